@@ -1,0 +1,832 @@
+"""Text to syntax tree: `parse(text, path) -> Schedule`.
+
+lark's LALR(1) parser drives `_Builder`, which makes the nodes bottom-up. A parse stops at its first
+mistake; `_parse_all` words it, looks for the next declaration and parses on from there, so that several
+mistakes are reported at once. The grammar's tables come from grammar.json (see `_load_parser`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from . import names
+from .diagnostics import Diagnostic, Note, ScheduleError, Span
+from .nodes import (
+    Attribute,
+    Binary,
+    Binding,
+    Call,
+    ClaimCollective,
+    ClaimProduct,
+    Collective,
+    Comprehension,
+    Computes,
+    Copy,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Int,
+    Item,
+    KernelDecl,
+    KernelParam,
+    Launch,
+    Let,
+    ListOf,
+    Name,
+    Param,
+    Part,
+    Pieces,
+    QueueDecl,
+    Range,
+    Reduce,
+    RegionRef,
+    Schedule,
+    Slice,
+    StageDecl,
+    StageStep,
+    Statement,
+    Step,
+    Subscript,
+    TensorDecl,
+    TypeName,
+    Unary,
+)
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+    from lark.exceptions import UnexpectedInput
+
+MAX_BYTES = 1 << 20
+MAX_TOKENS = 100_000  # some 10,000 lines; keeps the answer to a hostile file within two seconds
+MAX_DEPTH = 64  # of expressions and of blocks: later stages walk the tree by recursion
+MAX_DIGITS = 18  # fits 64 bits
+MAX_MISTAKES = 20
+
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def parse(text: str, path: str) -> Schedule:
+    """The syntax tree of a `.ficco` file's text; `path` is what messages call it.
+
+    Raises ScheduleError with every syntax mistake that was found or, when there is none, with every
+    mistake of names.
+    """
+    schedule = _parse_all(text, path)
+    mistakes = names.check(schedule)
+    if mistakes:
+        raise ScheduleError(tuple(mistakes))
+    return schedule
+
+
+def parse_bytes(data: bytes, path: str) -> Schedule:
+    """`parse` for a file as read from disk: UTF-8, at most 1 MiB, without NUL bytes."""
+    if len(data) > MAX_BYTES:
+        raise _refusal(path, f"the file has {len(data):,} bytes; a schedule has at most {MAX_BYTES:,}")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # the offset counts from after the mark that "utf-8-sig" drops
+        mark = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+        before = data[mark : mark + error.start].decode("utf-8")
+        message = f"byte 0x{data[mark + error.start]:02x} at offset {mark + error.start} is not UTF-8"
+        raise ScheduleError((_at_end_of(before, path, message, "save the file as UTF-8"),)) from None
+    return parse(text, path)
+
+
+def _refusal(path: str, message: str, help: str | None = None) -> ScheduleError:
+    return ScheduleError((Diagnostic(Span(path, 1, 1, 1, 1), message, help=help),))
+
+
+def _at_end_of(before: str, path: str, message: str, help: str | None = None) -> Diagnostic:
+    line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+    return Diagnostic(Span(path, line, column, line, column + 1), message, help=help)
+
+
+# ---------------------------------------------------------------- the parser itself
+
+
+def _build_parser() -> Lark:
+    """The parser from its grammar: slow (100 ms), for development and for writing grammar.json."""
+    import lark
+
+    return lark.Lark(_grammar_text(), parser="lalr", lexer="basic", transformer=_builder)
+
+
+def _grammar_text() -> str:
+    return resources.files(__package__).joinpath("grammar.lark").read_text("utf-8")
+
+
+def _grammar_key() -> dict[str, str]:
+    import lark
+
+    return {"lark": lark.__version__, "grammar": hashlib.sha256(_grammar_text().encode()).hexdigest()}
+
+
+def tables_text() -> str:
+    """The text of grammar.json: the parser's tables, under the grammar and the lark they belong to."""
+    from lark.grammar import Rule
+    from lark.lexer import TerminalDef
+
+    data, memo = _build_parser().memo_serialize([TerminalDef, Rule])
+    data["options"]["transformer"] = None
+    return json.dumps({"key": _grammar_key(), "data": data, "memo": memo}, separators=(",", ":"), default=sorted) + "\n"
+
+
+@functools.cache
+def _load_parser() -> Lark:
+    """The parser from grammar.json, or from the grammar if the file belongs to another grammar or lark."""
+    import lark
+
+    stored = resources.files(__package__).joinpath("grammar.json")
+    tables = json.loads(stored.read_text("utf-8")) if stored.is_file() else {"key": None}
+    if tables["key"] != _grammar_key():
+        return _build_parser()
+
+    # JSON has no integer keys
+    table = tables["data"]["parser"]["parser"]
+    table["tokens"] = {int(number): name for number, name in table["tokens"].items()}
+    table["states"] = {
+        int(state): {int(token): action for token, action in actions.items()}
+        for state, actions in table["states"].items()
+    }
+    memo = {int(number): value for number, value in tables["memo"].items()}
+    return lark.Lark._load_from_dict(tables["data"], memo, transformer=_builder)
+
+
+# ---------------------------------------------------------------- nodes from rules
+
+
+class _Block(NamedTuple):
+    statements: tuple[Statement, ...]
+    end: Token
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """`x.rows(...)`, `x[a:b]`, `x.T` where an expression stands: right as a launch argument only."""
+
+    base: Any  # Expr or _Reach
+    accessor: Pieces | Subscript | None
+    transposed: bool
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An argument of a launch: its reading as an expression (if it has one) and as a region (if it has one)."""
+
+    expr: Expr | None
+    region: RegionRef | None
+    span: Span = field(compare=False)
+
+
+class _Builder(threading.local):
+    """One method a grammar rule: takes its children, returns its node.
+
+    lark ties the callbacks to the parser, which is shared; what belongs to one parse is thread-local.
+    Methods never raise: they note mistakes and go on.
+    """
+
+    def begin(self, path: str, text: str, first_line: int) -> None:
+        self.path = path
+        self.text = text
+        self.lines: list[str] | None = None
+        self.before = first_line - 1  # lines above `text` in the file
+        self.mistakes: list[Diagnostic] = []
+        self.reaches: dict[int, _Reach] = {}  # by id, those that no launch has taken
+
+    # Helpers
+
+    def span(self, first: Any, last: Any | None = None) -> Span:
+        """From the first character of `first` to the last of `last`; each is a token or a node."""
+        a = self.token_span(first) if isinstance(first, str) else first.span
+        if last is None:
+            return a
+        b = self.token_span(last) if isinstance(last, str) else last.span
+        return Span(self.path, a.line, a.column, b.end_line, b.end_column)
+
+    def token_span(self, token: Any) -> Span:
+        before = self.before
+        return Span(self.path, token.line + before, token.column, token.end_line + before, token.end_column)
+
+    def mistake(self, where: Any, message: str, help: str | None = None) -> None:
+        self.mistakes.append(Diagnostic(self.span(where), message, help=help))
+
+    def text_of(self, span: Span) -> str:
+        """The text of a span, on one line."""
+        if self.lines is None:
+            self.lines = self.text.split("\n")
+        lines = self.lines[span.line - 1 - self.before : span.end_line - self.before]
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
+        return " ".join(" ".join(re.sub(r"#.*", "", line) for line in lines).split())
+
+    # Declarations
+
+    def start(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def schedule(self, c: list[Any]) -> Schedule:
+        keyword, name = c
+        span = self.span(keyword, name)
+        return Schedule(str(name), self.path, (), (), (), (), (), (), (), span)
+
+    def param(self, c: list[Any]) -> Param:
+        keyword, name, value, where, check = c
+        text = self.text_of(check.span) if check is not None else None
+        return Param(str(name), value, check, text, self.span(keyword, value if check is None else check))
+
+    def type(self, c: list[Any]) -> TypeName:
+        keyword, name, dtype = c
+        return TypeName(str(name), str(dtype), self.span(keyword, dtype))
+
+    def tensor(self, c: list[Any]) -> TensorDecl:
+        kind, name, *shape, _, dtype, unproven = c
+        span = self.span(kind, dtype if unproven is None else unproven)
+        return TensorDecl(kind.value, str(name), tuple(shape), str(dtype), unproven is not None, span)
+
+    def computes(self, c: list[Any]) -> Computes:
+        keyword, target, value, _, binding = c
+        return Computes(target, value, binding, self.span(keyword, value if binding is None else binding))
+
+    def claim_product(self, c: list[Any]) -> ClaimProduct:
+        left, right = c
+        return ClaimProduct(left, right, self.span(left, right))
+
+    def claim_collective(self, c: list[Any]) -> ClaimCollective:
+        kind, operand, axis, shares, end = c
+        if kind == "all_reduce":
+            if axis is not None:
+                self.mistake(axis, "all_reduce takes no axis: every rank gets all of the sum", "write all_reduce(X)")
+        elif axis is None:
+            self.mistake(end, f"expected ',' and the axis in {kind}, found ')'", f"write {kind}(X, rows)")
+        elif axis == "cols" and kind != "all_gather":
+            self.mistake(axis, f"{kind} cuts rows, not cols", f"write {kind}(X, rows)")
+        if shares is not None and kind in ("all_gather", "reduce_scatter"):
+            self.mistake(shares, f"{kind} cuts equally and takes no 'of'", "only all_to_all takes shares")
+        return ClaimCollective(
+            kind.value, operand, None if axis is None else axis.value, shares, self.span(kind, end)
+        )
+
+    def queue(self, c: list[Any]) -> QueueDecl:
+        keyword, name, *attributes, end = c
+        return QueueDecl(str(name), _present(attributes), self.span(keyword, end))
+
+    def kernel(self, c: list[Any]) -> KernelDecl:
+        keyword, name = c[0], c[1]
+        params = tuple(x for x in c if isinstance(x, KernelParam))
+        attributes = tuple(x for x in c if isinstance(x, Attribute))
+        file, entry = [x for x in c if isinstance(x, str) and x.type == "STRING"]  # type: ignore[attr-defined]
+        end = entry if c[-1] is None else c[-1]
+        return KernelDecl(str(name), params, file[1:-1], entry[1:-1], attributes, self.span(keyword, end))
+
+    def kernel_param(self, c: list[Any]) -> KernelParam:
+        mode, name = c
+        return KernelParam(mode.value, str(name), self.span(mode, name))
+
+    def stage(self, c: list[Any]) -> StageDecl:
+        keyword, name, _, queue, *options, attributes, block = c
+        streamed = False
+        after: tuple[Name, ...] = ()
+        seen = set()
+        for option in options:
+            if option[0].value in seen:
+                self.mistake(option[0], f"'{option[0]}' stands twice on stage '{name}'", "once is enough")
+            seen.add(option[0].value)
+            if len(option) == 1:
+                streamed = True
+            else:
+                after += tuple(Name(str(token), self.span(token)) for token in option[1:])
+        span = self.span(keyword, block.end)
+        return StageDecl(str(name), str(queue), streamed, after, attributes or (), block.statements, span)
+
+    def stage_option(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def stage_step(self, c: list[Any]) -> StageStep:
+        keyword, binding, *stages, end = c
+        return StageStep(binding, tuple(stages), self.span(keyword, end))
+
+    def with_(self, c: list[Any]) -> tuple[Attribute, ...]:
+        return tuple(c)
+
+    def attribute(self, c: list[Any]) -> Attribute:
+        name, value = c
+        span = self.span(name, value)
+        if isinstance(value, str):  # a token: a string or the word `copy`
+            value = value[1:-1] if value.startswith('"') else Name(str(value), self.span(value))
+        return Attribute(str(name), value, span)
+
+    # Statements
+
+    def block(self, c: list[Any]) -> _Block:
+        return _Block(tuple(c[:-1]), c[-1])
+
+    def copy(self, c: list[Any]) -> Copy:
+        keyword, dst, src, attributes = c
+        return Copy(dst, src, attributes or (), self.span(keyword, attributes[-1] if attributes else src))
+
+    def gemm(self, c: list[Any]) -> Gemm:
+        keyword, out, sign, left, right, attributes = c
+        span = self.span(keyword, attributes[-1] if attributes else right)
+        return Gemm(out, left, right, sign == "+=", attributes or (), span)
+
+    def reduce(self, c: list[Any]) -> Reduce:
+        keyword, out, *terms, end, attributes = c
+        return Reduce(out, tuple(terms), attributes or (), self.span(keyword, attributes[-1] if attributes else end))
+
+    def collective(self, c: list[Any]) -> Collective:
+        kind, dst, src, attributes = c
+        span = self.span(kind, attributes[-1] if attributes else src)
+        return Collective(kind.value, dst, src, attributes or (), span)
+
+    def launch(self, c: list[Any]) -> Launch:
+        keyword, kernel, *arguments, end, attributes = c
+        span = self.span(keyword, attributes[-1] if attributes else end)
+        # _Argument until `_assemble` knows the tensors
+        return Launch(str(kernel), _present(arguments), attributes or (), span)
+
+    def let(self, c: list[Any]) -> Let:
+        keyword, name, value = c
+        return Let(str(name), value, self.span(keyword, value))
+
+    def for_(self, c: list[Any]) -> For:
+        keyword, *bindings, block = c
+        return For(tuple(bindings), block.statements, self.span(keyword, block.end))
+
+    def step(self, c: list[Any]) -> Step:
+        keyword, binding, block = c
+        return Step(binding, block.statements, self.span(keyword, block.end))
+
+    def if_(self, c: list[Any]) -> If:
+        # IF, condition, block, then (ELSE, IF, condition, block) any number of times, then (ELSE, block) or (None, None)
+        otherwise: tuple[Statement, ...] = c[-1].statements if c[-1] is not None else ()
+        end = next(x for x in reversed(c) if x is not None).end
+        for i in range(len(c) - 5, 0, -4):
+            keyword, condition, block = c[i : i + 3]
+            otherwise = (If(condition, block.statements, otherwise, self.span(keyword, end)),)
+        return If(c[1], c[2].statements, otherwise, self.span(c[0], end))
+
+    def binding(self, c: list[Any]) -> Binding:
+        name, domain = c
+        return Binding(str(name), domain, self.span(name, domain))
+
+    def launch_argument(self, c: list[Any]) -> _Argument:
+        value, at_sign, at = c
+        accessors: list[Pieces | Subscript] = []
+        transposed = False
+        root = value
+        while isinstance(root, (Item, _Reach)):
+            if isinstance(root, Item):
+                start = root.base.span
+                inside = Span(self.path, start.end_line, start.end_column, root.span.end_line, root.span.end_column)
+                accessors.append(Subscript((root.index,), inside))
+            else:
+                self.reaches.pop(id(root), None)
+                if root.transposed and root is not value:
+                    self.mistake(value, "nothing follows .T in a region")
+                transposed = transposed or root.transposed
+                if root.accessor is not None:
+                    accessors.append(root.accessor)
+            root = root.base
+        span = self.span(value, value if at is None else at)
+        is_region = isinstance(value, _Reach) or at is not None
+        if not isinstance(root, Name):
+            if is_region:
+                self.mistake(value, "a region begins with the name of a tensor")
+            return _Argument(value, None, span)
+        region = RegionRef(root.id, tuple(reversed(accessors)), transposed, at, span)
+        return _Argument(None if is_region else value, region, span)
+
+    # Regions
+
+    def region(self, c: list[Any]) -> RegionRef:
+        ref, at = c
+        return ref if at is None else replace(ref, at=at, span=self.span(ref, at))
+
+    def ref(self, c: list[Any]) -> RegionRef:
+        name, *accessors = c
+        last = accessors[-1] if accessors else name
+        transposed = isinstance(last, _Transposed)
+        span = self.span(name, last)
+        return RegionRef(str(name), tuple(accessors[: len(accessors) - transposed]), transposed, None, span)
+
+    def transposed(self, c: list[Any]) -> _Transposed:
+        dot, name = c
+        if name != "T":
+            close = difflib.get_close_matches(name, ("rows", "cols", "T"), 1, 0.4)
+            help = f"did you mean '{close[0]}'?" if close else None
+            self.mistake(name, f"expected rows, cols or T after '.', found '{name}'", help)
+        return _Transposed(self.span(dot, name))
+
+    def pieces(self, c: list[Any]) -> Pieces:
+        dot, axis, *parts, end = c
+        return Pieces(axis.value, tuple(parts), self.span(dot, end))
+
+    def subscript(self, c: list[Any]) -> Subscript:
+        start, *entries, end = c
+        return Subscript(tuple(entries), self.span(start, end))
+
+    def slice(self, c: list[Any]) -> Slice:
+        colon = next(i for i, x in enumerate(c) if isinstance(x, str))
+        start = c[0] if colon > 0 else None
+        stop = c[-1] if colon < len(c) - 1 else None
+        return Slice(start, stop, self.span(c[0], c[-1]))
+
+    def part(self, c: list[Any]) -> Part:
+        index, whole = c
+        return Part(index, whole, self.span(index, whole))
+
+    # Expressions
+
+    def range(self, c: list[Any]) -> Range:
+        start, stop = c
+        return Range(start, stop, self.span(start, stop))
+
+    def binary(self, c: list[Any]) -> Binary:
+        left, op, right = c
+        return Binary(op.value, left, right, self.span(left, right))
+
+    def unary(self, c: list[Any]) -> Unary:
+        op, operand = c
+        return Unary(op.value, operand, self.span(op, operand))
+
+    def number(self, c: list[Any]) -> Int:
+        (token,) = c
+        span = self.span(token)
+        digits, unit = token.replace("_", ""), 1
+        if digits.endswith("iB"):
+            digits, unit = digits[:-3].rstrip(), _UNITS[digits[-3:]]
+        if len(digits) > MAX_DIGITS:
+            self.mistake(token, f"the number has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
+            return Int(0, span)
+        return Int(int(digits) * unit, span)
+
+    def name(self, c: list[Any]) -> Name:
+        return Name(str(c[0]), self.span(c[0]))
+
+    def parenthesized(self, c: list[Any]) -> Any:
+        start, inner, end = c
+        if isinstance(inner, _Reach):
+            return inner
+        return replace(inner, span=self.span(start, end))  # so that the text of `(a + b) * c` is whole
+
+    def item(self, c: list[Any]) -> Any:
+        base, subscript = c
+        if not isinstance(base, _Reach) and len(subscript.entries) == 1 and not isinstance(subscript.entries[0], Slice):
+            return Item(base, subscript.entries[0], self.span(base, subscript))
+        return self.reach(c)
+
+    def reach(self, c: list[Any]) -> _Reach:
+        base, accessor = c
+        self.reaches.pop(id(base), None)  # one mistake for the whole of it
+        transposed = isinstance(accessor, _Transposed)
+        node = _Reach(base, None if transposed else accessor, transposed, self.span(base, accessor))
+        self.reaches[id(node)] = node
+        return node
+
+    def list_of(self, c: list[Any]) -> ListOf:
+        start, *items, end = c
+        return ListOf(_present(items), self.span(start, end))
+
+    def comprehension(self, c: list[Any]) -> Comprehension:
+        start, body, _, name, domain, end = c
+        return Comprehension(body, str(name), domain, self.span(start, end))
+
+    def call(self, c: list[Any]) -> Call:
+        function, *arguments, end = c
+        return Call(str(function), _present(arguments), self.span(function, end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Transposed:
+    span: Span = field(compare=False)
+
+
+def _present(children: Iterable[Any]) -> tuple[Any, ...]:
+    """Children without lark's placeholder for an absent option."""
+    return tuple(x for x in children if x is not None)
+
+
+_builder = _Builder()
+
+# ---------------------------------------------------------------- a whole file
+
+_NOT_BLANK = re.compile(r"[^\s#]|#[^\n]*")
+_SCAN = re.compile(r"#[^\n]*|\"[^\"\n]*\"|\w+|[^\w\s]")
+_ITEM_WORDS = (
+    "schedule", "param", "type", "input", "output", "scratch", "computes", "queue", "kernel", "stage", "step",
+)  # fmt: skip
+_ITEM = re.compile(rf"^(?:{'|'.join(_ITEM_WORDS)})\b", re.MULTILINE)
+
+
+def _parse_all(text: str, path: str) -> Schedule:
+    """Parse `text`; raises ScheduleError with every syntax mistake. Names are not looked at."""
+    _refuse_unreadable(text, path)
+    items, mistakes = [], []
+    begin, line, recovering = 0, 1, False
+    while True:
+        found, at = _parse_from(text[begin:], path, line, recovering, mistakes, items)
+        if not found:
+            break
+        # go on at the next declaration; the mistake itself may be one that came too early
+        following = _ITEM.search(text, max(begin + at, begin + 1))
+        if following is None or len(mistakes) >= MAX_MISTAKES:
+            break
+        line += text.count("\n", begin, following.start())
+        begin, recovering = following.start(), True
+    if not mistakes:
+        schedule = _assemble(items, path, mistakes)
+        if not mistakes:
+            return schedule
+    raise ScheduleError(tuple(sorted(mistakes, key=lambda m: (m.span.line, m.span.column))))
+
+
+def _refuse_unreadable(text: str, path: str) -> None:
+    if len(text) > MAX_BYTES:
+        raise _refusal(path, f"the file has {len(text):,} characters; a schedule has at most {MAX_BYTES:,}")
+    nul = text.find("\0")
+    if nul >= 0:
+        message = f"a NUL byte at offset {len(text[:nul].encode())}"
+        raise ScheduleError((_at_end_of(text[:nul], path, message, "a schedule is plain UTF-8 text"),))
+    if all(m[0].startswith("#") for m in _NOT_BLANK.finditer(text)):
+        raise _refusal(path, "the file is empty", "a schedule begins with: schedule NAME")
+    if len(text) > MAX_TOKENS:
+        tokens = 0
+        for m in _SCAN.finditer(text):
+            tokens += m[0][0] != "#"
+            if tokens > MAX_TOKENS:
+                message = f"the schedule has more than {MAX_TOKENS:,} words and signs"
+                raise ScheduleError((_at_end_of(text[: m.start()], path, message, "write loops instead of copies"),))
+
+
+def _parse_from(
+    text: str, path: str, line: int, recovering: bool, mistakes: list[Diagnostic], items: list[Any]
+) -> tuple[bool, int]:
+    """Parse one stretch, adding to `mistakes` and `items`. Returns whether it broke off, and at which offset."""
+    from lark.exceptions import UnexpectedInput
+
+    _builder.begin(path, text, line)
+    try:
+        items += _load_parser().parse(text)
+        broke, at = False, len(text)
+    except UnexpectedInput as error:
+        broke, at = True, error.pos_in_stream if error.pos_in_stream is not None else len(text)
+        token = getattr(error, "token", None)
+        if token is not None and token.type == "$END":
+            at = len(text)
+        # after a mistake, the brace that closed the broken declaration is no second one
+        if not (recovering and token is not None and token.type == "RBRACE"):
+            mistakes.append(_explain(error, text, at, path, line - 1))
+    for reach in _builder.reaches.values():
+        _builder.mistake(reach, "a region cannot be part of an expression", "regions stand in statements and launch(...)")
+    mistakes += _builder.mistakes
+    return broke, at
+
+
+def _assemble(items: list[Any], path: str, mistakes: list[Diagnostic]) -> Schedule:
+    """The schedule of the items; adds what is nested too deep or said twice to `mistakes`."""
+    too_deep = _too_deep(items)
+    if too_deep is not None:
+        mistakes.append(too_deep)
+        return _NO_SCHEDULE
+    kinds: dict[type, list[Any]] = {}
+    for item in items:
+        kinds.setdefault(type(item), []).append(item)
+    head, *more = kinds.get(Schedule, [replace(_NO_SCHEDULE, span=Span(path, 1, 1, 1, 1))])
+    for second in more:
+        note = Note(f"'{head.name}' is named here", head.span)
+        mistakes.append(Diagnostic(second.span, "a file holds one schedule", (note,)))
+    if head.name and items[0] is not head:
+        mistakes.append(Diagnostic(head.span, "the schedule line comes first, before all declarations"))
+
+    tensors = tuple(kinds.get(TensorDecl, ()))
+    declared = {tensor.name for tensor in tensors}
+    program = tuple(_with_arguments(item, declared) for item in items if isinstance(item, (StageDecl, StageStep)))
+    return Schedule(
+        name=head.name,
+        path=path,
+        params=tuple(kinds.get(Param, ())),
+        types=tuple(kinds.get(TypeName, ())),
+        tensors=tensors,
+        claims=tuple(kinds.get(Computes, ())),
+        queues=tuple(kinds.get(QueueDecl, ())),
+        kernels=tuple(kinds.get(KernelDecl, ())),
+        program=program,
+        span=head.span,
+    )
+
+
+_NO_SCHEDULE = Schedule("", "", (), (), (), (), (), (), (), Span("", 1, 1, 1, 1))
+
+
+def _with_arguments(node: Any, tensors: set[str]) -> Any:
+    """`node` with every argument of its launches decided: region or expression."""
+    if isinstance(node, Launch):
+        chosen: list[RegionRef | Expr] = []
+        for argument in node.arguments:
+            assert isinstance(argument, _Argument)
+            region, expr = argument.region, argument.expr
+            chosen.append(region if region and (expr is None or region.tensor in tensors) else expr)  # type: ignore[arg-type]
+        return replace(node, arguments=tuple(chosen))
+    if isinstance(node, If):
+        body = tuple(_with_arguments(x, tensors) for x in node.body)
+        return replace(node, body=body, otherwise=tuple(_with_arguments(x, tensors) for x in node.otherwise))
+    if isinstance(node, (StageDecl, StageStep, For, Step)):
+        return replace(node, body=tuple(_with_arguments(x, tensors) for x in node.body))
+    return node
+
+
+_BLOCKS = (StageDecl, StageStep, For, Step, If)
+
+
+def _too_deep(items: Sequence[Any]) -> Diagnostic | None:
+    """The first expression, claim or block with more than MAX_DEPTH levels. A loop: the tree may be too deep to recurse."""
+    stack = [(item, 0) for item in reversed(items)]
+    while stack:
+        node, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            what = "blocks nest" if isinstance(node, _BLOCKS) else "the expression nests"
+            help = None if isinstance(node, _BLOCKS) else "name a part of it with let or param"
+            return Diagnostic(node.span, f"{what} more than {MAX_DEPTH} levels deep", help=help)
+        for name in node.__slots__:
+            child = getattr(node, name)
+            if type(child) is tuple:
+                stack += [(x, depth + 1) for x in child if type(x) is not str]
+            elif type(child) not in _LEAVES:
+                # an expression in a block counts from its statement
+                stack.append((child, depth + 1))
+    return None
+
+
+_LEAVES = frozenset({str, int, bool, type(None), Span})
+
+# ---------------------------------------------------------------- messages
+
+_WORDS = {
+    "NAME": "a name", "INT": "a number", "STRING": 'a "string"', "$END": "the end of the file",
+}  # fmt: skip
+# What follows when the rule is at a given place: (nearest keyword before, terminal) -> words. The first that fits.
+_PLACES: tuple[tuple[str, str, str], ...] = (
+    ("COPY", "NAME", "the destination of copy"),
+    ("COPY", "ARROW", "'<-' after the destination of copy"),
+    ("GEMM", "EQUAL", "'=' or '+=' after the result of gemm"),
+    ("GEMM", "STAR", "'*' between the operands of gemm"),
+    ("REDUCE", "EQUAL", "'=' after the result of reduce"),
+    ("REDUCE", "SUM", "sum(...) after '='"),
+    ("ALL_REDUCE", "ARROW", "'<-' after the destination of all_reduce"),
+    ("ALL_GATHER", "ARROW", "'<-' after the destination of all_gather"),
+    ("REDUCE_SCATTER", "ARROW", "'<-' after the destination of reduce_scatter"),
+    ("ALL_TO_ALL", "ARROW", "'<-' after the destination of all_to_all"),
+    ("LAUNCH", "NAME", "the name of a kernel after launch"),
+    ("LAUNCH", "LPAR", "'(' after the kernel's name"),
+    ("LET", "EQUAL", "'=' after the name"),
+    ("FOR", "IN", "'in' after the loop variable"),
+    ("STEP", "IN", "'in' after the loop variable"),
+    ("FOR", "LBRACE", "'{' or another binding"),
+    ("STEP", "LBRACE", "'{'"),
+    ("IF", "LBRACE", "'{' after the condition"),
+    ("ELSE", "LBRACE", "'{' or if after else"),
+    ("ROWS", "OF", "'of', as in rows(i of n)"),
+    ("COLS", "OF", "'of', as in cols(i of n)"),
+    ("PARAM", "EQUAL", "'=' after the param's name"),
+    ("TYPE", "EQUAL", "'=' after the type's name"),
+    ("INPUT", "LSQB", "'[' and the shape after the input's name"),
+    ("OUTPUT", "LSQB", "'[' and the shape after the output's name"),
+    ("SCRATCH", "LSQB", "'[' and the shape after the scratch's name"),
+    ("INPUT", "COLON", "':' and the type after the shape"),
+    ("OUTPUT", "COLON", "':' and the type after the shape"),
+    ("SCRATCH", "COLON", "':' and the type after the shape"),
+    ("COMPUTES", "EQUAL", "'=' after what is computed"),
+    ("QUEUE", "LBRACE", "'{' after the queue's name"),
+    ("STAGE", "ON", "'on' and the queue after the stage's name"),
+    ("STAGE", "LBRACE", "'{' and the statements of the stage"),
+    ("KERNEL", "LPAR", "'(' and the arguments after the kernel's name"),
+    ("KERNEL", "FROM", 'from "file" after the arguments'),
+    ("KERNEL", "ENTRY", 'entry "name" after the file'),
+)
+_HELP_FOR_CHARACTER = {
+    '"': ('this string has no closing \'"\' on its line', None),
+    "'": ("unexpected character \"'\"", 'strings stand in double quotes'),
+    ";": ("unexpected character ';'", "statements need nothing between them"),
+    "&": ("unexpected character '&'", "write 'and'"),
+    "|": ("unexpected character '|'", "write 'or'"),
+    "!": ("unexpected character '!'", "write 'not'"),
+    "^": ("unexpected character '^'", "there is no power; write a product"),
+}
+_CLOSES = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
+
+
+def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int) -> Diagnostic:
+    """A parse error in the words of the language: place, fact, way out."""
+    token: Token | None = getattr(error, "token", None)
+    if token is None:
+        span = Span(path, error.line + before, error.column, error.line + before, error.column + 1)
+        character = text[at]
+        message, help = _HELP_FOR_CHARACTER.get(character, (f"unexpected character {character!r}", None))
+        return Diagnostic(span, message, help=help)
+    at_end = token.type == "$END"
+    if at_end:
+        stop = _at_end_of(text.rstrip(), path, "")
+        span = replace(stop.span, line=stop.span.line + before, end_line=stop.span.end_line + before)
+    else:
+        span = _builder.token_span(token)
+
+    accepted = error.interactive_parser.accepts()  # type: ignore[attr-defined]
+    stack = error.interactive_parser.parser_state.value_stack  # type: ignore[attr-defined]
+    opener = _innermost_open(text[:at])
+    found = "the end of the file" if at_end else f"'{_shown(token)}'"
+
+    # A declaration inside braces, or the end of the file: a bracket was left open
+    if opener is not None and (at_end or (token.value in _ITEM_WORDS and token.column == 1)):
+        line, column, bracket = opener
+        open_span = Span(path, line + before, column, line + before, column + 1)
+        note = Note(f"{found} comes before its end", None if at_end else span)
+        return Diagnostic(open_span, f"this '{bracket}' is never closed", (note,))
+
+    if not at_end and token.type == "NAME" and at and text[at - 1].isdigit():
+        return Diagnostic(span, f"unknown unit '{_shown(token)}'", help="bytes may be given in KiB, MiB or GiB")
+
+    terminals = _terminals()
+    words = {terminals[t] for t in accepted if terminals.get(t, "").isidentifier()}
+    expected = _expected(accepted, stack)
+    if not at_end and token.value in terminals.values() and token.value.isidentifier() and "NAME" in accepted:
+        found = f"the keyword {found}"
+    notes: tuple[Note, ...] = ()
+    if opener is not None and opener[2] != "{" and _CLOSES[opener[2]] in accepted:
+        line, column, bracket = opener
+        notes = (Note(f"'{bracket}' is opened here", Span(path, line + before, column, line + before, column + 1)),)
+    help = None
+    if not at_end and token.type == "NAME":
+        close = difflib.get_close_matches(token.value[:30], sorted(words), 1, 0.7)
+        help = f"did you mean '{close[0]}'?" if close else None
+    elif found.startswith("the keyword") and "INT" not in accepted:
+        help = "keywords cannot be names; choose another"
+    return Diagnostic(span, f"expected {expected}, found {found}", notes, help)
+
+
+@functools.cache
+def _terminals() -> dict[str, str]:
+    """The text of every terminal that has only one."""
+    return {t.name: t.pattern.value for t in _load_parser().terminals if t.pattern.type == "str"}
+
+
+def _shown(token: Token) -> str:
+    return token.value if len(token.value) <= 30 else token.value[:27] + "..."
+
+
+_OPERATORS = frozenset({
+    "PLUS", "MINUS", "STAR", "SLASH", "SLASH_SLASH", "PERCENT", "LESS", "LESS_EQUAL", "MORE", "MORE_EQUAL",
+    "SAME", "OTHER", "AND", "OR", "DOT_DOT", "DOT", "LSQB", "LPAR", "AT",
+})  # fmt: skip
+
+
+def _expected(accepted: set[str], stack: list[Any]) -> str:
+    """What could stand here, in words."""
+    keyword = next((t for t in reversed(stack) if getattr(t, "type", "NAME") not in ("NAME", "INT", "STRING")
+                    and t.type in _KEYWORDS_OF_PLACES | {"LBRACE", "LPAR"}), None)
+    for place, terminal, words in _PLACES:
+        if keyword is not None and place == keyword.type and terminal in accepted and "INT" not in accepted:
+            return words
+    if {"COPY", "GEMM"} <= accepted:
+        return "a statement or '}'"
+    if {"PARAM", "STAGE"} <= accepted:
+        return "a declaration"
+    if "INT" in accepted:
+        return "an expression"
+    rest = accepted - _OPERATORS or accepted
+    texts = [_WORDS.get(t) or f"'{_terminals()[t]}'" for t in rest]
+    texts.sort(key=lambda w: (w[0] == "'", w))
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+_KEYWORDS_OF_PLACES = frozenset(place for place, _, _ in _PLACES)
+
+
+def _innermost_open(text: str) -> tuple[int, int, str] | None:
+    """Line, column and sign of the last bracket that is still open at the end of `text`."""
+    opened: list[tuple[int, str]] = []
+    for m in _SCAN.finditer(text):
+        sign = m[0]
+        if sign in ("(", "[", "{"):
+            opened.append((m.start(), sign))
+        elif sign in (")", "]", "}") and opened:
+            opened.pop()
+    if not opened:
+        return None
+    at, sign = opened[-1]
+    return text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1, sign
+
+
+if __name__ == "__main__":
+    resources.files(__package__).joinpath("grammar.json").write_text(tables_text(), "utf-8")  # type: ignore[attr-defined]
