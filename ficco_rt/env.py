@@ -1,0 +1,26 @@
+"""Every environment switch, in one table."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    name: str
+    default: str
+    meaning: str
+
+
+SWITCHES: tuple[Switch, ...] = (
+    Switch("FICCO_MAX_OPS", "500000", "statements that a schedule may expand to, over all ranks"),
+    Switch("FICCO_DEBUG_PASSES", "", "print the draft plan after each lowering pass to stderr when not empty"),
+)
+
+_DEFAULTS = {s.name: s.default for s in SWITCHES}
+
+
+def get(name: str) -> str:
+    """The value of a switch of the table."""
+    return os.environ.get(name, _DEFAULTS[name])

@@ -1,0 +1,59 @@
+"""The one error family: whose mistake it is decides the class, and the class decides the exit code.
+
+    ScheduleError  1  the text is wrong (syntax, names, sizes, proof); from the language package
+    PlanError      1  a plan is wrong (malformed, race, deadlock)
+    UsageError     2  the command or the call is wrong
+    DeviceError    3  a device or driver failed
+    NumbersError   4  the run ended and its numbers are wrong
+    InternalError  5  our bug
+"""
+
+from __future__ import annotations
+
+from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
+
+__all__ = [
+    "DeviceError",
+    "Diagnostic",
+    "InternalError",
+    "Note",
+    "NumbersError",
+    "PlanError",
+    "ScheduleError",
+    "Span",
+    "UsageError",
+    "exit_code",
+]
+
+
+class PlanError(ScheduleError):
+    """A plan breaks a rule. The diagnostics name the schedule's lines that the commands come from."""
+
+
+class UsageError(Exception):
+    """The caller asked for something that does not exist or does not fit; the text says what would."""
+
+
+class DeviceError(Exception):
+    """A device, a driver or its memory failed, or a run did not end."""
+
+
+class NumbersError(Exception):
+    """A verified run gave wrong numbers."""
+
+
+class InternalError(Exception):
+    """A rule of ours was broken by ourselves. Carries what is needed to report it."""
+
+
+_EXIT_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (ScheduleError, 1),
+    (UsageError, 2),
+    (DeviceError, 3),
+    (NumbersError, 4),
+)
+
+
+def exit_code(error: BaseException) -> int:
+    """The process's exit code for an error; whatever is not in the family is our bug."""
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), 5)

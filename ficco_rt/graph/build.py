@@ -1,0 +1,612 @@
+"""Schedule → Graph: bind all sizes, expand all loops on all ranks, make exact regions, find dependencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from ficco_dsl import nodes as n
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
+
+from .. import env
+from ..errors import UsageError
+from ..region import BoxMap, Region, describe
+from . import ir
+from .claims import build_claims
+from .evaluate import LONGEST, Mistake, Scope, base_scope, compile_condition, compile_expr, number, sequence, show
+from .evaluate import describe as describe_value
+from .link import link
+from .references import Reference
+from .rules import broken
+
+MOST_RANKS = 1024
+MOST_EXTENT = 2**31 - 1  # kernels count elements of a dimension in 32 bits
+MOST_BYTES = 2**46  # of one tensor on one rank
+MOST_MISTAKES = 20
+DTYPES = tuple(ir.ITEM_BYTES)
+
+
+def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None = None) -> ir.Graph:
+    """The graph of `schedule` for `ranks` ranks, with `params` in place of the text's defaults.
+
+    Params are ints or (nested) sequences of ints; a declared type's name takes a dtype, e.g. T="fp32".
+    Raises ScheduleError with every mistake found, UsageError for a param that the schedule lacks.
+    """
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"{ranks} ranks; a schedule runs on 1 to {MOST_RANKS}")
+    bound, types = bind_params(schedule, ranks, params or {})
+    scopes = [{**base_scope(rank, ranks), **bound} for rank in range(ranks)]
+    tensors = build_tensors(schedule, scopes, types)
+    by_name = {t.name: t for t in tensors}
+    program = _Program(schedule, scopes, by_name)
+    program.expand()
+    claims, mistakes = build_claims(schedule, scopes, by_name)
+    _raise(program.mistakes + mistakes)
+    ops = _begin_sums(program.ops, by_name)
+    return ir.Graph(
+        schedule=schedule.name,
+        path=schedule.path,
+        ranks=ranks,
+        params=tuple(bound.items()) + tuple(types.items()),
+        tensors=tensors,
+        queues=tuple(program.queues.values()),
+        stages=tuple(program.stages),
+        kernels=program.kernels,
+        claims=claims,
+        ops=ops,
+        deps=link(ops, by_name, program.stages),
+    )
+
+
+def _raise(mistakes: Sequence[Diagnostic]) -> None:
+    if mistakes:
+        ordered = sorted(mistakes, key=lambda d: (d.span.line, d.span.column))
+        raise ScheduleError(tuple(ordered[:MOST_MISTAKES]))
+
+
+# ---------------------------------------------------------------- params and tensors
+
+
+def bind_params(
+    schedule: n.Schedule, ranks: int, given: Mapping[str, object]
+) -> tuple[dict[str, Any], dict[str, ir.Dtype]]:
+    """The value of every param and the dtype of every type."""
+    known = {p.name: p for p in schedule.params}
+    types: dict[str, ir.Dtype] = {t.name: cast(ir.Dtype, t.dtype) for t in schedule.types}
+    bound: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in types:
+            if value not in DTYPES:
+                raise UsageError(f"type {name} = {value}: the types are {', '.join(DTYPES)}")
+            types[name] = cast(ir.Dtype, value)
+        elif name in known:
+            bound[name] = _frozen(name, value)
+        else:
+            has = ", ".join([*known, *types]) or "none"
+            raise UsageError(f"schedule {schedule.name} has no param '{name}'; its params are {has}")
+    scope: Scope = {"ranks": ranks, "all": tuple(range(ranks)), **bound}
+    mistakes: list[Diagnostic] = []
+
+    def value_of(param: n.Param) -> None:
+        for name in _names(param.value):
+            if name in known and name not in scope:
+                value_of(known[name])
+        try:
+            scope[param.name] = _frozen(param.name, compile_expr(param.value)(scope))
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+            scope[param.name] = 1  # to find the other mistakes
+
+    for param in schedule.params:
+        if param.name not in scope:
+            value_of(param)
+    for param in schedule.params:
+        value = scope[param.name]
+        try:
+            if not mistakes and param.check is not None and not compile_condition(param.check)(scope):
+                raise Mistake(param.span, f"{param.name} = {show(value)} breaks its check: {param.check_text}")
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+    _raise(mistakes)
+    return {p.name: scope[p.name] for p in schedule.params}, types
+
+
+def _frozen(name: str, value: object) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, range | list | tuple) and len(value) <= LONGEST:
+        return tuple(_frozen(name, v) for v in value)
+    raise UsageError(f"param {name}: a whole number or a list of them is needed, not {value!r}")
+
+
+def _names(e: object) -> set[str]:
+    """Names that an expression uses, bound ones included (harmless: they are then looked up early)."""
+    found: set[str] = set()
+    todo = [e]
+    while todo:
+        x = todo.pop()
+        if isinstance(x, n.Name):
+            found.add(x.id)
+        elif isinstance(x, tuple):
+            todo.extend(x)
+        elif hasattr(x, "__dataclass_fields__"):
+            todo.extend(getattr(x, f) for f in x.__dataclass_fields__)
+    return found
+
+
+def build_tensors(
+    schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, ir.Dtype]
+) -> tuple[ir.Tensor, ...]:
+    """Every tensor's shape on every rank. Puts ("rows", name) and ("cols", name) into the scopes."""
+    mistakes: list[Diagnostic] = []
+    tensors = []
+    for decl in schedule.tensors:
+        dtype = cast(ir.Dtype, types.get(decl.dtype, decl.dtype))
+        dims = [number(compile_expr(e), e.span) for e in decl.shape]
+        shapes = []
+        try:
+            for scope in scopes:
+                shape = tuple(f(scope) for f in dims)
+                _check_shape(decl, shape, dtype, scope["rank"])
+                shapes.append(shape)
+                scope["rows", decl.name] = shape[-2] if len(shape) > 1 else shape[0]
+                scope["cols", decl.name] = shape[-1]
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+            continue
+        tensors.append(ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span))
+    _raise(mistakes)
+    return tuple(tensors)
+
+
+def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: ir.Dtype, rank: int) -> None:
+    size = ir.ITEM_BYTES[dtype]
+    for i, extent in enumerate(shape):
+        size *= extent
+        if extent < 1:
+            raise Mistake(
+                decl.shape[i].span, f"dimension {i} of {decl.name} is {extent} on rank {rank}; sizes start at 1"
+            )
+        if extent > MOST_EXTENT:
+            raise Mistake(
+                decl.shape[i].span,
+                f"dimension {i} of {decl.name} is {extent} on rank {rank}; the largest is {MOST_EXTENT}",
+            )
+    if size > MOST_BYTES:
+        raise Mistake(
+            decl.span, f"{decl.name} takes {size} bytes on rank {rank}; the most for one tensor is {MOST_BYTES}"
+        )
+
+
+# ---------------------------------------------------------------- the program
+
+Emit = Callable[[Scope], None]
+_UNITS: dict[str, tuple[str, ...]] = {
+    "engine": ("copy", "sm", "nccl"),
+    "priority": ("high", "normal", "low"),
+    "order": ("text", "auto"),
+}
+_LEAST = {"smem": 0, "residency": 1, "sms": 1}
+
+
+@dataclass(slots=True)
+class _RankRun:
+    """What one rank has emitted in the stage at hand."""
+
+    phases: list[list[ir.Op]] = field(default_factory=lambda: [[]])
+    boundaries: list[Span] = field(default_factory=list)
+
+    def new_phase(self, origin: Span) -> None:
+        self.boundaries.append(origin)
+        self.phases.append([])
+
+
+class _Program:
+    """Expands the stages. One object a build; nothing outlives it."""
+
+    def __init__(self, schedule: n.Schedule, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> None:
+        self.schedule, self.scopes, self.tensors = schedule, scopes, tensors
+        self.mistakes: list[Diagnostic] = []
+        self.queues: dict[str, ir.Queue] = {}
+        self.kernel_decls = {k.name: k for k in schedule.kernels}
+        self.stages: list[ir.Stage] = []
+        self.ops: list[ir.Op] = []
+        self.budget = int(env.get("FICCO_MAX_OPS"))
+        self.emitted = 0
+        self._failed: set[Span] = set()
+        self._locals: dict[str, None] = {}  # loop variables and lets, in order, for messages
+        self._run = _RankRun()
+        self._stage = 0
+        self._resources = ir.Resources()
+        self._wheres: dict[tuple[int, int, Span], ir.Where] = {}
+        self._bodies: dict[int, list[Emit]] = {}
+        self._groups: dict[tuple[int, int], int] = {}
+        for q in schedule.queues:
+            self._guard(q.span, lambda q=q: self._queue(q))  # type: ignore[misc]
+        self.kernels = tuple(
+            ir.Kernel(k.name, k.file, k.entry, _text(k.attributes, "host"), k.span) for k in schedule.kernels
+        )
+
+    # -- mistakes
+
+    def _guard(self, span: Span, action: Callable[[], None]) -> None:
+        """Run `action`; keep its mistake, once a statement."""
+        if span in self._failed:
+            return
+        try:
+            action()
+        except Mistake as m:
+            self._failed.add(span)
+            self.mistakes.append(m.diagnostic)
+
+    # -- declarations
+
+    def _queue(self, q: n.QueueDecl) -> None:
+        engine = next((a for a in q.attributes if a.name == "engine"), None)
+        if engine is None:
+            raise Mistake(q.span, f"queue {q.name} has no engine", "say engine = copy, sm or nccl")
+        others = tuple(a for a in q.attributes if a.name != "engine")
+        word = cast(ir.Engine, _word(engine))
+        self.queues[q.name] = ir.Queue(q.name, word, _resources(ir.Resources(), others, self.scopes[0]), q.span)
+
+    # -- stages
+
+    def expand(self) -> None:
+        if len(self.queues) == len(self.schedule.queues):
+            self._stages(self.schedule.program, (), {})
+
+    def _stages(self, items: Sequence[n.StageDecl | n.StageStep], iteration: tuple[int, ...], bound: Scope) -> None:
+        for item in items:
+            if isinstance(item, n.StageDecl):
+                self._guard(item.span, lambda item=item: self._expand_stage(item, iteration, bound))  # type: ignore[misc]
+                continue
+            binding = item.binding
+            try:
+                domains = [sequence(compile_expr(binding.domain), binding.domain.span)({**s, **bound}) for s in self.scopes]
+                self._same_domain(domains, binding)
+                self._spend(len(domains[0]), binding.span)
+            except Mistake as m:
+                self.mistakes.append(m.diagnostic)
+                continue
+            self._locals[binding.name] = None
+            for value in domains[0]:
+                self._stages(item.body, (*iteration, value), {**bound, binding.name: value})
+
+    def _same_domain(self, domains: Sequence[Sequence[Any]], binding: n.Binding) -> None:
+        for rank, domain in enumerate(domains):
+            if tuple(domain) != tuple(domains[0]):
+                raise Mistake(
+                    binding.span,
+                    f"step {binding.name} runs over {show(domains[0])} on rank 0 and {show(domain)} on rank {rank}; "
+                    "all ranks take a step together",
+                )
+
+    def _expand_stage(self, decl: n.StageDecl, iteration: tuple[int, ...], bound: Scope) -> None:
+        queue = self.queues[decl.queue]
+        self._resources = _resources(queue.resources, decl.attributes, {**self.scopes[0], **bound})
+        after = tuple(self._latest(name) for name in decl.after)
+        self.stages.append(ir.Stage(decl.name, decl.queue, iteration, decl.streamed, after, decl.span))
+        self._stage = len(self.stages) - 1
+        # the compiled body serves every iteration and every rank
+        if id(decl) not in self._bodies:
+            self._bodies[id(decl)] = [self._compile(s) for s in decl.body]
+        body = self._bodies[id(decl)]
+        runs = []
+        for scope in self.scopes:
+            self._run = _RankRun()
+            inner = {**scope, **bound}
+            for emit in body:
+                emit(inner)
+            runs.append(self._run)
+        self._join(decl, runs)
+
+    def _latest(self, name: n.Name) -> int:
+        for i in range(len(self.stages) - 1, -1, -1):
+            if self.stages[i].name == name.id:
+                return i
+        raise Mistake(name.span, f"stage '{name.id}' has not run before this one")
+
+    def _join(self, decl: n.StageDecl, runs: list[_RankRun]) -> None:
+        """All ranks' ops in one order: phase by phase, rank by rank."""
+        for rank, run in enumerate(runs):
+            first = runs[0].boundaries
+            for i in range(max(len(run.boundaries), len(first))):
+                mine = run.boundaries[i] if i < len(run.boundaries) else None
+                other = first[i] if i < len(first) else None
+                if mine != other:
+                    span = mine or other or decl.span
+                    raise Mistake(
+                        span,
+                        f"rank 0 and rank {rank} do not come through the steps and collectives of stage "
+                        f"'{decl.name}' alike; all ranks take them together",
+                    )
+        for phase in range(len(runs[0].phases)):
+            for run in runs:
+                self.ops.extend(run.phases[phase])
+
+    # -- statements
+
+    def _spend(self, count: int, span: Span) -> None:
+        self.emitted += count
+        if self.emitted > self.budget:
+            raise ScheduleError(
+                (
+                    Diagnostic(
+                        span,
+                        f"the schedule expands to more than {self.budget} statements over all ranks",
+                        help="take fewer chunks or ranks, or raise FICCO_MAX_OPS",
+                    ),
+                )
+            )
+
+    def _compile(self, s: n.Statement) -> Emit:
+        match s:
+            case n.For():
+                return self._for(s.bindings, s.body)
+            case n.Step():
+                return self._step(s)
+            case n.If():
+                return self._if(s)
+            case n.Let():
+                return self._let(s)
+            case n.Collective():
+                return self._collective(s)
+            case _:
+                return self._op(s)
+
+    def _for(self, bindings: Sequence[n.Binding], body: Sequence[n.Statement]) -> Emit:
+        first, rest = bindings[0], bindings[1:]
+        domain = sequence(compile_expr(first.domain), first.domain.span)
+        name = first.name
+        self._locals[name] = None
+        inner = [self._for(rest, body)] if rest else [self._compile(s) for s in body]
+
+        def emit(scope: Scope) -> None:
+            members = domain(scope)
+            self._spend(len(members), first.span)
+            shadow = dict(scope)
+            for value in members:
+                shadow[name] = value
+                for e in inner:
+                    e(shadow)
+
+        return self._guarded(first.span, emit)
+
+    def _guarded(self, span: Span, emit: Emit) -> Emit:
+        """A mistake of a loop's own set or a condition ends that loop, not the search for mistakes."""
+
+        def safe(scope: Scope) -> None:
+            if span in self._failed:
+                return
+            try:
+                emit(scope)
+            except Mistake as m:
+                self._failed.add(span)
+                self.mistakes.append(m.diagnostic)
+
+        return safe
+
+    def _step(self, s: n.Step) -> Emit:
+        name = s.binding.name
+        domain = sequence(compile_expr(s.binding.domain), s.binding.domain.span)
+        self._locals[name] = None
+        inner = [self._compile(x) for x in s.body]
+
+        def emit(scope: Scope) -> None:
+            members = domain(scope)
+            self._spend(len(members), s.span)
+            shadow = dict(scope)
+            for value in members:
+                self._run.new_phase(s.span)
+                shadow[name] = value
+                for e in inner:
+                    e(shadow)
+            self._run.new_phase(s.span)
+
+        return self._guarded(s.span, emit)
+
+    def _if(self, s: n.If) -> Emit:
+        condition = compile_condition(s.condition)
+        body = [self._compile(x) for x in s.body]
+        otherwise = [self._compile(x) for x in s.otherwise]
+
+        def emit(scope: Scope) -> None:
+            for e in body if condition(scope) else otherwise:
+                e(scope)
+
+        return self._guarded(s.span, emit)
+
+    def _let(self, s: n.Let) -> Emit:
+        value = compile_expr(s.value)
+        self._locals[s.name] = None
+
+        def emit(scope: Scope) -> None:
+            scope[s.name] = value(scope)
+
+        return self._guarded(s.span, emit)
+
+    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[Scope], ir.Where]:
+        def where(scope: Scope) -> ir.Where:
+            rank, phase = scope["rank"], len(self._run.phases) - 1
+            resources = _resources(self._resources, attributes, scope) if attributes else self._resources
+            if attributes:
+                return ir.Where(rank, self._stage, phase, resources, span)
+            key = (rank, phase, span)
+            found = self._wheres.get(key)
+            if found is None or found.stage != self._stage:
+                self._wheres[key] = found = ir.Where(rank, self._stage, phase, resources, span)
+            return found
+
+        return where
+
+    def _op(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Emit:
+        make = self._maker(s)
+        tensors = self.tensors
+
+        def emit(scope: Scope) -> None:
+            self._spend(1, s.span)
+            op = make(scope)
+            message = broken(op, tensors)
+            if message is not None:
+                raise self._explained(s.span, message, scope)
+            if all(region.elements for region in op.writes):  # a piece may be empty: nothing to do
+                self._run.phases[-1].append(op)
+
+        return self._guarded(s.span, emit)
+
+    def _explained(self, span: Span, message: str, scope: Scope) -> Mistake:
+        at = "".join(f", {name} = {show(scope[name])}" for name in self._locals if name in scope)
+        return Mistake(span, f"{message} (rank {scope['rank']}{at})")
+
+    def _maker(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Callable[[Scope], ir.Op]:
+        where = self._where(s.span, s.attributes)
+        match s:
+            case n.Copy():
+                dst, src = Reference(s.dst, self.tensors), Reference(s.src, self.tensors)
+                return lambda scope: ir.Copy(where(scope), dst.one(scope), src.one(scope))
+            case n.Gemm():
+                out, left, right = (Reference(r, self.tensors) for r in (s.out, s.left, s.right))
+                return lambda scope: ir.Gemm(
+                    where(scope),
+                    out.one(scope),
+                    left.one(scope),
+                    right.one(scope),
+                    left.transposed,
+                    right.transposed,
+                    s.accumulate,
+                )
+            case n.Reduce():
+                target, terms = Reference(s.out, self.tensors), [Reference(r, self.tensors) for r in s.terms]
+                return lambda scope: ir.Reduce(
+                    where(scope), target.one(scope), tuple(r for term in terms for r in term.each(scope))
+                )
+            case n.Launch():
+                return self._launch(s, where)
+
+    def _launch(self, s: n.Launch, where: Callable[[Scope], ir.Where]) -> Callable[[Scope], ir.Op]:
+        decl = self.kernel_decls[s.kernel]
+        values: list[Callable[[Scope], Region | int]] = []
+        for a in s.arguments:
+            if isinstance(a, n.RegionRef):
+                values.append(Reference(a, self.tensors).one)
+            else:
+                values.append(number(compile_expr(a), a.span))
+        shape = {a.name: (compile_expr(a.value), a.span) for a in decl.attributes if not isinstance(a.value, str)}
+
+        def make(scope: Scope) -> ir.Op:
+            arguments = tuple(ir.Argument(p.name, p.mode, v(scope)) for p, v in zip(decl.params, values, strict=True))
+            inner = dict(scope)
+            for a in arguments:
+                inner[a.name] = a.value
+                if isinstance(a.value, Region):
+                    dims = a.value.shape or (1,)
+                    inner["rows", a.name] = dims[-2] if len(dims) > 1 else dims[0]
+                    inner["cols", a.name] = dims[-1]
+
+            def sizes(name: str) -> tuple[int, ...]:
+                if name not in shape:
+                    return (1,)
+                f, span = shape[name]
+                v = f(inner)
+                sized = v if isinstance(v, tuple) else (v,)
+                if not 1 <= len(sized) <= 3 or not all(type(x) is int for x in sized):
+                    raise Mistake(span, f"{name} is one to three numbers, this is {describe_value(v)}")
+                return sized
+
+            smem = sizes("smem")[0] if "smem" in shape else 0
+            return ir.Launch(where(scope), s.kernel, arguments, sizes("grid"), sizes("block"), smem)
+
+        return make
+
+    def _collective(self, s: n.Collective) -> Emit:
+        where = self._where(s.span, s.attributes)
+        dst, src = Reference(s.dst, self.tensors), Reference(s.src, self.tensors)
+
+        def emit(scope: Scope) -> None:
+            self._spend(1, s.span)
+            self._run.new_phase(s.span)
+            phase = len(self._run.phases) - 1
+            # stage and phase name the operation, alike on all ranks
+            group = self._groups.setdefault((self._stage, phase), len(self._groups))
+            op = ir.Collective(where(scope), s.kind, group, dst.one(scope), src.one(scope))
+            message = broken(op, self.tensors)
+            if message is not None:
+                raise self._explained(s.span, message, scope)
+            self._run.phases[-1].append(op)
+            self._run.new_phase(s.span)
+
+        return self._guarded(s.span, emit)
+
+
+def _text(attributes: Sequence[n.Attribute], name: str) -> str | None:
+    return next((a.value for a in attributes if a.name == name and isinstance(a.value, str)), None)
+
+
+def _word(a: n.Attribute) -> str:
+    word = a.value.id if isinstance(a.value, n.Name) else a.value if isinstance(a.value, str) else None
+    if word not in _UNITS[a.name]:
+        raise Mistake(a.span, f"{a.name} is one of {', '.join(_UNITS[a.name])}")
+    return word
+
+
+def _resources(base: ir.Resources, attributes: Sequence[n.Attribute], scope: Scope) -> ir.Resources:
+    """`base` with `attributes` on top."""
+    changes: dict[str, Any] = {}
+    for a in attributes:
+        if a.name in _UNITS:
+            changes[a.name] = _word(a)
+            continue
+        if isinstance(a.value, str):
+            raise Mistake(a.span, f"{a.name} is a number")
+        value = number(compile_expr(a.value), a.span)(scope)
+        if not _LEAST[a.name] <= value < 2**31:
+            raise Mistake(a.span, f"{a.name} = {value}; it is at least {_LEAST[a.name]}")
+        changes[a.name] = value
+    return replace(base, **changes) if changes else base
+
+
+# ---------------------------------------------------------------- `+=`
+
+
+def _begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple[ir.Op, ...]:
+    """The first `+=` on an element starts from zero: it becomes `=`."""
+    summed = {op.out.tensor for op in ops if isinstance(op, ir.Gemm) and op.accumulate}
+    if not summed:
+        return tuple(ops)
+    begun: dict[tuple[str, int], BoxMap[bool]] = {}
+    mistakes: dict[Span, Diagnostic] = {}
+    out: list[ir.Op] = []
+    for op in ops:
+        new = op
+        if isinstance(op, ir.Gemm) and op.accumulate:
+            pieces = [p for box in op.out.boxes for p in _written(begun, tensors, op.out).items(box)]
+            states = {state for _, state in pieces}
+            if len(states) == 2 and op.where.origin not in mistakes:
+                first = next(describe(box) for box, state in pieces if not state)
+                second = next(describe(box) for box, state in pieces if state)
+                mistakes[op.where.origin] = Diagnostic(
+                    op.where.origin,
+                    f"'+=' on rank {op.where.rank} finds {op.out.tensor} {second} begun and {first} not",
+                    help="give the parts statements of their own, or begin the whole with '='",
+                )
+            if states == {False}:
+                new = replace(op, accumulate=False)
+        for region in op.writes:
+            if region.tensor in summed:
+                written = _written(begun, tensors, region)
+                for box in region.boxes:
+                    written.update(box, lambda _: True)
+        out.append(new)
+    _raise(tuple(mistakes.values()))
+    return tuple(out)
+
+
+def _written(
+    begun: dict[tuple[str, int], BoxMap[bool]], tensors: Mapping[str, ir.Tensor], region: Region
+) -> BoxMap[bool]:
+    key = (region.tensor, region.rank)
+    if key not in begun:
+        begun[key] = BoxMap(tensors[region.tensor].shapes[region.rank], False)
+    return begun[key]
+

@@ -1,0 +1,176 @@
+"""`computes` lines: from the text to exact regions, with shapes checked and outputs covered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ficco_dsl import nodes as n
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..region import Box, BoxMap, Region, describe
+from . import ir
+from .evaluate import Mistake, Scope, compile_expr, piece, sequence
+from .evaluate import shares as checked_shares
+from .references import Reference
+
+Shapes = tuple[tuple[int, ...], ...]  # one a rank
+
+
+def build_claims(
+    schedule: n.Schedule, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]
+) -> tuple[tuple[ir.Claim, ...], list[Diagnostic]]:
+    """All claims, and the mistakes found in them."""
+    claims: list[ir.Claim] = []
+    mistakes: list[Diagnostic] = []
+    for line in schedule.claims:
+        try:
+            claims.extend(_line(line, scopes, tensors))
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+    if not mistakes:
+        mistakes = _uncovered(claims, tensors)
+    return tuple(claims), mistakes
+
+
+def _line(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> list[ir.Claim]:
+    if line.binding is None:
+        return [_claim(line, scopes, tensors)]
+    name, domain = line.binding.name, sequence(compile_expr(line.binding.domain), line.binding.span)
+    return [_claim(line, [{**s, name: v} for s in scopes], tensors) for v in domain(scopes[0])]
+
+
+def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
+    targets = _regions(line.target, scopes, tensors)
+    value, shapes = _value(line.value, scopes, tensors)
+    for rank, (target, shape) in enumerate(zip(targets, shapes, strict=True)):
+        if target.shape != shape:
+            raise Mistake(
+                line.span,
+                f"{text_of(line.value)} is {_by(shape)} on rank {rank}, but {text_of(line.target)} is {_by(target.shape)}",
+            )
+    return ir.Claim(targets, value, f"{text_of(line.target)} = {text_of(line.value)}", line.span)
+
+
+def _by(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "one element"
+
+
+def _regions(ref: n.RegionRef, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> tuple[Region, ...]:
+    reference = Reference(ref, tensors)
+    return tuple(reference.one(scope) for scope in scopes)
+
+
+def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> tuple[ir.ClaimValue, Shapes]:
+    match e:
+        case n.RegionRef():
+            if tensors[e.tensor].kind != "input":
+                raise Mistake(e.span, f"{e.tensor} is no input; a claim speaks of inputs")
+            regions = _regions(e, scopes, tensors)
+            if e.transposed and len(regions[0].shape) != 2:
+                raise Mistake(e.span, f"{text_of(e)}: only a matrix has a transpose")
+            shapes = tuple(r.shape[::-1] if e.transposed else r.shape for r in regions)
+            return ir.Operand(regions, e.transposed), shapes
+        case n.ClaimProduct():
+            left, a = _value(e.left, scopes, tensors)
+            right, b = _value(e.right, scopes, tensors)
+            for rank, (x, y) in enumerate(zip(a, b, strict=True)):
+                if len(x) != 2 or len(y) != 2 or x[1] != y[0]:
+                    raise Mistake(e.span, f"{text_of(e)}: {_by(x)} times {_by(y)} on rank {rank} is no matrix product")
+            return ir.Product(left, right), tuple((x[0], y[1]) for x, y in zip(a, b, strict=True))
+        case n.ClaimCollective():
+            return _collective(e, scopes, tensors)
+
+
+def _collective(
+    e: n.ClaimCollective, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]
+) -> tuple[ir.ClaimValue, Shapes]:
+    operand, shapes = _value(e.operand, scopes, tensors)
+    ranks = len(scopes)
+    dims = len(shapes[0])
+    axis = 1 if e.axis == "cols" else 0
+    if dims == 0 or (axis == 1 and dims < 2):
+        raise Mistake(e.span, f"{text_of(e)}: the operand has {dims} dimensions")
+    dim = dims - 2 + axis if dims > 1 else 0
+    for rank, shape in enumerate(shapes):
+        others = e.kind in ("all_reduce", "reduce_scatter")
+        a, b = (shape, shapes[0]) if others else (shape[:dim] + shape[dim + 1 :], shapes[0][:dim] + shapes[0][dim + 1 :])
+        if a != b:
+            raise Mistake(e.span, f"{text_of(e)}: {_by(shapes[0])} on rank 0 and {_by(shape)} on rank {rank} do not fit")
+
+    def with_extent(rank: int, extent: int) -> tuple[int, ...]:
+        return (*shapes[rank][:dim], extent, *shapes[rank][dim + 1 :])
+
+    if e.kind == "all_reduce":
+        return ir.Combined(e.kind, operand, axis, None), shapes
+    if e.kind == "all_gather":
+        extent = sum(shape[dim] for shape in shapes)
+        return ir.Combined(e.kind, operand, axis, None), tuple(with_extent(r, extent) for r in range(ranks))
+    cuts = tuple(_lengths(e, scopes[r], shapes[r][dim], ranks) for r in range(ranks))
+    combined = ir.Combined(e.kind, operand, axis, cuts)
+    if e.kind == "reduce_scatter":
+        for rank, cut in enumerate(cuts):
+            if cut != cuts[0]:
+                raise Mistake(e.span, f"{text_of(e)}: rank 0 cuts into {cuts[0]} and rank {rank} into {cut}")
+        return combined, tuple(with_extent(r, cuts[0][r]) for r in range(ranks))
+    return combined, tuple(with_extent(r, sum(cut[r] for cut in cuts)) for r in range(ranks))
+
+
+def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:
+    span = e.span if e.shares is None else e.shares.span
+    whole = ranks if e.shares is None else compile_expr(e.shares)(scope)
+    cut = checked_shares(whole, extent, span)
+    count = cut if isinstance(cut, int) else len(cut)
+    if count != ranks:
+        raise Mistake(span, f"{text_of(e)} needs a piece for each of {ranks} ranks, not {count}")
+    return tuple(piece(i, whole, extent, span).size for i in range(ranks))
+
+
+def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor]) -> list[Diagnostic]:
+    """Every element of every output is claimed once, or the output says `unproven`."""
+    mistakes: list[Diagnostic] = []
+    for tensor in tensors.values():
+        if tensor.kind != "output" or tensor.unproven:
+            continue
+        for rank, shape in enumerate(tensor.shapes):
+            seen: BoxMap[Span | None] = BoxMap(shape, None)
+            twice = _mark(seen, [c for c in claims if c.targets[rank].tensor == tensor.name], rank)
+            if twice is not None:
+                mistakes.append(twice)
+                break
+            box = next((b for b, s in seen.items(_all(shape)) if s is None), None)
+            if box is not None:
+                mistakes.append(
+                    Diagnostic(
+                        tensor.origin,
+                        f"no computes line claims {tensor.name} {describe(box)} (rank {rank})",
+                        help="claim the rest, or mark the output 'unproven'",
+                    )
+                )
+                break
+    return mistakes
+
+
+def _mark(seen: BoxMap[Span | None], claims: Sequence[ir.Claim], rank: int) -> Diagnostic | None:
+    for claim in claims:
+        for box in claim.targets[rank].boxes:
+            if any(s is not None for _, s in seen.items(box)):
+                return Diagnostic(claim.origin, f"{claim.targets[rank].tensor} {describe(box)} is claimed twice")
+            seen.update(box, lambda _, origin=claim.origin: origin)  # type: ignore[misc]
+    return None
+
+
+def _all(shape: tuple[int, ...]) -> Box:
+    return Box((0,) * len(shape), shape)
+
+
+def text_of(e: n.ClaimExpr) -> str:
+    """A claim as a schedule writes it, without indices (they differ from rank to rank)."""
+    match e:
+        case n.RegionRef():
+            cut = "".join("[…]" if isinstance(a, n.Subscript) else f".{a.axis}(…)" for a in e.accessors)
+            return f"{e.tensor}{cut}{'.T' if e.transposed else ''}"
+        case n.ClaimProduct():
+            return f"{text_of(e.left)} * {text_of(e.right)}"
+        case n.ClaimCollective():
+            of = f", {e.axis}" if e.axis else ""
+            return f"{e.kind}({text_of(e.operand)}{of}{' of …' if e.shares is not None else ''})"

@@ -1,0 +1,279 @@
+"""The graph: what each rank computes and moves, on exact regions. No streams, events or machine yet.
+
+`Graph.ops` stand in the order of the schedule's one meaning: stage by stage, phase by phase, rank by
+rank, and in text order within a rank. `Graph.deps[i]` are the earlier ops that op i must follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ficco_dsl.diagnostics import Span
+
+from ..region import Region
+
+Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]
+ITEM_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+Engine: TypeAlias = Literal["copy", "sm", "nccl"]
+Priority: TypeAlias = Literal["high", "normal", "low"]
+Hazard: TypeAlias = Literal["read after write", "write after read", "write after write"]
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of every rank; `shapes[r]` is rank r's part (elements)."""
+
+    name: str
+    kind: Literal["input", "output", "scratch"]
+    dtype: Dtype
+    shapes: tuple[tuple[int, ...], ...]
+    unproven: bool
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a queue, stage or statement asks of the device; None leaves the choice to the compiler."""
+
+    priority: Priority | None = None
+    smem: int | None = None  # bytes of dynamic shared memory a block
+    residency: int | None = None  # blocks a multiprocessor
+    sms: int | None = None  # multiprocessors that a persistent grid may use
+    order: Literal["text", "auto"] | None = None  # may transfers be reordered
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Where a stage runs: an engine of every rank."""
+
+    name: str
+    engine: Engine
+    resources: Resources
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage, or one iteration of it inside a `step`. `after` are indices of earlier stages."""
+
+    name: str
+    queue: str
+    iteration: tuple[int, ...]
+    streamed: bool
+    after: tuple[int, ...]
+    origin: Span = field(compare=False)
+
+    @property
+    def label(self) -> str:
+        return self.name + "".join(f"[{i}]" for i in self.iteration)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What every op has: the issuing rank, its stage (index), the phase within the stage, resources, place."""
+
+    rank: int
+    stage: int
+    phase: int
+    resources: Resources
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """dst <- src, equal logical shapes; one of the two may be on another rank."""
+
+    where: Where
+    dst: Region
+    src: Region
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.dst,)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """out = left · right (or out += …), logical [m, k] · [k, n]; a transposed operand is stored the other way."""
+
+    where: Where
+    out: Region
+    left: Region
+    right: Region
+    left_transposed: bool
+    right_transposed: bool
+    accumulate: bool
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.left, self.right, self.out) if self.accumulate else (self.left, self.right)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """out = the sum of `terms`, elementwise, accumulated in fp32."""
+
+    where: Where
+    out: Region
+    terms: tuple[Region, ...]
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.terms
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One rank's call of a vendor collective. All ranks' calls of one `group` are one operation;
+    they stand next to each other in `Graph.ops`, in a phase of their own. Pieces go along the
+    first logical dimension."""
+
+    where: Where
+    kind: CollectiveKind
+    group: int
+    dst: Region
+    src: Region
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.dst,)
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of a user kernel: a region with its mode, or an int."""
+
+    name: str
+    mode: Literal["read", "write", "update", "int"]
+    value: Region | int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A user kernel. The proof does not see into it; its declared regions order it."""
+
+    where: Where
+    kernel: str
+    arguments: tuple[Argument, ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    smem: int
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return tuple(a.value for a in self.arguments if a.mode in ("read", "update") and isinstance(a.value, Region))
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return tuple(a.value for a in self.arguments if a.mode in ("write", "update") and isinstance(a.value, Region))
+
+
+Op: TypeAlias = Copy | Gemm | Reduce | Collective | Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Dep:
+    """This op follows op `before`, because of `tensor` on `rank`."""
+
+    before: int
+    hazard: Hazard
+    tensor: str
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A user kernel's declaration. `host` is `file.py:function`, its numpy twin; paths are as written."""
+
+    name: str
+    file: str
+    entry: str
+    host: str | None
+    origin: Span = field(compare=False)
+
+
+# ---------------------------------------------------------------- what the schedule claims to compute
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An input as the claim reads it: one region a rank."""
+
+    regions: tuple[Region, ...]
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """left · right on every rank."""
+
+    left: ClaimValue
+    right: ClaimValue
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """A collective of the ranks' values. `axis` counts from the last two logical dimensions: 0 rows, 1 columns.
+
+    `shares[r]` says how rank r's operand is cut (reduce_scatter and all_to_all); lengths, one a rank.
+    """
+
+    kind: CollectiveKind
+    operand: ClaimValue
+    axis: int
+    shares: tuple[tuple[int, ...], ...] | None
+
+
+ClaimValue: TypeAlias = Operand | Product | Combined
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """`computes target = value`: after the run, every rank's target region holds the value."""
+
+    targets: tuple[Region, ...]
+    value: ClaimValue
+    text: str  # as written, for reports
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A schedule with all sizes bound and all loops expanded on all ranks."""
+
+    schedule: str
+    path: str
+    ranks: int
+    params: tuple[tuple[str, object], ...]  # name, value (int or nested tuples of int), and types as text
+    tensors: tuple[Tensor, ...]
+    queues: tuple[Queue, ...]
+    stages: tuple[Stage, ...]
+    kernels: tuple[Kernel, ...]
+    claims: tuple[Claim, ...]
+    ops: tuple[Op, ...]
+    deps: tuple[tuple[Dep, ...], ...]
+
+    def tensor(self, name: str) -> Tensor:
+        return next(t for t in self.tensors if t.name == name)
+
+    def queue(self, name: str) -> Queue:
+        return next(q for q in self.queues if q.name == name)

@@ -1,0 +1,444 @@
+"""The proof: pushing symbolic values through the graph shows that every output holds what `computes` says.
+
+No numbers are run. Ops are taken in the order of the schedule's meaning; that the plan keeps this meaning
+is the work of `link` (dependencies) and of the plan's check (every conflicting pair is ordered).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
+
+from ..region import Box, BoxMap, Interval, Region, describe
+from . import ir
+from .rules import broken
+from .symbolic import (
+    SUMMED,
+    UNWRITTEN,
+    Algebra,
+    Element,
+    Pieces,
+    Sum,
+    Unwritten,
+    Value,
+    added,
+    joined,
+    multiply,
+    to_logical,
+    to_tensor,
+    transposed,
+)
+
+MOST_MISTAKES = 20
+
+
+def prove(graph: ir.Graph) -> None:
+    """Show that every claimed output is the full value, each part once. Raises ScheduleError with what is wrong.
+
+    Outputs marked `unproven` are not looked at beyond this: nothing may read what nobody has written.
+    """
+    tensors = {t.name: t for t in graph.tensors}
+    mistakes: dict[Span, Diagnostic] = {}
+    for op in graph.ops:
+        message = broken(op, tensors)
+        if message is not None and op.where.origin not in mistakes:
+            mistakes[op.where.origin] = Diagnostic(op.where.origin, f"{message} (rank {op.where.rank})")
+    _raise(mistakes)
+    proof = _Proof(graph)
+    proof.run()
+    _raise(proof.mistakes)
+    proof.compare()
+    _raise(proof.mistakes)
+
+
+def _raise(mistakes: dict[Span, Diagnostic]) -> None:
+    if mistakes:
+        ordered = sorted(mistakes.values(), key=lambda d: (d.span.line, d.span.column))
+        raise ScheduleError(tuple(ordered[:MOST_MISTAKES]))
+
+
+class _Proof:
+    """The values of all tensors while the ops go by."""
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.graph = graph
+        self.algebra = Algebra()
+        self.mistakes: dict[Span, Diagnostic] = {}
+        self.state: dict[tuple[str, int], BoxMap[Value]] = {}
+        for t in graph.tensors:
+            for rank, shape in enumerate(t.shapes):
+                start: Value = self.algebra.element(t.name, rank, len(shape)) if t.kind == "input" else UNWRITTEN
+                self.state[t.name, rank] = BoxMap(shape, start)
+
+    def run(self) -> None:
+        """Push the values through every op."""
+        ops = self.graph.ops
+        i = 0
+        while i < len(ops):
+            op = ops[i]
+            if isinstance(op, ir.Collective):
+                members = []
+                while i < len(ops) and isinstance(other := ops[i], ir.Collective) and other.group == op.group:
+                    members.append(other)
+                    i += 1
+                self._collective(members)
+                continue
+            match op:
+                case ir.Copy():
+                    self._write(op.dst, self._read(op.src, op))
+                case ir.Gemm():
+                    self._gemm(op)
+                case ir.Reduce():
+                    self._write(op.out, added(self.algebra, [self._read(t, op) for t in op.terms], op.out.shape))
+                case ir.Launch():
+                    for region in op.reads:
+                        self._read(region, op)
+                    opaque = self.algebra.opaque(f"kernel '{op.kernel}'")
+                    for region in op.writes:
+                        self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)])
+            i += 1
+
+    # -- tensors
+
+    def _read(self, region: Region, op: ir.Op) -> Pieces:
+        """The region's values by pieces, in logical coordinates."""
+        values = self.state[region.tensor, region.rank]
+        pieces: Pieces = []
+        for tensor_box, logical_box in region.logical_boxes():
+            for box, value in values.items(tensor_box):
+                if isinstance(value, Unwritten):
+                    self._unwritten(region, box, op)
+                    value = self.algebra.zero
+                inner = _shifted(region, box, tensor_box, logical_box)
+                pieces.append((inner, to_logical(self.algebra, region, box, inner, value)))
+        return pieces
+
+    def _write(self, region: Region, pieces: Pieces) -> None:
+        values = self.state[region.tensor, region.rank]
+        boxes = list(region.logical_boxes())
+        if len(boxes) == 1:
+            cut: Iterator[tuple[Box, Box, Sum]] = ((*boxes[0], value) for _, value in pieces[:1])
+            if len(pieces) > 1:
+                cut = _cut(region, boxes, pieces)
+        else:
+            cut = _cut(region, boxes, pieces)
+        for tensor_box, logical_box, value in cut:
+            held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
+            values.update(tensor_box, lambda _, held=held: held)  # type: ignore[misc]
+
+    def _unwritten(self, region: Region, box: Box, op: ir.Op) -> None:
+        origin = op.where.origin
+        if origin in self.mistakes:
+            return
+        stage = self.graph.stages[op.where.stage]
+        notes = []
+        for other in self.graph.ops:
+            for w in other.writes:
+                if (w.tensor, w.rank) == (region.tensor, region.rank) and other.where.origin not in {
+                    n.span for n in notes
+                }:
+                    name = self.graph.stages[other.where.stage].label
+                    extent = _hull(
+                        b
+                        for o in self.graph.ops
+                        if o.where.origin == other.where.origin
+                        for r in o.writes
+                        if (r.tensor, r.rank) == (w.tensor, w.rank)
+                        for b in r.boxes
+                    )
+                    notes.append(Note(f"stage '{name}' writes within {describe(extent)} here", other.where.origin))
+        self.mistakes[origin] = Diagnostic(
+            origin,
+            f"stage '{stage.label}' on rank {op.where.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
+            "which nothing has written by then",
+            tuple(notes),
+        )
+
+    # -- ops
+
+    def _gemm(self, op: ir.Gemm) -> None:
+        left, right = self._read(op.left, op), self._read(op.right, op)
+        if op.left_transposed:
+            left = transposed(self.algebra, left)
+        if op.right_transposed:
+            right = transposed(self.algebra, right)
+        m, n = op.out.shape
+        result = multiply(self.algebra, left, right, (m, n))
+        if op.accumulate:
+            result = added(self.algebra, [self._read(op.out, op), result], (m, n))
+        self._write(op.out, result)
+
+    def _collective(self, members: Sequence[ir.Collective]) -> None:
+        ranks = self.graph.ranks
+        first = members[0]
+        by_rank = {m.where.rank: m for m in members}
+        if len(members) != ranks or len(by_rank) != ranks:
+            self.mistakes[first.where.origin] = Diagnostic(
+                first.where.origin, f"{first.kind} is called by {len(by_rank)} of {ranks} ranks; it takes all of them"
+            )
+            return
+        ordered = [by_rank[r] for r in range(ranks)]
+        if len({m.src.shape for m in ordered}) > 1:
+            self.mistakes[first.where.origin] = Diagnostic(
+                first.where.origin, f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones"
+            )
+            return
+        values = [self._read(m.src, m) for m in ordered]
+        shapes = [m.src.shape for m in ordered]
+        cuts = tuple(ir_shares(shape[0], ranks) for shape in shapes)
+        results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
+        for m, (pieces, _) in zip(ordered, results, strict=True):
+            self._write(m.dst, pieces)
+
+    # -- the claims
+
+    def compare(self) -> None:
+        """Hold every claimed element against the claim."""
+        unproven = {t.name for t in self.graph.tensors if t.unproven}
+        for claim in self.graph.claims:
+            if claim.targets[0].tensor in unproven:
+                continue
+            wanted = self._claimed(claim.value)
+            for target, (pieces, shape) in zip(claim.targets, wanted, strict=True):
+                self._compare(claim, target, pieces, shape)
+
+    def _claimed(self, value: ir.ClaimValue) -> list[tuple[Pieces, tuple[int, ...]]]:
+        """The claim's value on every rank, in logical coordinates, with its shape."""
+        algebra = self.algebra
+        match value:
+            case ir.Operand():
+                out = []
+                for region in value.regions:
+                    source = algebra.element(region.tensor, region.rank, len(region.axes))
+                    pieces = [(lb, to_logical(algebra, region, tb, lb, source)) for tb, lb in region.logical_boxes()]
+                    if value.transposed:
+                        out.append((transposed(algebra, pieces), region.shape[::-1]))
+                    else:
+                        out.append((pieces, region.shape))
+                return out
+            case ir.Product():
+                pairs = zip(self._claimed(value.left), self._claimed(value.right), strict=True)
+                return [
+                    (multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1])) for (left, a), (right, b) in pairs
+                ]
+            case ir.Combined():
+                operands = self._claimed(value.operand)
+                shapes = [shape for _, shape in operands]
+                axis = len(shapes[0]) - 2 + value.axis if len(shapes[0]) > 1 else 0
+                return combine(algebra, value.kind, [p for p, _ in operands], shapes, axis, value.shares)
+
+    def _compare(self, claim: ir.Claim, target: Region, pieces: Pieces, shape: tuple[int, ...]) -> None:
+        held = self.state[target.tensor, target.rank]
+        boxes = list(target.logical_boxes())
+        for tensor_box, logical_box, value in _cut(target, boxes, pieces):
+            wanted = to_tensor(self.algebra, target, tensor_box, logical_box, value)
+            for box, has in held.items(tensor_box):
+                if has is not wanted:
+                    self._mismatch(claim, target, box, has, wanted)
+
+    def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: Value, wanted: Sum) -> None:
+        writer = self._last_writer(target, box)
+        origin = claim.origin if writer is None else writer.where.origin
+        if origin in self.mistakes:
+            return
+        place = f"{target.tensor}@{target.rank} {describe(box)}"
+        notes = [Note(f"claimed here: {claim.text}", claim.origin)]
+        help = None
+        if isinstance(has, Unwritten):
+            message = f"{place}: nothing writes them"
+        elif has.opaque:
+            message = f"{place}: the proof does not see into {has.opaque[0]}"
+            help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
+        else:
+            lacks, extra = _difference(wanted, has), _difference(has, wanted)
+            message = f"{place}: " + "; ".join(
+                [f"lacks {text}" for text in _show(lacks, box)] + [f"has besides {text}" for text in _show(extra, box)]
+            )
+        if writer is not None:
+            stage = self.graph.stages[writer.where.stage].label
+            notes.insert(0, Note(f"last written by stage '{stage}' on rank {writer.where.rank}", writer.where.origin))
+        self.mistakes[origin] = Diagnostic(origin, message, tuple(notes), help)
+
+    def _last_writer(self, target: Region, box: Box) -> ir.Op | None:
+        for op in reversed(self.graph.ops):
+            for region in op.writes:
+                if (region.tensor, region.rank) == (target.tensor, target.rank):
+                    if any(b.meet(box) for b in region.boxes):
+                        return op
+        return None
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def ir_shares(extent: int, ranks: int) -> tuple[int, ...]:
+    """Equal pieces of an extent."""
+    return tuple((i + 1) * extent // ranks - i * extent // ranks for i in range(ranks))
+
+
+def combine(
+    algebra: Algebra,
+    kind: ir.CollectiveKind,
+    values: Sequence[Pieces],
+    shapes: Sequence[tuple[int, ...]],
+    axis: int,
+    shares: tuple[tuple[int, ...], ...] | None,
+) -> list[tuple[Pieces, tuple[int, ...]]]:
+    """What every rank holds after a collective of the ranks' values along `axis`."""
+    ranks = len(values)
+    if kind == "all_gather":
+        gathered = _concatenated(algebra, values, shapes, axis)
+        return [gathered] * ranks
+    if kind in ("all_reduce", "reduce_scatter"):
+        total = added(algebra, list(values), shapes[0])
+        if kind == "all_reduce":
+            return [(total, shapes[0])] * ranks
+        assert shares is not None
+        return [_taken(algebra, total, shapes[0], axis, shares[0], r) for r in range(ranks)]
+    assert shares is not None
+    out = []
+    for r in range(ranks):
+        parts = [_taken(algebra, values[p], shapes[p], axis, shares[p], r) for p in range(ranks)]
+        out.append(_concatenated(algebra, [p for p, _ in parts], [s for _, s in parts], axis))
+    return out
+
+
+def _along(shape: tuple[int, ...], axis: int, start: int, stop: int) -> Box:
+    low = tuple(start if d == axis else 0 for d in range(len(shape)))
+    return Box(low, tuple(stop if d == axis else n for d, n in enumerate(shape)))
+
+
+def _offset(algebra: Algebra, pieces: Pieces, axis: int, by: int, dims: int) -> Pieces:
+    """Pieces moved `by` along an axis."""
+    axes = tuple((d, -by if d == axis else 0) for d in range(dims))
+
+    def moved(box: Box) -> Box:
+        def add(at: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(x + by if d == axis else x for d, x in enumerate(at))
+
+        return Box(add(box.start), add(box.stop))
+
+    return [(moved(box), algebra.moved(value, axes)) for box, value in pieces]
+
+
+def _concatenated(
+    algebra: Algebra, values: Sequence[Pieces], shapes: Sequence[tuple[int, ...]], axis: int
+) -> tuple[Pieces, tuple[int, ...]]:
+    out: Pieces = []
+    at = 0
+    for pieces, shape in zip(values, shapes, strict=True):
+        out.extend(_offset(algebra, pieces, axis, at, len(shape)))
+        at += shape[axis]
+    return out, tuple(at if d == axis else n for d, n in enumerate(shapes[0]))
+
+
+def _taken(
+    algebra: Algebra, pieces: Pieces, shape: tuple[int, ...], axis: int, lengths: Sequence[int], index: int
+) -> tuple[Pieces, tuple[int, ...]]:
+    """Piece `index` of an array cut into `lengths`, in coordinates of its own."""
+    start = sum(lengths[:index])
+    window = _along(shape, axis, start, start + lengths[index])
+    kept = [(met, value) for box, value in pieces if (met := box.meet(window)) is not None]
+    result = _offset(algebra, kept, axis, -start, len(shape))
+    return result, tuple(lengths[index] if d == axis else n for d, n in enumerate(shape))
+
+
+# ---------------------------------------------------------------- pieces of regions
+
+
+def _shifted(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box:
+    """A part of a tensor box in logical coordinates."""
+    if box == tensor_box:
+        return logical_box
+    kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
+    start = tuple(box.start[d] - tensor_box.start[d] + logical_box.start[i] for i, d in enumerate(kept))
+    return Box(start, tuple(s + box.stop[d] - box.start[d] for s, d in zip(start, kept, strict=True)))
+
+
+def _cut(region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces) -> Iterator[tuple[Box, Box, Sum]]:
+    """Logical pieces cut at the region's segments: (box of the tensor, its logical box, value)."""
+    kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
+    if len(boxes) * len(pieces) > 64:  # many of both: find the pieces of a box by search
+        index: BoxMap[Sum | None] = BoxMap(region.shape, None)
+        for box, value in pieces:
+            index.update(box, lambda _, value=value: value)  # type: ignore[misc]
+    for tensor_box, logical_box in boxes:
+        near = index.items(logical_box) if len(boxes) * len(pieces) > 64 else iter(pieces)
+        for box, value in near:
+            met = box.meet(logical_box)
+            if met is None or value is None:
+                continue
+            start, stop = list(tensor_box.start), list(tensor_box.stop)
+            for i, d in enumerate(kept):
+                start[d] = tensor_box.start[d] + met.start[i] - logical_box.start[i]
+                stop[d] = start[d] + met.stop[i] - met.start[i]
+            yield Box(tuple(start), tuple(stop)), met, value
+
+
+def _hull(boxes: Iterator[Box]) -> Box:
+    found = list(boxes)
+    return Box(
+        tuple(map(min, *(b.start for b in found))) if len(found) > 1 else found[0].start,
+        tuple(map(max, *(b.stop for b in found))) if len(found) > 1 else found[0].stop,
+    )
+
+
+# ---------------------------------------------------------------- what differs, in words
+
+
+def _difference(a: Sum, b: Sum) -> Sum:
+    """The part of `a` that `b` lacks, counting how often."""
+    times = dict(b.inputs)
+    inputs = tuple((e, n - times.get(e, 0)) for e, n in a.inputs if n > times.get(e, 0))
+    terms = dict(b.products)
+    products = []
+    for term, intervals in a.products:
+        left = _subtract(intervals, terms.get(term, ()))
+        if left:
+            products.append((term, left))
+    return Sum(inputs, tuple(products), ())
+
+
+def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, ...]:
+    """Intervals of `a` without as many of `b`."""
+    marks: dict[int, int] = {}
+    for sign, intervals in ((1, a), (-1, b)):
+        for i in intervals:
+            marks[i.start] = marks.get(i.start, 0) + sign
+            marks[i.stop] = marks.get(i.stop, 0) - sign
+    out: list[Interval] = []
+    depth, begin = 0, 0
+    for at in sorted(marks):
+        if depth > 0:
+            out.extend([Interval(begin, at)] * depth)
+        depth, begin = depth + marks[at], at
+    return joined(out)
+
+
+def _show(value: Sum, box: Box) -> list[str]:
+    """The terms of a sum for the elements of `box`, at most three."""
+    texts = []
+    for element, n in value.inputs:
+        texts.append(_source(element, box, None) + (f", {n} times" if n > 1 else ""))
+    for term, intervals in value.products:
+        for k in intervals:
+            texts.append(f"{_source(term.left, box, k)} × {_source(term.right, box, k)}")
+    return texts if len(texts) <= 3 else [*texts[:3], f"{len(texts) - 3} more"]
+
+
+def _source(e: Element, box: Box, k: Interval | None) -> str:
+    start, stop = [], []
+    for c in e.index:
+        if c.axis == SUMMED:
+            assert k is not None
+            low, high = k.start, k.stop
+        elif c.axis < 0:
+            low, high = 0, 1
+        else:
+            low, high = box.start[c.axis], box.stop[c.axis]
+        start.append(low + c.offset)
+        stop.append(high + c.offset)
+    return f"{e.tensor}@{e.rank} {describe(Box(tuple(start), tuple(stop)))}"
+
+

@@ -1,0 +1,162 @@
+"""From regions as written (`G.rows(p of ranks, c of chunks) @ p`) to exact regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ficco_dsl import nodes as n
+from ficco_dsl.diagnostics import Span
+
+from ..region import Axis, Interval, Region
+from .evaluate import LONGEST, Function, Mistake, Scope, compile_expr, describe, piece
+from .ir import Tensor
+
+Values: TypeAlias = Sequence[Any]
+Step: TypeAlias = Callable[[list[Axis], Values], None]  # narrows the axes in place
+
+
+def _joined(segments: Sequence[Interval]) -> tuple[Interval, ...]:
+    """Without empty pieces, and neighbours joined."""
+    out: list[Interval] = []
+    for s in segments:
+        if s.stop <= s.start:
+            continue
+        if out and out[-1].stop == s.start:
+            out[-1] = Interval(out[-1].start, s.stop)
+        else:
+            out.append(s)
+    return tuple(out)
+
+
+def _count(value: Any, span: Span, what: str) -> int:
+    if type(value) is int:
+        return value
+    raise Mistake(span, f"{what} is a number, this is {describe(value)}")
+
+
+class Reference:
+    """A region as written, ready to be evaluated many times. Equal evaluations give the same object."""
+
+    def __init__(self, ref: n.RegionRef, tensors: Mapping[str, Tensor]) -> None:
+        self.ref = ref
+        self.tensor = tensors[ref.tensor]
+        self.transposed = ref.transposed
+        self._at = None if ref.at is None else compile_expr(ref.at)
+        self._inputs: list[Function] = []  # every expression inside; a step knows the places of its own
+        self._indices: list[int] = []  # the places that hold piece indices, which may be sets
+        self._steps: list[Step] = []
+        for accessor in ref.accessors:
+            self._steps.append(self._pieces(accessor) if isinstance(accessor, n.Pieces) else self._subscript(accessor))
+        self._memo: dict[Any, tuple[Region, ...]] = {}
+
+    def one(self, scope: Scope) -> Region:
+        """The region; a set makes segments of it."""
+        return self._evaluate(scope, spread=False)[0]
+
+    def each(self, scope: Scope) -> tuple[Region, ...]:
+        """A region for each member of the first set, and for each rank of a set after `@`."""
+        return self._evaluate(scope, spread=True)
+
+    def _evaluate(self, scope: Scope, spread: bool) -> tuple[Region, ...]:
+        values = [f(scope) for f in self._inputs]
+        at = scope["rank"] if self._at is None else self._at(scope)
+        key = (spread, at, *values)
+        found = self._memo.get(key)
+        if found is None:
+            found = tuple(
+                self._resolve(rank, choice)
+                for rank in self._ranks(at, spread, scope["ranks"])
+                for choice in (self._spread(values) if spread else [values])
+            )
+            self._memo[key] = found
+        return found
+
+    def _ranks(self, at: Any, spread: bool, ranks: int) -> Sequence[int]:
+        span = self.ref.span if self.ref.at is None else self.ref.at.span
+        if type(at) is not int and (isinstance(at, bool) or not spread):
+            raise Mistake(span, f"'@' takes one rank, this is {describe(at)}", "loop over the set with 'for'")
+        members: Sequence[int] = [at] if isinstance(at, int) else at
+        for r in members:
+            if type(r) is not int or not 0 <= r < ranks:
+                raise Mistake(span, f"there is no rank {r}; ranks count from 0 to {ranks - 1}")
+        return members
+
+    def _spread(self, values: list[Any]) -> list[list[Any]]:
+        for i in self._indices:
+            if type(values[i]) is not int:
+                return [[*values[:i], member, *values[i + 1 :]] for member in values[i]]
+        return [values]
+
+    def _resolve(self, rank: int, values: Values) -> Region:
+        axes = [Axis((Interval(0, extent),)) for extent in self.tensor.shapes[rank]]
+        for step in self._steps:
+            step(axes, values)
+        return Region(self.ref.tensor, rank, tuple(axes))
+
+    def _input(self, e: n.Expr) -> int:
+        self._inputs.append(compile_expr(e))
+        return len(self._inputs) - 1
+
+    def _pieces(self, accessor: n.Pieces) -> Step:
+        places = []
+        for part in accessor.parts:
+            index = self._input(part.index)
+            self._indices.append(index)
+            places.append((index, self._input(part.whole), part.span))
+
+        def step(axes: list[Axis], values: Values) -> None:
+            dim = self._dimension(axes, accessor)
+            segments = axes[dim].segments
+            for index_at, whole_at, span in places:
+                index, whole = values[index_at], values[whole_at]
+                members = [index] if type(index) is int else index
+                if isinstance(members, bool) or len(members) * len(segments) > LONGEST:
+                    raise Mistake(span, f"{describe(index)} is no set of pieces; the most pieces is {LONGEST}")
+                segments = tuple(
+                    Interval(s.start + cut.start, s.start + cut.stop)
+                    for s in segments
+                    for member in members
+                    for cut in (piece(_count(member, span, "a piece's index"), whole, s.size, span),)
+                )
+            axes[dim] = Axis(_joined(segments))
+
+        return step
+
+    def _dimension(self, axes: list[Axis], accessor: n.Pieces) -> int:
+        kept = [i for i, a in enumerate(axes) if not a.dropped]
+        if not kept or (accessor.axis == "cols" and len(kept) < 2):
+            left = f"{len(kept)} dimension{'s' if len(kept) != 1 else ''}"
+            raise Mistake(accessor.span, f"{self.ref.tensor} has no {accessor.axis} here: {left} left to cut")
+        return kept[-1] if accessor.axis == "cols" or len(kept) == 1 else kept[-2]
+
+    def _subscript(self, accessor: n.Subscript) -> Step:
+        places: list[tuple[int | None, int | None, bool, Span]] = []
+        for entry in accessor.entries:
+            if isinstance(entry, n.Slice):
+                start = None if entry.start is None else self._input(entry.start)
+                stop = None if entry.stop is None else self._input(entry.stop)
+                places.append((start, stop, False, entry.span))
+            else:
+                places.append((self._input(entry), None, True, entry.span))
+        name = self.ref.tensor
+
+        def step(axes: list[Axis], values: Values) -> None:
+            kept = [i for i, a in enumerate(axes) if not a.dropped]
+            if len(places) > len(kept):
+                raise Mistake(accessor.span, f"{len(places)} indices, but {name} has {len(kept)} dimensions here")
+            for dim, (start_at, stop_at, is_index, span) in zip(kept, places, strict=False):
+                if len(axes[dim].segments) != 1:
+                    raise Mistake(span, f"{name} is in several pieces along dimension {dim}; index before cutting")
+                whole = axes[dim].segments[0]
+                start = 0 if start_at is None else _count(values[start_at], span, "an index")
+                stop = whole.size if stop_at is None else _count(values[stop_at], span, "an index")
+                if is_index:
+                    stop = start + 1
+                if not (0 <= start <= stop <= whole.size) or start == stop:
+                    inside = f"0 to {whole.size - 1}" if is_index else f"0:{whole.size}"
+                    given = str(start) if is_index else f"{start}:{stop}"
+                    raise Mistake(span, f"{name}[{given}] is outside dimension {dim}, which has {inside}")
+                axes[dim] = Axis((Interval(whole.start + start, whole.start + stop),), is_index)
+
+        return step

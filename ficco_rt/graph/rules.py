@@ -1,0 +1,182 @@
+"""What a legal op is: a list of rules, run on every op that `build` makes and on every graph given to `prove`.
+
+A rule returns what is wrong, or None. Shapes are logical (several segments count as one dimension).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ..region import Box, Region
+from . import ir
+from .ir import Tensor
+
+Tensors = Mapping[str, Tensor]
+
+
+def _size(region: Region) -> str:
+    return " × ".join(map(str, region.shape)) if region.shape else "one element"
+
+
+def _overlap(a: Region, b: Region) -> bool:
+    return (a.tensor, a.rank) == (b.tensor, b.rank) and any(x.meet(y) for x in a.boxes for y in b.boxes)
+
+
+def contiguous(region: Region, shape: tuple[int, ...]) -> bool:
+    """Is the region one run of memory in a row-major tensor of `shape`?"""
+    if len(region.boxes) != 1:
+        return False
+    box: Box = region.boxes[0]
+    cut = False
+    for a, b, extent in zip(reversed(box.start), reversed(box.stop), reversed(shape), strict=True):
+        if cut and b - a > 1:
+            return False
+        cut = cut or b - a < extent
+    return True
+
+
+def regions_lie_inside(op: ir.Op, tensors: Tensors) -> str | None:
+    """Every region is inside its tensor."""
+    for region in (*op.reads, *op.writes):
+        shape = tensors[region.tensor].shapes[region.rank]
+        for box in region.boxes:
+            if any(a < 0 or b > extent for a, b, extent in zip(box.start, box.stop, shape, strict=True)):
+                return f"{region} is outside {region.tensor}, which is {' × '.join(map(str, shape))}"
+    return None
+
+
+def inputs_are_not_written(op: ir.Op, tensors: Tensors) -> str | None:
+    """Inputs belong to the caller."""
+    for region in op.writes:
+        if tensors[region.tensor].kind == "input":
+            return f"{region.tensor} is an input and is never written; copy it to a scratch tensor first"
+    return None
+
+
+def copy_fits(op: ir.Op, tensors: Tensors) -> str | None:
+    """A copy moves equal shapes of one type, between this rank and at most one other, without overlap."""
+    if not isinstance(op, ir.Copy):
+        return None
+    if op.dst.shape != op.src.shape:
+        return f"copy from {op.src.tensor}, {_size(op.src)}, to {op.dst.tensor}, {_size(op.dst)}: the sizes differ"
+    a, b = tensors[op.src.tensor].dtype, tensors[op.dst.tensor].dtype
+    if a != b:
+        return f"copy from {op.src.tensor} ({a}) to {op.dst.tensor} ({b}): a copy does not change the type"
+    if op.where.rank not in (op.dst.rank, op.src.rank):
+        return f"rank {op.where.rank} copies between ranks {op.src.rank} and {op.dst.rank}; one of them must be its own"
+    if _overlap(op.dst, op.src):
+        return f"copy within {op.src.tensor}: source and destination overlap"
+    return None
+
+
+def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
+    """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands."""
+    if not isinstance(op, ir.Gemm):
+        return None
+    for region in (op.out, op.left, op.right):
+        if len(region.shape) != 2:
+            return f"gemm takes matrices; {region.tensor} has {len(region.shape)} dimensions here: {_size(region)}"
+    m, k = op.left.shape[::-1] if op.left_transposed else op.left.shape
+    k2, n = op.right.shape[::-1] if op.right_transposed else op.right.shape
+    product = f"{op.left.tensor} is {m} × {k} and {op.right.tensor} is {k2} × {n}"
+    if k != k2:
+        return f"{product}: the inner sizes differ"
+    if op.out.shape != (m, n):
+        return f"{product}, so the product is {m} × {n}, but {op.out.tensor} is {_size(op.out)}"
+    if k == 0 and m and n and not op.accumulate:
+        return f"{product}: nothing to add up; the inner size is 0"
+    left, right, out = (tensors[r.tensor].dtype for r in (op.left, op.right, op.out))
+    if left != right:
+        return f"{op.left.tensor} is {left} and {op.right.tensor} is {right}; a gemm takes one type"
+    if out not in (left, "fp32"):
+        return f"a product of {left} goes to {left} or fp32; {op.out.tensor} is {out}"
+    for operand in (op.left, op.right):
+        if _overlap(op.out, operand):
+            return f"gemm writes the part of {op.out.tensor} that it reads"
+    if not op.where.rank == op.out.rank == op.left.rank == op.right.rank:
+        return "a gemm works on its own rank's memory"
+    return None
+
+
+def reduce_fits(op: ir.Op, tensors: Tensors) -> str | None:
+    """All terms have the shape of the result; a term may be the result itself, not a shifted part of it."""
+    if not isinstance(op, ir.Reduce):
+        return None
+    own = tensors[op.out.tensor].dtype
+    for term in op.terms:
+        if term.shape != op.out.shape:
+            return f"reduce: {op.out.tensor} is {_size(op.out)}, the term {term.tensor} is {_size(term)}"
+        if tensors[term.tensor].dtype not in (own, "fp32") and own != "fp32":
+            return f"reduce: {op.out.tensor} is {own}, the term {term.tensor} is {tensors[term.tensor].dtype}"
+        if _overlap(op.out, term) and op.out != term:
+            return f"reduce: a term overlaps the part of {op.out.tensor} that is written"
+    if not op.terms:
+        return "reduce: there is no term to sum"
+    if op.out.rank != op.where.rank:
+        return "a reduce writes its own rank's memory"
+    return None
+
+
+def collective_fits(op: ir.Op, tensors: Tensors) -> str | None:
+    """A vendor collective works on contiguous memory of one type."""
+    if not isinstance(op, ir.Collective):
+        return None
+    for region in (op.dst, op.src):
+        if not contiguous(region, tensors[region.tensor].shapes[region.rank]):
+            return f"{op.kind}: {region.tensor} is not one run of memory here; take whole rows"
+    a, b = tensors[op.src.tensor].dtype, tensors[op.dst.tensor].dtype
+    if a != b:
+        return f"{op.kind} from {op.src.tensor} ({a}) to {op.dst.tensor} ({b}): a collective does not change the type"
+    if _overlap(op.dst, op.src) and not (op.kind == "all_reduce" and op.dst == op.src):
+        return f"{op.kind}: source and destination overlap"
+    ranks = len(tensors[op.src.tensor].shapes)
+    src, dst = op.src.shape, op.dst.shape
+    if not src or not dst:
+        return f"{op.kind} takes tensors with at least one dimension"
+    wanted = {
+        "all_reduce": src,
+        "all_gather": (src[0] * ranks, *src[1:]),
+        "reduce_scatter": (src[0] // ranks, *src[1:]),
+        "all_to_all": src,
+    }[op.kind]
+    if op.kind in ("reduce_scatter", "all_to_all") and src[0] % ranks:
+        return f"{op.kind}: the {src[0]} rows of {op.src.tensor} do not divide among {ranks} ranks"
+    if dst != wanted:
+        size = " × ".join(map(str, wanted))
+        return f"{op.kind} of {op.src.tensor}, {_size(op.src)}, gives {size}, but {op.dst.tensor} is {_size(op.dst)}"
+    return None
+
+
+def launch_fits(op: ir.Op, tensors: Tensors) -> str | None:
+    """A user kernel works on its own rank, on distinct outputs, with a grid that exists."""
+    if not isinstance(op, ir.Launch):
+        return None
+    if any(r.rank != op.where.rank for r in (*op.reads, *op.writes)):
+        return f"launch {op.kernel}: a kernel works on its own rank's memory"
+    for i, a in enumerate(op.writes):
+        if any(_overlap(a, b) for b in op.writes[i + 1 :]):
+            return f"launch {op.kernel}: two of the regions that it writes overlap"
+    if any(not 1 <= g < 2**31 for g in op.grid) or any(not 1 <= b <= 1024 for b in op.block):
+        return f"launch {op.kernel}: grid {op.grid} or block {op.block} is not possible"
+    return None
+
+
+# In this order: a later rule may rely on the earlier ones.
+RULES: tuple[Callable[[ir.Op, Tensors], str | None], ...] = (
+    inputs_are_not_written,
+    copy_fits,
+    gemm_fits,
+    reduce_fits,
+    collective_fits,
+    launch_fits,
+    regions_lie_inside,
+)
+
+
+def broken(op: ir.Op, tensors: Tensors) -> str | None:
+    """The first broken rule's message, or None."""
+    for rule in RULES:
+        message = rule(op, tensors)
+        if message is not None:
+            return message
+    return None

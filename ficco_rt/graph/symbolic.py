@@ -1,0 +1,278 @@
+"""Symbolic values: what every element of a tensor holds, as an exact formal sum over the inputs.
+
+A value describes all elements of a box at once. An element at coordinates x holds
+
+    Σ inputs   I@r[f(x)]                      a copy of an input element, once or several times
+  + Σ products Σ_{k in intervals} L@p[g(x,k)] · R@q[h(x,k)]
+
+where f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
+Coordinates are those of the tensor that holds the value, so cutting a box never changes its value.
+
+Values are interned: equal values are one object within an `Algebra`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..region import Box, BoxMap, Interval, Region
+
+FIXED = -1  # the coordinate is `offset` itself
+SUMMED = -2  # the coordinate is k + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinate:
+    """One coordinate of a source element: x[axis] + offset, or FIXED, or SUMMED."""
+
+    axis: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """An input's element, found from the coordinates of the element that holds it."""
+
+    tensor: str
+    rank: int
+    index: tuple[Coordinate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A pair of factors of a product. The left factor's summed coordinate has offset 0."""
+
+    left: Element
+    right: Element
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """A formal sum. Intervals of a term are sorted; those that touch are joined, those that overlap stay apart."""
+
+    inputs: tuple[tuple[Element, int], ...]  # element, how many times
+    products: tuple[tuple[Term, tuple[Interval, ...]], ...]
+    opaque: tuple[str, ...]  # what the proof does not see into, as text
+
+
+class Unwritten:
+    """The value of an element that nothing has written. A class of its own: it is no sum."""
+
+    def __repr__(self) -> str:
+        return "UNWRITTEN"
+
+
+UNWRITTEN = Unwritten()
+Value: TypeAlias = "Sum | Unwritten"
+Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
+
+
+class Algebra:
+    """Makes values. One object a proof: its tables hold every value that the proof has met."""
+
+    def __init__(self) -> None:
+        self._sums: dict[Sum, Sum] = {}
+        self._moved: dict[tuple[int, tuple[tuple[int, int], ...]], Sum] = {}
+        self._added: dict[tuple[int, int], Sum] = {}
+        self._products: dict[tuple[int, int, int, int, int], Sum] = {}
+        self.zero = self._intern(Sum((), (), ()))
+
+    def _intern(self, value: Sum) -> Sum:
+        return self._sums.setdefault(value, value)
+
+    def opaque(self, text: str) -> Sum:
+        return self._intern(Sum((), (), (text,)))
+
+    def element(self, tensor: str, rank: int, dims: int) -> Sum:
+        """An input tensor before anything has happened: every element is itself."""
+        index = tuple(Coordinate(d, 0) for d in range(dims))
+        return self._intern(Sum(((Element(tensor, rank, index), 1),), (), ()))
+
+    # -- change of coordinates
+
+    def moved(self, value: Sum, axes: tuple[tuple[int, int], ...]) -> Sum:
+        """`value` in new coordinates: old coordinate d is new[axis] + offset for axes[d] = (axis, offset)."""
+        key = (id(value), axes)
+        found = self._moved.get(key)
+        if found is None:
+
+            def coordinate(c: Coordinate) -> Coordinate:
+                if c.axis < 0:
+                    return c
+                axis, offset = axes[c.axis]
+                return Coordinate(axis, c.offset + offset)
+
+            def element(e: Element) -> Element:
+                return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.index))
+
+            found = self._make(
+                ((element(e), n) for e, n in value.inputs),
+                ((Term(element(t.left), element(t.right)), ks) for t, ks in value.products),
+                value.opaque,
+            )
+            self._moved[key] = found
+        return found
+
+    # -- sums and products
+
+    def add(self, a: Sum, b: Sum) -> Sum:
+        key = (id(a), id(b))
+        found = self._added.get(key)
+        if found is None:
+            found = self._make((*a.inputs, *b.inputs), (*a.products, *b.products), (*a.opaque, *b.opaque))
+            self._added[key] = found
+        return found
+
+    def product(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
+        """Σ over k of left · right, where k is coordinate `left_axis` of the left and `right_axis` of the right
+        value (both logical matrices); the result's coordinates are (row of left, column of right)."""
+        key = (id(left), id(right), k.start * 2**32 + k.stop, left_axis, right_axis)
+        found = self._products.get(key)
+        if found is None:
+            for side in (left, right):
+                if side.products or side.opaque:
+                    what = side.opaque[0] if side.opaque else "a product of products"
+                    found = self.opaque(what)
+                    break
+            else:
+                found = self._multiply(left, right, k, left_axis, right_axis)
+            self._products[key] = found
+        return found
+
+    def _multiply(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
+        products = []
+        for a, times_a in left.inputs:
+            for b, times_b in right.inputs:
+                # k runs over the left source's own coordinate, so that pieces of one sum can join
+                sources = [c for c in a.index if c.axis == left_axis]
+                shift = sources[0].offset if sources else 0
+                x = _contracted(a, left_axis, 0, shift)
+                y = _contracted(b, right_axis, 1, shift)
+                interval = Interval(k.start + shift, k.stop + shift)
+                products.append((Term(x, y), (interval,) * (times_a * times_b)))
+        return self._make((), products, ())
+
+    def _make(
+        self,
+        inputs: Iterable[tuple[Element, int]],
+        products: Iterable[tuple[Term, tuple[Interval, ...]]],
+        opaque: tuple[str, ...],
+    ) -> Sum:
+        times: dict[Element, int] = {}
+        for e, n in inputs:
+            times[e] = times.get(e, 0) + n
+        terms: dict[Term, tuple[Interval, ...]] = {}
+        for term, ks in products:
+            terms[term] = joined((*terms[term], *ks)) if term in terms else ks if len(ks) == 1 else joined(ks)
+        return self._intern(
+            Sum(
+                tuple(sorted(times.items(), key=_element_key)) if len(times) > 1 else tuple(times.items()),
+                tuple(sorted(terms.items(), key=_term_key)) if len(terms) > 1 else tuple(terms.items()),
+                tuple(sorted(set(opaque))),
+            )
+        )
+
+
+def _contracted(e: Element, axis: int, kept: int, shift: int) -> Element:
+    """A factor: its coordinate `axis` becomes the summed one, its other one becomes coordinate `kept`."""
+
+    def coordinate(c: Coordinate) -> Coordinate:
+        if c.axis < 0:
+            return c
+        return Coordinate(SUMMED, c.offset - shift) if c.axis == axis else Coordinate(kept, c.offset)
+
+    return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.index))
+
+
+def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Sorted, with intervals that touch joined. Overlapping ones are cut where they overlap, and the
+    part that is there n times stands n times: a sum taken twice must stay visible."""
+    marks: dict[int, int] = {}
+    for i in intervals:
+        marks[i.start] = marks.get(i.start, 0) + 1
+        marks[i.stop] = marks.get(i.stop, 0) - 1
+    out: list[Interval] = []
+    depth, begin = 0, 0
+    for at in sorted(marks):
+        if marks[at] == 0:
+            continue
+        out.extend([Interval(begin, at)] * depth)
+        depth, begin = depth + marks[at], at
+    return tuple(out)
+
+
+def _element_key(item: tuple[Element, int]) -> tuple[object, ...]:
+    e = item[0]
+    return (e.tensor, e.rank, tuple((c.axis, c.offset) for c in e.index))
+
+
+def _term_key(item: tuple[Term, tuple[Interval, ...]]) -> tuple[object, ...]:
+    return (_element_key((item[0].left, 1)), _element_key((item[0].right, 1)))
+
+
+# ---------------------------------------------------------------- values of whole regions
+
+
+def multiply(algebra: Algebra, left: Pieces, right: Pieces, shape: tuple[int, int]) -> Pieces:
+    """The matrix product of two logical matrices given by pieces: [m, k] · [k, n], shape (m, n)."""
+    if len(left) == 1 and len(right) == 1:
+        (box, a), (_, b) = left[0], right[0]
+        value = algebra.product(a, b, Interval(0, box.stop[1]), 1, 0)
+        return [(Box((0, 0), shape), value)] if all(shape) else []
+    if not all(shape):
+        return []
+    total: BoxMap[Sum] = BoxMap(shape, algebra.zero)
+    for x, a in left:
+        for y, b in right:
+            start, stop = max(x.start[1], y.start[0]), min(x.stop[1], y.stop[0])
+            if start < stop:
+                value = algebra.product(a, b, Interval(start, stop), 1, 0)
+                box = Box((x.start[0], y.start[1]), (x.stop[0], y.stop[1]))
+                total.update(box, lambda old, value=value: algebra.add(old, value))  # type: ignore[misc]
+    return list(total.items(Box((0, 0), shape)))
+
+
+def transposed(algebra: Algebra, pieces: Pieces) -> Pieces:
+    """Rows for columns."""
+    return [
+        (Box(box.start[::-1], box.stop[::-1]), algebra.moved(value, ((1, 0), (0, 0)))) for box, value in pieces
+    ]
+
+
+def added(algebra: Algebra, parts: list[Pieces], shape: tuple[int, ...]) -> Pieces:
+    """The elementwise sum of several logical arrays of one shape."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(len(p) == 1 for p in parts):
+        value = parts[0][0][1]
+        for p in parts[1:]:
+            value = algebra.add(value, p[0][1])
+        return [(parts[0][0][0], value)]
+    total: BoxMap[Sum] = BoxMap(shape, algebra.zero)
+    for pieces in parts:
+        for box, value in pieces:
+            total.update(box, lambda old, value=value: algebra.add(old, value))  # type: ignore[misc]
+    return list(total.items(Box((0,) * len(shape), shape)))
+
+
+def to_logical(algebra: Algebra, region: Region, tensor_box: Box, logical_box: Box, value: Sum) -> Sum:
+    """A tensor's value inside one box of a region, in the region's logical coordinates."""
+    axes, kept = [], 0
+    for d, axis in enumerate(region.axes):
+        if axis.dropped:
+            axes.append((FIXED, tensor_box.start[d]))
+        else:
+            axes.append((kept, tensor_box.start[d] - logical_box.start[kept]))
+            kept += 1
+    return algebra.moved(value, tuple(axes))
+
+
+def to_tensor(algebra: Algebra, region: Region, tensor_box: Box, logical_box: Box, value: Sum) -> Sum:
+    """The other way: a logical value as the tensor's elements hold it."""
+    axes = []
+    kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
+    for logical, d in enumerate(kept):
+        axes.append((d, logical_box.start[logical] - tensor_box.start[d]))
+    return algebra.moved(value, tuple(axes))

@@ -1,0 +1,63 @@
+"""The shipped schedules: found in a checkout and in an installed package alike."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import UsageError
+
+SUFFIX = ".ficco"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A shipped schedule: `ag_gemm/serial`, its file, and the first comment line of it."""
+
+    name: str
+    path: Path
+    title: str
+
+
+def root() -> Path:
+    """The folder of the shipped schedules."""
+    here = Path(__file__).resolve().parent
+    installed = here / "schedules"
+    return installed if installed.is_dir() else here.parent / "schedules"
+
+
+def entries() -> tuple[Entry, ...]:
+    """All shipped schedules, by name."""
+    base = root()
+    return tuple(
+        Entry(str(path.relative_to(base).with_suffix("").as_posix()), path, title(path))
+        for path in sorted(base.rglob(f"*{SUFFIX}"))
+    )
+
+
+def title(path: Path) -> str:
+    """What a schedule says of itself: its first comment line."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("#"):
+            return line.lstrip("# ").rstrip()
+        if line.strip():
+            break
+    return ""
+
+
+def find(name: str) -> Path:
+    """The file of a schedule: a path as given, or a library name with or without the suffix."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UsageError(f"{name} is a folder; name a {SUFFIX} file in it")
+    known = {e.name: e.path for e in entries()}
+    wanted = name.removesuffix(SUFFIX).removeprefix("schedules/")
+    if wanted in known:
+        return known[wanted]
+    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    near += [k for k in known if k.split("/")[-1] == wanted.split("/")[-1] and k not in near]
+    hint = f"; did you mean {' or '.join(near[:3])}?" if near else "; 'ficco list' names the shipped ones"
+    raise UsageError(f"there is no schedule '{name}'{hint}")

@@ -1,0 +1,227 @@
+"""Exact parts of tensors: intervals, boxes, regions, and a map that holds a value for every element.
+
+All coordinates are elements, half open, counted from 0 in the tensor of one rank.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Generic, TypeVar
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interval:
+    """start ≤ i < stop along one dimension."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.start}:{self.stop}"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One rectangle of a tensor, with as many coordinates as the tensor has dimensions."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def elements(self) -> int:
+        n = 1
+        for a, b in zip(self.start, self.stop, strict=True):
+            n *= b - a
+        return n
+
+    def meet(self, other: Box) -> Box | None:
+        """The common part, or None."""
+        start = tuple(map(max, self.start, other.start))
+        stop = tuple(map(min, self.stop, other.stop))
+        return Box(start, stop) if all(a < b for a, b in zip(start, stop, strict=True)) else None
+
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What a region takes of one dimension: pieces in their logical order.
+
+    `dropped` marks a dimension fixed by an index: one element, absent from the region's shape.
+    """
+
+    segments: tuple[Interval, ...]
+    dropped: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(s.stop - s.start for s in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of one rank's tensor: the product of its axes. Several segments on an axis make one
+    logical dimension by concatenation, in order; that is what a fused operand is."""
+
+    tensor: str
+    rank: int
+    axes: tuple[Axis, ...]
+    shape: tuple[int, ...] = field(init=False, compare=False, repr=False)  # without dropped dimensions
+    boxes: tuple[Box, ...] = field(init=False, compare=False, repr=False)  # the first axis runs slowest
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(a.size for a in self.axes if not a.dropped))
+        boxes = []
+        for segments in product(*(a.segments for a in self.axes)):
+            boxes.append(Box(tuple(s.start for s in segments), tuple(s.stop for s in segments)))
+        object.__setattr__(self, "boxes", tuple(boxes))
+
+    @property
+    def elements(self) -> int:
+        n = 1
+        for axis in self.axes:
+            n *= axis.size
+        return n
+
+    def logical_boxes(self) -> Iterator[tuple[Box, Box]]:
+        """Each box of the tensor with the box that it fills in the region's own (logical) coordinates."""
+        spans: list[list[tuple[Interval, Interval]]] = []
+        for axis in self.axes:
+            at = 0
+            pairs = []
+            for s in axis.segments:
+                pairs.append((s, Interval(at, at + s.size)))
+                at += s.size
+            spans.append(pairs)
+        kept = [i for i, a in enumerate(self.axes) if not a.dropped]
+        for choice in product(*spans):
+            tensor = Box(tuple(c[0].start for c in choice), tuple(c[0].stop for c in choice))
+            logical = Box(tuple(choice[i][1].start for i in kept), tuple(choice[i][1].stop for i in kept))
+            yield tensor, logical
+
+    def __str__(self) -> str:
+        def show(axis: Axis) -> str:
+            if axis.dropped:
+                return str(axis.segments[0].start)
+            return "+".join(map(str, axis.segments))
+
+        return f"{self.tensor}@{self.rank}[{', '.join(map(show, self.axes))}]"
+
+
+def whole(tensor: str, rank: int, shape: tuple[int, ...]) -> Region:
+    """All of a tensor."""
+    return Region(tensor, rank, tuple(Axis((Interval(0, n),)) for n in shape))
+
+
+def describe(box: Box) -> str:
+    """`rows 0–1023, columns 0–511` for people: inclusive ends; leading dimensions as indices."""
+
+    def span(a: int, b: int) -> str:
+        return str(a) if b - a == 1 else f"{a}–{b - 1}"
+
+    if len(box.start) == 1:
+        return f"rows {span(box.start[0], box.stop[0])}"
+    *lead, row, column = zip(box.start, box.stop, strict=True)
+    text = f"rows {span(*row)}, columns {span(*column)}"
+    if lead:
+        text = "[" + ", ".join(span(a, b) for a, b in lead) + "] " + text
+    return text
+
+
+V = TypeVar("V")
+
+
+class BoxMap(Generic[V]):
+    """A value for every element of a tensor, kept by boxes.
+
+    The first dimension is cut into bands; a band holds the map of the remaining dimensions, the
+    last dimension holds the values. Values must be immutable: a split shares them. Neighbours that
+    hold the same object (`is`) are joined again, so that a tensor filled piece by piece with one
+    value costs as much as a tensor filled at once.
+    """
+
+    __slots__ = ("starts", "extent", "cells", "leaf")
+
+    def __init__(self, shape: tuple[int, ...], value: V) -> None:
+        self.starts = [0]
+        self.extent = shape[0]
+        self.leaf = len(shape) == 1
+        self.cells: list[V | BoxMap[V]] = [value if self.leaf else BoxMap(shape[1:], value)]
+
+    def _copy(self) -> BoxMap[V]:
+        new: BoxMap[V] = BoxMap.__new__(BoxMap)
+        new.starts = self.starts.copy()
+        new.extent = self.extent
+        new.leaf = self.leaf
+        new.cells = self.cells.copy() if self.leaf else [c._copy() for c in self.cells]  # type: ignore[union-attr]
+        return new
+
+    def _same(self, a: V | BoxMap[V], b: V | BoxMap[V]) -> bool:
+        if self.leaf:
+            return a is b
+        assert isinstance(a, BoxMap) and isinstance(b, BoxMap)
+        return a.starts == b.starts and all(a._same(x, y) for x, y in zip(a.cells, b.cells, strict=True))
+
+    def _split(self, at: int) -> int:
+        """Make `at` the start of a band; the band's index."""
+        i = bisect_left(self.starts, at)
+        if i < len(self.starts) and self.starts[i] == at:
+            return i
+        if at >= self.extent:
+            return len(self.starts)
+        self.starts.insert(i, at)
+        cell = self.cells[i - 1]
+        self.cells.insert(i, cell._copy() if isinstance(cell, BoxMap) else cell)
+        return i
+
+    def update(self, box: Box, change: Callable[[V], V]) -> None:
+        """Replace every value inside `box` by `change(value)`."""
+        self._update(box.start, box.stop, 0, change)
+
+    def _update(self, start: tuple[int, ...], stop: tuple[int, ...], dim: int, change: Callable[[V], V]) -> None:
+        first = self._split(start[dim])
+        last = self._split(stop[dim])
+        cells = self.cells
+        if self.leaf:
+            for i in range(first, last):
+                cells[i] = change(cells[i])  # type: ignore[arg-type]
+        else:
+            for i in range(first, last):
+                cells[i]._update(start, stop, dim + 1, change)  # type: ignore[union-attr]
+        # join equal neighbours, from the band after the last to the first, so that indices stay valid
+        for i in range(min(last, len(cells) - 1), max(first, 1) - 1, -1):
+            if self._same(cells[i - 1], cells[i]):
+                del cells[i], self.starts[i]
+
+    def items(self, box: Box) -> Iterator[tuple[Box, V]]:
+        """The pieces that fill `box`, each cut to it, in order."""
+        for start, stop, value in self._items(box.start, box.stop, 0):
+            yield Box(start, stop), value
+
+    def _items(
+        self, start: tuple[int, ...], stop: tuple[int, ...], dim: int
+    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], V]]:
+        starts, cells = self.starts, self.cells
+        i = bisect_right(starts, start[dim]) - 1
+        n = len(starts)
+        while i < n and starts[i] < stop[dim]:
+            low = max(starts[i], start[dim])
+            high = min(starts[i + 1] if i + 1 < n else self.extent, stop[dim])
+            if self.leaf:
+                yield (low,), (high,), cells[i]  # type: ignore[misc]
+            else:
+                for inner_start, inner_stop, value in cells[i]._items(start, stop, dim + 1):  # type: ignore[union-attr]
+                    yield (low, *inner_start), (high, *inner_stop), value
+            i += 1

@@ -1,0 +1,53 @@
+"""What happened when: the one timing record, filled alike by every driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Clock: TypeAlias = Literal["device", "virtual"]
+Kind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One thing that a stream did, or waited for. Times in microseconds from the run's start."""
+
+    rank: int
+    stream: int
+    kind: Kind
+    label: str  # e.g. "gather  A → G@3 rows 512–1023"
+    stage: str
+    start: float
+    stop: float
+    place: str  # file:line of the schedule
+    bytes: int = 0
+    flops: int = 0
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A stream of a rank, a line of a timeline."""
+
+    stream: int
+    rank: int
+    name: str
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A run's record. `clock` says whether times were measured on a device or modelled for a machine."""
+
+    schedule: str
+    machine: str
+    clock: Clock
+    ranks: int
+    lanes: tuple[Lane, ...]
+    spans: tuple[Span, ...]
+
+    @property
+    def duration(self) -> float:
+        """Microseconds from the start to the last span's end."""
+        return max((s.stop for s in self.spans), default=0.0)
