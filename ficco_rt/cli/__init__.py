@@ -1,0 +1,1 @@
+"""`ficco-run` and `ficco VERB`: the only place that prints, writes files and exits."""

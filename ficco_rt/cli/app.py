@@ -1,0 +1,208 @@
+"""The command line as click sees it: names, options, help. What the commands do is imported when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_EXITS = (
+    "Exit codes: 0 ok, 1 the schedule is wrong, 2 usage, 3 device or driver, 4 the numbers are wrong, 5 a bug of ours."
+)
+
+
+def _number(least: int, most: int) -> Callable[[object], int]:
+    """An option's type: a whole number in a range, without click's own words for it in every help line."""
+
+    def convert(text: object) -> int:
+        try:
+            number = int(str(text)) if len(str(text)) < 30 else most + 1
+        except ValueError:
+            number = least - 1
+        if not least <= number <= most:
+            raise click.BadParameter(f"'{text}' is not a whole number from {least} to {most}")
+        return number
+
+    return convert
+
+
+def _options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    def add(function: F) -> F:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return add
+
+
+def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from .common import version
+
+        click.echo(f"ficco {version()}")
+        context.exit()
+
+
+_version_option = click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
+)
+_gpus = click.option(
+    "--gpus", "-n", type=_number(1, 1024), metavar="N", help="Ranks, one a GPU.  [default: 8, or the plan's own]"
+)
+_set = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. Repeatable.",
+)
+_machine = click.option(
+    "--machine", metavar="NAME", help="The stored machine to compile for and to model time on.  [default: h200-switch]"
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
+
+_run_options = _options(
+    click.argument("target", metavar="SCHEDULE|plan.json"),
+    _gpus,
+    _set,
+    click.option("--backend", default="auto", metavar="auto|host", help="What runs it.  [default: auto]"),
+    _machine,
+    click.option(
+        "--order",
+        default="fifo",
+        metavar="fifo|random:SEED|adversarial",
+        help="Which of the commands that may run the host backend runs first.  [default: fifo]",
+    ),
+    click.option(
+        "--iters",
+        type=_number(1, 1_000_000),
+        default=1,
+        metavar="N",
+        help="Timed runs; the median counts.  [default: 1: the virtual clock repeats itself]",
+    ),
+    click.option(
+        "--warmup",
+        type=_number(0, 1_000_000),
+        default=0,
+        metavar="N",
+        help="Runs before the timed ones.  [default: 0]",
+    ),
+    click.option("--no-verify", is_flag=True, help="Do not compare the result with a reference."),
+    click.option(
+        "--seed",
+        type=_number(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="Seed of the random inputs.  [default: 0]",
+    ),
+    click.option(
+        "--trace", metavar="FILE.json", help="Write what happened when, for ui.perfetto.dev and `ficco timeline`."
+    ),
+    click.option("--timeline", metavar="FILE.svg|html", help="Draw what happened when."),
+    click.option("--emit", type=click.Choice(["graph", "plan", "plan-json"]), help="Print this instead of running."),
+    _json,
+)
+
+
+def _run(**options: Any) -> int:
+    from .run import Options, run
+
+    return run(Options(**options))
+
+
+@click.command("ficco-run", context_settings=_SETTINGS, epilog=_EXITS, no_args_is_help=True)
+@_run_options
+@_version_option
+def run(**options: Any) -> int:
+    """Compile a schedule, run it, and say how right and how fast it is.
+
+    SCHEDULE is a .ficco file or a name in the library (see `ficco list`), such as ag_gemm/hetero_fused_1d.
+    """
+    return _run(**options)
+
+
+@click.group("ficco", context_settings=_SETTINGS, epilog=_EXITS, no_args_is_help=True)
+@_version_option
+def ficco() -> None:
+    """Schedules that overlap computation and communication: check, run, explain and draw them."""
+
+
+@ficco.command("run", epilog=_EXITS, no_args_is_help=True)
+@_run_options
+def run_verb(**options: Any) -> int:
+    """The same as `ficco-run`."""
+    return _run(**options)
+
+
+@ficco.command("check", no_args_is_help=True)
+@click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...")
+@click.option("--gpus", "-n", default=None, metavar="N,N,...", help="Numbers of ranks to check at.  [default: 8]")
+@_set
+@_machine
+@_json
+def check(**options: Any) -> int:
+    """Prove schedules and check their plans, without running them."""
+    from .check import check
+
+    return check(**options)
+
+
+@ficco.command("fmt", no_args_is_help=True)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--check", "check_only", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
+def fmt(**options: Any) -> int:
+    """Format schedules in place; `-` formats standard input to standard output."""
+    from .fmt import fmt
+
+    return fmt(**options)
+
+
+@ficco.command("compile", no_args_is_help=True)
+@click.argument("target", metavar="SCHEDULE")
+@_gpus
+@_set
+@_machine
+@click.option("--output", "-o", metavar="plan.json", help="The file to write.  [default: standard output]")
+def compile_verb(**options: Any) -> int:
+    """Write the proven, checked plan of a schedule as JSON."""
+    from .compile import compile_plan
+
+    return compile_plan(**options)
+
+
+@ficco.command("list")
+@_json
+def list_verb(**options: Any) -> int:
+    """The schedules that come with ficco."""
+    from .listing import list_library
+
+    return list_library(**options)
+
+
+@ficco.command("explain", no_args_is_help=True)
+@click.argument("target", metavar="SCHEDULE")
+@_gpus
+@_set
+@_machine
+@_json
+def explain(**options: Any) -> int:
+    """Tell in plain words what a schedule does: stages, bytes a link, operations, memory, what waits for what."""
+    from .explain import explain
+
+    return explain(**options)
+
+
+@ficco.command("timeline", no_args_is_help=True)
+@click.argument("trace", metavar="trace.json")
+@click.option(
+    "--output", "-o", metavar="FILE.svg|html", help="The picture to write.  [default: a sketch on the terminal]"
+)
+def timeline(**options: Any) -> int:
+    """Draw a trace that `ficco-run --trace` wrote."""
+    from .timeline import draw_file
+
+    return draw_file(**options)

@@ -1,0 +1,105 @@
+"""`ficco check`."""
+
+from __future__ import annotations
+
+import sys
+
+from ficco_dsl.diagnostics import Diagnostic
+
+from ..errors import exit_code
+from ..plan.ir import Plan, WaitEvent, WaitFlag
+from .common import Job, Request, compile_job, count, gpu_list, is_plan, join_words, unproven_outputs
+from .console import Progress
+from .report import as_ours, diagnostic_record, error_record, error_text, print_json, warn
+
+
+def check(
+    targets: tuple[str, ...], gpus: str | None, settings: tuple[str, ...], machine: str | None, as_json: bool
+) -> int:
+    """Check every target at every number of ranks; one that is wrong does not hide the others."""
+    numbers = gpu_list(gpus) if gpus else (None,)
+    progress = Progress()
+    results: list[dict[str, object]] = []
+    told: set[Diagnostic] = set()
+    worst = 0
+    for target in targets:
+        for ranks in (None,) if is_plan(target) and gpus is None else numbers:
+            try:
+                job = compile_job(Request(target, ranks, settings, machine), progress)
+            except Exception as caught:  # noqa: BLE001  told at once, then the next target has its turn
+                error = as_ours(caught)
+                worst = max(worst, exit_code(error))
+                results.append({"target": target, "ranks": ranks, "ok": False, "error": error_record(error)})
+                if not as_json:
+                    sys.stdout.flush()
+                    sys.stderr.write(error_text(error, "ficco check") + "\n")
+                continue
+            results.append(_record(target, job))
+            warn(tuple(d for d in job.warnings if d not in told))
+            told.update(job.warnings)
+            if not as_json:
+                sys.stdout.write(f"{target}: {_sentence(job)}\n")
+    if as_json:
+        print_json({"ok": worst == 0, "results": results})
+    return worst
+
+
+def waits(plan: Plan) -> int:
+    """Waits of a plan: on streams, and of the works of streamed launches."""
+    from ..plan.ir import Launch
+
+    total = 0
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, WaitEvent | WaitFlag):
+                total += 1
+            elif isinstance(command, Launch):
+                total += sum(len(work.waits) for work in command.works)
+    return total
+
+
+def operations(plan: Plan) -> int:
+    """Operations of the schedule that a plan carries out, on all ranks."""
+    from ..plan.ir import CollectiveCall, CopyAsync, Launch
+
+    ops: set[int] = set()
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, CopyAsync):
+                ops.update(t.op for t in command.transfers)
+            elif isinstance(command, Launch):
+                ops.update(w.op for w in command.works)
+            elif isinstance(command, CollectiveCall):
+                ops.add(command.op)
+    return len(ops)
+
+
+def proof_words(plan: Plan, stored: bool = False) -> str:
+    """`proven`, or which outputs are not. A stored plan is checked for order; its graph is not there to prove."""
+    unproven = unproven_outputs(plan)
+    if unproven:
+        return f"UNPROVEN {join_words(unproven)}"
+    return "proven when compiled" if stored else "proven"
+
+
+def _sentence(job: Job) -> str:
+    plan = job.plan
+    parts = [proof_words(plan, job.graph is None), "no race, no deadlock"]
+    parts += [count(operations(plan), "operation"), count(len(plan.streams), "stream"), count(waits(plan), "wait")]
+    return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}"
+
+
+def _record(target: str, job: Job) -> dict[str, object]:
+    plan = job.plan
+    return {
+        "target": target,
+        "schedule": plan.schedule,
+        "ranks": plan.ranks,
+        "ok": True,
+        "proven": job.graph is not None and not unproven_outputs(plan),
+        "unproven": unproven_outputs(plan),
+        "operations": operations(plan),
+        "streams": len(plan.streams),
+        "waits": waits(plan),
+        "warnings": [diagnostic_record(d) for d in job.warnings],
+    }

@@ -1,0 +1,159 @@
+"""Words on a terminal: colours where they are wanted, diagnostics with their source line, progress, tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+_STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "blue": "1;34", "cyan": "36"}
+_SHOWN = 120  # columns of a source line that are shown
+_SLOW = 1.0  # seconds after which a step says that it is running
+_BIG = 16 << 20  # source files above this are not read for their lines
+
+
+class Style:
+    """Puts words into colours if the stream is a terminal that wants them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        wanted = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self.on = wanted and stream.isatty()
+
+    def __call__(self, text: str, style: str) -> str:
+        return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if self.on else text
+
+    def rgb(self, text: str, colour: str) -> str:
+        """Text in a colour such as `#2f6fb8`."""
+        if not self.on:
+            return text
+        red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+        return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+class Sources:
+    """The lines that spans point at. `known` holds texts that are not files, such as standard input."""
+
+    def __init__(self, known: Mapping[str, str] | None = None) -> None:
+        self._lines = {path: text.splitlines() for path, text in (known or {}).items()}
+
+    def line(self, span: Span) -> str | None:
+        """The span's first line, or None where there is no such text any more."""
+        if span.path not in self._lines:
+            self._lines[span.path] = _read_lines(span.path)
+        lines = self._lines[span.path]
+        return lines[span.line - 1] if 0 < span.line <= len(lines) else None
+
+
+def show_diagnostic(diagnostic: Diagnostic, sources: Sources, style: Style, kind: str = "") -> str:
+    """The message with its place, the source line with a caret, notes and help."""
+    label = style(kind, "yellow") if kind == "warning: " else style(kind, "red")
+    lines = [f"{style(str(diagnostic.span), 'bold')}: {label}{diagnostic.message}"]
+    lines += _excerpt(diagnostic.span, sources, style, "red" if kind != "warning: " else "yellow")
+    for note in diagnostic.notes:
+        place = f"{note.span}: " if note.span else ""
+        lines.append(f"  {style('note:', 'cyan')} {place}{note.text}")
+        if note.span:
+            lines += _excerpt(note.span, sources, style, "cyan")
+    if diagnostic.help:
+        lines.append(f"  {style('help:', 'green')} {diagnostic.help}")
+    return "\n".join(lines)
+
+
+def _excerpt(span: Span, sources: Sources, style: Style, colour: str) -> list[str]:
+    text = sources.line(span)
+    if text is None or not text.strip():
+        return []
+    start = span.column - 1
+    stop = span.end_column - 1 if span.end_line == span.line else len(text)
+    stop = max(min(stop, len(text.rstrip())), start + 1)
+    first = max(0, start - _SHOWN // 2) if len(text) > _SHOWN else 0
+    cut = text[first : first + _SHOWN]
+    before, after = ("…" if first else ""), ("…" if first + _SHOWN < len(text) else "")
+    shown = "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in cut)
+    lead = "".join("\t" if c == "\t" else " " * _width(c) for c in text[first:start])
+    carets = "^" * max(1, sum(map(_width, cut[start - first : stop - first])))
+    number = str(span.line)
+    gutter = style(f"{number:>5} |", "dim")
+    blank = style(f"{'':>5} |", "dim")
+    return [f"{gutter} {before}{shown.rstrip()}{after}", f"{blank} {' ' * len(before)}{lead}{style(carets, colour)}"]
+
+
+def _width(character: str) -> int:
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 0 if unicodedata.combining(character) else 1
+
+
+def _read_lines(path: str) -> list[str]:
+    try:
+        if os.path.getsize(path) > _BIG or not os.path.isfile(path):
+            return []
+        return Path(path).read_bytes().decode("utf-8", "replace").splitlines()
+    except (OSError, ValueError):
+        return []
+
+
+class Progress:
+    """Says on stderr what is going on, once a step takes more than a second."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self.part: float | None = None  # how much of the step is done, where it is known
+
+    def report(self, part: float) -> None:
+        """`part` of the step, 0 … 1, is done."""
+        self.part = part
+
+    @contextmanager
+    def step(self, words: str) -> Iterator[None]:
+        """While the block runs, `words` say what it does."""
+        done = threading.Event()
+        self.part = None
+        watcher = threading.Thread(target=self._watch, args=(words, done), daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def _watch(self, words: str, done: threading.Event) -> None:
+        start = time.monotonic()
+        if done.wait(_SLOW):
+            return
+        if not self._live:
+            self._say(f"{words} …\n")
+            return
+        while True:
+            part = f", {100 * self.part:.0f} %" if self.part is not None else ""
+            self._say(f"\r\x1b[K{words} … {time.monotonic() - start:.0f} s{part}")
+            if done.wait(0.25):
+                self._say("\r\x1b[K")
+                return
+
+    def _say(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody listens: progress is not worth an error
+            return
+
+
+def table(rows: Iterable[Sequence[str]], indent: str = "  ", right: frozenset[int] = frozenset()) -> str:
+    """Columns of equal width, two spaces apart; the columns in `right` are flush right."""
+    cells = [list(row) for row in rows]
+    widths = [
+        max((len(row[i]) for row in cells if i < len(row)), default=0) for i in range(max(map(len, cells), default=0))
+    ]
+    lines = []
+    for row in cells:
+        parts = [c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(row)]
+        lines.append((indent + "  ".join(parts)).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,178 @@
+"""What every drawing of a trace shares: colours, rows, round numbers, and how busy a rank is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from ..trace import Span, Trace
+
+# Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
+# White text is readable on each, and each on white and on near-black.
+_FAMILIES = {
+    "moves": ("#2f6fb8", "#1d8a99", "#6a5acd", "#4a86a8", "#3556a8", "#7b6fb0"),
+    "computes": ("#dc7430", "#b9517c", "#b08a1c", "#c4504a", "#8f6b4a", "#9c4fa0"),
+    "sums": ("#4f8a3d", "#2f8f6b", "#7a8f2e"),
+}
+_FAMILY_OF = {
+    "copy": "moves",
+    "collective": "moves",
+    "gemm": "computes",
+    "kernel": "computes",
+    "reduce": "sums",
+    "wait": "moves",
+}
+COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
+MOVE_KINDS = frozenset(("copy", "collective"))
+
+
+@dataclass(frozen=True, slots=True)
+class StageColour:
+    """A stage (all its iterations) and the colour of its spans."""
+
+    name: str
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """How one rank spent the run, in microseconds."""
+
+    compute: float  # at least one stream computed
+    moving: float  # at least one stream moved data
+    exposed: float  # data moved, nothing computed
+
+
+def base_name(stage: str) -> str:
+    """`mm[3]`, an iteration of a stage, counts as `mm`."""
+    return stage.split("[", 1)[0]
+
+
+def stage_colours(trace: Trace) -> tuple[StageColour, ...]:
+    """Every stage in order of its first work, coloured by what it mostly does."""
+    first: dict[str, tuple[float, int]] = {}
+    time: dict[str, dict[str, float]] = {}
+    for number, span in enumerate(trace.spans):
+        name = base_name(span.stage)
+        place = (span.start, number)
+        first[name] = min(first.get(name, place), place)
+        if span.kind != "wait":
+            shares = time.setdefault(name, {})
+            family = _FAMILY_OF[span.kind]
+            shares[family] = shares.get(family, 0.0) + span.stop - span.start
+    used = dict.fromkeys(_FAMILIES, 0)
+    colours = []
+    for name in sorted((n for n in first if n in time), key=lambda n: first[n]):
+        family = max(time[name], key=lambda f: (time[name][f], f))
+        choices = _FAMILIES[family]
+        colours.append(StageColour(name, choices[used[family] % len(choices)]))
+        used[family] += 1
+    return tuple(colours)
+
+
+def stack(spans: Sequence[Span]) -> list[int]:
+    """A row for every span, the lowest that is free, so that no two of a row overlap."""
+    rows = [0] * len(spans)
+    busy: list[tuple[float, int]] = []  # (free from, row)
+    free: list[int] = []
+    count = 0
+    for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, spans[i].stop, i)):
+        span = spans[index]
+        while busy and busy[0][0] <= span.start + 1e-6:
+            heappush(free, heappop(busy)[1])
+        if free:
+            row = heappop(free)
+        else:
+            row, count = count, count + 1
+        rows[index] = row
+        heappush(busy, (span.stop, row))
+    return rows
+
+
+def rank_use(trace: Trace, rank: int) -> RankUse:
+    """What `rank` did with its time."""
+    spans = [s for s in trace.spans if s.rank == rank]
+    compute = _union((s.start, s.stop) for s in spans if s.kind in COMPUTE_KINDS)
+    moving = _union((s.start, s.stop) for s in spans if s.kind in MOVE_KINDS)
+    both = _union([*compute, *moving])
+    computing = _length(compute)
+    return RankUse(computing, _length(moving), _length(both) - computing)
+
+
+def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
+    """The share of the run that each (rank, stream) worked, waiting left out."""
+    work: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for span in trace.spans:
+        if span.kind != "wait":
+            work.setdefault((span.rank, span.stream), []).append((span.start, span.stop))
+    total = trace.duration or 1.0
+    keys = [(lane.rank, lane.stream) for lane in trace.lanes]
+    return {key: _length(_union(work.get(key, ()))) / total for key in keys}
+
+
+def show_time(microseconds: float) -> str:
+    """`482 µs`, `4.82 ms`, `1.20 s`: three digits."""
+    for limit, scale, unit in ((0.9995, 1e-3, "ns"), (999.5, 1.0, "µs"), (999.5e3, 1e3, "ms"), (math.inf, 1e6, "s")):
+        if microseconds < limit:
+            value = microseconds / scale
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{value:.{digits}f} {unit}" if value else f"0 {unit}"
+    return f"{microseconds} µs"  # not a number
+
+
+def show_bytes(count: float) -> str:
+    """`512 B`, `12.0 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if count < 1023.5 or unit == "TiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def show_flops(count: float) -> str:
+    """`137 GFLOP`."""
+    for unit in ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"):
+        if count < 999.5 or unit == "PFLOP":
+            return f"{count:.0f} {unit}" if unit == "FLOP" else f"{count:.{1 if count < 99.95 else 0}f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def clock_words(trace: Trace) -> str:
+    """Whether the times were measured; a modelled time never goes without this word."""
+    return f"modelled for {trace.machine}" if trace.clock == "virtual" else f"measured on {trace.machine}"
+
+
+def ticks(duration: float, about: int = 9) -> list[float]:
+    """Round times from 0, some `about` of them, none after the end."""
+    if not duration > 0:
+        return [0.0]
+    raw = duration / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    return [i * step for i in range(int(duration / step + 1e-9) + 1)]
+
+
+def tick_labels(times: Sequence[float]) -> list[str]:
+    """The ticks in one unit, with no digit that is not needed: `0`, `50`, `100 µs`."""
+    last = times[-1]
+    scale, unit = (1.0, "µs") if last < 2000 else (1e3, "ms") if last < 2e6 else (1e6, "s")
+    step = (times[1] - times[0]) / scale if len(times) > 1 else 1.0
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return [f"{t / scale:.{digits}f}" + (f" {unit}" if i in (0, len(times) - 1) else "") for i, t in enumerate(times)]
+
+
+def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _length(intervals: Iterable[tuple[float, float]]) -> float:
+    return sum(stop - start for start, stop in intervals)

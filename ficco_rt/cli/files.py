@@ -1,0 +1,83 @@
+"""Reading and writing files for people: whatever goes wrong is one clean sentence, and no file is half-written."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import UsageError
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The file's content."""
+    try:
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise UsageError(_sentence(path, "read", error)) from error
+
+
+def read_text(path: Path | str) -> str:
+    """The file's content, which must be UTF-8."""
+    try:
+        return read_bytes(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+
+
+def check_target(path: Path | str) -> None:
+    """Complain now, not after a long run, about a file that could not be written."""
+    target = Path(path)
+    if target.is_dir():
+        raise UsageError(f"{path}: is a directory; name a file in it")
+    if not target.parent.is_dir():
+        raise UsageError(f"{path}: there is no directory '{target.parent}'")
+    place = target if _is_special(target) else target.parent
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"{path}: cannot be written: permission denied")
+
+
+def write_atomic(path: Path | str, content: str | bytes) -> None:
+    """Write the whole file or nothing: aside first, then one rename. A link's target is replaced, not the link."""
+    check_target(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))
+    try:
+        if _is_special(target):  # /dev/stdout, a pipe: there is nothing to rename over
+            target.write_bytes(data)
+            return
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(temporary, mode)
+            os.replace(temporary, target)
+        except BaseException:  # Ctrl-C too: nothing may stay behind
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UsageError(_sentence(path, "written", error)) from error
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sentence(path: Path | str, verb: str, error: OSError | ValueError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{path}: there is no such file"
+    if isinstance(error, IsADirectoryError):
+        return f"{path}: is a directory, not a file"
+    reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    return f"{path}: cannot be {verb}: {reason[:1].lower()}{reason[1:]}"

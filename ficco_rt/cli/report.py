@@ -1,0 +1,141 @@
+"""How an error is told: diagnostics with their source lines for people, one object on stdout with --json."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import PurePath
+
+import click
+
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from .. import env
+from ..errors import DeviceError, NumbersError, ScheduleError, UsageError, exit_code
+from .common import count, version
+from .console import Sources, Style, show_diagnostic
+
+_LEAD: dict[type[Exception], str] = {DeviceError: "device error: ", NumbersError: "the numbers are wrong: "}
+
+
+class SourcedError(ScheduleError):
+    """Mistakes in texts that cannot be read again, such as standard input; `texts` are theirs by path."""
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...], texts: Mapping[str, str]) -> None:
+        super().__init__(diagnostics)
+        self.texts = texts
+
+
+def report_usage(error: click.ClickException, program: str, as_json: bool) -> int:
+    """A command line that click refuses."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else program
+    message = error.format_message()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        sys.stderr.write(message + "\n")
+    elif as_json:
+        print_json({"error": {"class": "UsageError", "exit_code": 2, "message": message, "diagnostics": []}})
+    else:
+        message = message[:1].lower() + message[1:].rstrip(".")
+        _say(f"{path}: {message}\ntry '{path} --help'")
+    return 2
+
+
+def report_error(error: Exception, program: str, as_json: bool) -> int:
+    """Any other error; its exit code."""
+    error = as_ours(error)
+    code = exit_code(error)
+    if code == 5 and env.get("FICCO_DEBUG"):
+        traceback.print_exception(error)
+    if as_json:
+        print_json({"error": error_record(error)})
+    else:
+        _say(error_text(error, program))
+    return code
+
+
+def as_ours(error: Exception) -> Exception:
+    """What the operating system says of a file or of memory is no bug of ours."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return UsageError(f"{error.filename}: {error.strerror}")
+    if isinstance(error, MemoryError):
+        return DeviceError(f"this machine's memory is too small: {error}".rstrip(": "))
+    return error
+
+
+def error_text(error: Exception, program: str) -> str:
+    """The error in words for people."""
+    if isinstance(error, ScheduleError):
+        sources = Sources(error.texts if isinstance(error, SourcedError) else None)
+        style = Style(sys.stderr)
+        told = [show_diagnostic(d, sources, style) for d in error.diagnostics]
+        return "\n".join(told if len(told) == 1 else [*told, count(len(told), "error")])
+    if exit_code(error) == 5:
+        return f"{program}: {_bug(error)}"
+    return f"{program}: {_LEAD.get(type(error), '')}{error}"
+
+
+def error_record(error: Exception) -> dict[str, object]:
+    """The error as JSON knows it."""
+    code = exit_code(error)
+    name = "ScheduleError" if isinstance(error, SourcedError) else type(error).__name__
+    return {
+        "class": name,
+        "exit_code": code,
+        "message": _bug(error) if code == 5 else str(error),
+        "diagnostics": [diagnostic_record(d) for d in error.diagnostics] if isinstance(error, ScheduleError) else [],
+    }
+
+
+def diagnostic_record(diagnostic: Diagnostic) -> dict[str, object]:
+    """A diagnostic as JSON knows it."""
+    notes = [{"message": note.text, **(_place(note.span) if note.span else {})} for note in diagnostic.notes]
+    return {**_place(diagnostic.span), "message": diagnostic.message, "notes": notes, "help": diagnostic.help}
+
+
+def warn(diagnostics: tuple[Diagnostic, ...]) -> None:
+    """Warnings go to stderr, with or without --json."""
+    sources, style = Sources(), Style(sys.stderr)
+    for diagnostic in diagnostics:
+        _say(show_diagnostic(diagnostic, sources, style, "warning: "))
+
+
+def print_json(value: object) -> None:
+    """One object on stdout, on one line; numbers that JSON does not have become null."""
+    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value
+
+
+def _place(span: Span) -> dict[str, object]:
+    ends = {"end_line": span.end_line, "end_column": span.end_column}
+    return {"path": span.path, "line": span.line, "column": span.column, **ends}
+
+
+def _bug(error: Exception) -> str:
+    """What a bug report needs."""
+    lines = ["this is a bug in ficco", f"  {type(error).__name__}: {error}"]
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames:
+        file = PurePath(frames[-1].filename)
+        lines.append(f"  at {file.parent.name}/{file.name}:{frames[-1].lineno}, {frames[-1].name}")
+    lines.append(f"  ficco {version()}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    lines.append("  please report it with these lines, the command and the schedule (CONTRIBUTING.md says where);")
+    lines.append("  FICCO_DEBUG=1 adds the traceback")
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(text + "\n")

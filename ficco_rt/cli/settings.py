@@ -1,0 +1,84 @@
+"""`--set NAME=VALUE`: what a param may be given on the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from ..errors import UsageError
+
+Value: TypeAlias = "int | str | tuple[Value, ...]"
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
+_TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
+_DTYPES = ("bf16", "fp16", "fp32")
+_DIGITS = 30  # more than any size has; the schedule says which numbers fit
+_DEPTH = 8
+
+
+def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
+    """`("M=16_384", "shares=[4, 2, 1]", "T=fp32")` as a mapping; UsageError names the one that is wrong."""
+    settings: dict[str, Value] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not _NAME.match(name):
+            raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384")
+        if name in settings:
+            raise UsageError(f"--set {text}: {name} is set twice")
+        settings[name] = _value(text, value)
+    return settings
+
+
+def show_value(value: object) -> str:
+    """A param's value as it is written: `4096`, `[4, 2, 1]`, `bf16`."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(show_value, value)) + "]"
+    return str(value)
+
+
+def _value(text: str, value: str) -> Value:
+    if "=" in value:
+        raise UsageError(f"--set {text}: one param a --set; repeat the option for the next: --set M=1 --set N=2")
+    tokens = _TOKEN.findall(value)
+    if not tokens:
+        raise UsageError(f"--set {text}: the value is missing")
+    parsed, rest = _parse(text, tokens, 0)
+    if rest != len(tokens):
+        raise UsageError(f"--set {text}: '{tokens[rest]}' after the value; a list stands in brackets: [4, 2, 1]")
+    return parsed
+
+
+def _parse(text: str, tokens: list[str], at: int, depth: int = 0) -> tuple[Value, int]:
+    token = tokens[at] if at < len(tokens) else ""
+    if token != "[":
+        return _atom(text, token, depth), at + 1
+    if depth == _DEPTH:
+        raise UsageError(f"--set {text}: lists nest at most {_DEPTH} deep")
+    items: list[Value] = []
+    at += 1
+    while at < len(tokens) and tokens[at] != "]":
+        item, at = _parse(text, tokens, at, depth + 1)
+        items.append(item)
+        if at < len(tokens) and tokens[at] == ",":
+            at += 1
+        elif at < len(tokens) and tokens[at] != "]":
+            raise UsageError(f"--set {text}: expected ',' or ']' before '{tokens[at]}'")
+    if at == len(tokens):
+        raise UsageError(f"--set {text}: the list has no closing ']'")
+    return tuple(items), at + 1
+
+
+def _atom(text: str, token: str, depth: int) -> Value:
+    if _INT.match(token):
+        if len(token) > _DIGITS:
+            raise UsageError(f"--set {text[:40]}…: the number is too large")
+        return int(token)
+    if depth == 0 and token in _DTYPES:
+        return token
+    raise UsageError(
+        f"--set {text}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
+        f"a list ([4, 2, 1]) or a type ({', '.join(_DTYPES)})"
+    )

@@ -1,0 +1,105 @@
+"""`ficco timeline`: a trace file as a picture, or as a sketch of a few lines on the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from ..errors import UsageError
+from ..trace import Span, Trace
+from . import tracefile
+from .console import Style
+from .drawing import base_name, clock_words, show_time, stage_colours
+from .files import check_target, read_text, write_atomic
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_NARROWEST, _WIDEST = 24, 160
+
+
+def draw_file(trace: str, output: str | None) -> int:
+    """Draw the trace file to `output`, or sketch it on standard output."""
+    if output:
+        check_picture(output)
+    record = tracefile.from_json(read_text(trace), trace)
+    if output:
+        write_picture(record, output)
+        ranks = "1 rank" if record.ranks == 1 else f"{record.ranks} ranks"
+        sys.stdout.write(f"{output}: {record.schedule}, {ranks}, {show_time(record.duration)} {clock_words(record)}\n")
+    else:
+        words = clock_words(record) + (", not measured" if record.clock == "virtual" else "")
+        style = Style(sys.stdout)
+        sys.stdout.write(f"{style(record.schedule, 'bold')}: {show_time(record.duration)}, {words}\n")
+        sys.stdout.write(sketch(record, style))
+    return 0
+
+
+def check_picture(path: str) -> None:
+    """Complain now about a picture that could not be written."""
+    if Path(path).suffix.lower() not in (".svg", ".html"):
+        raise UsageError(f"{path}: a picture's name ends in .svg or .html")
+    check_target(path)
+
+
+def write_picture(trace: Trace, path: str) -> None:
+    """The picture in the form that its name asks for."""
+    from . import html, svg
+
+    write_atomic(path, (svg if Path(path).suffix.lower() == ".svg" else html).draw(trace))
+
+
+def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
+    """One line a stream: a column's height is the share of its time that the stream worked."""
+    lanes = sorted(trace.lanes, key=lambda lane: lane.rank)
+    colours = stage_colours(trace)
+    colour_of = {c.name: c.colour for c in colours}
+    letter_of = {c.name: "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[i % 26] for i, c in enumerate(colours)}
+    name_width = min(max((len(lane.name) for lane in lanes), default=0), 14)
+    margin = len(f"rank {max(trace.ranks - 1, 0)}") + 2 + name_width + 4
+    if columns is None:
+        columns = shutil.get_terminal_size((100, 24)).columns
+    width = max(_NARROWEST, min(columns - margin, _WIDEST))
+    by_lane: dict[tuple[int, int], list[Span]] = {}
+    for span in trace.spans:
+        if span.kind != "wait":
+            by_lane.setdefault((span.rank, span.stream), []).append(span)
+    lines = []
+    last = None
+    for lane in lanes:
+        rank = f"rank {lane.rank}" if lane.rank != last else ""
+        last = lane.rank
+        cells = _cells(by_lane.get((lane.rank, lane.stream), []), trace.duration, width)
+        drawn = ""
+        for share, stage in cells:
+            block = _BLOCKS[min(8, max(1, round(share * 8)))] if share > 0 else " "
+            if not style.on and block != " ":  # without colours a letter says the stage, in small where half idle
+                block = letter_of[stage] if share >= 0.5 else letter_of[stage].lower()
+            drawn += style.rgb(block, colour_of[stage]) if stage else block
+        label = f"{rank:<{len(f'rank {max(trace.ranks - 1, 0)}')}}  {lane.name[:name_width]:>{name_width}}"
+        lines.append(f"{label} │{drawn}│")
+    end = show_time(trace.duration)
+    lines.append(" " * (margin - 2) + "0" + end.rjust(width + 1 - len("0") + 1))
+    if style.on:
+        keys = "   ".join(f"{style.rgb('█', c.colour)} {c.name}" for c in colours)
+    else:
+        keys = "   ".join(f"{letter_of[c.name]} {c.name}" for c in colours)
+    lines.append(" " * (margin - 1) + keys)
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _cells(spans: list[Span], duration: float, width: int) -> list[tuple[float, str]]:
+    """For every column: the share of its time that is worked, and the stage that has most of it."""
+    shares: list[dict[str, float]] = [{} for _ in range(width)]
+    scale = width / (duration or 1.0)
+    for span in spans:
+        a, b = span.start * scale, span.stop * scale
+        stage = base_name(span.stage)
+        for column in range(max(0, int(a)), min(width - 1, int(b)) + 1):
+            part = min(b, column + 1) - max(a, column)
+            if part > 0:
+                shares[column][stage] = shares[column].get(stage, 0.0) + part
+    cells = []
+    for share in shares:
+        stage = max(share, key=lambda s: (share[s], s)) if share else ""
+        cells.append((min(1.0, sum(share.values())), stage))
+    return cells

@@ -1,0 +1,191 @@
+"""Traces as files: the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open, read back to a `Trace`.
+
+A process is a rank, a thread is a stream. Works of a streamed launch may run at the same time, which a thread
+of that format cannot show: they get threads of their own beside the stream's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, cast, get_args
+
+from ..errors import UsageError
+from ..trace import Clock, Kind, Lane, Span, Trace
+from .drawing import stack
+
+FORMAT = "ficco-trace"
+VERSION = 1
+
+
+def to_json(trace: Trace) -> str:
+    """The trace as text, an event a line. Times keep a picosecond."""
+    events: list[dict[str, object]] = []
+    for rank in range(trace.ranks):
+        events.append(_meta("process_name", rank, 0, name=f"rank {rank}"))
+        events.append(_meta("process_sort_index", rank, 0, sort_index=rank))
+    of_lane: dict[tuple[int, int], list[int]] = {}
+    for number, span in enumerate(trace.spans):
+        of_lane.setdefault((span.rank, span.stream), []).append(number)
+    thread_of = [0] * len(trace.spans)
+    free = max((lane.stream for lane in trace.lanes), default=0) + 1  # thread ids that no stream has
+    for order, lane in enumerate(trace.lanes):
+        numbers = of_lane.get((lane.rank, lane.stream), [])
+        rows = stack([trace.spans[n] for n in numbers])
+        threads = [lane.stream, *range(free, free + max(rows, default=0))]
+        free += len(threads) - 1
+        for row, thread in enumerate(threads):
+            name = lane.name if row == 0 else f"{lane.name} ({row + 1})"
+            events.append(_meta("thread_name", lane.rank, thread, name=name))
+            events.append(_meta("thread_sort_index", lane.rank, thread, sort_index=order * 64 + min(row, 63)))
+        for number, row in zip(numbers, rows, strict=True):
+            thread_of[number] = threads[row]
+    events += [_event(span, thread) for span, thread in zip(trace.spans, thread_of, strict=True)]
+    other = {
+        "format": FORMAT,
+        "version": VERSION,
+        "schedule": trace.schedule,
+        "machine": trace.machine,
+        "clock": trace.clock,
+        "ranks": trace.ranks,
+        "lanes": [[lane.rank, lane.stream, lane.name, lane.engine] for lane in trace.lanes],
+    }
+    lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
+    head = json.dumps(other, ensure_ascii=False)
+    return f'{{"displayTimeUnit": "ns",\n"otherData": {head},\n"traceEvents": [\n{lines}\n]}}\n'
+
+
+def from_json(text: str, path: str) -> Trace:
+    """The trace that `to_json` wrote; UsageError says what is wrong with any other text."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is not JSON: {error}") from error
+    other = data.get("otherData") if isinstance(data, dict) else None
+    if not isinstance(other, dict) or other.get("format") != FORMAT:
+        raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
+    if other.get("version") != VERSION:
+        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads version {VERSION}")
+    read = _Reader(path)
+    ranks = read.field(other, "ranks", _count)
+    lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))
+    known = {(lane.rank, lane.stream) for lane in lanes}
+    spans = []
+    for number, event in enumerate(read.field(data, "traceEvents", _list)):
+        if isinstance(event, dict) and event.get("ph") == "M":
+            continue
+        spans.append(_span(_Reader(f"{path}: event {number}"), event, known))
+    return Trace(
+        schedule=read.field(other, "schedule", _text),
+        machine=read.field(other, "machine", _text),
+        clock=cast(Clock, read.field(other, "clock", _one_of(get_args(Clock)))),
+        ranks=ranks,
+        lanes=lanes,
+        spans=tuple(spans),
+    )
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _meta(what: str, rank: int, thread: int, **args: object) -> dict[str, object]:
+    return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": args}
+
+
+def _event(span: Span, thread: int) -> dict[str, object]:
+    args: dict[str, object] = {"stage": span.stage, "place": span.place, "stream": span.stream}
+    if span.bytes:
+        args["bytes"] = span.bytes
+    if span.flops:
+        args["flops"] = span.flops
+    if span.peer is not None:
+        args["peer"] = span.peer
+    start, stop = round(span.start, 6), round(span.stop, 6)
+    times = {"ts": start, "dur": round(stop - start, 6)}
+    return {"ph": "X", "name": span.label, "cat": span.kind, "pid": span.rank, "tid": thread, **times, "args": args}
+
+
+# ---------------------------------------------------------------- reading
+
+
+class _Reader:
+    """Takes fields out of decoded JSON; a wrong one is a UsageError that names file, event and field."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def field(self, record: object, name: str, kind: Callable[[object], Any]) -> Any:
+        value = record.get(name) if isinstance(record, dict) else None
+        result = kind(value)
+        if result is None:
+            raise UsageError(f"{self.place}: '{name}' is missing or not {kind.__doc__}")
+        return result
+
+
+def _text(value: object) -> str | None:
+    """text"""
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | None:
+    """a time"""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(cast(float, value)) if plain and 0 <= cast(float, value) < 1e15 else None
+
+
+def _count(value: object) -> int | None:
+    """a count"""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None
+
+
+def _list(value: object) -> list[Any] | None:
+    """a list"""
+    return value if isinstance(value, list) else None
+
+
+def _record(value: object) -> dict[str, Any] | None:
+    """an object"""
+    return value if isinstance(value, dict) else None
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[object], str | None]:
+    def kind(value: object) -> str | None:
+        return value if isinstance(value, str) and value in words else None
+
+    kind.__doc__ = "one of " + ", ".join(words)
+    return kind
+
+
+_KIND = _one_of(get_args(Kind))
+
+
+def _lane(read: _Reader, entry: object, ranks: int) -> Lane:
+    if isinstance(entry, list) and len(entry) == 4:
+        rank, stream, name, engine = entry
+        good = _count(rank) is not None and _count(stream) is not None and rank < ranks
+        if good and isinstance(name, str) and isinstance(engine, str):
+            return Lane(stream=stream, rank=rank, name=name, engine=engine)
+    raise UsageError(f"{read.place}: a lane is [rank, stream, name, engine], not {json.dumps(entry)[:60]}")
+
+
+def _span(read: _Reader, event: object, known: set[tuple[int, int]]) -> Span:
+    if not isinstance(event, dict) or event.get("ph") != "X":
+        raise UsageError(f'{read.place}: expected a complete event ("ph": "X")')
+    args = read.field(event, "args", _record)
+    rank, stream = read.field(event, "pid", _count), read.field(args, "stream", _count)
+    if (rank, stream) not in known:
+        raise UsageError(f"{read.place}: rank {rank} has no stream {stream} in the list of lanes")
+    start, length = read.field(event, "ts", _number), read.field(event, "dur", _number)
+    return Span(
+        rank=rank,
+        stream=stream,
+        kind=cast(Kind, read.field(event, "cat", _KIND)),
+        label=read.field(event, "name", _text),
+        stage=read.field(args, "stage", _text),
+        start=start,
+        stop=round(start + length, 6),
+        place=read.field(args, "place", _text),
+        bytes=read.field(args, "bytes", _count) if "bytes" in args else 0,
+        flops=read.field(args, "flops", _count) if "flops" in args else 0,
+        peer=read.field(args, "peer", _count) if "peer" in args else None,
+    )

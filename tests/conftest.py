@@ -1,0 +1,44 @@
+"""Options and fixtures that every group of tests shares."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are to be written."""
+    return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden(update_golden: bool) -> Callable[[Path, str], None]:
+    """Compare a text with a golden file, or write it with `--update-golden`."""
+
+    def compare(path: Path, text: str) -> None:
+        if update_golden:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        assert path.is_file(), f"{path} does not exist; pytest --update-golden writes it"
+        expected = path.read_text(encoding="utf-8")
+        if text != expected:
+            lines = difflib.unified_diff(expected.splitlines(), text.splitlines(), "golden", "now", lineterm="", n=2)
+            pytest.fail(f"{path} differs (pytest --update-golden accepts it)\n" + "\n".join(list(lines)[:60]))
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No switch of the caller's shell changes a result."""
+    for name in ("FICCO_DEBUG", "FICCO_DEBUG_PASSES", "FICCO_MAX_OPS", "NO_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,149 @@
+"""Who imports whom: the arrows of DESIGN section 2, read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What each place may import of the project besides itself. Leaves import nothing but each other where listed.
+LEAVES = {"ficco_rt.errors", "ficco_rt.env", "ficco_rt.trace", "ficco_rt.region"}
+NODES = {"ficco_dsl.nodes", "ficco_dsl.diagnostics"}
+MACHINE = {"ficco_rt.machine"}
+GRAPH = {"ficco_rt.graph"}
+KERNELS = {"ficco_rt.kernels"}
+PLAN = {"ficco_rt.plan"}
+DRIVER_API = {"ficco_rt.driver.api"}
+
+ALLOWED: dict[str, set[str]] = {
+    "ficco_dsl": set(),
+    "ficco_rt.errors": {"ficco_dsl.diagnostics"},
+    "ficco_rt.env": set(),
+    "ficco_rt.trace": set(),
+    "ficco_rt.region": set(),
+    "ficco_rt.library": LEAVES,
+    "ficco_rt.machine": LEAVES,
+    "ficco_rt.kernels": LEAVES | NODES | MACHINE,
+    "ficco_rt.graph": LEAVES | NODES,
+    "ficco_rt.plan": LEAVES | NODES | MACHINE | GRAPH | KERNELS,
+    # a driver carries plans out: it knows their commands, not how they came about
+    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | {"ficco_rt.plan.ir", "ficco_rt.graph.ir"},
+    "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir"},
+    "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN,
+    "ficco_rt.select": LEAVES | NODES | MACHINE | KERNELS | PLAN | GRAPH | {"ficco_rt.sim", "ficco_rt.compiler"},
+    "ficco_rt.compiler": LEAVES | MACHINE | GRAPH | PLAN | {"ficco_dsl", "ficco_rt.library"},
+    "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
+    "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
+}
+
+FOREIGN: dict[str, set[str]] = {
+    "ficco_dsl": {"lark"},
+    "ficco_rt.cli": {"click"},
+    "ficco_rt.driver": {"numpy", "ml_dtypes"},
+    "ficco_rt.exec": {"numpy", "ml_dtypes"},
+    "ficco_rt.plan": {"numpy"},
+    "ficco_rt.graph": {"numpy"},
+}
+VENDOR = {"cuda", "hip"}  # imported below ficco_rt/driver only, and never at the top of a file
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the two packages, by its dotted name."""
+    found = {}
+    for package, base in (("ficco_rt", ROOT), ("ficco_dsl", ROOT / "dsl")):
+        for path in sorted((base / package).rglob("*.py")):
+            parts = path.relative_to(base).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, tree: ast.Module) -> list[tuple[int, str, bool]]:
+    """(line, absolute module, at the top of the file) of every import, those in functions too."""
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    top = {id(node) for node in tree.body}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name, id(node) in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, node.module] if node.module else above)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.append((node.lineno, full if full in MODULES else base, id(node) in top))
+    return found
+
+
+def place(name: str) -> str:
+    """The row of the table that a module stands in."""
+    return max((row for row in ALLOWED if name == row or name.startswith(row + ".")), key=len)
+
+
+def inside(name: str, places: set[str]) -> bool:
+    return any(name == p or name.startswith(p + ".") for p in places)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_follow_the_arrows(name: str) -> None:
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    row = place(name)
+    wrong = []
+    for line, target, at_top in imports(name, tree):
+        root = target.split(".")[0]
+        if root in VENDOR:
+            good = inside(name, {"ficco_rt.driver"}) and not at_top
+        elif root in ("ficco_rt", "ficco_dsl"):
+            own = inside(target, {row}) and row not in ("ficco_rt",)
+            good = own or inside(target, ALLOWED[row])
+        else:
+            good = root in sys.stdlib_module_names or root in FOREIGN.get(row, set())
+        if not good:
+            wrong.append(f"{MODULES[name].relative_to(ROOT)}:{line} imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_command_line_prints_and_exits() -> None:
+    wrong = []
+    for name, path in MODULES.items():
+        if inside(name, {"ficco_rt.cli"}):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            # FICCO_DEBUG_PASSES prints drafts to stderr, on request
+            to_stderr = any(k.arg == "file" and ast.unparse(k.value) == "sys.stderr" for k in node.keywords)
+            if called in ("exit", "quit", "sys.exit", "os._exit") or (called == "print" and not to_stderr):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} calls {called}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_environment_is_read_in_one_place() -> None:
+    allowed = {"ficco_rt.env", "ficco_rt.cli.console"}  # the second: NO_COLOR and TERM, which are not ours
+    wrong = [
+        f"{path.relative_to(ROOT)}: reads os.environ"
+        for name, path in MODULES.items()
+        if name not in allowed and ("os.environ" in (text := path.read_text(encoding="utf-8")) or "getenv" in text)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", ["ficco_rt", "ficco_rt.cli.main", "ficco_rt.cli.app"])
+def test_importing_the_front_is_light(module: str) -> None:
+    heavy = "{'numpy', 'ml_dtypes', 'lark', 'cuda', 'hip', 'rich', 'asyncio'}"
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
+    path = f"{ROOT}:{ROOT / 'dsl'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=True
+    )
+    assert done.stdout.strip() == "[]"
