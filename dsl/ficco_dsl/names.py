@@ -1,11 +1,638 @@
-"""Name checks (placeholder until the checks land)."""
+"""What can be said against a schedule before any size is known: names, words, places, numbers of arguments."""
 
 from __future__ import annotations
 
-from .diagnostics import Diagnostic
-from .nodes import Schedule
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+
+from .diagnostics import Diagnostic, Note, Span
+from .nodes import (
+    Attribute,
+    Binary,
+    Binding,
+    Call,
+    ClaimCollective,
+    ClaimExpr,
+    ClaimProduct,
+    Collective,
+    Comprehension,
+    Computes,
+    Copy,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Int,
+    Item,
+    KernelDecl,
+    Launch,
+    Let,
+    ListOf,
+    Name,
+    Param,
+    Part,
+    Pieces,
+    Range,
+    Reduce,
+    RegionRef,
+    Schedule,
+    Slice,
+    StageDecl,
+    StageStep,
+    Statement,
+    Subscript,
+    Unary,
+)
+
+BUILTINS = ("rank", "ranks", "peers", "all")
+DTYPES = ("bf16", "fp16", "fp32")
+ENGINES = ("copy", "sm", "nccl")
+
+# name -> least and most arguments (None: any number), and how a call is written
+FUNCTIONS: Mapping[str, tuple[int, int | None, str]] = {
+    "reversed": (1, 1, "reversed(set)"),
+    "min": (1, None, "min(a, b, ...) or min(list)"),
+    "max": (1, None, "max(a, b, ...) or max(list)"),
+    "sum": (1, 1, "sum(list)"),
+    "len": (1, 1, "len(list)"),
+    "ceil": (2, 2, "ceil(a, b)"),
+    "part": (2, 2, "part(extent, i of n)"),
+    "rows": (1, 1, "rows(tensor)"),
+    "cols": (1, 1, "cols(tensor)"),
+}
+
+# What stands after an attribute's `=`: one of these words, a string, or (all others) a number.
+_WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto")}
+_STRINGS = ("host",)
+_RESOURCES = ("priority", "smem", "residency", "sms", "order")
+_ON_QUEUE = ("engine", *_RESOURCES)
+_ON_KERNEL = ("host", "grid", "block", "smem")
+
+_ENGINES_OF: Mapping[type, tuple[str, ...]] = {
+    Copy: ("copy", "sm"),
+    Gemm: ("sm",),
+    Reduce: ("sm",),
+    Launch: ("sm",),
+    Collective: ("nccl",),
+}
+
+MAX_MISTAKES = 100
+_MAX_CANDIDATES = 1000  # difflib is slow: no suggestions out of more names
 
 
 def check(schedule: Schedule) -> list[Diagnostic]:
-    """Every static mistake of a schedule, in the order of the text."""
-    return []
+    """Every static mistake of a schedule, in the order of the text (the first 100)."""
+    checker = _Checker(schedule)
+    checker.run()
+    found = sorted(checker.mistakes, key=lambda m: (m.span.line, m.span.column))
+    return found[:MAX_MISTAKES]
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    what: str  # "param", "loop variable"
+    span: Span
+
+
+class _Checker:
+    """One walk over one schedule; what a walk finds is in `mistakes`."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.mistakes: list[Diagnostic] = []
+        self.values: dict[str, _Declared] = {}  # params, types and tensors share one namespace
+        self.tensors = {t.name: t for t in reversed(schedule.tensors)}
+        self.queues = {q.name: q for q in reversed(schedule.queues)}
+        self.kernels = {k.name: k for k in reversed(schedule.kernels)}
+        self.params = {p.name: p for p in reversed(schedule.params)}
+        self.scope: dict[str, _Declared] = {}  # loop variables and lets that are live
+        self.in_param = False
+        self.stages: dict[str, Span] = {}
+        self.kernel: KernelDecl | None = None  # whose braces are being read
+
+    def run(self) -> None:
+        s = self.schedule
+        if not s.name:
+            self.mistake(s.span, "the schedule has no name", help="begin the file with: schedule NAME")
+        self._declare()
+        self._params()
+        for t in s.types:
+            if t.dtype not in DTYPES:
+                self.mistake(t.span, f"unknown type '{t.dtype}'", help=f"the types are {_list(DTYPES)}")
+        types = {t.name for t in s.types}
+        for tensor in s.tensors:
+            if tensor.dtype not in types and tensor.dtype not in DTYPES:
+                message = f"'{tensor.name}' is of unknown type '{tensor.dtype}'"
+                self.mistake(tensor.span, message, help=self.like(tensor.dtype, [*types, *DTYPES]))
+            for extent in tensor.shape:
+                self.expr(extent)
+        self._claims()
+        for queue in s.queues:
+            self.attributes(queue.attributes, _ON_QUEUE, f"queue '{queue.name}'")
+            if all(a.name != "engine" for a in queue.attributes):
+                self.mistake(queue.span, f"queue '{queue.name}' has no engine", help="write engine = copy, sm or nccl")
+        for kernel in s.kernels:
+            self._kernel(kernel)
+        if not any(isinstance(x, StageDecl) or x.body for x in s.program):
+            self.mistake(s.span, "the schedule has no stage", help="add: stage NAME on QUEUE { ... }")
+        self._program(s.program)
+
+    # ------------------------------------------------------------ helpers
+
+    def mistake(self, span: Span, message: str, *notes: Note, help: str | None = None) -> None:
+        self.mistakes.append(Diagnostic(span, message, notes, help))
+
+    def like(self, name: str, known: Collection[str]) -> str | None:
+        """Help for an unknown name: the known one that looks like it."""
+        if len(known) > _MAX_CANDIDATES or len(self.mistakes) > MAX_MISTAKES:
+            return None
+        by_lower = {k.lower(): k for k in known}  # `c` for `C` is the likeliest slip
+        close = difflib.get_close_matches(name.lower()[:64], by_lower, 1, 0.6)
+        return f"did you mean '{by_lower[close[0]]}'?" if close else None
+
+    def bind(self, name: str, what: str, span: Span) -> None:
+        """A loop variable or let begins to live."""
+        if name in BUILTINS:
+            self.mistake(span, f"'{name}' is built in and cannot be a {what}")
+        elif name in FUNCTIONS:
+            self.mistake(span, f"'{name}' is a built-in function and cannot be a {what}")
+        else:
+            before = self.scope.get(name) or self.values.get(name)
+            if before is not None:
+                note = Note(f"{before.what} '{name}' is declared here", before.span)
+                self.mistake(span, f"{what} '{name}' hides the {before.what} of that name", note, help="rename it")
+        self.scope[name] = _Declared(what, span)
+
+    # ------------------------------------------------------------ declarations
+
+    def _declare(self) -> None:
+        """One namespace for params, types and tensors; one each for queues, kernels and stages."""
+        s = self.schedule
+        values = [(p.name, _Declared("param", p.span)) for p in s.params]
+        values += [(t.name, _Declared("type", t.span)) for t in s.types]
+        values += [(t.name, _Declared(t.kind, t.span)) for t in s.tensors]
+        values.sort(key=lambda x: (x[1].span.line, x[1].span.column))
+        for name, declared in values:
+            if name in BUILTINS:
+                self.mistake(declared.span, f"'{name}' is built in and cannot be a {declared.what}")
+            elif name in FUNCTIONS:
+                self.mistake(declared.span, f"'{name}' is a built-in function and cannot be a {declared.what}")
+            elif name in DTYPES:
+                self.mistake(declared.span, f"'{name}' is a built-in type and cannot be a {declared.what}")
+            elif name in self.values:
+                first = self.values[name]
+                note = Note(f"{first.what} '{name}' is declared here", first.span)
+                self.mistake(declared.span, f"{declared.what} '{name}' is declared already", note)
+            else:
+                self.values[name] = declared
+        self._once("queue", [(q.name, q.span) for q in s.queues])
+        self._once("kernel", [(k.name, k.span) for k in s.kernels])
+
+    def _once(self, what: str, declared: Iterable[tuple[str, Span]]) -> None:
+        first: dict[str, Span] = {}
+        for name, span in declared:
+            if name in first:
+                note = Note(f"{what} '{name}' is declared here", first[name])
+                self.mistake(span, f"{what} '{name}' is declared already", note)
+            first.setdefault(name, span)
+
+    def _params(self) -> None:
+        self.in_param = True
+        for p in self.schedule.params:
+            self.expr(p.value)
+            if p.check is not None:
+                self.expr(p.check)
+        self.in_param = False
+        self._cycles(self.params)
+
+    def _cycles(self, params: Mapping[str, Param]) -> None:
+        """Name every circle of params once. Loops, not recursion: a chain of params may be long."""
+        uses = {name: [u for u in _names_in(p.value) if u in params] for name, p in params.items()}
+        users: dict[str, list[str]] = {name: [] for name in params}
+        open_uses = {name: len(us) for name, us in uses.items()}
+        for name, us in uses.items():
+            for u in us:
+                users[u].append(name)
+        ready = [name for name, n in open_uses.items() if n == 0]
+        while ready:  # take away all that stand on firm ground: what is left leads into a circle
+            for user in users[ready.pop()]:
+                open_uses[user] -= 1
+                if open_uses[user] == 0:
+                    ready.append(user)
+        seen: set[str] = set()
+        for name in (p.name for p in self.schedule.params):
+            path: dict[str, None] = {}
+            at = name
+            while open_uses[at] and at not in seen:
+                seen.add(at)
+                path[at] = None
+                at = next(u for u in uses[at] if open_uses[u])
+            if at in path:
+                names = list(path)
+                circle = names[names.index(at) :]
+                first = min(circle, key=lambda c: (params[c].span.line, params[c].span.column))
+                turn = circle.index(first)
+                circle = [*circle[turn:], *circle[:turn], first]
+                if len(circle) == 2:
+                    self.mistake(params[first].span, f"param '{first}' refers to itself")
+                else:
+                    shown = circle if len(circle) <= 10 else [*circle[:5], "...", *circle[-4:]]
+                    message = f"params refer to each other in a circle: {' -> '.join(shown)}"
+                    self.mistake(params[first].span, message)
+
+    def _claims(self) -> None:
+        whole: dict[str, Computes] = {}
+        claimed: dict[str, Computes] = {}
+        for claim in self.schedule.claims:
+            if claim.binding is not None:
+                self.binding(claim.binding)
+            name = claim.target.tensor
+            self.region(claim.target, "the target of computes")
+            tensor = self.tensors.get(name)
+            if tensor is not None and tensor.kind != "output":
+                self.mistake(claim.target.span, f"computes is for outputs; '{name}' is {_a(tensor.kind)}")
+            elif tensor is not None and tensor.unproven:
+                note = Note(f"output '{name}' is declared here", tensor.span)
+                help = "drop the word unproven, or the computes line"
+                self.mistake(claim.span, f"'{name}' has a computes line and is unproven", note, help=help)
+            is_whole = not claim.target.accessors and claim.binding is None
+            before = claimed.get(name) if is_whole else whole.get(name)
+            if before is not None:
+                note = Note("the first computes line", before.span)
+                self.mistake(claim.span, f"'{name}' has two computes lines", note)
+            if is_whole:
+                whole.setdefault(name, claim)
+            claimed.setdefault(name, claim)
+            self._claim(claim.value)
+            self.scope.clear()
+        for tensor in self.schedule.tensors:
+            if tensor.unproven and tensor.kind != "output":
+                self.mistake(tensor.span, f"unproven is for outputs; '{tensor.name}' is {_a(tensor.kind)}")
+            if tensor.kind == "output" and not tensor.unproven and tensor.name not in claimed:
+                help = f"add: computes {tensor.name} = ..., or write unproven after its type"
+                self.mistake(tensor.span, f"output '{tensor.name}' has no computes line", help=help)
+
+    def _claim(self, value: ClaimExpr) -> None:
+        if isinstance(value, ClaimProduct):
+            self._claim(value.left)
+            self._claim(value.right)
+        elif isinstance(value, ClaimCollective):
+            self._claim(value.operand)
+            if value.shares is not None:
+                self.expr(value.shares)
+        else:
+            self.region(value)
+
+    def _kernel(self, kernel: KernelDecl) -> None:
+        first: set[str] = set()
+        for p in kernel.params:
+            if p.name in first:
+                self.mistake(p.span, f"kernel '{kernel.name}' has two arguments '{p.name}'")
+            elif p.name in BUILTINS or p.name in FUNCTIONS:
+                self.mistake(p.span, f"'{p.name}' is built in and cannot be an argument's name")
+            first.add(p.name)
+        self.kernel = kernel
+        self.attributes(kernel.attributes, _ON_KERNEL, f"kernel '{kernel.name}'")
+        self.kernel = None
+
+    # ------------------------------------------------------------ attributes
+
+    def attributes(self, attributes: Sequence[Attribute], allowed: Sequence[str], place: str) -> None:
+        first: dict[str, Span] = {}
+        for a in attributes:
+            if a.name not in allowed:
+                if a.name == "engine":
+                    help: str | None = "a queue has one engine; use a queue of the other engine"
+                else:
+                    help = self.like(a.name, allowed) or f"it may have {_list(allowed)}"
+                self.mistake(a.span, f"{place} has no attribute '{a.name}'", help=help)
+                continue
+            if a.name in first:
+                self.mistake(a.span, f"'{a.name}' is given twice", Note("the first time", first[a.name]))
+            first.setdefault(a.name, a.span)
+            self._value(a)
+
+    def _value(self, a: Attribute) -> None:
+        words = _WORDS.get(a.name)
+        if words is not None:
+            if not isinstance(a.value, Name):
+                self.mistake(a.span, f"{a.name} is {_list(words)}")
+            elif a.value.id not in words:
+                message = f"{a.name} is {_list(words)}, not '{a.value.id}'"
+                self.mistake(a.value.span, message, help=self.like(a.value.id, words))
+        elif a.name in _STRINGS:
+            if not isinstance(a.value, str):
+                self.mistake(a.span, f'{a.name} is a string: {a.name} = "file.py:function"')
+        elif isinstance(a.value, str):
+            self.mistake(a.span, f"{a.name} is a number, not a string")
+        elif isinstance(a.value, Name) and a.value.id == "copy":
+            self.mistake(a.value.span, f"{a.name} is a number, not the word 'copy'")
+        else:
+            self.expr(a.value)
+
+    # ------------------------------------------------------------ stages and statements
+
+    def _program(self, program: Sequence[StageDecl | StageStep]) -> None:
+        for item in program:
+            if isinstance(item, StageStep):
+                live = dict(self.scope)
+                self.binding(item.binding)
+                if not item.body:
+                    self.mistake(item.span, "the step has no stages", help="put stages into it, or delete it")
+                self._program(item.body)
+                self.scope = live
+            else:
+                self._stage(item)
+
+    def _stage(self, stage: StageDecl) -> None:
+        place = f"stage '{stage.name}'"
+        queue = self.queues.get(stage.queue)
+        if queue is None:
+            help = self.like(stage.queue, self.queues)
+            self.mistake(stage.span, f"{place} is on unknown queue '{stage.queue}'", help=help)
+        engine = self._engine(stage)
+        if stage.streamed and queue is not None and engine not in ("sm", None):
+            note = Note(f"queue '{stage.queue}' has engine {engine}", queue.span)
+            self.mistake(stage.span, f"{place} is streamed, which needs a queue with engine sm", note)
+        for name in stage.after:
+            if name.id == stage.name:
+                self.mistake(name.span, f"{place} cannot come after itself")
+            elif name.id not in self.stages:
+                late = any(s.name == name.id for s in _stages(self.schedule.program))
+                message = f"stage '{name.id}' is not before {place}" if late else f"unknown stage '{name.id}'"
+                help = "after names a stage that stands earlier in the text" if late else None
+                self.mistake(name.span, message, help=help or self.like(name.id, self.stages))
+        if stage.name in self.stages:
+            note = Note(f"{place} is declared here", self.stages[stage.name])
+            self.mistake(stage.span, f"{place} is declared already", note)
+        self.stages.setdefault(stage.name, stage.span)
+        self.attributes(stage.attributes, _RESOURCES, place)
+        if not stage.body:
+            self.mistake(stage.span, f"{place} has no statements", help="fill it, or delete it")
+        self._block(stage.body, stage)
+
+    def _engine(self, stage: StageDecl) -> str | None:
+        """The engine of a stage's queue; None if that is unknown."""
+        queue = self.queues.get(stage.queue)
+        for a in queue.attributes if queue is not None else ():
+            if a.name == "engine" and isinstance(a.value, Name) and a.value.id in ENGINES:
+                return a.value.id
+        return None
+
+    def _block(self, body: Sequence[Statement], stage: StageDecl) -> None:
+        live = dict(self.scope)
+        for statement in body:
+            self._statement(statement, stage)
+        self.scope = live
+
+    def _statement(self, s: Statement, stage: StageDecl) -> None:
+        if isinstance(s, (Copy, Gemm, Reduce, Collective, Launch)):
+            self._operation(s, stage)
+        elif isinstance(s, Let):
+            self.expr(s.value)
+            self.bind(s.name, "let", s.span)
+        elif isinstance(s, If):
+            self.expr(s.condition)
+            self._block(s.body, stage)
+            self._block(s.otherwise, stage)
+        else:
+            live = dict(self.scope)
+            for binding in s.bindings if isinstance(s, For) else (s.binding,):
+                self.binding(binding)
+            self._block(s.body, stage)
+            self.scope = live
+
+    def _operation(self, s: Copy | Gemm | Reduce | Collective | Launch, stage: StageDecl) -> None:
+        word = s.kind if isinstance(s, Collective) else type(s).__name__.lower()
+        engines = _ENGINES_OF[type(s)]
+        engine = self._engine(stage)
+        if engine is not None and engine not in engines:
+            queue = self.queues[stage.queue]
+            message = f"{word} runs on engine {' or '.join(engines)}; queue '{stage.queue}' has engine {engine}"
+            self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", queue.span))
+        self.attributes(s.attributes, _RESOURCES, word)
+
+        if isinstance(s, Copy):
+            self.region(s.dst, "a copy", at=True, writes=True)
+            self.region(s.src, "a copy", at=True)
+            if s.dst.at is not None and s.src.at is not None:
+                message = "'@' stands on both sides of the copy; one of them is this rank's"
+                self.mistake(s.span, message, help="a rank pushes (@ on the left) or pulls (@ on the right)")
+        elif isinstance(s, Gemm):
+            self.region(s.out, "the result of gemm", writes=True)
+            for operand in (s.left, s.right):
+                self.region(operand, "an operand of gemm", transposed=True)
+        elif isinstance(s, Reduce):
+            self.region(s.out, "the result of reduce", writes=True)
+            for term in s.terms:
+                self.region(term, "a term of reduce", at=True)
+        elif isinstance(s, Collective):
+            self.region(s.dst, f"the destination of {s.kind}", writes=True)
+            self.region(s.src, f"the source of {s.kind}")
+        else:
+            self._launch(s)
+
+    def _launch(self, s: Launch) -> None:
+        kernel = self.kernels.get(s.kernel)
+        if kernel is None:
+            self.mistake(s.span, f"unknown kernel '{s.kernel}'", help=self.like(s.kernel, self.kernels))
+        elif len(kernel.params) != len(s.arguments):
+            n = len(kernel.params)
+            message = f"kernel '{s.kernel}' takes {n} argument{'' if n == 1 else 's'}, not {len(s.arguments)}"
+            self.mistake(s.span, message, Note(f"kernel '{s.kernel}' is declared here", kernel.span))
+        params = kernel.params if kernel is not None and len(kernel.params) == len(s.arguments) else ()
+        for i, argument in enumerate(s.arguments):
+            param = params[i] if params else None
+            is_region = isinstance(argument, RegionRef)
+            if param is not None and is_region == (param.mode == "int"):
+                # an undeclared name reads as an expression: then its being unknown is the mistake
+                unknown = isinstance(argument, Name) and argument.id not in {**self.values, **self.scope}
+                if not unknown or argument.id in BUILTINS:  # type: ignore[union-attr]
+                    wanted = "an int" if param.mode == "int" else f"a region to {param.mode}"
+                    given = "a region" if is_region else "a number"
+                    message = f"argument '{param.name}' of kernel '{s.kernel}' is {wanted}, not {given}"
+                    self.mistake(argument.span, message)
+                    continue
+            if isinstance(argument, RegionRef):
+                writes = param is not None and param.mode in ("write", "update")
+                self.region(argument, "an argument of launch", writes=writes)
+            else:
+                self.expr(argument)
+
+    # ------------------------------------------------------------ regions and expressions
+
+    def region(
+        self, r: RegionRef, place: str = "a claim", *, at: bool = False, transposed: bool | None = None,
+        writes: bool = False,
+    ) -> None:  # fmt: skip
+        """Check a region; `at` and `transposed` say whether it may have `@` and `.T` where it stands."""
+        tensor = self.tensors.get(r.tensor)
+        if tensor is None:
+            declared = self.scope.get(r.tensor) or self.values.get(r.tensor)
+            if r.tensor in BUILTINS:
+                self.mistake(r.span, f"'{r.tensor}' is a number or a set, not a tensor")
+            elif declared is not None:
+                self.mistake(r.span, f"'{r.tensor}' is a {declared.what}, not a tensor")
+            else:
+                self.mistake(r.span, f"unknown tensor '{r.tensor}'", help=self.like(r.tensor, self.tensors))
+        elif writes and tensor.kind == "input":
+            note = Note(f"input '{r.tensor}' is declared here", tensor.span)
+            self.mistake(r.span, f"'{r.tensor}' is an input and cannot be written", note, help="write to a scratch")
+        if r.transposed and not transposed and place != "a claim":
+            self.mistake(r.span, f".T on {place}: only operands of gemm and claims are transposed")
+        if r.at is not None:
+            if not at:
+                help = "a gemm reads and writes its own rank; copy first" if "gemm" in place else None
+                self.mistake(r.at.span, f"'@' cannot stand on {place}", help=help)
+            self.expr(r.at)
+        for accessor in r.accessors:
+            self._accessor(accessor)
+
+    def _accessor(self, accessor: Pieces | Subscript) -> None:
+        if isinstance(accessor, Pieces):
+            for part in accessor.parts:
+                self.part(part)
+            return
+        for entry in accessor.entries:
+            if isinstance(entry, Slice):
+                for end in (entry.start, entry.stop):
+                    if end is not None:
+                        self.expr(end)
+            else:
+                self.expr(entry)
+
+    def binding(self, b: Binding) -> None:
+        self.expr(b.domain)
+        self.bind(b.name, "loop variable", b.span)
+
+    def part(self, p: Part) -> None:
+        self.expr(p.index)
+        self.expr(p.whole)
+
+    def expr(self, e: Expr) -> None:
+        if isinstance(e, Int):
+            return
+        if isinstance(e, Name):
+            self._name(e)
+        elif isinstance(e, Unary):
+            self.expr(e.operand)
+        elif isinstance(e, Binary):
+            self.expr(e.left)
+            self.expr(e.right)
+        elif isinstance(e, Range):
+            self.expr(e.start)
+            self.expr(e.stop)
+        elif isinstance(e, ListOf):
+            for x in e.items:
+                self.expr(x)
+        elif isinstance(e, Item):
+            self.expr(e.base)
+            self.expr(e.index)
+        elif isinstance(e, Comprehension):
+            live = dict(self.scope)
+            self.expr(e.domain)
+            self.bind(e.name, "loop variable", e.span)
+            self.expr(e.body)
+            self.scope = live
+        else:
+            self._call(e)
+
+    def _name(self, e: Name) -> None:
+        name = e.id
+        if name in self.scope:
+            return
+        if name in ("rank", "peers"):
+            if self.in_param:
+                help = "use it in a tensor's shape or in a stage"
+                self.mistake(e.span, f"'{name}' differs from rank to rank; a param does not", help=help)
+            return
+        if name in BUILTINS or name in self.params:
+            return
+        if self.kernel is not None:
+            param = next((p for p in self.kernel.params if p.name == name), None)
+            if param is not None:
+                if param.mode != "int":
+                    help = f"rows({name}) and cols({name}) are numbers"
+                    self.mistake(e.span, f"argument '{name}' is a region, not a number", help=help)
+                return
+        if name in self.values:
+            self.mistake(e.span, f"'{name}' is {_a(self.values[name].what)}, not a number or a list")
+        elif name in FUNCTIONS:
+            self.mistake(e.span, f"'{name}' is a function", help=f"write {FUNCTIONS[name][2]}")
+        else:
+            known = [*self.scope, *self.params, *BUILTINS]
+            if self.kernel is not None:
+                known += [p.name for p in self.kernel.params if p.mode == "int"]
+            self.mistake(e.span, f"unknown name '{name}'", help=self.like(name, known))
+
+    def _call(self, e: Call) -> None:
+        function = FUNCTIONS.get(e.function)
+        if function is None:
+            self.mistake(e.span, f"unknown function '{e.function}'", help=self.like(e.function, FUNCTIONS))
+        else:
+            least, most, form = function
+            if len(e.arguments) < least or (most is not None and len(e.arguments) > most):
+                self.mistake(e.span, f"{e.function}() does not take {len(e.arguments)} arguments", help=f"write {form}")
+                function = None  # what stands where is unclear
+        for i, argument in enumerate(e.arguments):
+            if isinstance(argument, Part):
+                if function is not None and not (e.function == "part" and i == 1):
+                    help = f"write {function[2]}; 'of' belongs to regions and part()"
+                    self.mistake(argument.span, f"{e.function}() takes no piece", help=help)
+                self.part(argument)
+                continue
+            if function is not None and e.function == "part" and i == 1:
+                self.mistake(argument.span, "part() takes a piece: part(extent, i of n)")
+            if function is not None and e.function in ("rows", "cols"):
+                self._measured(e.function, argument)
+            else:
+                self.expr(argument)
+
+    def _measured(self, function: str, argument: Expr) -> None:
+        """The argument of rows() or cols(): a tensor, or a kernel's region argument in its braces."""
+        if not isinstance(argument, Name):
+            self.mistake(argument.span, f"{function}() takes the name of a tensor")
+            self.expr(argument)
+            return
+        known = list(self.tensors)
+        if self.kernel is not None:
+            known += [p.name for p in self.kernel.params if p.mode != "int"]
+        if argument.id not in known:
+            self.mistake(argument.span, f"unknown tensor '{argument.id}'", help=self.like(argument.id, known))
+        elif self.in_param:
+            message = f"a param cannot use {function}({argument.id}): shapes are made from params"
+            self.mistake(argument.span, message)
+
+
+def _names_in(e: object) -> dict[str, None]:
+    """The names an expression uses, in order, without its own loop variables."""
+    found: dict[str, None] = {}
+    if isinstance(e, Name):
+        return {e.id: None}
+    if isinstance(e, Comprehension):
+        found = {k: None for k in _names_in(e.body) if k != e.name}
+        return {**_names_in(e.domain), **found}
+    if isinstance(e, tuple):
+        for x in e:
+            found.update(_names_in(x))
+    elif is_dataclass(e) and not isinstance(e, Span):
+        for f in fields(e):
+            found.update(_names_in(getattr(e, f.name)))
+    return found
+
+
+def _stages(program: Sequence[StageDecl | StageStep]) -> Iterable[StageDecl]:
+    for item in program:
+        if isinstance(item, StageStep):
+            yield from _stages(item.body)
+        else:
+            yield item
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

@@ -1,7 +1,7 @@
 """Text to syntax tree: `parse(text, path) -> Schedule`.
 
 lark's LALR(1) parser drives `_Builder`, which makes the nodes bottom-up. A parse stops at its first
-mistake; `_parse_all` words it, looks for the next declaration and parses on from there, so that several
+mistake; `parse_syntax` has it worded, looks for the next declaration and parses on from there, so that several
 mistakes are reported at once. The grammar's tables come from grammar.json (see `_load_parser`).
 """
 
@@ -11,12 +11,12 @@ import difflib
 import functools
 import hashlib
 import json
+import os.path
 import re
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
-from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import names
 from .diagnostics import Diagnostic, Note, ScheduleError, Span
@@ -81,7 +81,7 @@ def parse(text: str, path: str) -> Schedule:
     Raises ScheduleError with every syntax mistake that was found or, when there is none, with every
     mistake of names.
     """
-    schedule = _parse_all(text, path)
+    schedule = parse_syntax(text, path)
     mistakes = names.check(schedule)
     if mistakes:
         raise ScheduleError(tuple(mistakes))
@@ -119,17 +119,22 @@ def _build_parser() -> Lark:
     """The parser from its grammar: slow (100 ms), for development and for writing grammar.json."""
     import lark
 
-    return lark.Lark(_grammar_text(), parser="lalr", lexer="basic", transformer=_builder)
+    return lark.Lark(_read(_GRAMMAR), parser="lalr", lexer="basic", transformer=_builder)
 
 
-def _grammar_text() -> str:
-    return resources.files(__package__).joinpath("grammar.lark").read_text("utf-8")
+_GRAMMAR = os.path.join(os.path.dirname(__file__), "grammar.lark")
+_TABLES = os.path.join(os.path.dirname(__file__), "grammar.json")
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:  # pathlib would cost a third of a cold parse
+        return file.read()
 
 
 def _grammar_key() -> dict[str, str]:
     import lark
 
-    return {"lark": lark.__version__, "grammar": hashlib.sha256(_grammar_text().encode()).hexdigest()}
+    return {"lark": lark.__version__, "grammar": hashlib.sha256(_read(_GRAMMAR).encode()).hexdigest()}
 
 
 def tables_text() -> str:
@@ -142,14 +147,19 @@ def tables_text() -> str:
     return json.dumps({"key": _grammar_key(), "data": data, "memo": memo}, separators=(",", ":"), default=sorted) + "\n"
 
 
+def write_tables() -> None:
+    """Write grammar.json. To be run after every change of grammar.lark."""
+    with open(_TABLES, "w", encoding="utf-8") as file:
+        file.write(tables_text())
+
+
 @functools.cache
 def _load_parser() -> Lark:
     """The parser from grammar.json, or from the grammar if the file belongs to another grammar or lark."""
     import lark
 
-    stored = resources.files(__package__).joinpath("grammar.json")
-    tables = json.loads(stored.read_text("utf-8")) if stored.is_file() else {"key": None}
-    if tables["key"] != _grammar_key():
+    tables: dict[str, Any] = json.loads(_read(_TABLES)) if os.path.exists(_TABLES) else {}
+    if tables.get("key") != _grammar_key():
         return _build_parser()
 
     # JSON has no integer keys
@@ -160,7 +170,13 @@ def _load_parser() -> Lark:
         for state, actions in table["states"].items()
     }
     memo = {int(number): value for number, value in tables["memo"].items()}
-    return lark.Lark._load_from_dict(tables["data"], memo, transformer=_builder)
+    load: Any = lark.Lark._load_from_dict  # lark's own way to load a standalone parser; it has no types
+    return cast("Lark", load(tables["data"], memo, transformer=_builder))
+
+
+def tokens(text: str) -> list[Token]:
+    """The words and signs of a text that parses; what lies between them is blanks and comments."""
+    return list(_load_parser().lex(text))
 
 
 # ---------------------------------------------------------------- nodes from rules
@@ -242,7 +258,7 @@ class _Builder(threading.local):
         return Schedule(str(name), self.path, (), (), (), (), (), (), (), span)
 
     def param(self, c: list[Any]) -> Param:
-        keyword, name, value, where, check = c
+        keyword, name, value, _, check = c
         text = self.text_of(check.span) if check is not None else None
         return Param(str(name), value, check, text, self.span(keyword, value if check is None else check))
 
@@ -274,9 +290,7 @@ class _Builder(threading.local):
             self.mistake(axis, f"{kind} cuts rows, not cols", f"write {kind}(X, rows)")
         if shares is not None and kind in ("all_gather", "reduce_scatter"):
             self.mistake(shares, f"{kind} cuts equally and takes no 'of'", "only all_to_all takes shares")
-        return ClaimCollective(
-            kind.value, operand, None if axis is None else axis.value, shares, self.span(kind, end)
-        )
+        return ClaimCollective(kind.value, operand, None if axis is None else axis.value, shares, self.span(kind, end))
 
     def queue(self, c: list[Any]) -> QueueDecl:
         keyword, name, *attributes, end = c
@@ -369,7 +383,7 @@ class _Builder(threading.local):
         return Step(binding, block.statements, self.span(keyword, block.end))
 
     def if_(self, c: list[Any]) -> If:
-        # IF, condition, block, then (ELSE, IF, condition, block) any number of times, then (ELSE, block) or (None, None)
+        # IF, condition, block; any number of times ELSE, IF, condition, block; then ELSE, block or None, None
         otherwise: tuple[Statement, ...] = c[-1].statements if c[-1] is not None else ()
         end = next(x for x in reversed(c) if x is not None).end
         for i in range(len(c) - 5, 0, -4):
@@ -382,9 +396,9 @@ class _Builder(threading.local):
         return Binding(str(name), domain, self.span(name, domain))
 
     def launch_argument(self, c: list[Any]) -> _Argument:
-        value, at_sign, at = c
+        value, _, at = c
         accessors: list[Pieces | Subscript] = []
-        transposed = False
+        transposed = misplaced = False
         root = value
         while isinstance(root, (Item, _Reach)):
             if isinstance(root, Item):
@@ -393,12 +407,13 @@ class _Builder(threading.local):
                 accessors.append(Subscript((root.index,), inside))
             else:
                 self.reaches.pop(id(root), None)
-                if root.transposed and root is not value:
-                    self.mistake(value, "nothing follows .T in a region")
+                misplaced = misplaced or (root.transposed and root is not value)
                 transposed = transposed or root.transposed
                 if root.accessor is not None:
                     accessors.append(root.accessor)
             root = root.base
+        if misplaced:
+            self.mistake(value, "nothing follows .T in a region")
         span = self.span(value, value if at is None else at)
         is_region = isinstance(value, _Reach) or at is not None
         if not isinstance(root, Name):
@@ -412,6 +427,7 @@ class _Builder(threading.local):
 
     def region(self, c: list[Any]) -> RegionRef:
         ref, at = c
+        assert isinstance(ref, RegionRef)
         return ref if at is None else replace(ref, at=at, span=self.span(ref, at))
 
     def ref(self, c: list[Any]) -> RegionRef:
@@ -424,9 +440,7 @@ class _Builder(threading.local):
     def transposed(self, c: list[Any]) -> _Transposed:
         dot, name = c
         if name != "T":
-            close = difflib.get_close_matches(name, ("rows", "cols", "T"), 1, 0.4)
-            help = f"did you mean '{close[0]}'?" if close else None
-            self.mistake(name, f"expected rows, cols or T after '.', found '{name}'", help)
+            self.mistakes.append(_not_an_accessor(name, self.span(name)))
         return _Transposed(self.span(dot, name))
 
     def pieces(self, c: list[Any]) -> Pieces:
@@ -524,20 +538,22 @@ _builder = _Builder()
 
 _NOT_BLANK = re.compile(r"[^\s#]|#[^\n]*")
 _SCAN = re.compile(r"#[^\n]*|\"[^\"\n]*\"|\w+|[^\w\s]")
+_BRACKETS = re.compile(r"#[^\n]*|\"[^\"\n]*\"|[()\[\]{}]")
 _ITEM_WORDS = (
     "schedule", "param", "type", "input", "output", "scratch", "computes", "queue", "kernel", "stage", "step",
 )  # fmt: skip
 _ITEM = re.compile(rf"^(?:{'|'.join(_ITEM_WORDS)})\b", re.MULTILINE)
 
 
-def _parse_all(text: str, path: str) -> Schedule:
-    """Parse `text`; raises ScheduleError with every syntax mistake. Names are not looked at."""
+def parse_syntax(text: str, path: str) -> Schedule:
+    """`parse` without the checks of names: what the formatter needs."""
     _refuse_unreadable(text, path)
-    items, mistakes = [], []
+    items: list[Any] = []
+    mistakes: list[Diagnostic] = []
     begin, line, recovering = 0, 1, False
-    while True:
-        found, at = _parse_from(text[begin:], path, line, recovering, mistakes, items)
-        if not found:
+    for _ in range(2 * MAX_MISTAKES):  # a stretch may break off without a mistake of its own
+        broke, at = _parse_from(text[begin:], path, line, recovering, mistakes, items)
+        if not broke:
             break
         # go on at the next declaration; the mistake itself may be one that came too early
         following = _ITEM.search(text, max(begin + at, begin + 1))
@@ -549,7 +565,8 @@ def _parse_all(text: str, path: str) -> Schedule:
         schedule = _assemble(items, path, mistakes)
         if not mistakes:
             return schedule
-    raise ScheduleError(tuple(sorted(mistakes, key=lambda m: (m.span.line, m.span.column))))
+    mistakes.sort(key=lambda m: (m.span.line, m.span.column))
+    raise ScheduleError(tuple(mistakes[:MAX_MISTAKES]))
 
 
 def _refuse_unreadable(text: str, path: str) -> None:
@@ -561,6 +578,13 @@ def _refuse_unreadable(text: str, path: str) -> None:
         raise ScheduleError((_at_end_of(text[:nul], path, message, "a schedule is plain UTF-8 text"),))
     if all(m[0].startswith("#") for m in _NOT_BLANK.finditer(text)):
         raise _refusal(path, "the file is empty", "a schedule begins with: schedule NAME")
+    depth = 0
+    for m in _BRACKETS.finditer(text):
+        depth += 1 if m[0] in "([{" else -1 if m[0] in ")]}" else 0
+        if depth > MAX_DEPTH:
+            raise ScheduleError(
+                (_at_end_of(text[: m.start()], path, f"brackets nest more than {MAX_DEPTH} levels deep"),)
+            )
     if len(text) > MAX_TOKENS:
         tokens = 0
         for m in _SCAN.finditer(text):
@@ -578,7 +602,7 @@ def _parse_from(
 
     _builder.begin(path, text, line)
     try:
-        items += _load_parser().parse(text)
+        items += cast(list[Any], _load_parser().parse(text))  # what `_Builder.start` returns
         broke, at = False, len(text)
     except UnexpectedInput as error:
         broke, at = True, error.pos_in_stream if error.pos_in_stream is not None else len(text)
@@ -589,7 +613,8 @@ def _parse_from(
         if not (recovering and token is not None and token.type == "RBRACE"):
             mistakes.append(_explain(error, text, at, path, line - 1))
     for reach in _builder.reaches.values():
-        _builder.mistake(reach, "a region cannot be part of an expression", "regions stand in statements and launch(...)")
+        help = "regions stand in statements and in launch(...)"
+        _builder.mistake(reach, "a region cannot be part of an expression", help)
     mistakes += _builder.mistakes
     return broke, at
 
@@ -634,16 +659,15 @@ def _with_arguments(node: Any, tensors: set[str]) -> Any:
     """`node` with every argument of its launches decided: region or expression."""
     if isinstance(node, Launch):
         chosen: list[RegionRef | Expr] = []
-        for argument in node.arguments:
-            assert isinstance(argument, _Argument)
-            region, expr = argument.region, argument.expr
-            chosen.append(region if region and (expr is None or region.tensor in tensors) else expr)  # type: ignore[arg-type]
+        arguments: tuple[Any, ...] = node.arguments  # of _Argument still
+        for a in arguments:
+            chosen.append(a.region if a.expr is None or (a.region and a.region.tensor in tensors) else a.expr)
         return replace(node, arguments=tuple(chosen))
     if isinstance(node, If):
         body = tuple(_with_arguments(x, tensors) for x in node.body)
         return replace(node, body=body, otherwise=tuple(_with_arguments(x, tensors) for x in node.otherwise))
-    if isinstance(node, (StageDecl, StageStep, For, Step)):
-        return replace(node, body=tuple(_with_arguments(x, tensors) for x in node.body))
+    if isinstance(node, _BLOCKS):
+        return replace(cast(Any, node), body=tuple(_with_arguments(x, tensors) for x in node.body))
     return node
 
 
@@ -651,24 +675,29 @@ _BLOCKS = (StageDecl, StageStep, For, Step, If)
 
 
 def _too_deep(items: Sequence[Any]) -> Diagnostic | None:
-    """The first expression, claim or block with more than MAX_DEPTH levels. A loop: the tree may be too deep to recurse."""
-    stack = [(item, 0) for item in reversed(items)]
+    """Says so if a node lies below MAX_DEPTH levels. A loop: the tree may be too deep to recurse."""
+    stack: list[tuple[Any, int, Any]] = [(item, 0, None) for item in reversed(items)]
     while stack:
-        node, depth = stack.pop()
+        node, depth, outermost = stack.pop()
+        if type(node) in _EXPRESSIONS:
+            outermost = outermost or node
+        elif type(node) in _BLOCKS:
+            outermost = None
         if depth > MAX_DEPTH:
-            what = "blocks nest" if isinstance(node, _BLOCKS) else "the expression nests"
-            help = None if isinstance(node, _BLOCKS) else "name a part of it with let or param"
-            return Diagnostic(node.span, f"{what} more than {MAX_DEPTH} levels deep", help=help)
+            if outermost is None:
+                return Diagnostic(node.span, f"blocks nest more than {MAX_DEPTH} levels deep")
+            message = f"an expression has more than {MAX_DEPTH} levels; every operator and call is one"
+            return Diagnostic(outermost.span, message, help="name a part of it with let or param")
         for name in node.__slots__:
             child = getattr(node, name)
             if type(child) is tuple:
-                stack += [(x, depth + 1) for x in child if type(x) is not str]
+                stack += [(x, depth + 1, outermost) for x in reversed(child)]
             elif type(child) not in _LEAVES:
-                # an expression in a block counts from its statement
-                stack.append((child, depth + 1))
+                stack.append((child, depth + 1, outermost))
     return None
 
 
+_EXPRESSIONS = frozenset({Unary, Binary, Range, ListOf, Comprehension, Item, Call, ClaimProduct, ClaimCollective})
 _LEAVES = frozenset({str, int, bool, type(None), Span})
 
 # ---------------------------------------------------------------- messages
@@ -678,7 +707,6 @@ _WORDS = {
 }  # fmt: skip
 # What follows when the rule is at a given place: (nearest keyword before, terminal) -> words. The first that fits.
 _PLACES: tuple[tuple[str, str, str], ...] = (
-    ("COPY", "NAME", "the destination of copy"),
     ("COPY", "ARROW", "'<-' after the destination of copy"),
     ("GEMM", "EQUAL", "'=' or '+=' after the result of gemm"),
     ("GEMM", "STAR", "'*' between the operands of gemm"),
@@ -688,7 +716,6 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("ALL_GATHER", "ARROW", "'<-' after the destination of all_gather"),
     ("REDUCE_SCATTER", "ARROW", "'<-' after the destination of reduce_scatter"),
     ("ALL_TO_ALL", "ARROW", "'<-' after the destination of all_to_all"),
-    ("LAUNCH", "NAME", "the name of a kernel after launch"),
     ("LAUNCH", "LPAR", "'(' after the kernel's name"),
     ("LET", "EQUAL", "'=' after the name"),
     ("FOR", "IN", "'in' after the loop variable"),
@@ -716,8 +743,8 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("KERNEL", "ENTRY", 'entry "name" after the file'),
 )
 _HELP_FOR_CHARACTER = {
-    '"': ('this string has no closing \'"\' on its line', None),
-    "'": ("unexpected character \"'\"", 'strings stand in double quotes'),
+    '"': ("this string has no closing '\"' on its line", None),
+    "'": ('unexpected character "\'"', "strings stand in double quotes"),
     ";": ("unexpected character ';'", "statements need nothing between them"),
     "&": ("unexpected character '&'", "write 'and'"),
     "|": ("unexpected character '|'", "write 'or'"),
@@ -742,8 +769,9 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
     else:
         span = _builder.token_span(token)
 
-    accepted = error.interactive_parser.accepts()  # type: ignore[attr-defined]
-    stack = error.interactive_parser.parser_state.value_stack  # type: ignore[attr-defined]
+    parser: Any = error.interactive_parser
+    accepted: set[str] = parser.accepts()
+    stack: list[Any] = parser.parser_state.value_stack
     opener = _innermost_open(text[:at])
     found = "the end of the file" if at_end else f"'{_shown(token)}'"
 
@@ -754,7 +782,11 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
         note = Note(f"{found} comes before its end", None if at_end else span)
         return Diagnostic(open_span, f"this '{bracket}' is never closed", (note,))
 
-    if not at_end and token.type == "NAME" and at and text[at - 1].isdigit():
+    if len(stack) > 1 and getattr(stack[-2], "type", "") == "DOT" and stack[-1] != "T":
+        return _not_an_accessor(stack[-1], _builder.token_span(stack[-1]))
+    if token.type == "INT" and stack and stack[-1] == "." and text[at - 2 : at - 1].isdigit():
+        return Diagnostic(span, "numbers are whole: no fraction can follow the '.'")
+    if token.type == "NAME" and text[at - 1 : at].isdigit():
         return Diagnostic(span, f"unknown unit '{_shown(token)}'", help="bytes may be given in KiB, MiB or GiB")
 
     terminals = _terminals()
@@ -770,9 +802,17 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
     if not at_end and token.type == "NAME":
         close = difflib.get_close_matches(token.value[:30], sorted(words), 1, 0.7)
         help = f"did you mean '{close[0]}'?" if close else None
+    elif token.type == "EQUAL" and "SAME" in accepted:
+        help = "'==' compares"
     elif found.startswith("the keyword") and "INT" not in accepted:
         help = "keywords cannot be names; choose another"
     return Diagnostic(span, f"expected {expected}, found {found}", notes, help)
+
+
+def _not_an_accessor(name: str, span: Span) -> Diagnostic:
+    close = difflib.get_close_matches(name[:30], ("rows", "cols", "T"), 1, 0.4) or (["T"] if name == "t" else [])
+    help = f"did you mean '{close[0]}'?" if close else None
+    return Diagnostic(span, f"expected rows, cols or T after '.', found '{name}'", help=help)
 
 
 @functools.cache
@@ -782,7 +822,7 @@ def _terminals() -> dict[str, str]:
 
 
 def _shown(token: Token) -> str:
-    return token.value if len(token.value) <= 30 else token.value[:27] + "..."
+    return str(token) if len(token) <= 30 else token[:27] + "..."
 
 
 _OPERATORS = frozenset({
@@ -793,24 +833,43 @@ _OPERATORS = frozenset({
 
 def _expected(accepted: set[str], stack: list[Any]) -> str:
     """What could stand here, in words."""
-    keyword = next((t for t in reversed(stack) if getattr(t, "type", "NAME") not in ("NAME", "INT", "STRING")
-                    and t.type in _KEYWORDS_OF_PLACES | {"LBRACE", "LPAR"}), None)
-    for place, terminal, words in _PLACES:
-        if keyword is not None and place == keyword.type and terminal in accepted and "INT" not in accepted:
-            return words
+    keyword = _keyword_before(stack)
+    if keyword is not None and "INT" not in accepted:
+        for place, terminal, words in _PLACES:
+            if place == keyword.type and terminal in accepted:
+                return words
     if {"COPY", "GEMM"} <= accepted:
         return "a statement or '}'"
     if {"PARAM", "STAGE"} <= accepted:
         return "a declaration"
     if "INT" in accepted:
         return "an expression"
+    if accepted == {"NAME"}:
+        return f"{'a type' if stack[-1] == ':' else 'a name'} after '{stack[-1]}'"
     rest = accepted - _OPERATORS or accepted
     texts = [_WORDS.get(t) or f"'{_terminals()[t]}'" for t in rest]
     texts.sort(key=lambda w: (w[0] == "'", w))
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-_KEYWORDS_OF_PLACES = frozenset(place for place, _, _ in _PLACES)
+def _keyword_before(stack: list[Any]) -> Token | None:
+    """The keyword whose rule the parser is in: the nearest one on its stack, if no open bracket lies between."""
+    closed = 0
+    for i in range(len(stack) - 1, -1, -1):
+        kind = getattr(stack[i], "type", "NAME")
+        if kind in ("RPAR", "RSQB", "RBRACE"):
+            closed += 1
+        elif kind in ("LPAR", "LSQB", "LBRACE"):
+            if not closed:
+                is_piece = kind == "LPAR" and stack[i - 1] in ("rows", "cols")
+                return stack[i - 1] if is_piece else None
+            closed -= 1
+        elif kind in _KEYWORDS and not closed:
+            return stack[i]  # type: ignore[no-any-return]
+    return None
+
+
+_KEYWORDS = frozenset(place for place, _, _ in _PLACES) | {"SCHEDULE"}
 
 
 def _innermost_open(text: str) -> tuple[int, int, str] | None:
@@ -826,7 +885,3 @@ def _innermost_open(text: str) -> tuple[int, int, str] | None:
         return None
     at, sign = opened[-1]
     return text.count("\n", 0, at) + 1, at - (text.rfind("\n", 0, at) + 1) + 1, sign
-
-
-if __name__ == "__main__":
-    resources.files(__package__).joinpath("grammar.json").write_text(tables_text(), "utf-8")  # type: ignore[attr-defined]
