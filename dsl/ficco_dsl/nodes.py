@@ -1,0 +1,405 @@
+"""The syntax tree of a `.ficco` file: syntax and names only, no sizes.
+
+Every node keeps the span of the text it came from. Spans take no part in equality, so that a
+formatted file parses to an equal tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from .diagnostics import Span
+
+# ---------------------------------------------------------------- expressions
+# Integers, lists and sets of integers. `rank`, `ranks`, `peers` and `all` are names that every schedule has.
+
+
+@dataclass(frozen=True, slots=True)
+class Int:
+    """A number: `4096`, or with a unit of bytes, `96 KiB`."""
+
+    value: int
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A param, a loop variable, or one of the built-in names."""
+
+    id: str
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`-x` or `not x`."""
+
+    op: Literal["-", "not"]
+    operand: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`+ - * / // %`, comparisons, `and`, `or`. `/` must divide exactly; `//` rounds down."""
+
+    op: str
+    left: Expr
+    right: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """`start..stop`: the integers from start up to, not with, stop."""
+
+    start: Expr
+    stop: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """`[4, 2, 1, 1]`."""
+
+    items: tuple[Expr, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Comprehension:
+    """`[body for name in domain]`."""
+
+    body: Expr
+    name: str
+    domain: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`list[index]`."""
+
+    base: Expr
+    index: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`index of whole`: one piece (or, with a set, several) of a row or column range.
+
+    `whole` is a number of nearly equal pieces or a list of shares.
+    """
+
+    index: Expr
+    whole: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A built-in function: `reversed min max sum len ceil part rows cols`."""
+
+    function: str
+    arguments: tuple[Expr | Part, ...]
+    span: Span = field(compare=False)
+
+
+Expr: TypeAlias = Int | Name | Unary | Binary | Range | ListOf | Comprehension | Item | Call
+
+# ---------------------------------------------------------------- regions
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """`.rows(i of n, j of m)` or `.cols(...)`: a piece of a dimension, then a piece of that piece."""
+
+    axis: Literal["rows", "cols"]
+    parts: tuple[Part, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`a:b` inside brackets; a missing end means the tensor's own."""
+
+    start: Expr | None
+    stop: Expr | None
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscript:
+    """`X[i]`, `X[a:b, c:d]`: one entry a dimension from the first; an index drops its dimension."""
+
+    entries: tuple[Expr | Slice, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRef:
+    """A part of a tensor as written: `G.rows(p of ranks, c of chunks) @ p`, `B.T`.
+
+    Accessors apply from left to right, each to what the one before left. `at` is the rank that
+    holds the data; None means this rank.
+    """
+
+    tensor: str
+    accessors: tuple[Pieces | Subscript, ...]
+    transposed: bool
+    at: Expr | None
+    span: Span = field(compare=False)
+
+
+# ---------------------------------------------------------------- statements
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """`name = value` on a queue, or after `with` on a stage, a statement or in a kernel's braces."""
+
+    name: str
+    value: Expr | str  # a string literal's text arrives as str, a bare word as Name
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """`copy DST <- SRC`; `@ p` on one side makes it a push (DST) or a pull (SRC)."""
+
+    dst: RegionRef
+    src: RegionRef
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`gemm OUT = LEFT * RIGHT`; with `+=` the product is added, and the first writer starts from zero."""
+
+    out: RegionRef
+    left: RegionRef
+    right: RegionRef
+    accumulate: bool
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """`reduce OUT = sum(R, ...)`: elementwise; a set-valued R gives one term for each member."""
+
+    out: RegionRef
+    terms: tuple[RegionRef, ...]
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """`all_gather DST <- SRC`: the vendor's collective over all ranks, pieces along the first dimension."""
+
+    kind: CollectiveKind
+    dst: RegionRef
+    src: RegionRef
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`launch kernel(arguments)`: a kernel of the user's, with the regions it touches."""
+
+    kernel: str
+    arguments: tuple[RegionRef | Expr, ...]
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`let name = value`: a name for the rest of its block."""
+
+    name: str
+    value: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """`name in domain` of a loop."""
+
+    name: str
+    domain: Expr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """`for c in 0..chunks, p in peers { }`: a rank's own loop; the last binding runs fastest."""
+
+    bindings: tuple[Binding, ...]
+    body: tuple[Statement, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`step s in 1..ranks { }`: a phase that all ranks finish before any starts the next."""
+
+    binding: Binding
+    body: tuple[Statement, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """`if condition { } else { }`."""
+
+    condition: Expr
+    body: tuple[Statement, ...]
+    otherwise: tuple[Statement, ...]
+    span: Span = field(compare=False)
+
+
+Statement: TypeAlias = Copy | Gemm | Reduce | Collective | Launch | Let | For | Step | If
+
+# ---------------------------------------------------------------- declarations
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """`param M = 4096 where M > 0`: a size that `--set M=...` replaces."""
+
+    name: str
+    value: Expr
+    check: Expr | None
+    check_text: str | None = field(compare=False)  # the check as written, for its message
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeName:
+    """`type T = bf16`; `--set T=fp32` replaces it."""
+
+    name: str
+    dtype: str
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDecl:
+    """`input A[M / ranks, K] : T`: the part of A that each rank holds. `dtype` is a type's name or a dtype."""
+
+    kind: Literal["input", "output", "scratch"]
+    name: str
+    shape: tuple[Expr, ...]
+    dtype: str
+    unproven: bool
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimProduct:
+    """`LEFT * RIGHT` in a `computes` line."""
+
+    left: ClaimExpr
+    right: ClaimExpr
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCollective:
+    """`all_gather(X, rows)`, `reduce_scatter(X, rows)`, `all_reduce(X)`, `all_to_all(X, rows of counts)`."""
+
+    kind: CollectiveKind
+    operand: ClaimExpr
+    axis: Literal["rows", "cols"] | None  # None for all_reduce
+    shares: Expr | None  # `of counts`: how each rank's operand is cut; None: equally
+    span: Span = field(compare=False)
+
+
+ClaimExpr: TypeAlias = RegionRef | ClaimProduct | ClaimCollective
+
+
+@dataclass(frozen=True, slots=True)
+class Computes:
+    """`computes C = all_gather(A, rows) * B`, or for each of several: `computes C[i] = ... for i in 0..2`."""
+
+    target: RegionRef
+    value: ClaimExpr
+    binding: Binding | None
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDecl:
+    """`queue dma { engine = copy  priority = high }`."""
+
+    name: str
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelParam:
+    """One argument of a user kernel: a region it reads, writes or updates, or an int."""
+
+    mode: Literal["read", "write", "update", "int"]
+    name: str
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDecl:
+    """`kernel silu(read x, write y, int n) from "silu.cu" entry "silu" { host = "silu.py:silu" }`."""
+
+    name: str
+    params: tuple[KernelParam, ...]
+    file: str
+    entry: str
+    attributes: tuple[Attribute, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StageDecl:
+    """`stage rest on compute streamed after gather with sms = 120 { ... }`."""
+
+    name: str
+    queue: str
+    streamed: bool
+    after: tuple[Name, ...]
+    attributes: tuple[Attribute, ...]
+    body: tuple[Statement, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StageStep:
+    """`step i in 0..iters { stage ... stage ... }`: the stages inside, once an iteration."""
+
+    binding: Binding
+    body: tuple[StageDecl | StageStep, ...]
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A whole `.ficco` file. Declarations stand in the order of the text."""
+
+    name: str
+    path: str
+    params: tuple[Param, ...]
+    types: tuple[TypeName, ...]
+    tensors: tuple[TensorDecl, ...]
+    claims: tuple[Computes, ...]
+    queues: tuple[QueueDecl, ...]
+    kernels: tuple[KernelDecl, ...]
+    program: tuple[StageDecl | StageStep, ...]
+    span: Span = field(compare=False)

@@ -1,0 +1,120 @@
+"""Kernels as plain data: what a launch needs to know, and which kernel serves which request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class GemmKernel:
+    """A tiled GEMM: each block makes one output tile at a time, its operands staged through shared memory."""
+
+    name: str
+    archs: tuple[str, ...]  # prefixes; "" serves every architecture
+    dtypes: tuple[str, ...]
+    tile: tuple[int, int, int]  # rows, columns, depth of a tile
+    stages: tuple[int, int]  # fewest and most steps of the pipeline
+    threads: int
+
+    def smem(self, stages: int, dtype: str) -> int:
+        """Dynamic shared memory of a block, bytes."""
+        m, n, k = self.tile
+        return stages * (m + n) * k * ITEM_BYTES[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRequest:
+    """What was asked: operand dtype, and the text's resources (None: free choice)."""
+
+    arch: str
+    dtype: str
+    smem: int | None
+    residency: int | None
+    sms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """What was chosen."""
+
+    kernel: str
+    tile: tuple[int, int, int]
+    stages: int
+    smem: int
+    residency: int | None
+    sms: int | None
+
+
+# The twin that every architecture runs; its shapes are those of the tuned kernels, so that occupancy
+# and tile counts can be reasoned about without them.
+GEMMS: tuple[GemmKernel, ...] = (
+    GemmKernel(
+        name="naive_gemm",
+        archs=("",),
+        dtypes=("bf16", "fp16", "fp32"),
+        tile=(128, 128, 32),
+        stages=(1, 4),
+        threads=256,
+    ),
+)
+
+REDUCE: Literal["naive_reduce"] = "naive_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device gives to blocks, bytes."""
+
+    sms: int
+    smem_per_sm: int
+    smem_per_block: int
+    smem_reserved: int
+    max_residency: int
+
+
+def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
+    """The first kernel of the catalogue that fits, with the deepest pipeline that the resources leave.
+    A text says why none does."""
+    if request.sms is not None and request.sms > limits.sms:
+        return f"sms = {request.sms}, but the device has {limits.sms} multiprocessors"
+    if request.residency is not None and request.residency > limits.max_residency:
+        return f"residency = {request.residency}, but a multiprocessor holds at most {limits.max_residency} blocks"
+    if request.smem is not None and request.smem > limits.smem_per_block:
+        return f"smem = {request.smem} bytes, but a block has at most {limits.smem_per_block}"
+    reasons = []
+    for kernel in GEMMS:
+        if request.dtype not in kernel.dtypes or not any(request.arch.startswith(a) for a in kernel.archs):
+            continue
+        config = _fit(kernel, request, limits)
+        if isinstance(config, GemmConfig):
+            return config
+        reasons.append(config)
+    return reasons[0] if reasons else f"no kernel multiplies {request.dtype} on {request.arch}"
+
+
+def _fit(kernel: GemmKernel, request: GemmRequest, limits: Limits) -> GemmConfig | str:
+    fewest, most = kernel.stages
+    budget = limits.smem_per_block if request.smem is None else request.smem
+    floor = 0
+    if request.residency is not None:
+        # with `residency` blocks to share a multiprocessor, and no room for one more
+        share = limits.smem_per_sm // request.residency - limits.smem_reserved
+        floor = max(0, limits.smem_per_sm // (request.residency + 1) - limits.smem_reserved + 1)
+        if request.smem is not None and not floor <= request.smem <= share:
+            return (
+                f"smem = {request.smem} bytes does not give residency = {request.residency}: "
+                f"that takes {floor} to {share} bytes a block"
+            )
+        budget = min(budget, share)
+        floor = min(floor, limits.smem_per_block)
+    needed = kernel.smem(fewest, request.dtype)
+    if needed > budget:
+        return f"{kernel.name} needs {needed} bytes of shared memory a block; {budget} are left to it"
+    stages = max(s for s in range(fewest, most + 1) if kernel.smem(s, request.dtype) <= budget)
+    smem = kernel.smem(stages, request.dtype)
+    # padded up to what was asked: a block that asks for more leaves less room for others
+    smem = request.smem if request.smem is not None else max(smem, floor)
+    return GemmConfig(kernel.name, kernel.tile, stages, smem, request.residency, request.sms)

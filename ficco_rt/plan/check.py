@@ -1,0 +1,397 @@
+"""The check of a final plan, from the plan alone: well-formed, no deadlock, no race, every `after` kept.
+
+First the streams are run in the abstract, which finds a deadlock or an order in which everything can
+happen. Then the commands are taken in that order with vector clocks: an access is in order if it knows
+the end of the last write of every element (and a write also the ends of the reads since). If each access
+is in order, every run of the plan has the same outcome; if not, two conflicting accesses are named.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dataclasses import dataclass
+
+from ficco_dsl.diagnostics import Diagnostic, Note, Span
+
+from ..errors import PlanError
+from ..region import Box, BoxMap, Region, describe
+from .clock import Clock, start
+from .ir import (
+    CollectiveCall,
+    CopyAsync,
+    Launch,
+    Plan,
+    Record,
+    SignalFlag,
+    Stream,
+    WaitEvent,
+    WaitFlag,
+    Work,
+)
+from .rules import RULES, accesses
+
+MOST_MISTAKES = 20
+
+
+def check(plan: Plan) -> None:
+    """Raises PlanError with every mistake found (at most 20), naming the schedule's lines."""
+    for rule in RULES:
+        mistakes = tuple(rule(plan))
+        if mistakes:
+            raise PlanError(mistakes[:MOST_MISTAKES])
+    order = _runnable_order(plan)
+    races = _Races(plan)
+    races.run(order)
+    if races.mistakes:
+        raise PlanError(tuple(list(races.mistakes.values())[:MOST_MISTAKES]))
+
+
+# ---------------------------------------------------------------- liveness
+
+
+def _runnable_order(plan: Plan) -> list[tuple[int, int]]:
+    """(stream, command) in an order in which everything can happen. Raises PlanError on a deadlock.
+
+    Works of a launch are taken one by one in their order, as on a device with room for one only, and a streamed
+    launch that was not limited with `sms` holds its rank's multiprocessors until it ends: if this comes to an
+    end, so does every device.
+    """
+    return _Walk(plan).run()
+
+
+class _Walk:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.at = [0] * len(plan.streams)
+        self.works = [0] * len(plan.streams)  # works done of the launch at hand
+        self.recorded: set[int] = set()
+        self.raised: set[int] = set()
+        self.arrived: dict[int, set[int]] = {}
+        self.holder: dict[int, int] = {}  # rank → the stream whose streamed launch holds its multiprocessors
+        self.sleepers: dict[tuple[str, int], list[int]] = {}
+        self.order: list[tuple[int, int]] = []
+
+    def run(self) -> list[tuple[int, int]]:
+        ready = deque(range(len(self.plan.streams)))
+        while ready:
+            s = ready.popleft()
+            commands = self.plan.streams[s].commands
+            while self.at[s] < len(commands):
+                blocked = self._step(self.plan.streams[s], ready)
+                if blocked is not None:
+                    self.sleepers.setdefault(blocked, []).append(s)
+                    break
+        stuck = [s for s in self.plan.streams if self.at[s.id] < len(s.commands)]
+        if stuck:
+            raise PlanError(self._deadlock(stuck))
+        return self.order
+
+    def _step(self, stream: Stream, ready: deque[int]) -> tuple[str, int] | None:
+        """Do the next command, or say what it waits for."""
+        s = stream.id
+        command = stream.commands[self.at[s]]
+        match command:
+            case WaitEvent(event=e):
+                if e not in self.recorded:
+                    return ("event", e)
+            case WaitFlag(flag=f):
+                if f not in self.raised:
+                    return ("flag", f)
+            case Record(event=e):
+                self.recorded.add(e)
+                self._wake("event", e, ready)
+            case SignalFlag(flag=f):
+                self.raised.add(f)
+                self._wake("flag", f, ready)
+            case Launch():
+                blocked = self._launch(stream, command, ready)
+                if blocked is not None:
+                    return blocked
+            case CollectiveCall():
+                if stream.rank in self.holder:
+                    return ("processors", stream.rank)
+                here = self.arrived.setdefault(command.group, set())
+                if s not in here:
+                    here.add(s)
+                    if len(here) == self.plan.ranks:
+                        self._wake("collective", command.group, ready)
+                if len(here) < self.plan.ranks:
+                    return ("collective", command.group)
+        self.order.append((s, self.at[s]))
+        self.at[s] += 1
+        return None
+
+    def _launch(self, stream: Stream, launch: Launch, ready: deque[int]) -> tuple[str, int] | None:
+        s, rank = stream.id, stream.rank
+        if self.holder.get(rank, s) != s:
+            return ("processors", rank)
+        if launch.streamed and launch.attributes.sms is None:
+            self.holder[rank] = s
+        while self.works[s] < len(launch.works):
+            work = launch.works[self.works[s]]
+            for f in work.waits:
+                if f not in self.raised:
+                    return ("flag", f)
+            for f in work.signals:
+                self.raised.add(f)
+                self._wake("flag", f, ready)
+            self.works[s] += 1
+        self.works[s] = 0
+        if self.holder.get(rank) == s:
+            del self.holder[rank]
+            self._wake("processors", rank, ready)
+        return None
+
+    def _wake(self, what: str, i: int, ready: deque[int]) -> None:
+        ready.extend(self.sleepers.pop((what, i), ()))
+
+    # -- naming a deadlock
+
+    def _deadlock(self, stuck: list[Stream]) -> tuple[Diagnostic, ...]:
+        givers: dict[tuple[str, int], tuple[Stream, int]] = {}
+        for stream in self.plan.streams:
+            for i, command in enumerate(stream.commands):
+                if isinstance(command, Record):
+                    givers["event", command.event] = (stream, i)
+                elif isinstance(command, SignalFlag):
+                    givers["flag", command.flag] = (stream, i)
+                elif isinstance(command, Launch):
+                    for work in command.works:
+                        for f in work.signals:
+                            givers["flag", f] = (stream, i)
+        waits = {s: what for what, sleepers in self.sleepers.items() for s in sleepers}
+        out = []
+        for stream in stuck:
+            what = waits[stream.id]
+            notes = []
+            if what in givers:
+                giver, i = givers[what]
+                text = f"rank {giver.rank} stream {giver.name} gives it here"
+                if giver.id == stream.id:
+                    text += ", later on the same stream"
+                notes.append(Note(text, _origin(giver, i)))
+            elif what[0] == "processors":
+                holder = self.plan.streams[self.holder[what[1]]]
+                notes.append(
+                    Note(f"stream {holder.name} holds them, itself waiting", _origin(holder, self.at[holder.id]))
+                )
+            elif what[0] == "collective":
+                absent = set(range(self.plan.ranks)) - {self.plan.streams[s].rank for s in self.arrived[what[1]]}
+                notes.append(Note(f"ranks {sorted(absent)} have not come to it"))
+            name = f"the multiprocessors of rank {what[1]}" if what[0] == "processors" else f"{what[0]} {what[1]}"
+            out.append(
+                Diagnostic(
+                    self._origin_of_wait(stream),
+                    f"deadlock: rank {stream.rank} stream {stream.name} waits for {name}",
+                    tuple(notes),
+                )
+            )
+        return tuple(out[:MOST_MISTAKES])
+
+    def _origin_of_wait(self, stream: Stream) -> Span:
+        command = stream.commands[self.at[stream.id]]
+        if isinstance(command, Launch):
+            return command.works[self.works[stream.id]].origin
+        return command.origin
+
+
+def _origin(stream: Stream, i: int) -> Span:
+    return stream.commands[i].origin
+
+
+# ---------------------------------------------------------------- races
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Who touched a box, and how others know that it is over: they know `position` entries of `stream`,
+    or the work `bit`."""
+
+    stream: int
+    position: int
+    bit: int
+    origin: Span
+    what: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cell:
+    writer: _Access | None
+    readers: tuple[_Access, ...]
+
+
+_FRESH = _Cell(None, ())
+
+
+class _Races:
+    """Vector clocks over the plan's commands, in a runnable order."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.mistakes: dict[tuple[Span, Span], Diagnostic] = {}
+        clock = start(len(plan.streams))
+        self.clocks: list[Clock] = [clock] * len(plan.streams)
+        self.length = [0] * len(plan.streams)  # entries (commands that touch memory) so far
+        self.events: dict[int, Clock] = {}
+        self.flags: dict[int, Clock] = {}
+        self.bits = 0
+        self.called: dict[int, list[int]] = {}
+        shapes = {t.name: t.shapes for t in plan.tensors}
+        self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
+        for writes, region, _ in accesses(plan):
+            if writes and (region.tensor, region.rank) not in self.cells:
+                self.cells[region.tensor, region.rank] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
+        self.ends = {o.before for o in plan.orders}
+        self.finished: dict[int, _Access] = {}
+        self.follows: dict[int, list[tuple[int, Span]]] = {}
+        for o in plan.orders:
+            self.follows.setdefault(o.after, []).append((o.before, o.origin))
+
+    def run(self, order: list[tuple[int, int]]) -> None:
+        for s, i in order:
+            stream = self.plan.streams[s]
+            command = stream.commands[i]
+            match command:
+                case WaitEvent(event=e):
+                    self.clocks[s] = self.clocks[s].join(self.events[e])
+                case WaitFlag(flag=f):
+                    self.clocks[s] = self.clocks[s].join(self.flags[f])
+                case Record(event=e):
+                    self.events[e] = self.clocks[s].at(s, self.length[s])
+                case SignalFlag(flag=f):
+                    self.flags[f] = self.clocks[s].at(s, self.length[s])
+                case CopyAsync():
+                    self.length[s] += 1
+                    for t in command.transfers:
+                        me = _Access(s, self.length[s], -1, t.origin, "copy")
+                        self._order(t.op, self.clocks[s], me)
+                        self._read(t.src, self.clocks[s], me)
+                        self._write(t.dst, self.clocks[s], me)
+                case Launch():
+                    self.length[s] += 1
+                    self._launch(s, command)
+                case CollectiveCall():
+                    self._collective(s, command)
+
+    def _launch(self, s: int, launch: Launch) -> None:
+        base = end = self.clocks[s]
+        for work in launch.works:
+            clock = base
+            for f in work.waits:
+                clock = clock.join(self.flags[f])
+            bit = -1
+            if launch.streamed:
+                bit, self.bits = self.bits, self.bits + 1
+            me = _Access(s, self.length[s], bit, work.origin, _name(launch, work))
+            self._order(work.op, clock, me)
+            for region in work.reads:
+                self._read(region, clock, me)
+            for region in work.writes:
+                self._write(region, clock, me)
+            if work.signals:
+                done = clock.at(s, self.length[s] - 1).with_work(bit)
+                for f in work.signals:
+                    self.flags[f] = done
+            if clock is not base:
+                end = end.join(clock)
+        self.clocks[s] = end
+
+    def _collective(self, s: int, call: CollectiveCall) -> None:
+        # The walk lets every call of a group begin before any is done, so the first one done sees all beginnings.
+        group = self.called.get(call.group)
+        if group is None:
+            group = [
+                stream.id
+                for stream in self.plan.streams
+                for c in stream.commands
+                if isinstance(c, CollectiveCall) and c.group == call.group
+            ]
+            met = self.clocks[s]
+            for other in group:
+                met = met.join(self.clocks[other].at(other, self.length[other]))
+            for other in group:
+                self.clocks[other] = met
+                self.length[other] += 1
+            self.called[call.group] = group
+        me = _Access(s, self.length[s], -1, call.origin, call.kind)
+        self._order(call.op, self.clocks[s], me)
+        self._read(call.src, self.clocks[s], me)
+        self._write(call.dst, self.clocks[s], me)
+
+    # -- accesses
+
+    def _known(self, access: _Access, clock: Clock, me: _Access) -> bool:
+        if access.stream == me.stream and access.position < me.position:
+            return True
+        if clock.done[access.stream] >= access.position and access.stream != me.stream:
+            return True
+        return access.bit >= 0 and clock.works >> access.bit & 1 == 1
+
+    def _read(self, region: Region, clock: Clock, me: _Access) -> None:
+        cells = self.cells.get((region.tensor, region.rank))
+        if cells is None:
+            return
+        for box in region.boxes:
+            renewed: dict[int, _Cell] = {}
+
+            def read(cell: _Cell, box: Box = box) -> _Cell:
+                if cell.writer is not None and cell.writer is not me and not self._known(cell.writer, clock, me):
+                    self._race(region, box, cell.writer, "writes", me, "reads")
+                new = renewed.get(id(cell))
+                if new is None:
+                    # an earlier reader on this stream is over when this one is
+                    rest = tuple(
+                        r for r in cell.readers if r.stream != me.stream or r.position == me.position and r is not me
+                    )
+                    new = renewed[id(cell)] = _Cell(cell.writer, (*rest, me))
+                return new
+
+            cells.update(box, read)
+
+    def _write(self, region: Region, clock: Clock, me: _Access) -> None:
+        cells = self.cells[region.tensor, region.rank]
+        mine = _Cell(me, ())
+        for box in region.boxes:
+
+            def write(cell: _Cell, box: Box = box) -> _Cell:
+                if cell.writer is not None and cell.writer is not me and not self._known(cell.writer, clock, me):
+                    self._race(region, box, cell.writer, "writes", me, "writes")
+                for reader in cell.readers:
+                    if reader is not me and not self._known(reader, clock, me):
+                        self._race(region, box, reader, "reads", me, "writes")
+                return mine
+
+            cells.update(box, write)
+
+    def _order(self, op: int, clock: Clock, me: _Access) -> None:
+        if op in self.ends:
+            self.finished[op] = me
+        for before, origin in self.follows.get(op, ()):
+            other = self.finished.get(before)
+            if other is None or not self._known(other, clock, me):
+                place = "" if other is None else f" at {other.origin.line}"
+                self.mistakes.setdefault(
+                    (origin, origin),
+                    Diagnostic(origin, f"'after' is not kept: {self._who(me)} does not wait for the stage{place}"),
+                )
+
+    def _who(self, access: _Access) -> str:
+        stream = self.plan.streams[access.stream]
+        return f"{access.what} on rank {stream.rank} stream {stream.name}"
+
+    def _race(self, region: Region, box: Box, other: _Access, did: str, me: _Access, does: str) -> None:
+        key = (other.origin, me.origin)
+        if key not in self.mistakes:
+            self.mistakes[key] = Diagnostic(
+                me.origin,
+                f"race on {region.tensor}@{region.rank} {describe(box)}: {self._who(me)} {does} them, "
+                f"{self._who(other)} {did} them, and nothing orders the two",
+                (Note(f"the other access: {self._who(other)} {did} here", other.origin),),
+            )
+
+
+def _name(launch: Launch, work: Work) -> str:
+    return {"GemmWork": "gemm", "ReduceWork": "reduce"}.get(type(work).__name__, f"kernel {launch.kernel}")
+
+

@@ -1,0 +1,278 @@
+"""Pass: the draft becomes streams of commands; copies that nobody waits for in between go out together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ficco_dsl.diagnostics import Span
+
+from ..graph import ir as graph_ir
+from ..region import Axis, Box, Interval, Region
+from .draft import Draft
+from .ir import (
+    VERSION,
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    GemmWork,
+    KernelWork,
+    Launch,
+    Plan,
+    Record,
+    ReduceWork,
+    SignalFlag,
+    Stream,
+    Transfer,
+    WaitEvent,
+    WaitFlag,
+    Work,
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One entry of a stream: waits, then a command (open until the end), then marks for others."""
+
+    waits: list[Command] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    ops: list[int] = field(default_factory=list)  # of a batch of copies
+    works: list[Work] = field(default_factory=list)
+    call: CollectiveCall | None = None
+    marks: list[Command] = field(default_factory=list)
+    stage: str = ""
+    first: int = -1  # the op whose choice the launch follows
+    streamed: bool = False
+
+
+def emit(draft: Draft) -> Plan:
+    """The plan of a complete draft."""
+    return _Emitter(draft).plan()
+
+
+class _Emitter:
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.graph = draft, draft.graph
+        self.entries: list[list[_Entry]] = [[] for _ in draft.streams]
+        self.launches: dict[tuple[int, int], _Entry] = {}
+        self.tensors = {t.name: t for t in self.graph.tensors}
+        self.flag_homes: list[int] = []
+        self.events: dict[int, int] = {}  # op → event recorded after it
+        self.flags: dict[tuple[int, int], int] = {}  # op, home rank → flag raised after it
+        for v in draft.order:  # ids in the order of the ops that raise them, alike in every run
+            for need in draft.needs.get(v, ()):
+                if need.flag:
+                    home = self.graph.ops[v].where.rank
+                    self.flags.setdefault((need.before, home), -1)
+                else:
+                    self.events.setdefault(need.before, -1)
+        homes: dict[int, list[int]] = {}
+        for u, home in self.flags:
+            homes.setdefault(u, []).append(home)
+        self.raised = {u: sorted(h) for u, h in homes.items()}
+        count = 0
+        for u in draft.order:
+            if u in self.events:
+                self.events[u] = count
+                count += 1
+            for home in self.raised.get(u, ()):
+                self.flags[u, home] = len(self.flag_homes)
+                self.flag_homes.append(home)
+
+    def plan(self) -> Plan:
+        for v in self.draft.order:
+            self._op(v)
+        graph, draft = self.graph, self.draft
+        queues = {q.name: q for q in graph.queues}
+        streams = []
+        for i, key in enumerate(draft.streams):
+            queue = queues[key.queue]
+            commands = tuple(command for entry in self.entries[i] for command in self._commands(entry))
+            link = None if key.link < 0 else key.link
+            priority = queue.resources.priority or "normal"
+            streams.append(Stream(i, key.rank, key.queue, queue.engine, priority, link, commands))
+        return Plan(
+            version=VERSION,
+            schedule=graph.schedule,
+            ranks=graph.ranks,
+            machine=draft.machine.name,
+            params=graph.params,
+            tensors=graph.tensors,
+            kernels=graph.kernels,
+            claims=graph.claims,
+            streams=tuple(streams),
+            events=len(self.events),
+            flag_homes=tuple(self.flag_homes),
+            orders=draft.orders,
+        )
+
+    def _commands(self, entry: _Entry) -> Iterator[Command]:
+        yield from entry.waits
+        if entry.transfers:
+            yield CopyAsync(tuple(entry.transfers), entry.stage)
+        elif entry.call is not None:
+            yield entry.call
+        else:
+            choice = self.draft.choices[entry.first]
+            yield Launch(choice.kernel, tuple(entry.works), entry.streamed, choice.attributes, entry.stage)
+        yield from entry.marks
+
+    # -- ops
+
+    def _op(self, v: int) -> None:
+        op = self.graph.ops[v]
+        stage = self.graph.stages[op.where.stage]
+        stream = self.entries[self.draft.stream_of[v]]
+        needs = self.draft.needs.get(v, ())
+        origin = op.where.origin
+        if stage.streamed:
+            self._streamed(v)
+            return
+        waits: list[Command] = []
+        for need in needs:
+            if need.flag:
+                waits.append(WaitFlag(self.flags[need.before, op.where.rank], origin))
+            else:
+                waits.append(WaitEvent(self.events[need.before], origin))
+        if isinstance(op, graph_ir.Copy):
+            transfers = self._transfers(op, v)
+            last = stream[-1] if stream else None
+            if not waits and last is not None and self._joins(last, v, stage.label):
+                entry = last
+            else:
+                entry = _Entry(waits, stage=stage.label)
+                stream.append(entry)
+            entry.transfers.extend(transfers)
+            entry.ops.append(v)
+        else:
+            entry = _Entry(waits, stage=stage.label, first=v)
+            stream.append(entry)
+            if isinstance(op, graph_ir.Collective):
+                entry.call = CollectiveCall(op.kind, op.group, op.dst, op.src, v, stage.label, origin)
+            else:
+                entry.works.append(self._work(v, (), ()))
+        if v in self.events:
+            entry.marks.append(Record(self.events[v], origin))
+        for home in self.raised.get(v, ()):
+            entry.marks.append(SignalFlag(self.flags[v, home], origin))
+
+    def _joins(self, entry: _Entry, v: int, stage: str) -> bool:
+        """May copy v go out with the batch? Copies of a batch have no order among themselves."""
+        if not entry.transfers or entry.marks or entry.stage != stage:
+            return False
+        return not any(d.before in entry.ops for d in self.graph.deps[v])
+
+    def _streamed(self, v: int) -> None:
+        op = self.graph.ops[v]
+        key = (op.where.stage, op.where.rank)
+        if key not in self.launches:
+            stage = self.graph.stages[op.where.stage]
+            self.launches[key] = _Entry(stage=stage.label, first=v, streamed=True)
+            self.entries[self.draft.stream_of[v]].append(self.launches[key])
+        entry = self.launches[key]
+        waits = []
+        for need in self.draft.needs.get(v, ()):
+            if need.launch and need.flag:
+                entry.waits.append(WaitFlag(self.flags[need.before, op.where.rank], op.where.origin))
+            elif need.launch:
+                entry.waits.append(WaitEvent(self.events[need.before], op.where.origin))
+            else:
+                waits.append(self.flags[need.before, op.where.rank])
+        signals = tuple(self.flags[v, home] for home in self.raised.get(v, ()))
+        entry.works.append(self._work(v, tuple(waits), signals))
+        if v in self.events:
+            entry.marks.append(Record(self.events[v], op.where.origin))
+
+    def _work(self, v: int, waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:
+        op = self.graph.ops[v]
+        origin: Span = op.where.origin
+        match op:
+            case graph_ir.Gemm():
+                tile = self.draft.choices[v].tile
+                tiles = (_tiles(op.out, 0, tile[0]), _tiles(op.out, 1, tile[1]))
+                return GemmWork(
+                    op.out, op.left, op.right, op.left_transposed, op.right_transposed, op.accumulate,
+                    tiles, waits, signals, v, origin,
+                )  # fmt: skip
+            case graph_ir.Reduce():
+                return ReduceWork(op.out, op.terms, waits, signals, v, origin)
+            case graph_ir.Launch():
+                return KernelWork(op.kernel, op.arguments, op.grid, op.block, waits, signals, v, origin)
+        raise AssertionError(op)
+
+    # -- transfers
+
+    def _transfers(self, op: graph_ir.Copy, v: int) -> list[Transfer]:
+        """A copy as transfers of at most two dimensions."""
+        if len(op.dst.boxes) == len(op.src.boxes) == 1 and len(op.dst.axes) <= 2 and len(op.src.axes) <= 2:
+            return [Transfer(op.dst, op.src, v, op.where.origin)]
+        out = []
+        for dst, src in _aligned(op.dst, op.src):
+            for d, s in _flat(dst, src, self._shape(op.dst), self._shape(op.src)):
+                out.append(Transfer(_region(op.dst, d), _region(op.src, s), v, op.where.origin))
+        return out
+
+    def _shape(self, region: Region) -> tuple[int, ...]:
+        return self.tensors[region.tensor].shapes[region.rank]
+
+
+def _tiles(region: Region, axis: int, tile: int) -> int:
+    kept = [a for a in region.axes if not a.dropped]
+    return sum(-(-s.size // tile) for s in kept[axis].segments)
+
+
+def _region(like: Region, box: Box) -> Region:
+    return Region(
+        like.tensor, like.rank, tuple(Axis((Interval(a, b),)) for a, b in zip(box.start, box.stop, strict=True))
+    )
+
+
+def _kept(region: Region) -> list[int]:
+    return [d for d, axis in enumerate(region.axes) if not axis.dropped]
+
+
+def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:
+    """Both sides cut at the segments of either: pairs of boxes of equal logical shape."""
+    for dst_box, dst_logical in dst.logical_boxes():
+        for src_box, src_logical in src.logical_boxes():
+            met = dst_logical.meet(src_logical) if dst_logical.start else dst_logical
+            if met is not None:
+                yield _narrowed(dst, dst_box, dst_logical, met), _narrowed(src, src_box, src_logical, met)
+
+
+def _narrowed(region: Region, box: Box, logical: Box, met: Box) -> Box:
+    start, stop = list(box.start), list(box.stop)
+    for i, d in enumerate(_kept(region)):
+        start[d] = box.start[d] + met.start[i] - logical.start[i]
+        stop[d] = start[d] + met.stop[i] - met.start[i]
+    return Box(tuple(start), tuple(stop))
+
+
+def _flat(dst: Box, src: Box, dst_shape: tuple[int, ...], src_shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:
+    """Pairs cut until both sides are runs of memory, or such runs at one pitch."""
+    if _pitched(dst, dst_shape) and _pitched(src, src_shape):
+        yield dst, src
+        return
+    # cut along the first long dimension; the two sides have their long dimensions in the same order
+    d, s = (next(i for i, n in enumerate(box.shape) if n > 1) for box in (dst, src))
+    for k in range(dst.shape[d]):
+        yield from _flat(_one(dst, d, k), _one(src, s, k), dst_shape, src_shape)
+
+
+def _one(box: Box, dim: int, k: int) -> Box:
+    start, stop = list(box.start), list(box.stop)
+    start[dim] += k
+    stop[dim] = start[dim] + 1
+    return Box(tuple(start), tuple(stop))
+
+
+def _pitched(box: Box, shape: tuple[int, ...]) -> bool:
+    """At most one dimension of runs outside a contiguous run."""
+    runs, inside = 0, True  # inside: everything further in is taken whole
+    for n, extent in zip(reversed(box.shape), reversed(shape), strict=True):
+        if n > 1 and not inside:
+            runs += 1
+            inside = n == extent
+        elif n != extent:
+            inside = False
+    return runs <= 1

@@ -1,0 +1,34 @@
+"""Graph → Plan. The passes, in order; each says what is true after it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from .. import env
+from ..graph.ir import Graph
+from ..machine.model import Machine
+from .draft import Draft
+from .emit import emit
+from .ir import Plan
+from .place import place
+from .resources import solve_resources
+from .sync import synchronise
+from .transfers import order_transfers
+
+PASSES: tuple[Callable[[Draft], Draft], ...] = (
+    place,  # every op has a stream
+    order_transfers,  # ops stand in the order in which they are issued; `order = auto` has its rounds
+    synchronise,  # every dependency has a carrier: stream order, event or flag, and no wait is wasted
+    solve_resources,  # every launch has a kernel and its attributes
+)
+
+
+def lower(graph: Graph, machine: Machine) -> Plan:
+    """The plan of a proven graph for a machine. Raises ScheduleError where the machine lacks what the text asks."""
+    draft = Draft(graph, machine)
+    for run in PASSES:
+        draft = run(draft)
+        if env.get("FICCO_DEBUG_PASSES"):
+            print(f"--- after {run.__name__}\n{draft}", file=sys.stderr)
+    return emit(draft)

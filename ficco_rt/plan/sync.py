@@ -1,0 +1,249 @@
+"""Pass: dependencies become as few waits as possible, each in the cheapest form that carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..graph import ir
+from .clock import Clock, start
+from .draft import Draft, Need
+from .ir import Order
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    """The end of an op: known to whoever knows `position` entries of `stream`, or (a work) `bit`."""
+
+    clock: Clock  # what its start knew
+    stream: int
+    position: int
+    bit: int = -1
+
+    def known_to(self, clock: Clock) -> bool:
+        return clock.done[self.stream] >= self.position or (self.bit >= 0 and clock.works >> self.bit & 1 == 1)
+
+    def known_after(self, other: _Stamp) -> bool:
+        """Does the end of `other` imply the end of this?"""
+        if self.known_to(other.clock):
+            return True
+        return self.stream == other.stream and (
+            self.position < other.position or (self.position == other.position and other.bit < 0)
+        )
+
+    def joined_to(self, clock: Clock) -> Clock:
+        """`clock`, knowing the end of this."""
+        met = clock.join(self.clock)
+        if self.bit < 0:
+            return met.at(self.stream, max(self.position, int(met.done[self.stream])))
+        return met.at(self.stream, max(self.position - 1, int(met.done[self.stream]))).with_work(self.bit)
+
+
+@dataclass(slots=True)
+class _Launch:
+    """A streamed stage on one rank: one launch, one entry of its stream."""
+
+    position: int
+    base: Clock  # what all its works know from the start
+    end: Clock
+
+
+def synchronise(draft: Draft) -> Draft:
+    """After this every dependency is carried by a stream's order, an event or a flag, and every wait is needed:
+    without it some conflicting pair, or an `after` of the text, would have no order.
+
+    Flags carry what works of streamed launches wait for or give; events all else. A work never waits in the
+    kernel for other work of its own multiprocessors (it could hold the place that this needs): such a wait
+    stands before the launch.
+    """
+    return _Synchroniser(draft).run()
+
+
+class _Synchroniser:
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.graph = draft, draft.graph
+        engines = {q.name: q.engine for q in self.graph.queues}
+        self.engine = [engines[key.queue] for key in draft.streams]
+        self.clocks: list[Clock] = [start(len(draft.streams))] * len(draft.streams)
+        self.length = [0] * len(draft.streams)
+        self.stamps: dict[int, _Stamp] = {}
+        self.launches: dict[tuple[int, int], _Launch] = {}
+        self.works = 0
+        self.needs: dict[int, tuple[Need, ...]] = {}
+        self.orders: list[Order] = []
+        self.users = [0] * len(self.graph.ops)  # ops that may still ask for an op's stamp
+        for deps in self.graph.deps:
+            for d in deps:
+                self.users[d.before] += 1
+        self.ends: dict[tuple[int, int], list[int]] = {}  # stage, rank → the last op on each of its streams
+        self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
+        self.members: dict[tuple[int, int], list[int]] = {}
+        last: dict[tuple[int, int, int], int] = {}
+        for i in draft.order:
+            where = self.graph.ops[i].where
+            if where.stage in self.wanted_ends:
+                last[where.stage, where.rank, draft.stream_of[i]] = i
+            if self.graph.stages[where.stage].streamed:
+                self.members.setdefault((where.stage, where.rank), []).append(i)
+        for (stage, rank, _), i in last.items():
+            self.ends.setdefault((stage, rank), []).append(i)
+            self.users[i] += 1_000_000_000  # stays for all ops of the later stage
+
+    def run(self) -> Draft:
+        ops, order = self.graph.ops, self.draft.order
+        i = 0
+        while i < len(order):
+            v = order[i]
+            op = ops[v]
+            if isinstance(op, ir.Collective):
+                group = [v]
+                while i + 1 < len(order) and isinstance(n := ops[order[i + 1]], ir.Collective) and n.group == op.group:
+                    i += 1
+                    group.append(order[i])
+                self._collective(group)
+            elif self.graph.stages[op.where.stage].streamed:
+                self._work(v)
+            else:
+                self._single(v)
+            i += 1
+        return replace(self.draft, needs=self.needs, orders=tuple(self.orders))
+
+    # -- what an op follows
+
+    def _before(self, v: int) -> list[int]:
+        """Ops that v follows by data."""
+        return [d.before for d in self.graph.deps[v]]
+
+    def _after(self, v: int) -> list[int]:
+        """Ops that v follows because the text says `after`: the last of that stage on each stream of the rank."""
+        where = self.graph.ops[v].where
+        found = []
+        for stage in self.graph.stages[where.stage].after:
+            for u in self.ends.get((stage, where.rank), ()):
+                found.append(u)
+                self.orders.append(Order(u, v, where.origin))
+        return found
+
+    def _release(self, v: int) -> None:
+        """Forget stamps that nobody will ask for: clocks are large."""
+        for d in self.graph.deps[v]:
+            self.users[d.before] -= 1
+            if not self.users[d.before]:
+                self.stamps.pop(d.before, None)
+
+    def _keep(self, v: int, stamp: _Stamp) -> None:
+        if self.users[v]:
+            self.stamps[v] = stamp
+
+    def _end_of(self, u: int) -> _Stamp:
+        """The stamp of an `after`: of a streamed stage the launch's end."""
+        where = self.graph.ops[u].where
+        launch = self.launches.get((where.stage, where.rank))
+        if launch is None:
+            return self.stamps[u]
+        return _Stamp(launch.end, self.draft.stream_of[u], launch.position)
+
+    # -- entries
+
+    def _single(self, v: int) -> None:
+        s = self.draft.stream_of[v]
+        candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
+        ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
+        clock = self._wait(v, self.clocks[s], candidates, ends)
+        self.clocks[s] = clock
+        self.length[s] += 1
+        self._keep(v, _Stamp(clock, s, self.length[s]))
+        self._release(v)
+
+    def _wait(
+        self, v: int, clock: Clock, candidates: dict[int, _Stamp], ends: dict[int, _Stamp], launch: bool = False
+    ) -> Clock:
+        """Choose the waits of v (or of its launch) and add what they tell to the clock."""
+        candidates = {u: stamp for u, stamp in candidates.items() if not stamp.known_to(clock)}
+        candidates |= {u: stamp for u, stamp in ends.items() if not stamp.known_to(clock)}
+        if not candidates:
+            return clock
+        into_work = not launch and self.graph.stages[self.graph.ops[v].where.stage].streamed
+        chosen = []
+        for u in _irredundant(candidates):
+            stamp = candidates[u]
+            chosen.append(Need(u, flag=into_work or stamp.bit >= 0, launch=launch))
+            clock = stamp.joined_to(clock)
+        self.needs[v] = (*self.needs.get(v, ()), *chosen)
+        return clock
+
+    def _collective(self, group: Sequence[int]) -> None:
+        """All ranks' calls begin together: each call's end knows what every call's start knew."""
+        met: Clock | None = None
+        for v in group:
+            s = self.draft.stream_of[v]
+            candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
+            ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
+            mine = self._wait(v, self.clocks[s], candidates, ends).at(s, self.length[s])
+            met = mine if met is None else met.join(mine)
+        assert met is not None
+        for v in group:
+            s = self.draft.stream_of[v]
+            self.length[s] += 1
+            self.clocks[s] = met
+            self._keep(v, _Stamp(met, s, self.length[s]))
+            self._release(v)
+
+    def _work(self, v: int) -> None:
+        where, s = self.graph.ops[v].where, self.draft.stream_of[v]
+        key = (where.stage, where.rank)
+        if key not in self.launches:
+            self._open(key, v)
+        launch = self.launches[key]
+        candidates = {}
+        for u in self._before(v):
+            stamp = self.stamps[u]
+            if self.draft.stream_of[u] == s and stamp.position < launch.position:
+                continue  # the stream's order
+            if self._same_processors(u, where.rank) and self.draft.stream_of[u] != s:
+                continue  # waited for before the launch
+            candidates[u] = stamp
+        clock = self._wait(v, launch.base, candidates, {})
+        self._keep(v, _Stamp(clock, s, launch.position, self.works))
+        self.works += 1
+        launch.end = launch.end.join(clock)
+        self.clocks[s] = launch.end
+        self._release(v)
+
+    def _same_processors(self, u: int, rank: int) -> bool:
+        s = self.draft.stream_of[u]
+        return self.draft.streams[s].rank == rank and self.engine[s] != "copy"
+
+    def _open(self, key: tuple[int, int], first: int) -> None:
+        """Begin a streamed launch, after what its works need of their own multiprocessors."""
+        s = self.draft.stream_of[first]
+        candidates: dict[int, _Stamp] = {}
+        ends: dict[int, _Stamp] = {}
+        for v in self.members[key]:
+            for u in self._before(v):
+                if self.draft.stream_of[u] != s and self._same_processors(u, key[1]):
+                    candidates[u] = self.stamps[u] if u in self.stamps else self._end_of(u)
+            ends |= {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
+        base = self._wait(first, self.clocks[s], candidates, ends, launch=True)
+        self.clocks[s] = base
+        self.length[s] += 1
+        self.launches[key] = _Launch(self.length[s], base, base)
+
+
+def _irredundant(candidates: dict[int, _Stamp]) -> list[int]:
+    """The candidates whose end no other candidate's end implies, in op order."""
+    latest: dict[int, int] = {}  # of several ends on one stream the last implies the others
+    works = []
+    for u, stamp in candidates.items():
+        if stamp.bit >= 0:
+            works.append(u)
+        elif stamp.stream not in latest or candidates[latest[stamp.stream]].position < stamp.position:
+            latest[stamp.stream] = u
+    left = sorted([*latest.values(), *works])
+    if len(left) == 1:
+        return left
+    return [
+        u for u in left if not any(candidates[u].known_after(candidates[other]) for other in left if other != u)
+    ]
+
+
