@@ -138,7 +138,7 @@ def run_verb(**options: Any) -> int:
     return _run(**options)
 
 
-@ficco.command("check", no_args_is_help=True)
+@ficco.command("check", short_help="Prove schedules and check their plans.", no_args_is_help=True)
 @click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...")
 @click.option("--gpus", "-n", default=None, metavar="N,N,...", help="Numbers of ranks to check at.  [default: 8]")
 @_set
@@ -151,7 +151,7 @@ def check(**options: Any) -> int:
     return check(**options)
 
 
-@ficco.command("fmt", no_args_is_help=True)
+@ficco.command("fmt", short_help="Format schedules.", no_args_is_help=True)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--check", "check_only", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
 def fmt(**options: Any) -> int:
@@ -161,7 +161,7 @@ def fmt(**options: Any) -> int:
     return fmt(**options)
 
 
-@ficco.command("compile", no_args_is_help=True)
+@ficco.command("compile", short_help="Write a schedule's plan as JSON.", no_args_is_help=True)
 @click.argument("target", metavar="SCHEDULE")
 @_gpus
 @_set
@@ -183,7 +183,7 @@ def list_verb(**options: Any) -> int:
     return list_library(**options)
 
 
-@ficco.command("explain", no_args_is_help=True)
+@ficco.command("explain", short_help="Tell in plain words what a schedule does.", no_args_is_help=True)
 @click.argument("target", metavar="SCHEDULE")
 @_gpus
 @_set
@@ -196,7 +196,7 @@ def explain(**options: Any) -> int:
     return explain(**options)
 
 
-@ficco.command("timeline", no_args_is_help=True)
+@ficco.command("timeline", short_help="Draw a trace.", no_args_is_help=True)
 @click.argument("trace", metavar="trace.json")
 @click.option(
     "--output", "-o", metavar="FILE.svg|html", help="The picture to write.  [default: a sketch on the terminal]"

@@ -31,6 +31,8 @@ def check(
                 worst = max(worst, exit_code(error))
                 results.append({"target": target, "ranks": ranks, "ok": False, "error": error_record(error)})
                 if not as_json:
+                    at = f": {count(ranks, 'rank')}" if ranks else ""
+                    sys.stdout.write(f"{target}{at}: WRONG\n")
                     sys.stdout.flush()
                     sys.stderr.write(error_text(error, "ficco check") + "\n")
                 continue

@@ -52,13 +52,27 @@ class Sources:
         return lines[span.line - 1] if 0 < span.line <= len(lines) else None
 
 
+def show_place(span: Span) -> str:
+    """`file:line:column`, from here if the file is below here."""
+    return f"{show_path(span.path)}:{span.line}:{span.column}"
+
+
+def show_path(path: str) -> str:
+    """A path from the current folder on if it is below that."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # the folder is gone
+        return path
+    return path.removeprefix(here) if os.path.isabs(path) else path
+
+
 def show_diagnostic(diagnostic: Diagnostic, sources: Sources, style: Style, kind: str = "") -> str:
     """The message with its place, the source line with a caret, notes and help."""
     label = style(kind, "yellow") if kind == "warning: " else style(kind, "red")
-    lines = [f"{style(str(diagnostic.span), 'bold')}: {label}{diagnostic.message}"]
+    lines = [f"{style(show_place(diagnostic.span), 'bold')}: {label}{diagnostic.message}"]
     lines += _excerpt(diagnostic.span, sources, style, "red" if kind != "warning: " else "yellow")
     for note in diagnostic.notes:
-        place = f"{note.span}: " if note.span else ""
+        place = f"{show_place(note.span)}: " if note.span else ""
         lines.append(f"  {style('note:', 'cyan')} {place}{note.text}")
         if note.span:
             lines += _excerpt(note.span, sources, style, "cyan")

@@ -21,6 +21,7 @@ from .settings import show_value
 
 Facts = dict[str, Any]
 MATRIX = 8  # the most ranks for which every pair gets a number of its own
+_NOUNS = {"gemm": "GEMM", "reduce": "sum", "collective": "call", "launch": "launch"}
 SHAPES = 3  # different sizes of a stage's operations that are listed
 
 
@@ -140,6 +141,10 @@ def _waits_for(graph: Graph) -> list[Facts]:
     pairs: dict[tuple[str, str], list[tuple[int, int, bool]]] = {}
     why: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
     order = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in graph.stages))}
+    kinds: dict[str, str] = {}
+    for op in graph.ops:
+        name, kind = graph.stages[op.where.stage].name, type(op).__name__.lower()
+        kinds[name] = kind if kinds.get(name, kind) == kind else "operation"
     for number, deps in enumerate(graph.deps):
         op = graph.ops[number]
         stage = graph.stages[op.where.stage].name
@@ -163,6 +168,7 @@ def _waits_for(graph: Graph) -> list[Facts]:
                 "for": before,
                 "operations": len(entries),
                 "operations_a_rank": _range(waiting[r] for r in range(graph.ranks)),
+                "kinds": [kinds[stage], kinds[before]],
                 "each_for": _range(number for number, _, _ in entries),
                 "from": _from([away for _, _, away in entries]),
                 "because": [
@@ -200,6 +206,7 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
         "pairs": [[pairs[a, b] for b in range(n)] for a in range(n)] if n <= MATRIX else None,
         "topology": machine.links.kind,
         "links_used": len(links),
+        "links_even": len(set(links.values())) == 1,
         "busiest_link": None,
     }
     if busiest:
@@ -412,10 +419,11 @@ def _wait_lines(facts: Facts) -> list[str]:
         tensors = join_words(dict.fromkeys(b["tensor"] for b in wait["because"]))
         hazards = join_words(dict.fromkeys(b["hazard"] for b in wait["because"]))
         same = " earlier" if wait["stage"] == wait["for"] else ""
-        each = _spread(wait["each_for"], "operation")
-        a_rank = _spread(wait["operations_a_rank"], "operation")
+        kind, before = (_NOUNS.get(k, k) for k in wait["kinds"])
+        each, a_rank = _spread(wait["each_for"], before), _spread(wait["operations_a_rank"], kind)
+        whose = "another rank" if wait["from"] == "other ranks" and wait["each_for"][1] == 1 else wait["from"]
         who = f"{wait['stage']} waits for{same} {wait['for']}"
-        lines.append(f"  {who}: {a_rank} a rank, each for {each} of {wait['from']} ({tensors}, {hazards})")
+        lines.append(f"  {who}: {a_rank} a rank, each for {each} by {whose} ({tensors}, {hazards})")
     waiting = {w["stage"] for w in facts["waits_for"]}
     free = [s["name"] for s in facts["stages"] if s["name"] not in waiting and s["operations"]]
     if free:
@@ -440,10 +448,9 @@ def _traffic_lines(facts: Facts) -> list[str]:
                 lines.append(table(rows, right=frozenset(range(ranks + 1))))
         busiest = traffic["busiest_link"]
         kind = {"switch": "port", "mesh": "link", "ring": "link"}[traffic["topology"]]
-        lines.append(
-            f"  {traffic['topology']}: the busiest {kind} ({busiest['link']}) carries {show_bytes(busiest['bytes'])}, "
-            f"{show_time(busiest['time_us'])} at its rate"
-        )
+        load = f"{show_bytes(busiest['bytes'])}, {show_time(busiest['time_us'])} at its rate"
+        which = f"each {kind} that is used" if traffic["links_even"] else f"the busiest {kind} ({busiest['link']})"
+        lines.append(f"  {traffic['topology']}: {which} carries {load}")
     if traffic["within_ranks"]:
         lines.append(f"  copies within ranks: {show_bytes(traffic['within_ranks'])} over all ranks")
     calls = [d for s in facts["stages"] for d in s["does"] if d["kind"] == "collective"]
@@ -472,7 +479,7 @@ def _memory_lines(facts: Facts) -> list[str]:
         rows.append((tensor["name"], tensor["kind"], f"{shape} {tensor['dtype']}", show_bytes(tensor["bytes"]), varies))
     peak, device = memory["peak_bytes_a_rank"], memory["device_bytes"]
     fits = (
-        f"{100 * peak / device:.1f} % of the device"
+        f"{100 * peak / device:.2g} % of the device"
         if peak <= device
         else f"MORE than the device's {show_bytes(device)}"
     )

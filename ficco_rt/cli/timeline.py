@@ -78,12 +78,12 @@ def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
         label = f"{rank:<{len(f'rank {max(trace.ranks - 1, 0)}')}}  {lane.name[:name_width]:>{name_width}}"
         lines.append(f"{label} │{drawn}│")
     end = show_time(trace.duration)
-    lines.append(" " * (margin - 2) + "0" + end.rjust(width + 1 - len("0") + 1))
+    lines.append(" " * (margin - 2) + "0" + end.rjust(width - 1))
     if style.on:
         keys = "   ".join(f"{style.rgb('█', c.colour)} {c.name}" for c in colours)
     else:
         keys = "   ".join(f"{letter_of[c.name]} {c.name}" for c in colours)
-    lines.append(" " * (margin - 1) + keys)
+    lines.append(" " * (margin - 2) + keys)
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 

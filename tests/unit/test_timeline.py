@@ -1,0 +1,326 @@
+"""Trace files and drawings: what is written reads back, and a picture shows what the trace says."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+import time
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from ficco_rt.cli import html, svg, tracefile
+from ficco_rt.cli.console import Style
+from ficco_rt.cli.drawing import (
+    lane_use,
+    rank_use,
+    show_bytes,
+    show_flops,
+    show_time,
+    stack,
+    stage_colours,
+    tick_labels,
+    ticks,
+)
+from ficco_rt.cli.timeline import draw_file, sketch
+from ficco_rt.errors import UsageError
+from ficco_rt.trace import Lane, Span, Trace
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def overlapped(ranks: int = 4, chunks: int = 4, copy: float = 9.0, gemm: float = 8.0) -> Trace:
+    """All-gather + GEMM as it would look: pushes on one stream, GEMMs that wait for pieces on the other."""
+    lanes: list[Lane] = []
+    spans: list[Span] = []
+    arrived: dict[tuple[int, int, int], float] = {}
+    for rank in range(ranks):
+        lanes += [Lane(2 * rank, rank, "dma", "copy"), Lane(2 * rank + 1, rank, "compute", "sm")]
+        now = 0.0
+        for c in range(chunks):
+            for k in range(1, ranks):
+                peer = (rank + k) % ranks
+                label, stop = f"gather  A → G@{peer} piece {c}", now + copy
+                spans.append(
+                    Span(rank, 2 * rank, "copy", label, "gather", now, stop, "x.ficco:24", bytes=1 << 21, peer=peer)
+                )
+                now = arrived[peer, rank, c] = stop
+    for rank in range(ranks):
+        now = 3.0 + gemm
+        spans.append(Span(rank, 2 * rank + 1, "gemm", "own  C", "own", 3.0, now, "x.ficco:28", flops=10**9))
+        for c in range(chunks):
+            for k in range(1, ranks):
+                start = max(now, arrived[rank, (rank - k) % ranks, c])
+                if start > now:
+                    spans.append(Span(rank, 2 * rank + 1, "wait", "waits for gather", "rest", now, start, "x.ficco:33"))
+                now = start + gemm / 3
+                spans.append(Span(rank, 2 * rank + 1, "gemm", "rest  C", "rest", start, now, "x.ficco:33", flops=10**8))
+    return Trace("ag_gemm_test", "h200-switch", "virtual", ranks, tuple(lanes), tuple(spans))
+
+
+def rounded(trace: Trace) -> Trace:
+    spans = tuple(dataclasses.replace(s, start=round(s.start, 6), stop=round(s.stop, 6)) for s in trace.spans)
+    return dataclasses.replace(trace, spans=spans)
+
+
+# ---------------------------------------------------------------- trace files
+
+
+def test_trace_round_trip() -> None:
+    trace = overlapped()
+    text = tracefile.to_json(trace)
+    back = tracefile.from_json(text, "t.json")
+    assert back == rounded(trace)
+    assert tracefile.to_json(back) == text
+
+
+def test_trace_file_is_what_perfetto_reads() -> None:
+    data = json.loads(tracefile.to_json(overlapped(ranks=2)))
+    meta = [e for e in data["traceEvents"] if e["ph"] == "M"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in meta if e["name"] == "thread_name"}
+    assert names == {(0, 0): "dma", (0, 1): "compute", (1, 2): "dma", (1, 3): "compute"}
+    assert [e["args"]["name"] for e in meta if e["name"] == "process_name"] == ["rank 0", "rank 1"]
+    first = next(e for e in data["traceEvents"] if e["ph"] == "X")
+    assert first == {
+        "ph": "X", "name": "gather  A → G@1 piece 0", "cat": "copy", "pid": 0, "tid": 0, "ts": 0.0, "dur": 9.0,
+        "args": {"stage": "gather", "place": "x.ficco:24", "stream": 0, "bytes": 1 << 21, "peer": 1},
+    }  # fmt: skip
+    other = data["otherData"]
+    assert (other["schedule"], other["machine"], other["clock"], other["ranks"]) == (
+        "ag_gemm_test",
+        "h200-switch",
+        "virtual",
+        2,
+    )
+
+
+def test_works_that_run_together_get_threads_of_their_own() -> None:
+    spans = tuple(Span(0, 0, "gemm", f"work {i}", "mm", float(i), i + 2.5, "x.ficco:1") for i in range(4))
+    trace = Trace("streamed", "h200-switch", "virtual", 1, (Lane(0, 0, "compute", "sm"),), spans)
+    events = json.loads(tracefile.to_json(trace))["traceEvents"]
+    assert [e["tid"] for e in events if e["ph"] == "X"] == [0, 1, 2, 0]
+    assert [e["args"]["name"] for e in events if e["name"] == "thread_name"] == [
+        "compute",
+        "compute (2)",
+        "compute (3)",
+    ]
+    assert tracefile.from_json(tracefile.to_json(trace), "t.json") == trace
+
+
+def edit(**changes: Any) -> str:
+    """A good trace file with fields of its `otherData` or its first event replaced."""
+    data = json.loads(tracefile.to_json(overlapped(ranks=2, chunks=1)))
+    event = next(e for e in data["traceEvents"] if e["ph"] == "X")
+    for name, value in changes.items():
+        record = event if name in event else event["args"] if name in event["args"] else data["otherData"]
+        record[name] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "t.json: is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        ("[" * 100_000, "t.json: is not JSON: "),
+        ("[]", "t.json: is not a trace of ours; `ficco-run --trace FILE` writes one"),
+        ('{"traceEvents": []}', "t.json: is not a trace of ours; `ficco-run --trace FILE` writes one"),
+        (edit(version=7), "t.json: is a trace of version 7; this ficco reads version 1"),
+        (edit(ranks="two"), "t.json: 'ranks' is missing or not a count"),
+        (edit(ranks=True), "t.json: 'ranks' is missing or not a count"),
+        (edit(clock="sundial"), "t.json: 'clock' is missing or not one of device, virtual"),
+        (edit(lanes=[[0, 0, "dma"]]), 't.json: a lane is [rank, stream, name, engine], not [0, 0, "dma"]'),
+        (edit(lanes=[]), "t.json: event 12: rank 0 has no stream 0 in the list of lanes"),
+        (edit(ts="soon"), "t.json: event 12: 'ts' is missing or not a time"),
+        (edit(ts=-1), "t.json: event 12: 'ts' is missing or not a time"),
+        (edit(dur=float("nan")), "t.json: event 12: 'dur' is missing or not a time"),
+        (edit(cat="nap"), "t.json: event 12: 'cat' is missing or not one of copy, gemm, reduce, kernel, coll"),
+        (edit(bytes=1.5), "t.json: event 12: 'bytes' is missing or not a count"),
+        (edit(ph="B"), 't.json: event 12: expected a complete event ("ph": "X")'),
+    ],
+)
+def test_bad_trace_files(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        tracefile.from_json(text, "t.json")
+    assert str(caught.value).startswith(message)
+
+
+# ---------------------------------------------------------------- facts about a trace
+
+
+def test_rank_use() -> None:
+    lanes = (Lane(0, 0, "dma", "copy"), Lane(1, 0, "compute", "sm"))
+    spans = (
+        Span(0, 0, "copy", "c", "move", 0.0, 10.0, "x:1"),
+        Span(0, 1, "wait", "w", "mm", 0.0, 4.0, "x:2"),
+        Span(0, 1, "gemm", "g", "mm", 4.0, 9.0, "x:2"),
+        Span(0, 1, "gemm", "g", "mm", 12.0, 20.0, "x:2"),
+    )
+    trace = Trace("t", "m", "virtual", 1, lanes, spans)
+    use = rank_use(trace, 0)
+    assert (use.compute, use.moving, use.exposed) == (13.0, 10.0, 5.0)
+    assert lane_use(trace) == {(0, 0): 0.5, (0, 1): 0.65}
+
+
+def test_rows_hold_no_overlap() -> None:
+    spans = [Span(0, 0, "gemm", "", "s", a, b, "x:1") for a, b in ((0, 3), (1, 2), (2, 5), (3, 4), (2.5, 6))]
+    assert stack(spans) == [0, 1, 1, 0, 2]
+
+
+def test_colours_say_what_a_stage_does_and_iterations_share_one() -> None:
+    trace = overlapped()
+    assert [c.name for c in stage_colours(trace)] == ["gather", "own", "rest"]
+    colours = [c.colour for c in stage_colours(trace)]
+    assert len(set(colours)) == 3
+    again = dataclasses.replace(
+        trace, spans=tuple(dataclasses.replace(s, stage=f"{s.stage}[{i % 3}]") for i, s in enumerate(trace.spans))
+    )
+    assert stage_colours(again) == stage_colours(trace)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected", "labels"),
+    [
+        (361.0, [0, 50, 100, 150, 200, 250, 300, 350], ["0 µs", "50", "100", "150", "200", "250", "300", "350 µs"]),
+        (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0], ["0.0 µs", "0.2", "0.4", "0.6", "0.8", "1.0 µs"]),
+        (2970.0, [0, 500, 1000, 1500, 2000, 2500], ["0.0 ms", "0.5", "1.0", "1.5", "2.0", "2.5 ms"]),
+        (0.0, [0], ["0 µs"]),
+    ],
+)
+def test_ticks_are_round(duration: float, expected: list[float], labels: list[str]) -> None:
+    assert ticks(duration) == pytest.approx(expected)
+    assert tick_labels(ticks(duration)) == labels
+
+
+def test_numbers_for_people() -> None:
+    times = [0.0, 0.25, 1.0, 9.994, 9.995, 482.3, 999.4, 999.6, 4820.0, 1.2e6]
+    shown = ["0 ns", "250 ns", "1.00 µs", "9.99 µs", "9.99 µs", "482 µs", "999 µs", "1.00 ms", "4.82 ms", "1.20 s"]
+    assert [show_time(t) for t in times[:4]] == shown[:4]
+    assert [show_time(t) for t in times[5:]] == shown[5:]
+    assert [show_bytes(b) for b in (0, 512, 2048, 12 << 20, 141 * 10**9)] == [
+        "0 B",
+        "512 B",
+        "2.0 KiB",
+        "12.0 MiB",
+        "131 GiB",
+    ]
+    assert [show_flops(f) for f in (2, 34.4e9, 137e9)] == ["2 FLOP", "34.4 GFLOP", "137 GFLOP"]
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def test_svg_shows_the_trace() -> None:
+    trace = overlapped()
+    picture = svg.draw(trace)
+    assert svg.draw(trace) == picture
+    root = ET.fromstring(picture)
+    texts = [t.text for t in root.iter(f"{SVG}text")]
+    assert texts[0] == "ag_gemm_test"
+    assert texts[1] == show_time(trace.duration)
+    assert texts[2] is not None
+    assert texts[2].startswith("4 ranks · modelled for h200-switch, not measured · computing ")
+    assert [t for t in texts if t and t.startswith("rank ")] == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert texts.count("dma") == texts.count("compute") == 4
+    assert {"gather", "own", "rest", "waiting"} <= set(texts)
+    tips = [t.text for t in root.iter(f"{SVG}title")]
+    assert len(tips) == len(trace.spans)
+    assert tips[0] == "gather A → G@1 piece 0\n0 ns – 9.00 µs, 9.00 µs\n2.0 MiB, 233 GB/s\nstage gather, x.ficco:24"
+
+
+def test_a_measured_trace_says_so() -> None:
+    trace = dataclasses.replace(overlapped(ranks=2), clock="device", machine="2×H200")
+    assert "2 ranks · measured on 2×H200 · " in svg.draw(trace)
+    assert "modelled" not in svg.draw(trace)
+    assert "2 ranks · measured on 2×H200<" in html.draw(trace)
+
+
+def test_markup_in_names_stays_text() -> None:
+    evil = "</script><script>alert(1)</script>&@DATA@"
+    base = overlapped(ranks=2, chunks=1)
+    spans = tuple(dataclasses.replace(s, label=evil, stage=evil, place=evil) for s in base.spans)
+    lanes = tuple(dataclasses.replace(lane, name=evil) for lane in base.lanes)
+    trace = dataclasses.replace(base, schedule=evil, machine=evil, spans=spans, lanes=lanes)
+    ET.fromstring(svg.draw(trace))
+    page = html.draw(trace)
+    assert page.count("<script") == page.count("</script>") == 2
+    assert page.count("alert(1)</script>") == 0
+    assert payload(page)["texts"][0] == evil
+
+
+def payload(page: str) -> Any:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    return json.loads(match[1])
+
+
+def test_html_needs_nothing_else_and_holds_every_span() -> None:
+    trace = overlapped()
+    page = html.draw(trace)
+    assert html.draw(trace) == page
+    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", page)
+    assert not re.search(r"@[A-Z]+@", page)
+    assert "<title>ag_gemm_test · " in page
+    data = payload(page)
+    assert len(data["spans"]) == len(trace.spans)
+    assert [lane["name"] for lane in data["lanes"]] == ["dma", "compute"] * 4
+    assert [stage[0] for stage in data["stages"]] == ["gather", "own", "rest"]
+    assert data["waits"] is True
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_small_and_empty_traces_draw(ranks: int) -> None:
+    lanes = tuple(Lane(r, r, "compute", "sm") for r in range(ranks))
+    for spans in ((), (Span(0, 0, "gemm", "g", "mm", 0.0, 0.0, "x:1"),)):
+        trace = Trace("t", "m", "virtual", ranks, lanes, spans)
+        ET.fromstring(svg.draw(trace))
+        html.draw(trace)
+        assert "rank 0  compute │" in sketch(trace, Style(io.StringIO()), 60)
+
+
+def test_many_spans_stay_small_and_quick() -> None:
+    trace = overlapped(ranks=16, chunks=100, copy=0.5, gemm=1.0)
+    assert len(trace.spans) > 40_000
+    start = time.perf_counter()
+    picture = svg.draw(trace)
+    assert time.perf_counter() - start < 10
+    assert len(picture) < 4_000_000
+    marks = picture.count("<rect") + picture.count("M")
+    assert marks < svg.PIECES + 2000
+    ET.fromstring(picture)
+
+
+def test_sketch() -> None:
+    lanes = (Lane(0, 0, "dma", "copy"), Lane(1, 0, "compute", "sm"))
+    spans = (
+        Span(0, 0, "copy", "c", "gather", 0.0, 20.0, "x:1"),
+        Span(0, 1, "wait", "w", "rest", 0.0, 10.0, "x:2"),
+        Span(0, 1, "gemm", "g", "rest", 10.0, 40.0, "x:2"),
+    )
+    trace = Trace("t", "m", "virtual", 1, lanes, spans)
+    assert sketch(trace, Style(io.StringIO()), 59).splitlines() == [
+        "rank 0      dma │AAAAAAAAAAAAAAAAAAAA                    │",
+        "        compute │          BBBBBBBBBBBBBBBBBBBBBBBBBBBBBB│",
+        "                 0                                40.0 µs",
+        "                 A gather   B rest",
+    ]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_draw_file(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "t.json"
+    source.write_text(tracefile.to_json(overlapped()))
+    for name in ("t.svg", "t.html"):
+        assert draw_file(str(source), str(tmp_path / name)) == 0
+        assert capsys.readouterr().out.endswith(f"{name}: ag_gemm_test, 4 ranks, 111 µs modelled for h200-switch\n")
+    assert (tmp_path / "t.svg").read_text() == svg.draw(rounded(overlapped()))
+    assert (tmp_path / "t.html").read_text() == html.draw(rounded(overlapped()))
+    with pytest.raises(UsageError, match=r"t\.png: a picture's name ends in \.svg or \.html"):
+        draw_file(str(source), str(tmp_path / "t.png"))
+    with pytest.raises(UsageError, match=r"there is no directory"):
+        draw_file(str(source), str(tmp_path / "no" / "t.svg"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["t.html", "t.json", "t.svg"]
