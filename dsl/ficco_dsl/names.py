@@ -445,15 +445,15 @@ class _Checker:
         for i, argument in enumerate(s.arguments):
             param = params[i] if params else None
             is_region = isinstance(argument, RegionRef)
+            if param is not None and param.mode != "int" and isinstance(argument, Name) and self._unknown(argument.id):
+                help = self.like(argument.id, self.tensors)
+                self.mistake(argument.span, f"unknown tensor '{argument.id}'", help=help)
+                continue
             if param is not None and is_region == (param.mode == "int"):
-                # an undeclared name reads as an expression: then its being unknown is the mistake
-                unknown = isinstance(argument, Name) and argument.id not in {**self.values, **self.scope}
-                if not unknown or argument.id in BUILTINS:  # type: ignore[union-attr]
-                    wanted = "an int" if param.mode == "int" else f"a region to {param.mode}"
-                    given = "a region" if is_region else "a number"
-                    message = f"argument '{param.name}' of kernel '{s.kernel}' is {wanted}, not {given}"
-                    self.mistake(argument.span, message)
-                    continue
+                wanted = "an int" if param.mode == "int" else f"a region to {param.mode}"
+                message = f"argument '{param.name}' of kernel '{s.kernel}' is {wanted}, not "
+                self.mistake(argument.span, message + ("a region" if is_region else "a number"))
+                continue
             if isinstance(argument, RegionRef):
                 writes = param is not None and param.mode in ("write", "update")
                 self.region(argument, "an argument of launch", writes=writes)
@@ -538,6 +538,9 @@ class _Checker:
         else:
             self._call(e)
 
+    def _unknown(self, name: str) -> bool:
+        return name not in self.scope and name not in self.values and name not in BUILTINS
+
     def _name(self, e: Name) -> None:
         name = e.id
         if name in self.scope:
@@ -573,7 +576,8 @@ class _Checker:
         else:
             least, most, form = function
             if len(e.arguments) < least or (most is not None and len(e.arguments) > most):
-                self.mistake(e.span, f"{e.function}() does not take {len(e.arguments)} arguments", help=f"write {form}")
+                count = "1 argument" if len(e.arguments) == 1 else f"{len(e.arguments)} arguments"
+                self.mistake(e.span, f"{e.function}() does not take {count}", help=f"write {form}")
                 function = None  # what stands where is unclear
         for i, argument in enumerate(e.arguments):
             if isinstance(argument, Part):

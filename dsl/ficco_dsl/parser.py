@@ -804,6 +804,8 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
         help = f"did you mean '{close[0]}'?" if close else None
     elif token.type == "EQUAL" and "SAME" in accepted:
         help = "'==' compares"
+    elif token.type == "ARROW" and "LESS" in accepted:
+        help = "'<-' is one sign; write '< -' to compare with a negative number"
     elif found.startswith("the keyword") and "INT" not in accepted:
         help = "keywords cannot be names; choose another"
     return Diagnostic(span, f"expected {expected}, found {found}", notes, help)

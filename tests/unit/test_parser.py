@@ -1,0 +1,875 @@
+"""Text to syntax tree: every construct, and what is said about text that is none."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ficco_dsl import Diagnostic, ScheduleError, Span, parse, parse_bytes, parser
+from ficco_dsl.nodes import (
+    Attribute,
+    Binary,
+    Binding,
+    Call,
+    ClaimCollective,
+    ClaimProduct,
+    Collective,
+    Comprehension,
+    Computes,
+    Copy,
+    For,
+    Gemm,
+    If,
+    Int,
+    Item,
+    KernelDecl,
+    KernelParam,
+    Launch,
+    Let,
+    ListOf,
+    Name,
+    Param,
+    Part,
+    Pieces,
+    Range,
+    Reduce,
+    RegionRef,
+    Schedule,
+    Slice,
+    StageDecl,
+    StageStep,
+    Statement,
+    Step,
+    Subscript,
+    TensorDecl,
+    TypeName,
+    Unary,
+)
+from ficco_dsl.parser import parse_syntax
+
+AT = Span("x.ficco", 1, 1, 1, 1)  # takes no part in equality
+
+AG_GEMM = """\
+schedule ag_gemm_hetero_unfused_1d      # FiCCO: own shard first, every remote piece its own GEMM, cut along rows
+
+param M = 4096                          # rows of A over all ranks
+param N = 4096
+param K = 4096
+param chunks = ranks                    # pieces of a shard: one level deeper than sharding
+type  T = bf16
+
+input   A[M / ranks, K] : T
+input   B[K, N / ranks] : T             # `B[N / ranks, K]` with `B.T` in the gemm for weights stored that way
+output  C[M, N / ranks] : T
+scratch G[M, K]         : T             # where the other ranks' rows land
+
+computes C = all_gather(A, rows) * B
+
+queue dma     { engine = copy  priority = high }
+queue compute { engine = sm    priority = low }
+
+stage gather on dma {
+  for c in 0..chunks, p in peers {
+    copy G.rows(rank of ranks, c of chunks) @ p <- A.rows(c of chunks)
+  }
+}
+stage own on compute {
+  gemm C.rows(rank of ranks) = A * B
+}
+stage rest on compute {
+  for c in 0..chunks, p in reversed(peers) {
+    gemm C.rows(p of ranks, c of chunks) = G.rows(p of ranks, c of chunks) * B
+  }
+}
+"""
+
+
+def name(text: str) -> Name:
+    return Name(text, AT)
+
+
+def num(value: int) -> Int:
+    return Int(value, AT)
+
+
+def region(tensor: str, *accessors: Pieces | Subscript, transposed: bool = False, at: object = None) -> RegionRef:
+    return RegionRef(tensor, accessors, transposed, at, AT)  # type: ignore[arg-type]
+
+
+def rows(index: object, whole: object) -> Pieces:
+    return Pieces("rows", (Part(index, whole, AT),), AT)  # type: ignore[arg-type]
+
+
+def value(text: str) -> object:
+    (param,) = parse_syntax(f"param v = {text}", "x.ficco").params
+    return param.value
+
+
+def statement(text: str) -> Statement:
+    (stage,) = parse_syntax(f"input A[1] : T input G[1] : T stage s on q {{ {text} }}", "x.ficco").program
+    assert isinstance(stage, StageDecl)
+    (only,) = stage.body
+    return only
+
+
+def said(text: str | bytes) -> str:
+    with pytest.raises(ScheduleError) as caught:
+        parse_bytes(text, "x.ficco") if isinstance(text, bytes) else parse(text, "x.ficco")
+    return str(caught.value)
+
+
+# ---------------------------------------------------------------- what parses
+
+
+def test_a_whole_schedule() -> None:
+    schedule = parse(AG_GEMM, "x.ficco")
+    assert schedule.name == "ag_gemm_hetero_unfused_1d"
+    assert schedule.path == "x.ficco"
+    assert [p.name for p in schedule.params] == ["M", "N", "K", "chunks"]
+    assert schedule.types == (TypeName("T", "bf16", AT),)
+    per_rank = Binary("/", name("M"), name("ranks"), AT)
+    assert schedule.tensors[0] == TensorDecl("input", "A", (per_rank, name("K")), "T", False, AT)
+    gathered = ClaimCollective("all_gather", region("A"), "rows", None, AT)
+    assert schedule.claims == (Computes(region("C"), ClaimProduct(gathered, region("B"), AT), None, AT),)
+    assert schedule.queues[0].attributes == (
+        Attribute("engine", name("copy"), AT),
+        Attribute("priority", name("high"), AT),
+    )
+    gather, own, rest = schedule.program
+    assert isinstance(gather, StageDecl)
+    chunk = Part(name("c"), name("chunks"), AT)
+    mine = Pieces("rows", (Part(name("rank"), name("ranks"), AT), chunk), AT)
+    copy = Copy(region("G", mine, at=name("p")), region("A", Pieces("rows", (chunk,), AT)), (), AT)
+    domain = Range(num(0), name("chunks"), AT)
+    loop = For((Binding("c", domain, AT), Binding("p", name("peers"), AT)), (copy,), AT)
+    assert gather == StageDecl("gather", "dma", False, (), (), (loop,), AT)
+    assert isinstance(own, StageDecl)
+    assert own.body == (Gemm(region("C", rows(name("rank"), name("ranks"))), region("A"), region("B"), False, (), AT),)
+    assert isinstance(rest, StageDecl)
+    assert str(rest.span) == "x.ficco:27:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        ("96 KiB", num(96 * 1024)),
+        ("2MiB", num(2 << 20)),
+        ("1_000", num(1000)),
+        ("1 - 2 - 3", Binary("-", Binary("-", num(1), num(2), AT), num(3), AT)),
+        ("1 + 2 * -n", Binary("+", num(1), Binary("*", num(2), Unary("-", name("n"), AT), AT), AT)),
+        ("7 // 2 % 3", Binary("%", Binary("//", num(7), num(2), AT), num(3), AT)),
+        ("(1 + 2) * 3", Binary("*", Binary("+", num(1), num(2), AT), num(3), AT)),
+        (
+            "not a == 1 and b or c",
+            Binary(
+                "or",
+                Binary("and", Unary("not", Binary("==", name("a"), num(1), AT), AT), name("b"), AT),
+                name("c"),
+                AT,
+            ),
+        ),
+        ("0..n + 1", Range(num(0), Binary("+", name("n"), num(1), AT), AT)),
+        ("[4, 2, [1]]", ListOf((num(4), num(2), ListOf((num(1),), AT)), AT)),
+        ("[]", ListOf((), AT)),
+        ("[1, 2,]", ListOf((num(1), num(2)), AT)),
+        (
+            "[i * 2 for i in 0..4]",
+            Comprehension(Binary("*", name("i"), num(2), AT), "i", Range(num(0), num(4), AT), AT),
+        ),
+        ("xs[1][2]", Item(Item(name("xs"), num(1), AT), num(2), AT)),
+        ("reversed(peers)", Call("reversed", (name("peers"),), AT)),
+        ("sum(xs) + rows(A)", Binary("+", Call("sum", (name("xs"),), AT), Call("rows", (name("A"),), AT), AT)),
+        ("part(M, rank of ranks)", Call("part", (name("M"), Part(name("rank"), name("ranks"), AT)), AT)),
+    ],
+)
+def test_expressions(text: str, node: object) -> None:
+    assert value(text) == node
+
+
+@pytest.mark.parametrize(
+    ("text", "node"),
+    [
+        (
+            "copy G @ (rank + s) % ranks <- A[0:4, :, 2:, :n, 3]",
+            Copy(
+                region("G", at=Binary("%", Binary("+", name("rank"), name("s"), AT), name("ranks"), AT)),
+                region(
+                    "A",
+                    Subscript(
+                        (
+                            Slice(num(0), num(4), AT),
+                            Slice(None, None, AT),
+                            Slice(num(2), None, AT),
+                            Slice(None, name("n"), AT),
+                            num(3),
+                        ),
+                        AT,
+                    ),
+                ),
+                (),
+                AT,
+            ),
+        ),
+        ("copy G <- A @ p", Copy(region("G"), region("A", at=name("p")), (), AT)),
+        (
+            "gemm G += A.T * A.rows(0..2 of [4, 2])[1].cols(all of 2).T with sms = 3, order = auto",
+            Gemm(
+                region("G"),
+                region("A", transposed=True),
+                region(
+                    "A",
+                    rows(Range(num(0), num(2), AT), ListOf((num(4), num(2)), AT)),
+                    Subscript((num(1),), AT),
+                    Pieces("cols", (Part(name("all"), num(2), AT),), AT),
+                    transposed=True,
+                ),
+                True,
+                (Attribute("sms", num(3), AT), Attribute("order", name("auto"), AT)),
+                AT,
+            ),
+        ),
+        (
+            "reduce G = sum(A, A @ 1) with sms = 2 smem = 1 KiB",
+            Reduce(
+                region("G"),
+                (region("A"), region("A", at=num(1))),
+                (Attribute("sms", num(2), AT), Attribute("smem", num(1024), AT)),
+                AT,
+            ),
+        ),
+        ("reduce_scatter G <- A", Collective("reduce_scatter", region("G"), region("A"), (), AT)),
+        ("let n = [1]", Let("n", ListOf((num(1),), AT), AT)),
+        ("step s in 1..ranks { }", Step(Binding("s", Range(num(1), name("ranks"), AT), AT), (), AT)),
+        (
+            "if a < 1 { } else if b { let c = 1 } else { let d = 2 }",
+            If(
+                Binary("<", name("a"), num(1), AT),
+                (),
+                (If(name("b"), (Let("c", num(1), AT),), (Let("d", num(2), AT),), AT),),
+                AT,
+            ),
+        ),
+        (
+            "launch k(A, A[1], A.T, xs[1], A.rows(0 of 2) @ p, H, 3)",
+            Launch(
+                "k",
+                (
+                    region("A"),
+                    region("A", Subscript((num(1),), AT)),
+                    region("A", transposed=True),
+                    Item(name("xs"), num(1), AT),
+                    region("A", rows(num(0), num(2)), at=name("p")),
+                    name("H"),
+                    num(3),
+                ),
+                (),
+                AT,
+            ),
+        ),
+        ("launch k()", Launch("k", (), (), AT)),
+    ],
+)
+def test_statements(text: str, node: Statement) -> None:
+    assert statement(text) == node
+
+
+def test_a_tensor_may_be_declared_after_the_launch_that_takes_it() -> None:
+    schedule = parse_syntax("step i in 0..2 { stage s on q { launch k(A[i], b[i]) } } input A[2] : T", "x.ficco")
+    (step,) = schedule.program
+    assert isinstance(step, StageStep)
+    (stage,) = step.body
+    assert stage.body == (
+        Launch("k", (region("A", Subscript((name("i"),), AT)), Item(name("b"), name("i"), AT)), (), AT),
+    )
+
+
+def test_declarations() -> None:
+    schedule = parse_syntax(
+        """
+        param M = 4 where (M + 1) *
+           2 > 0  # even
+        output C[2] : T unproven
+        computes C[i] = reduce_scatter(A[i] * all_to_all(B, rows of ns), rows) * (A.T * B) for i in 0..2
+        queue dma { engine = copy, smem = 2 }
+        kernel k(read x, write y, update z, int n) from "k.cu" entry "k" { grid = [1, 2] host = "f.py:f" }
+        kernel none() from "none.cu" entry "none"
+        stage a on dma after b, c streamed with sms = 1 { }
+        """,
+        "x.ficco",
+    )
+    check = Binary(">", Binary("*", Binary("+", name("M"), num(1), AT), num(2), AT), num(0), AT)
+    assert schedule.params == (Param("M", num(4), check, "(M + 1) * 2 > 0", AT),)
+    assert schedule.params[0].check_text == "(M + 1) * 2 > 0"
+    assert schedule.tensors[0].unproven
+    shuffled = ClaimCollective("all_to_all", region("B"), "rows", name("ns"), AT)
+    row = Subscript((name("i"),), AT)
+    scattered = ClaimCollective("reduce_scatter", ClaimProduct(region("A", row), shuffled, AT), "rows", None, AT)
+    claim = ClaimProduct(scattered, ClaimProduct(region("A", transposed=True), region("B"), AT), AT)
+    assert schedule.claims == (Computes(region("C", row), claim, Binding("i", Range(num(0), num(2), AT), AT), AT),)
+    assert schedule.kernels == (
+        KernelDecl(
+            "k",
+            (
+                KernelParam("read", "x", AT),
+                KernelParam("write", "y", AT),
+                KernelParam("update", "z", AT),
+                KernelParam("int", "n", AT),
+            ),
+            "k.cu",
+            "k",
+            (Attribute("grid", ListOf((num(1), num(2)), AT), AT), Attribute("host", "f.py:f", AT)),
+            AT,
+        ),
+        KernelDecl("none", (), "none.cu", "none", (), AT),
+    )
+    assert schedule.program == (
+        StageDecl("a", "dma", True, (name("b"), name("c")), (Attribute("sms", num(1), AT),), (), AT),
+    )
+
+
+def test_spans_end_where_the_text_ends() -> None:
+    copy = statement("copy G.rows(0 of 2)\n @ 1 <- A")
+    assert isinstance(copy, Copy)
+    assert copy.dst.span == Span("x.ficco", 1, 51, 2, 5)
+    assert copy.src.span == Span("x.ficco", 2, 9, 2, 10)
+    assert copy.span == Span("x.ficco", 1, 46, 2, 10)
+
+
+def test_windows_line_ends_and_a_byte_order_mark() -> None:
+    data = b"\xef\xbb\xbf" + AG_GEMM.replace("\n", "\r\n").encode()
+    assert parse_bytes(data, "x.ficco") == parse(AG_GEMM, "x.ficco")
+
+
+# ---------------------------------------------------------------- what does not
+
+MISTAKES = [
+    (
+        ("schedule x\n  # foo\n"),
+        ("x.ficco:1:1: the schedule has no stage\n  help: add: stage NAME on QUEUE { ... }"),
+    ),
+    (
+        ("schedule x\nstag a on b {}"),
+        ("x.ficco:2:1: expected a declaration, found 'stag'\n  help: did you mean 'stage'?"),
+    ),
+    (
+        ("schedule x\nparam for = 3\nparam M = * 4\nqueue q { engine copy }"),
+        (
+            "x.ficco:2:7: expected a name after 'param', found the keyword 'for'\n"
+            "  help: keywords cannot be names; choose another\n"
+            "x.ficco:3:11: expected an expression, found '*'\n"
+            "x.ficco:4:18: expected '=', found 'copy'"
+        ),
+    ),
+    (
+        (
+            "schedule x\n"
+            "stage g on d {\n"
+            "  copy A.rows(c of 2) G\n"
+            "}\n"
+            "stage h on d {\n"
+            "  gemm A = B + C\n"
+            "}\n"
+            "stage i on d { cpoy G <- A }"
+        ),
+        (
+            "x.ficco:3:23: expected '<-' after the destination of copy, found 'G'\n"
+            "x.ficco:6:14: expected '*' between the operands of gemm, found '+'\n"
+            "x.ficco:8:16: expected a statement or '}', found 'cpoy'\n"
+            "  help: did you mean 'copy'?"
+        ),
+    ),
+    (
+        ("schedule x\nstage g on d {\n  for c in 0..3 {\n   copy G <- A\n}\nstage h on d { copy G <- A }\n"),
+        ("x.ficco:2:14: this '{' is never closed\n  note: x.ficco:6:1: 'stage' comes before its end"),
+    ),
+    (
+        ("schedule x\nparam x = 3 +"),
+        "x.ficco:2:14: expected an expression, found the end of the file",
+    ),
+    (
+        ("schedule x\nparam x = (3 + \n stage"),
+        "x.ficco:3:2: expected an expression, found the keyword 'stage'",
+    ),
+    (
+        ('schedule x\nparam x = "a'),
+        "x.ficco:2:11: this string has no closing '\"' on its line",
+    ),
+    (
+        ("schedule x\nparam x = 96KB"),
+        ("x.ficco:2:13: unknown unit 'KB'\n  help: bytes may be given in KiB, MiB or GiB"),
+    ),
+    (
+        ("schedule x\nparam x = 12345678901234567890"),
+        "x.ficco:2:11: the number has 20 digits; at most 18 are allowed",
+    ),
+    (
+        ("schedule x\nstage s on q { copy G.rws(1 of 2) <- A.t }"),
+        ("x.ficco:2:23: expected rows, cols or T after '.', found 'rws'\n  help: did you mean 'rows'?"),
+    ),
+    (
+        ("schedule x\nparam x = 1;"),
+        ("x.ficco:2:12: unexpected character ';'\n  help: statements need nothing between them"),
+    ),
+    (
+        ("schedule x\nstage s on q { copy G.rows(1, 2) <- A }"),
+        "x.ficco:2:29: expected 'of', as in rows(i of n), found ','",
+    ),
+    (
+        ("schedule x\nstage s on q { copy G.rows(1 of 2 <- A }"),
+        (
+            "x.ficco:2:35: expected ')' or ',', found '<-'\n"
+            "  note: x.ficco:2:27: '(' is opened here\n"
+            "  help: '<-' is one sign; write '< -' to compare with a negative number"
+        ),
+    ),
+    (
+        ("schedule x\nparam x = A.rows(1 of 2) + 3"),
+        (
+            "x.ficco:2:11: a region cannot be part of an expression\n"
+            "  help: regions stand in statements and in launch(...)"
+        ),
+    ),
+    (
+        ("schedule x\ninput A : T"),
+        "x.ficco:2:9: expected '[' and the shape after the input's name, found ':'",
+    ),
+    (
+        ("schedule x\ninput A[3] T"),
+        "x.ficco:2:12: expected ':' and the type after the shape, found 'T'",
+    ),
+    (
+        ("schedule x\nstage a onn b {}"),
+        ("x.ficco:2:9: expected 'on' and the queue after the stage's name, found 'onn'\n  help: did you mean 'on'?"),
+    ),
+    (
+        ("schedule x\nstage a on b afetr c {}"),
+        ("x.ficco:2:14: expected '{' and the statements of the stage, found 'afetr'\n  help: did you mean 'after'?"),
+    ),
+    (
+        ("schedule x\nstage a on b { if 3 < 4 < 5 {} }"),
+        "x.ficco:2:25: expected '{' after the condition, found '<'",
+    ),
+    (
+        ("schedule x\nstage s on q streamed streamed {}"),
+        ("x.ficco:2:23: 'streamed' stands twice on stage 's'\n  help: once is enough"),
+    ),
+    (
+        ("schedule x\n}\nparam x = )"),
+        ("x.ficco:2:1: expected a declaration, found '}'\nx.ficco:3:11: expected an expression, found ')'"),
+    ),
+    (
+        "schedule a schedule b",
+        ("x.ficco:1:12: a file holds one schedule\n  note: x.ficco:1:1: 'a' is named here"),
+    ),
+    (
+        ("schedule x\nstage s on q { let copy = 3 }"),
+        (
+            "x.ficco:2:20: expected a name after 'let', found the keyword 'copy'\n"
+            "  help: keywords cannot be names; choose another"
+        ),
+    ),
+    (
+        ("schedule x\nstage s on q { reduce Y = min(3) }"),
+        "x.ficco:2:27: expected sum(...) after '=', found 'min'",
+    ),
+    (
+        ("schedule x\nkernel k(a b)"),
+        (
+            "x.ficco:2:10: expected ')', 'int', 'read', 'update' or 'write', found 'a'\n"
+            "  note: x.ficco:2:9: '(' is opened here"
+        ),
+    ),
+    (
+        ("schedule x\nstage s on q { for i 0..3 { } }"),
+        "x.ficco:2:22: expected 'in' after the loop variable, found '0'",
+    ),
+    (
+        ("schedule x\nparam x = 1.5"),
+        "x.ficco:2:13: numbers are whole: no fraction can follow the '.'",
+    ),
+    (
+        ("schedule\n"),
+        "x.ficco:1:9: expected a name after 'schedule', found the end of the file",
+    ),
+    (
+        ("schedule x\nfoo"),
+        "x.ficco:2:1: expected a declaration, found 'foo'",
+    ),
+    (
+        ("schedule x\nstage s on q { copy G <- A"),
+        ("x.ficco:2:14: this '{' is never closed\n  note: the end of the file comes before its end"),
+    ),
+    (
+        ("schedule x\nstage s on q { launch k(A.T.T, (A.T), A.T[3], 3 @ 4, f(A.T)) }"),
+        (
+            "x.ficco:2:25: nothing follows .T in a region\n"
+            "x.ficco:2:39: nothing follows .T in a region\n"
+            "x.ficco:2:47: a region begins with the name of a tensor\n"
+            "x.ficco:2:56: a region cannot be part of an expression\n"
+            "  help: regions stand in statements and in launch(...)"
+        ),
+    ),
+    (
+        ("schedule x\nparam a = 3\n  param b = *\nparam c = 3"),
+        "x.ficco:3:13: expected an expression, found '*'",
+    ),
+    (
+        ("schedule x\ncomputes C = all_gather(A) * B"),
+        ("x.ficco:2:26: expected ',' and the axis in all_gather, found ')'\n  help: write all_gather(X, rows)"),
+    ),
+    (
+        ("schedule x\ncomputes C A"),
+        "x.ficco:2:12: expected '=' after what is computed, found 'A'",
+    ),
+    (
+        ("schedule x\nqueue q { engine = copy ; }"),
+        ("x.ficco:2:25: unexpected character ';'\n  help: statements need nothing between them"),
+    ),
+    (
+        ("schedule x\nparam x = [1, 2"),
+        ("x.ficco:2:11: this '[' is never closed\n  note: the end of the file comes before its end"),
+    ),
+    (
+        ("schedule x\nstage s on q { copy G @ p = A }"),
+        "x.ficco:2:27: expected '<-' after the destination of copy, found '='",
+    ),
+    (
+        ("schedule x\nstage s on q { if x = 3 { } }"),
+        ("x.ficco:2:21: expected '{' after the condition, found '='\n  help: '==' compares"),
+    ),
+    (
+        ("schedule x\nstage s on q { gemm C = A }"),
+        "x.ficco:2:27: expected '*' between the operands of gemm, found '}'",
+    ),
+    (
+        ("schedule x\nparam s = rank'"),
+        ('x.ficco:2:15: unexpected character "\'"\n  help: strings stand in double quotes'),
+    ),
+    (
+        ("schedule x\nparam é = 3"),
+        "x.ficco:2:7: unexpected character 'é'",
+    ),
+    (
+        ("schedule x\ninput A[3] : "),
+        "x.ficco:2:13: expected a type after ':', found the end of the file",
+    ),
+    (
+        ("schedule x\nstage s on q { launch k A }"),
+        "x.ficco:2:25: expected '(' after the kernel's name, found 'A'",
+    ),
+    (
+        ("schedule x\nstage s on q { copy <- A }"),
+        "x.ficco:2:21: expected a name after 'copy', found '<-'",
+    ),
+    (
+        ("schedule x\nstage s on q { copy G <- stage }"),
+        (
+            "x.ficco:2:26: expected a name after '<-', found the keyword 'stage'\n"
+            "  help: keywords cannot be names; choose another"
+        ),
+    ),
+    (
+        ("schedule x\nstage on q { }"),
+        (
+            "x.ficco:2:7: expected a name after 'stage', found the keyword 'on'\n"
+            "  help: keywords cannot be names; choose another"
+        ),
+    ),
+    (
+        ("schedule x\nparam type = 3"),
+        (
+            "x.ficco:2:7: expected a name after 'param', found the keyword 'type'\n"
+            "  help: keywords cannot be names; choose another"
+        ),
+    ),
+    (
+        ("schedule x\nstage s on q { for step in 0..2 { } }"),
+        (
+            "x.ficco:2:20: expected a name after 'for', found the keyword 'step'\n"
+            "  help: keywords cannot be names; choose another"
+        ),
+    ),
+    (
+        ("schedule x\nstage s on q { let n = stage }"),
+        "x.ficco:2:24: expected an expression, found the keyword 'stage'",
+    ),
+    (
+        ("schedule x\nstep i in 0..2 { for j in 0..2 { } }"),
+        "x.ficco:2:18: expected 'stage', 'step' or '}', found 'for'",
+    ),
+    (
+        ("schedule x\ncomputes C = all_reduce(A, rows)"),
+        ("x.ficco:2:28: all_reduce takes no axis: every rank gets all of the sum\n  help: write all_reduce(X)"),
+    ),
+    (
+        ("schedule x\ncomputes C = reduce_scatter(A, cols)"),
+        ("x.ficco:2:32: reduce_scatter cuts rows, not cols\n  help: write reduce_scatter(X, rows)"),
+    ),
+    (
+        ("schedule x\ncomputes C = all_gather(A, rows of [1])"),
+        ("x.ficco:2:36: all_gather cuts equally and takes no 'of'\n  help: only all_to_all takes shares"),
+    ),
+    (
+        ("schedule x\nqueue q {\n  engine = copy\nstage a on q { copy G <- A }\nstage b on q { copy G A }"),
+        (
+            "x.ficco:2:9: this '{' is never closed\n"
+            "  note: x.ficco:4:1: 'stage' comes before its end\n"
+            "x.ficco:5:23: expected '<-' after the destination of copy, found 'A'"
+        ),
+    ),
+    (
+        ('schedule x\nkernel k(read x) "a.cu"'),
+        'x.ficco:2:18: expected from "file" after the arguments, found \'"a.cu"\'',
+    ),
+    (
+        ("schedule x\nparam a = 3 &&"),
+        ("x.ficco:2:13: unexpected character '&'\n  help: write 'and'"),
+    ),
+    (
+        ("schedule x\nparam a = 1 | 2"),
+        ("x.ficco:2:13: unexpected character '|'\n  help: write 'or'"),
+    ),
+    (
+        ("schedule x\nparam a = !b"),
+        ("x.ficco:2:11: unexpected character '!'\n  help: write 'not'"),
+    ),
+    (
+        ("param a = 1\nschedule x"),
+        "x.ficco:2:1: the schedule line comes first, before all declarations",
+    ),
+    (
+        ("schedule x\nparam averyveryverylongnamethatgoesonandon 3"),
+        "x.ficco:2:44: expected '=' after the param's name, found '3'",
+    ),
+    (
+        ("schedule x\nstage s on q { for c in 0..2 copy G <- A }"),
+        "x.ficco:2:30: expected '{' or another binding, found 'copy'",
+    ),
+    (
+        ("schedule x\nstage s on q { if 1 { } els { } }"),
+        ("x.ficco:2:25: expected a statement or '}', found 'els'\n  help: did you mean 'else'?"),
+    ),
+    (
+        ("schedule x\nparam a = 0..1..2"),
+        "x.ficco:2:15: expected a declaration, found '..'",
+    ),
+    (
+        ("schedule x\nparam a = a<-b"),
+        (
+            "x.ficco:2:12: expected a declaration, found '<-'\n"
+            "  help: '<-' is one sign; write '< -' to compare with a negative number"
+        ),
+    ),
+    (
+        ("schedule x\ninput A[] : T"),
+        "x.ficco:2:9: expected an expression, found ']'",
+    ),
+    (
+        ("schedule x\nstage s on q { launch k(A.rows(0 of 2)[0] + 1) }"),
+        (
+            "x.ficco:2:25: a region cannot be part of an expression\n"
+            "  help: regions stand in statements and in launch(...)"
+        ),
+    ),
+    (
+        ("schedule x\nstage s on q { allgather G <- A }"),
+        ("x.ficco:2:16: expected a statement or '}', found 'allgather'\n  help: did you mean 'all_gather'?"),
+    ),
+    (
+        ("schedule x\nstage s on q { copy G <- A ]\n}\nparam x = \n}\nparam y = ,"),
+        ("x.ficco:2:28: expected a statement or '}', found ']'\nx.ficco:6:11: expected an expression, found ','"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_mistake(text: str, message: str) -> None:
+    assert said(text) == message
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "# only a comment", "# one\n\n  # two\n"])
+def test_empty(text: str) -> None:
+    message = "x.ficco:1:1: the file is empty\n  help: a schedule begins with: schedule NAME"
+    assert said(text) == message
+    assert said(text.encode()) == message
+
+
+def test_not_text() -> None:
+    assert said(b"schedule x\n# \xc3\xa9 ab\xffc") == (
+        "x.ficco:2:7: byte 0xff at offset 18 is not UTF-8\n  help: save the file as UTF-8"
+    )
+    assert said(b"\xef\xbb\xbfa\xff") == (
+        "x.ficco:1:2: byte 0xff at offset 4 is not UTF-8\n  help: save the file as UTF-8"
+    )
+    assert said(b"schedule x\n\0") == ("x.ficco:2:1: a NUL byte at offset 11\n  help: a schedule is plain UTF-8 text")
+
+
+def test_too_large() -> None:
+    size = (1 << 20) + 1
+    assert said(b"#" * size) == "x.ficco:1:1: the file has 1,048,577 bytes; a schedule has at most 1,048,576"
+    assert said("#" * size) == "x.ficco:1:1: the file has 1,048,577 characters; a schedule has at most 1,048,576"
+    assert said("param x = [" + "1, " * 60_000) == (
+        "x.ficco:1:150006: the schedule has more than 100,000 words and signs\n  help: write loops instead of copies"
+    )
+
+
+DEEP = "an expression has more than 64 levels; every operator and call is one"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("param x = " + "1 + " * 5000 + "1", f"x.ficco:1:11: {DEEP}\n  help: name a part of it with let or param"),
+        ("param x = " + "- " * 5000 + "1", f"x.ficco:1:11: {DEEP}\n  help: name a part of it with let or param"),
+        ("computes C = " + "A * " * 5000 + "A", f"x.ficco:1:14: {DEEP}\n  help: name a part of it with let or param"),
+        ("param x = " + "(" * 5000 + "1" + ")" * 5000, "x.ficco:1:75: brackets nest more than 64 levels deep"),
+        ("stage s on q " + "{ if 1 " * 90, "x.ficco:1:462: brackets nest more than 64 levels deep"),
+        (
+            "stage s on q { " + "if 1 { } else " * 90 + "{ } }",
+            "x.ficco:1:912: blocks nest more than 64 levels deep",
+        ),
+    ],
+)
+def test_too_deep(text: str, message: str) -> None:
+    assert said(text) == message
+
+
+def test_deep_is_fine_up_to_the_limit() -> None:
+    assert value(" + ".join(["1"] * 60))
+    assert value("(" * 60 + "1" + ")" * 60) == num(1)
+
+
+def test_at_most_twenty_mistakes() -> None:
+    lines = said("schedule x\n" + "param = 1\n" * 50).splitlines()
+    assert lines == [f"x.ficco:{i}:7: expected a name after 'param', found '='" for i in range(2, 22)]
+
+
+WORDS = """
+    schedule param type input output scratch computes queue kernel stage step copy gemm reduce launch let for in if
+    else of with on after and or not where sum rows cols all_gather A B n T x 1 0 4096 96KiB "s" ( ) [ ] { } , : . ..
+    + - * / // % = += == < > <- @ # ; ' é
+""".split()  # noqa: SIM905 - a list of these is hard to read
+
+
+def test_any_text_gets_a_tree_or_diagnostics() -> None:
+    for seed in range(1500):
+        chance = random.Random(seed)
+        if chance.random() < 0.5:
+            text = "".join(chance.choice(WORDS) + chance.choice("  \n") for _ in range(chance.randrange(1, 60)))
+        else:  # a right schedule with a few words changed
+            words = AG_GEMM.split(" ")
+            for _ in range(chance.randrange(1, 4)):
+                words[chance.randrange(len(words))] = chance.choice(WORDS)
+            text = " ".join(words)
+        diagnostics = mistakes_of(text)
+        lines = text.split("\n")
+        places = [(d.span.line, d.span.column) for d in diagnostics]
+        assert places == sorted(places), f"seed {seed}"
+        assert len(diagnostics) <= 100, f"seed {seed}"
+        for line, column in places:
+            assert 1 <= line <= len(lines), f"seed {seed}"
+            assert 1 <= column <= len(lines[line - 1]) + 1, f"seed {seed}"
+        assert not any(word in str(d) for d in diagnostics for word in ("RPAR", "$END", "__")), f"seed {seed}"
+
+
+def mistakes_of(text: str) -> tuple[Diagnostic, ...]:
+    try:
+        parse(text, "x.ficco")
+    except ScheduleError as error:
+        return error.diagnostics
+    return ()
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        "(",
+        "[",
+        "{",
+        "}",
+        "-",
+        "not ",
+        "1+",
+        "a ",
+        "a.",
+        "f(",
+        "if a {",
+        "else ",
+        "param x = 1\n",
+        "param\n",
+        '"',
+        '"\n',
+    ],
+)
+@pytest.mark.parametrize("head", ["", "schedule x\nparam p = ", "schedule x\nstage s on q { "])
+def test_a_hostile_megabyte_is_answered_soon(unit: str, head: str) -> None:
+    begin = time.perf_counter()
+    said((head + unit * (1 << 20))[: 1 << 20])
+    said(head + unit * 30_000)
+    assert time.perf_counter() - begin < 5
+
+
+def test_mistakes_between_stray_braces() -> None:
+    begin = time.perf_counter()
+    assert said("param = 1\n" + "param x = 1 }\n" * 10_000) == ("x.ficco:1:7: expected a name after 'param', found '='")
+    assert time.perf_counter() - begin < 5
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def test_stored_tables_belong_to_the_grammar() -> None:
+    """If this fails: python -c "from ficco_dsl import parser; parser.write_tables()"."""
+    with open(parser._TABLES, encoding="utf-8") as file:
+        stored = json.load(file)
+    key = parser._grammar_key()
+    assert stored["key"]["grammar"] == key["grammar"]
+    if stored["key"]["lark"] != key["lark"]:
+        pytest.skip("another lark: the parser is built from its grammar")
+    fresh = json.loads(parser.tables_text())
+    assert fresh["data"]["options"] == stored["data"]["options"]
+    assert len(fresh["data"]["parser"]["parser"]["states"]) == len(stored["data"]["parser"]["parser"]["states"])
+
+
+def test_without_stored_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = parse(AG_GEMM, "x.ficco")
+    monkeypatch.setattr(parser, "_TABLES", "/nowhere")
+    parser._load_parser.cache_clear()
+    try:
+        assert parse(AG_GEMM, "x.ficco") == expected
+    finally:
+        parser._load_parser.cache_clear()
+
+
+def test_the_grammar_has_no_conflicts(caplog: pytest.LogCaptureFixture) -> None:
+    import lark
+
+    with caplog.at_level("DEBUG", logger=lark.logger.name), open(parser._GRAMMAR, encoding="utf-8") as file:
+        lark.Lark(file.read(), parser="lalr", lexer="basic", debug=True)
+    assert "onflict" not in caplog.text
+
+
+def test_importing_the_package_loads_no_lark() -> None:
+    code = "import sys, ficco_dsl; sys.exit('lark' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+def test_threads_do_not_meet() -> None:
+    results: dict[int, Schedule] = {}
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            results[i] = parse(AG_GEMM, f"{i}.ficco")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {str(s.program[0].span) for s in results.values()} == {f"{i}.ficco:19:1" for i in range(4)}
