@@ -88,6 +88,21 @@ class Region:
             boxes.append(Box(tuple(s.start for s in segments), tuple(s.stop for s in segments)))
         object.__setattr__(self, "boxes", tuple(boxes))
 
+    def on(self, rank: int) -> Region:
+        """The same part of another rank's tensor."""
+        if rank == self.rank:
+            return self
+        new = object.__new__(Region)  # shape and boxes are known: share them
+        for name, value in (
+            ("tensor", self.tensor),
+            ("rank", rank),
+            ("axes", self.axes),
+            ("shape", self.shape),
+            ("boxes", self.boxes),
+        ):
+            object.__setattr__(new, name, value)
+        return new
+
     @property
     def elements(self) -> int:
         n = 1
@@ -97,6 +112,9 @@ class Region:
 
     def logical_boxes(self) -> Iterator[tuple[Box, Box]]:
         """Each box of the tensor with the box that it fills in the region's own (logical) coordinates."""
+        if len(self.boxes) == 1:
+            yield self.boxes[0], Box((0,) * len(self.shape), self.shape)
+            return
         spans: list[list[tuple[Interval, Interval]]] = []
         for axis in self.axes:
             at = 0
@@ -152,7 +170,7 @@ class BoxMap(Generic[V]):
     value costs as much as a tensor filled at once.
     """
 
-    __slots__ = ("starts", "extent", "cells", "leaf")
+    __slots__ = ("cells", "extent", "leaf", "starts")
 
     def __init__(self, shape: tuple[int, ...], value: V) -> None:
         self.starts = [0]
@@ -171,7 +189,8 @@ class BoxMap(Generic[V]):
     def _same(self, a: V | BoxMap[V], b: V | BoxMap[V]) -> bool:
         if self.leaf:
             return a is b
-        assert isinstance(a, BoxMap) and isinstance(b, BoxMap)
+        assert isinstance(a, BoxMap)
+        assert isinstance(b, BoxMap)
         return a.starts == b.starts and all(a._same(x, y) for x, y in zip(a.cells, b.cells, strict=True))
 
     def _split(self, at: int) -> int:

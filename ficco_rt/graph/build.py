@@ -263,7 +263,8 @@ class _Program:
                 continue
             binding = item.binding
             try:
-                domains = [sequence(compile_expr(binding.domain), binding.domain.span)({**s, **bound}) for s in self.scopes]
+                domain = sequence(compile_expr(binding.domain), binding.domain.span)
+                domains = [domain({**scope, **bound}) for scope in self.scopes]
                 self._same_domain(domains, binding)
                 self._spend(len(domains[0]), binding.span)
             except Mistake as m:

@@ -46,7 +46,8 @@ def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.T
         if target.shape != shape:
             raise Mistake(
                 line.span,
-                f"{text_of(line.value)} is {_by(shape)} on rank {rank}, but {text_of(line.target)} is {_by(target.shape)}",
+                f"{text_of(line.value)} is {_by(shape)} on rank {rank}, "
+                f"but {text_of(line.target)} is {_by(target.shape)}",
             )
     return ir.Claim(targets, value, f"{text_of(line.target)} = {text_of(line.value)}", line.span)
 
@@ -91,11 +92,11 @@ def _collective(
     if dims == 0 or (axis == 1 and dims < 2):
         raise Mistake(e.span, f"{text_of(e)}: the operand has {dims} dimensions")
     dim = dims - 2 + axis if dims > 1 else 0
+    equal = e.kind in ("all_reduce", "reduce_scatter")  # the others may differ along the cut dimension
     for rank, shape in enumerate(shapes):
-        others = e.kind in ("all_reduce", "reduce_scatter")
-        a, b = (shape, shapes[0]) if others else (shape[:dim] + shape[dim + 1 :], shapes[0][:dim] + shapes[0][dim + 1 :])
-        if a != b:
-            raise Mistake(e.span, f"{text_of(e)}: {_by(shapes[0])} on rank 0 and {_by(shape)} on rank {rank} do not fit")
+        if any(a != b for d, (a, b) in enumerate(zip(shape, shapes[0], strict=True)) if equal or d != dim):
+            first = _by(shapes[0])
+            raise Mistake(e.span, f"{text_of(e)}: {first} on rank 0 and {_by(shape)} on rank {rank} do not fit")
 
     def with_extent(rank: int, extent: int) -> tuple[int, ...]:
         return (*shapes[rank][:dim], extent, *shapes[rank][dim + 1 :])

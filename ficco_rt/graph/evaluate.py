@@ -285,7 +285,7 @@ def _call(e: n.Call) -> Function:
             raise Mistake(span, f"{name}() takes a list of at most {LONGEST} numbers")
         if not values and name != "sum":
             raise Mistake(span, f"{name}() of an empty list has no value")
-        total: int = {"sum": sum, "min": min, "max": max}[name](values)
+        total: int = sum(values) if name == "sum" else min(values) if name == "min" else max(values)
         if not -LARGEST < total < LARGEST:
             raise Mistake(span, "this number is too large; numbers stay below 2^62")
         return total

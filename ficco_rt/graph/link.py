@@ -7,21 +7,10 @@ from dataclasses import dataclass
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
-from ..region import Box, BoxMap, describe
+from ..region import Box, BoxMap, Region, describe
 from . import ir
 
 MOST_MISTAKES = 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """Who wrote these elements last, and who has read them since. -1: nobody."""
-
-    writer: int
-    readers: tuple[int, ...]
-
-
-_FRESH = _Cell(-1, ())
 
 
 def link(
@@ -32,53 +21,82 @@ def link(
     A write after a write is left out where readers stand between the two. Raises ScheduleError where two
     ranks touch the same bytes in one phase of a stage and one of them writes: nothing orders those.
     """
-    written = {(r.tensor, r.rank) for op in ops for r in op.writes}
-    state: dict[tuple[str, int], BoxMap[_Cell]] = {}
-    for tensor, rank in written:
-        state[tensor, rank] = BoxMap(tensors[tensor].shapes[rank], _FRESH)
+    history = _History(ops, tensors)
     conflicts: dict[tuple[Span, Span], Diagnostic] = {}
     deps: list[tuple[ir.Dep, ...]] = []
-    found: dict[int, ir.Dep] = {}
-
     for i, op in enumerate(ops):
-        found = {}
-        for region in op.reads:
-            cells = state.get((region.tensor, region.rank))
-            if cells is None:  # an input: nobody writes it
-                continue
-            for box in region.boxes:
-                # one new cell for each old one, so that equal neighbours stay joined
-                renewed: dict[_Cell, _Cell] = {}
-
-                def read(cell: _Cell, tensor: str = region.tensor, rank: int = region.rank) -> _Cell:
-                    if cell.writer >= 0 and cell.writer not in found:
-                        found[cell.writer] = ir.Dep(cell.writer, "read after write", tensor, rank)
-                    if cell.readers and cell.readers[-1] == i:
-                        return cell
-                    if cell not in renewed:
-                        renewed[cell] = _Cell(cell.writer, (*cell.readers, i))
-                    return renewed[cell]
-
-                cells.update(box, read)
-        for region in op.writes:
-            mine = _Cell(i, ())
-
-            def write(cell: _Cell, tensor: str = region.tensor, rank: int = region.rank, mine: _Cell = mine) -> _Cell:
-                for reader in cell.readers:
-                    if reader != i and reader not in found:
-                        found[reader] = ir.Dep(reader, "write after read", tensor, rank)
-                if cell.writer >= 0 and (not cell.readers or cell.readers == (i,)) and cell.writer not in found:
-                    found[cell.writer] = ir.Dep(cell.writer, "write after write", tensor, rank)
-                return mine
-
-            for box in region.boxes:
-                state[region.tensor, region.rank].update(box, write)
+        found = history.follow(i, op)
         for dep in found.values():
             _refuse_within_phase(ops, stages, i, dep, conflicts)
-        deps.append(tuple(sorted(found.values(), key=lambda d: d.before)))
+        deps.append(tuple(sorted(found.values(), key=lambda d: d.before)) if len(found) > 1 else tuple(found.values()))
     if conflicts:
         raise ScheduleError(tuple(list(conflicts.values())[:MOST_MISTAKES]))
     return tuple(deps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cell:
+    """Who wrote these elements last, and who has read them since. -1: nobody."""
+
+    writer: int
+    readers: tuple[int, ...]
+
+
+class _History:
+    """The last accesses of every element of every tensor that is ever written."""
+
+    def __init__(self, ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> None:
+        fresh = _Cell(-1, ())
+        self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {
+            (tensor, rank): BoxMap(tensors[tensor].shapes[rank], fresh)
+            for tensor, rank in {(r.tensor, r.rank) for op in ops for r in op.writes}
+        }
+        self.op = -1
+        self.region: Region
+        self.found: dict[int, ir.Dep] = {}
+        self.renewed: dict[_Cell, _Cell] = {}
+        self.mine = fresh
+
+    def follow(self, i: int, op: ir.Op) -> dict[int, ir.Dep]:
+        """What op i must follow; its own accesses are then the latest."""
+        self.op, self.found = i, {}
+        for region in op.reads:
+            cells = self.cells.get((region.tensor, region.rank))
+            if cells is None:  # an input: nobody writes it
+                continue
+            self.region, self.renewed = region, {}
+            for box in region.boxes:
+                cells.update(box, self._read)
+        self.mine = _Cell(i, ())
+        for region in op.writes:
+            self.region = region
+            cells = self.cells[region.tensor, region.rank]
+            for box in region.boxes:
+                cells.update(box, self._write)
+        return self.found
+
+    def _note(self, before: int, hazard: ir.Hazard) -> None:
+        if before not in self.found:
+            self.found[before] = ir.Dep(before, hazard, self.region.tensor, self.region.rank)
+
+    def _read(self, cell: _Cell) -> _Cell:
+        if cell.writer >= 0:
+            self._note(cell.writer, "read after write")
+        if cell.readers and cell.readers[-1] == self.op:
+            return cell
+        # one new cell for each old one, so that equal neighbours stay joined
+        new = self.renewed.get(cell)
+        if new is None:
+            new = self.renewed[cell] = _Cell(cell.writer, (*cell.readers, self.op))
+        return new
+
+    def _write(self, cell: _Cell) -> _Cell:
+        for reader in cell.readers:
+            if reader != self.op:
+                self._note(reader, "write after read")
+        if cell.writer >= 0 and (not cell.readers or cell.readers == (self.op,)):
+            self._note(cell.writer, "write after write")
+        return self.mine
 
 
 def _refuse_within_phase(
@@ -91,7 +109,7 @@ def _refuse_within_phase(
     a, b = ops[dep.before].where, ops[i].where
     if a.rank == b.rank or a.stage != b.stage or a.phase != b.phase or (a.origin, b.origin) in conflicts:
         return
-    first, second = dep.hazard.split(" after ")[::-1]
+    second, first = dep.hazard.split(" after ")
     box = _common(ops[dep.before], ops[i], dep)
     conflicts[a.origin, b.origin] = Diagnostic(
         b.origin,
@@ -106,12 +124,12 @@ def _common(a: ir.Op, b: ir.Op, dep: ir.Dep) -> Box:
     """The first elements that both touch, the way the dependency says."""
     before = a.reads if dep.hazard == "write after read" else a.writes
     after = b.reads if dep.hazard == "read after write" else b.writes
-    for x in before:
-        for y in after:
-            if (x.tensor, x.rank) == (y.tensor, y.rank) == (dep.tensor, dep.rank):
-                for box in x.boxes:
-                    for other in y.boxes:
-                        met = box.meet(other)
-                        if met is not None:
-                            return met
-    raise AssertionError("a dependency without a common part")
+    return next(
+        met
+        for x in before
+        for y in after
+        if (x.tensor, x.rank) == (y.tensor, y.rank) == (dep.tensor, dep.rank)
+        for box in x.boxes
+        for other in y.boxes
+        if (met := box.meet(other)) is not None
+    )

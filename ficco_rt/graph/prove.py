@@ -132,7 +132,7 @@ class _Proof:
         if origin in self.mistakes:
             return
         stage = self.graph.stages[op.where.stage]
-        notes = []
+        notes: list[Note] = []
         for other in self.graph.ops:
             for w in other.writes:
                 if (w.tensor, w.rank) == (region.tensor, region.rank) and other.where.origin not in {
@@ -181,7 +181,8 @@ class _Proof:
         ordered = [by_rank[r] for r in range(ranks)]
         if len({m.src.shape for m in ordered}) > 1:
             self.mistakes[first.where.origin] = Diagnostic(
-                first.where.origin, f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones"
+                first.where.origin,
+                f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones",
             )
             return
         values = [self._read(m.src, m) for m in ordered]
@@ -263,9 +264,9 @@ class _Proof:
     def _last_writer(self, target: Region, box: Box) -> ir.Op | None:
         for op in reversed(self.graph.ops):
             for region in op.writes:
-                if (region.tensor, region.rank) == (target.tensor, target.rank):
-                    if any(b.meet(box) for b in region.boxes):
-                        return op
+                same = (region.tensor, region.rank) == (target.tensor, target.rank)
+                if same and any(b.meet(box) for b in region.boxes):
+                    return op
         return None
 
 
@@ -359,21 +360,22 @@ def _shifted(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box
 def _cut(region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces) -> Iterator[tuple[Box, Box, Sum]]:
     """Logical pieces cut at the region's segments: (box of the tensor, its logical box, value)."""
     kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
-    if len(boxes) * len(pieces) > 64:  # many of both: find the pieces of a box by search
+    search = len(boxes) * len(pieces) > 64  # many of both: find the pieces of a box by search
+    if search:
         index: BoxMap[Sum | None] = BoxMap(region.shape, None)
         for box, value in pieces:
             index.update(box, lambda _, value=value: value)  # type: ignore[misc]
     for tensor_box, logical_box in boxes:
-        near = index.items(logical_box) if len(boxes) * len(pieces) > 64 else iter(pieces)
-        for box, value in near:
+        near: Iterator[tuple[Box, Sum | None]] = index.items(logical_box) if search else iter(pieces)
+        for box, found in near:
             met = box.meet(logical_box)
-            if met is None or value is None:
+            if met is None or found is None:
                 continue
             start, stop = list(tensor_box.start), list(tensor_box.stop)
             for i, d in enumerate(kept):
                 start[d] = tensor_box.start[d] + met.start[i] - logical_box.start[i]
                 stop[d] = start[d] + met.stop[i] - met.start[i]
-            yield Box(tuple(start), tuple(stop)), met, value
+            yield Box(tuple(start), tuple(stop)), met, found
 
 
 def _hull(boxes: Iterator[Box]) -> Box:

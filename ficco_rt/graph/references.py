@@ -49,6 +49,7 @@ class Reference:
         for accessor in ref.accessors:
             self._steps.append(self._pieces(accessor) if isinstance(accessor, n.Pieces) else self._subscript(accessor))
         self._memo: dict[Any, tuple[Region, ...]] = {}
+        self._shapes: dict[Any, Region] = {}  # ranks of equal shape share the work of cutting
 
     def one(self, scope: Scope) -> Region:
         """The region; a set makes segments of it."""
@@ -89,10 +90,15 @@ class Reference:
         return [values]
 
     def _resolve(self, rank: int, values: Values) -> Region:
-        axes = [Axis((Interval(0, extent),)) for extent in self.tensor.shapes[rank]]
-        for step in self._steps:
-            step(axes, values)
-        return Region(self.ref.tensor, rank, tuple(axes))
+        shape = self.tensor.shapes[rank]
+        key = (shape, *values)
+        like = self._shapes.get(key)
+        if like is None:
+            axes = [Axis((Interval(0, extent),)) for extent in shape]
+            for step in self._steps:
+                step(axes, values)
+            self._shapes[key] = like = Region(self.ref.tensor, rank, tuple(axes))
+        return like.on(rank)
 
     def _input(self, e: n.Expr) -> int:
         self._inputs.append(compile_expr(e))

@@ -9,7 +9,6 @@ is in order, every run of the plan has the same outcome; if not, two conflicting
 from __future__ import annotations
 
 from collections import deque
-
 from dataclasses import dataclass
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
@@ -333,18 +332,18 @@ class _Races:
         if cells is None:
             return
         for box in region.boxes:
-            renewed: dict[int, _Cell] = {}
+            renewed: dict[_Cell, _Cell] = {}
 
-            def read(cell: _Cell, box: Box = box) -> _Cell:
+            def read(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
                 if cell.writer is not None and cell.writer is not me and not self._known(cell.writer, clock, me):
                     self._race(region, box, cell.writer, "writes", me, "reads")
-                new = renewed.get(id(cell))
+                new = renewed.get(cell)
                 if new is None:
                     # an earlier reader on this stream is over when this one is
                     rest = tuple(
-                        r for r in cell.readers if r.stream != me.stream or r.position == me.position and r is not me
+                        r for r in cell.readers if r.stream != me.stream or (r.position == me.position and r is not me)
                     )
-                    new = renewed[id(cell)] = _Cell(cell.writer, (*rest, me))
+                    new = renewed[cell] = _Cell(cell.writer, (*rest, me))
                 return new
 
             cells.update(box, read)

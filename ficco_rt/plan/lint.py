@@ -1,0 +1,81 @@
+"""What is legal and probably slow: warnings with the reason and the way out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..graph import ir
+from ..machine.model import Machine
+from .transfers import phases
+
+
+def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
+    """All warnings, in the order of the text, one a statement and cause."""
+    found: dict[tuple[Span, str], Diagnostic] = {}
+    for check in CHECKS:
+        for d in check(graph, machine):
+            found.setdefault((d.span, check.__name__), d)
+    return tuple(sorted(found.values(), key=lambda d: (d.span.line, d.span.column)))
+
+
+def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """Two ranks send to one at the same time: on a switch they share its port, and the rest idle."""
+    if machine.links.kind != "switch":
+        return
+    for block in phases(graph):
+        copies = [op for i in block if isinstance(op := graph.ops[i], ir.Copy) and op.dst.rank != op.src.rank]
+        if not copies or copies[0].where.resources.order == "auto":
+            continue
+        turn: Counter[int] = Counter()
+        rounds: dict[int, list[ir.Copy]] = {}
+        for op in copies:
+            rounds.setdefault(turn[op.where.rank], []).append(op)
+            turn[op.where.rank] += 1
+        crowded = [r for r, ops in rounds.items() if max(Counter(op.dst.rank for op in ops).values()) > 1]
+        if 4 * len(crowded) <= len(rounds):
+            continue
+        ops = rounds[crowded[0]]
+        rank, _ = Counter(op.dst.rank for op in ops).most_common(1)[0]
+        senders = sorted({op.src.rank for op in ops if op.dst.rank == rank})
+        first = next(op for op in ops if op.dst.rank == rank)
+        yield Diagnostic(
+            first.where.origin,
+            f"ranks {', '.join(map(str, senders))} all send to rank {rank} in round {crowded[0] + 1} of "
+            f"{len(rounds)}: they share its port, which can halve the bandwidth ({len(crowded)} such rounds)",
+            help="send in the order of 'peers' (rank+1, rank+2, …), or set order = auto on the queue",
+        )
+
+
+def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """A copy whose fixed cost exceeds the time of its bytes."""
+    dtypes = {t.name: t.dtype for t in graph.tensors}
+    queues = {s.queue for s in graph.stages if graph.queue(s.queue).engine == "copy"}
+    for op in graph.ops:
+        if not isinstance(op, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
+            continue
+        size = op.src.elements * ir.ITEM_BYTES[dtypes[op.src.tensor]]
+        if size / machine.links.rate < machine.links.copy_time and op.src.rank != op.dst.rank:
+            yield Diagnostic(
+                op.where.origin,
+                f"copies of {size / 1024:.4g} KiB take {size / machine.links.rate:.2g} µs for their bytes and "
+                f"{machine.links.copy_time:.2g} µs besides ({machine.name})",
+                help="take fewer, larger pieces",
+            )
+
+
+def long_way_on_a_ring(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """On a ring a copy to a rank further away occupies every link between."""
+    for op in graph.ops:
+        if isinstance(op, ir.Copy) and machine.hops(op.src.rank, op.dst.rank) > 1:
+            yield Diagnostic(
+                op.where.origin,
+                f"copy from rank {op.src.rank} to rank {op.dst.rank} crosses "
+                f"{machine.hops(op.src.rank, op.dst.rank)} links of a ring ({machine.name})",
+                help="pass pieces on from neighbour to neighbour, as in the ring schedules",
+            )
+
+
+CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (incast, small_copies, long_way_on_a_ring)

@@ -1,0 +1,230 @@
+"""Plans as versioned JSON with spans and a content hash, and back to the same value.
+
+The form follows `ir.py` field by field. Shorter forms: a span is [line, column, end line, end column]
+(the path stands once, at the top); a region is [tensor, rank, axis, ...] with an axis a list of
+[start, stop] pairs, or a single number for an indexed dimension. Values of a union carry "type".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..errors import PlanError
+from ..graph import ir as graph_ir
+from ..region import Axis, Interval, Region
+from . import ir
+from .ir import VERSION, Plan
+
+
+def to_json(plan: Plan) -> str:
+    """The plan as JSON text, one stream command a line. `from_json` gives an equal plan."""
+    path = plan.tensors[0].origin.path if plan.tensors else "plan"
+    body = _encode(plan, spans=True)
+    head = {"ficco_plan": VERSION, "hash": content_hash(plan), "path": path}
+    return _layout({**head, **body}) + "\n"
+
+
+def content_hash(plan: Plan) -> str:
+    """SHA-256 of all that the plan does; places in the text and the file's name do not count."""
+    text = json.dumps(_encode(plan, spans=False), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def from_json(text: str, path: str = "plan.json") -> Plan:
+    """Read a plan back. Raises PlanError for what is no plan, is of another version, or was changed by hand
+    without its hash."""
+    try:
+        data = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        line, column = getattr(error, "lineno", 1), getattr(error, "colno", 1)
+        raise _broken(path, f"this is no JSON: {getattr(error, 'msg', 'nested too deeply')}", line, column) from None
+    if not isinstance(data, dict) or "ficco_plan" not in data:
+        raise _broken(path, "this JSON is no plan: it has no 'ficco_plan' version")
+    if data["ficco_plan"] != VERSION:
+        raise _broken(path, f"the plan has version {data['ficco_plan']}; this ficco reads version {VERSION}")
+    source = data.get("path")
+    reader = _Reader(path, source if isinstance(source, str) else path)
+    body = {k: v for k, v in data.items() if k not in ("ficco_plan", "hash", "path")}
+    plan = reader.read(Plan, body, "plan")
+    assert isinstance(plan, Plan)
+    if data.get("hash") != content_hash(plan):
+        raise _broken(path, "the plan's content does not match its hash: it was changed or cut; compile it again")
+    return plan
+
+
+def _broken(path: str, message: str, line: int = 1, column: int = 1) -> PlanError:
+    return PlanError((Diagnostic(Span(path, line, column, line, column), message),))
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _encode(value: Any, spans: bool) -> Any:
+    if isinstance(value, Region):
+        return [value.tensor, value.rank, *map(_axis, value.axes)]
+    if isinstance(value, Span):
+        return [value.line, value.column, value.end_line, value.end_column]
+    if isinstance(value, tuple):
+        return [_encode(v, spans) for v in value]
+    if dataclasses.is_dataclass(value):
+        out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds() else {}
+        for f in dataclasses.fields(value):
+            if f.name != "origin" or spans:
+                out[f.name] = _encode(getattr(value, f.name), spans)
+        return out
+    return value
+
+
+def _axis(axis: Axis) -> Any:
+    return axis.segments[0].start if axis.dropped else [[s.start, s.stop] for s in axis.segments]
+
+
+def _layout(body: Mapping[str, Any]) -> str:
+    """JSON with a line for each command and each other top-level value, so that a diff can be read."""
+    lines = []
+    for key, value in body.items():
+        if key == "streams":
+            streams = []
+            for stream in value:
+                commands = ",\n".join("      " + json.dumps(c, ensure_ascii=False) for c in stream["commands"])
+                rest = json.dumps({k: v for k, v in stream.items() if k != "commands"}, ensure_ascii=False)
+                inner = f"[\n{commands}\n    ]" if commands else "[]"
+                streams.append(f'    {rest[:-1]}, "commands": {inner}}}')
+            text = "[\n" + ",\n".join(streams) + "\n  ]" if streams else "[]"
+        else:
+            text = json.dumps(value, ensure_ascii=False)
+        lines.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+# ---------------------------------------------------------------- reading
+
+_UNIONS: tuple[Any, ...] = (ir.Command, ir.Work, graph_ir.ClaimValue)
+
+
+@cache
+def _kinds() -> dict[type, str]:
+    """Classes that stand in unions."""
+    return {member: member.__name__ for union in _UNIONS for member in typing.get_args(union)}
+
+
+@cache
+def _fields(cls: type) -> dict[str, Any]:
+    modules = {**vars(graph_ir), **vars(ir)}
+    hints = typing.get_type_hints(cls, globalns=modules)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+class _Reader:
+    """Reads values by the types of the plan's own data model; says where the JSON does not fit."""
+
+    def __init__(self, path: str, source: str) -> None:
+        self.path, self.source = path, source
+        self.regions: dict[str, Region] = {}
+        self.spans: dict[tuple[int, ...], Span] = {}
+
+    def fail(self, at: str, message: str) -> PlanError:
+        return _broken(self.path, f"{at}: {message}")
+
+    def read(self, hint: Any, value: Any, at: str) -> Any:
+        if hint is object:  # params
+            return self._param(value, at)
+        if hint is Region:
+            return self._region(value, at)
+        if hint is Span:
+            return self._span(value, at)
+        origin = typing.get_origin(hint)
+        if origin is typing.Literal:
+            if value in typing.get_args(hint):
+                return value
+            raise self.fail(at, f"{value!r} is none of {', '.join(map(repr, typing.get_args(hint)))}")
+        if origin is tuple:
+            return self._tuple(typing.get_args(hint), value, at)
+        if origin in (types.UnionType, typing.Union):
+            return self._union(typing.get_args(hint), value, at)
+        if dataclasses.is_dataclass(hint):
+            return self._object(typing.cast(type, hint), value, at)
+        if type(value) is not hint:
+            raise self.fail(at, f"{typing.cast(type, hint).__name__} expected, found {json.dumps(value)[:40]}")
+        return value
+
+    def _param(self, value: Any, at: str) -> Any:
+        if isinstance(value, list):
+            return tuple(self._param(v, at) for v in value)
+        if isinstance(value, int | str):
+            return value
+        raise self.fail(at, f"a param is a number, a list or a type, not {json.dumps(value)[:40]}")
+
+    def _tuple(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
+        if not isinstance(value, list):
+            raise self.fail(at, f"list expected, found {json.dumps(value)[:40]}")
+        if len(args) == 2 and args[1] is Ellipsis:
+            return tuple(self.read(args[0], v, f"{at}[{i}]") for i, v in enumerate(value))
+        if len(args) != len(value):
+            raise self.fail(at, f"{len(args)} members expected, found {len(value)}")
+        return tuple(self.read(a, v, f"{at}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
+
+    def _union(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
+        if value is None and type(None) in args:
+            return None
+        classes = {c.__name__: c for c in args if isinstance(c, type) and c in _kinds()}
+        if isinstance(value, dict):
+            name = value.get("type")
+            if name in classes:
+                return self._object(classes[name], {k: v for k, v in value.items() if k != "type"}, at)
+            raise self.fail(at, f"type {name!r} is none of {', '.join(classes)}")
+        if isinstance(value, list) and Region in args:
+            return self._region(value, at)
+        for a in args:
+            if a is not type(None) and not dataclasses.is_dataclass(a):
+                return self.read(a, value, at)
+        raise self.fail(at, f"found {json.dumps(value)[:40]}")
+
+    def _object(self, cls: type, value: Any, at: str) -> Any:
+        if not isinstance(value, dict):
+            raise self.fail(at, f"{cls.__name__} expected, found {json.dumps(value)[:40]}")
+        hints = _fields(cls)
+        if value.keys() != hints.keys():
+            missing, extra = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
+            raise self.fail(at, f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(extra)}")
+        return cls(**{name: self.read(hint, value[name], f"{at}.{name}") for name, hint in hints.items()})
+
+    def _region(self, value: Any, at: str) -> Region:
+        key = json.dumps(value)
+        if key not in self.regions:
+            self.regions[key] = self._new_region(value, at)
+        return self.regions[key]
+
+    def _new_region(self, value: Any, at: str) -> Region:
+        match value:
+            case [str(tensor), int(rank), *axes]:
+                out = []
+                for axis in axes:
+                    match axis:
+                        case int():
+                            out.append(Axis((Interval(axis, axis + 1),), True))
+                        case list() if axis and all(
+                            isinstance(s, list) and len(s) == 2 and all(type(x) is int for x in s) for s in axis
+                        ):
+                            out.append(Axis(tuple(Interval(a, b) for a, b in axis)))
+                        case _:
+                            raise self.fail(at, f"an axis is an index or a list of [start, stop], not {axis!r}")
+                return Region(tensor, rank, tuple(out))
+        raise self.fail(at, f"a region is [tensor, rank, axis, …], not {json.dumps(value)[:40]}")
+
+    def _span(self, value: Any, at: str) -> Span:
+        if not isinstance(value, list) or len(value) != 4 or not all(type(x) is int for x in value):
+            raise self.fail(at, "a span is [line, column, end line, end column]")
+        key = tuple(value)
+        if key not in self.spans:
+            self.spans[key] = Span(self.source, *value)
+        return self.spans[key]

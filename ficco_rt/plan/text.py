@@ -1,0 +1,102 @@
+"""A plan as stable text: for reading, for golden tests, for diffs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..region import Region
+from .ir import (
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    GemmWork,
+    KernelWork,
+    Launch,
+    Plan,
+    Record,
+    ReduceWork,
+    SignalFlag,
+    WaitEvent,
+    WaitFlag,
+    Work,
+)
+
+
+def to_text(plan: Plan) -> str:
+    """One line a command, indented under its stream; `:12` is the schedule's line."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield f"plan {plan.schedule} version {plan.version}: {plan.ranks} ranks on {plan.machine}"
+    for name, value in plan.params:
+        yield f"  {name} = {_value(value)}"
+    for t in plan.tensors:
+        shapes = [" × ".join(map(str, s)) for s in t.shapes]
+        shown = shapes[0] if len(set(shapes)) == 1 else " | ".join(shapes)
+        yield f"  {t.kind} {t.name}[{shown}] {t.dtype}{' unproven' if t.unproven else ''}"
+    for k in plan.kernels:
+        yield f"  kernel {k.name} from {k.file} entry {k.entry}"
+    for claim in plan.claims:
+        yield f"  computes {claim.text}"
+    yield f"  {plan.events} events, {len(plan.flag_homes)} flags"
+    for stream in plan.streams:
+        yield ""
+        yield f"rank {stream.rank} stream {stream.name} ({stream.engine}, {stream.priority})"
+        for command in stream.commands:
+            for line in _command(command):
+                yield f"  {line}"
+    for order in plan.orders:
+        yield f"after: op {order.before} before op {order.after}  :{order.origin.line}"
+
+
+def _value(value: object) -> str:
+    return "[" + ", ".join(map(_value, value)) + "]" if isinstance(value, tuple) else str(value)
+
+
+def _command(c: Command) -> Iterator[str]:
+    match c:
+        case CopyAsync():
+            for i, t in enumerate(c.transfers):
+                yield f"{'copy' if i == 0 else '   +'} {t.dst} <- {t.src}  :{t.origin.line}"
+        case Launch():
+            a = c.attributes
+            limits = [f"smem {a.smem}"]
+            limits += [f"residency {a.residency}"] if a.residency is not None else []
+            limits += [f"sms {a.sms}"] if a.sms is not None else []
+            head = f"launch {c.kernel} ({', '.join(limits)})"
+            if not c.streamed:
+                yield f"{head} {_work(c.works[0])}"
+                return
+            yield f"{head} streamed"
+            for work in c.works:
+                waits = "".join(f" wait flag {f}" for f in work.waits)
+                signals = "".join(f" signal flag {f}" for f in work.signals)
+                yield f"  {_work(work)}{waits}{signals}"
+        case CollectiveCall():
+            yield f"{c.kind} {c.dst} <- {c.src} group {c.group}  :{c.origin.line}"
+        case Record():
+            yield f"record event {c.event}"
+        case WaitEvent():
+            yield f"wait event {c.event}"
+        case SignalFlag():
+            yield f"signal flag {c.flag}"
+        case WaitFlag():
+            yield f"wait flag {c.flag}"
+
+
+def _work(w: Work) -> str:
+    match w:
+        case GemmWork():
+            left, right = _operand(w.left, w.left_transposed), _operand(w.right, w.right_transposed)
+            op = "+=" if w.accumulate else "="
+            return f"gemm {w.out} {op} {left} · {right} tiles {w.tiles[0]}×{w.tiles[1]}  :{w.origin.line}"
+        case ReduceWork():
+            return f"reduce {w.out} = {' + '.join(map(str, w.terms))}  :{w.origin.line}"
+        case KernelWork():
+            arguments = ", ".join(f"{a.mode} {a.value}" if a.mode != "int" else str(a.value) for a in w.arguments)
+            return f"kernel {w.kernel}({arguments}) grid {w.grid} block {w.block}  :{w.origin.line}"
+
+
+def _operand(region: Region, transposed: bool) -> str:
+    return f"{region}{'.T' if transposed else ''}"
