@@ -33,7 +33,7 @@ _OPENERS = frozenset({"LPAR", "LSQB", "LBRACE"})
 _CLOSERS = frozenset({"RPAR", "RSQB", "RBRACE"})
 _OPERAND_ENDS = frozenset({"NAME", "INT", "STRING", "RPAR", "RSQB"})
 # `(` follows these without a space; `[` follows a name or a bracket
-_CALLED = frozenset({"NAME", "ROWS", "COLS", "SUM", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"})
+_CALLED = frozenset({"NAME", "ROWS", "COLS", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"})
 # a NAME with `=` behind it is an attribute, except after these
 _NO_ATTRIBUTE_AFTER = frozenset({
     "LBRACE", "WITH", "COMMA", "PARAM", "TYPE", "COMPUTES", "LET", "GEMM", "REDUCE",

@@ -356,7 +356,9 @@ class _Builder(threading.local):
         return Gemm(out, left, right, sign == "+=", attributes or (), span)
 
     def reduce(self, c: list[Any]) -> Reduce:
-        keyword, out, *terms, end, attributes = c
+        keyword, out, function, *terms, end, attributes = c
+        if function != "sum":  # not a keyword: a stage may well be called sum
+            self.mistake(function, f"expected sum(...) after '=', found '{function}'", "reduce only sums")
         return Reduce(out, tuple(terms), attributes or (), self.span(keyword, attributes[-1] if attributes else end))
 
     def collective(self, c: list[Any]) -> Collective:
@@ -711,7 +713,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("GEMM", "EQUAL", "'=' or '+=' after the result of gemm"),
     ("GEMM", "STAR", "'*' between the operands of gemm"),
     ("REDUCE", "EQUAL", "'=' after the result of reduce"),
-    ("REDUCE", "SUM", "sum(...) after '='"),
+    ("REDUCE", "LPAR", "sum(...) after '='"),
     ("ALL_REDUCE", "ARROW", "'<-' after the destination of all_reduce"),
     ("ALL_GATHER", "ARROW", "'<-' after the destination of all_gather"),
     ("REDUCE_SCATTER", "ARROW", "'<-' after the destination of reduce_scatter"),
@@ -847,6 +849,8 @@ def _expected(accepted: set[str], stack: list[Any]) -> str:
     if "INT" in accepted:
         return "an expression"
     if accepted == {"NAME"}:
+        if keyword == "reduce" and stack[-1] == "=":
+            return "sum(...) after '='"
         return f"{'a type' if stack[-1] == ':' else 'a name'} after '{stack[-1]}'"
     rest = accepted - _OPERATORS or accepted
     texts = [_WORDS.get(t) or f"'{_terminals()[t]}'" for t in rest]

@@ -533,6 +533,7 @@ RIGHT = [
     "stage a on q with priority = low { for p in reversed(peers) { copy G @ p <- A with smem = p * 1 KiB } }",
     "stage a on q { launch k(A[0], G.rows(rank of ranks), n) gemm C += A.T * A[0:2, :] }",
     "stage a on v { all_reduce G <- A } stage b on d after a { copy G <- A }",
+    "stage sum on q { reduce G = sum(A, A @ 1) }",
     "step i in 0..2 { stage a on d { copy G[i] <- A } step j in 0..i { stage b on d after a { copy G[i] <- A[j] } } }",
     "stage a on d { if rank == 0 { let x = 1 copy G[x] <- A } else { let x = 2 copy G[x] <- A } }",
 ]

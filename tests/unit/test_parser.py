@@ -475,8 +475,16 @@ MISTAKES = [
         ),
     ),
     (
-        ("schedule x\nstage s on q { reduce Y = min(3) }"),
-        "x.ficco:2:27: expected sum(...) after '=', found 'min'",
+        "schedule x\nstage s on q { reduce Y = min(A) }",
+        "x.ficco:2:27: expected sum(...) after '=', found 'min'\n  help: reduce only sums",
+    ),
+    (
+        "schedule x\nstage s on q { reduce Y = A }",
+        "x.ficco:2:29: expected sum(...) after '=', found '}'",
+    ),
+    (
+        "schedule x\nstage s on q { reduce Y = 3 }",
+        "x.ficco:2:27: expected sum(...) after '=', found '3'",
     ),
     (
         ("schedule x\nkernel k(a b)"),
