@@ -1,0 +1,179 @@
+"""What a driver does for the executor: one Protocol, filled by `host`, and by `cuda` and `hip`.
+
+A driver serves one plan. It hands out buffers, streams, events and flags as opaque numbers, and *binds*
+each command of the plan once: views or addresses are resolved, arguments packed, and what comes back is a
+`Call` that needs nothing more. A run is then
+
+    driver.begin_run()
+    for call in calls:
+        call()              # puts the command on its stream, and returns at once
+    driver.synchronize()    # until all streams are through, or an error names what is in the way
+
+with no decision in it. Calls come in an order in which every Record and SignalFlag stands before its waits.
+Events and flags hold for one run: `begin_run` takes them down.
+
+Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver
+refuses is a DeviceError with call, device, code, and the place in the schedule (`call.command.origin`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UsageError
+from ..graph.ir import Dtype, Kernel
+from ..machine.model import Machine
+from ..plan.ir import (
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    Launch,
+    Plan,
+    Record,
+    SignalFlag,
+    Stream,
+    WaitEvent,
+    WaitFlag,
+)
+from ..trace import Clock, Span
+
+Array: TypeAlias = npt.NDArray[Any]
+
+Buffer = NewType("Buffer", int)
+StreamHandle = NewType("StreamHandle", int)
+Event = NewType("Event", int)
+Flag = NewType("Flag", int)
+
+Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
+Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
+DriverName: TypeAlias = Literal["host"]
+
+NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
+    "fp32": np.dtype(np.float32),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A memory that the buffers of `ranks` come from."""
+
+    name: str  # for messages: "this machine's memory", "NVIDIA H200 (device 3)"
+    ranks: tuple[int, ...]
+    free: int  # bytes
+
+
+class Call(Protocol):
+    """A bound command. Calling it issues it."""
+
+    @property
+    def command(self) -> Command: ...
+
+    def __call__(self) -> None: ...
+
+
+class Driver(Protocol):
+    """See the module. Every method but `close` may raise a DeviceError."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it: host, cuda or hip."""
+
+    @property
+    def clock(self) -> Clock:
+        """Whether `spans` are measured on devices or modelled for a machine."""
+
+    # ---- memory
+
+    def pools(self) -> tuple[Pool, ...]:
+        """The memories behind the ranks, with what is free now. Ranks that share one share its pool."""
+
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
+        """A dense row-major buffer of rank's memory; its content is undefined."""
+
+    def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
+        """A caller's array as a buffer, by reference; the executor has checked shape and dtype."""
+
+    def free(self, buffer: Buffer) -> None:
+        """Give a buffer back (a caller's: forget it). Calls bound to it must not be issued any more."""
+
+    def poison(self, buffer: Buffer) -> None:
+        """Fill with NaN."""
+
+    def write(self, buffer: Buffer, array: Array) -> None:
+        """Copy an array of the buffer's shape and dtype in; done on return."""
+
+    def read(self, buffer: Buffer) -> Array:
+        """A copy of the content, in host memory."""
+
+    # ---- queues, and what orders them
+
+    def stream(self, stream: Stream) -> StreamHandle:
+        """The device's counterpart of a plan's stream, with its rank, engine and priority."""
+
+    def event(self, rank: int) -> Event:
+        """An event that a stream of `rank` records."""
+
+    def flag(self, rank: int) -> Flag:
+        """A flag in rank's memory, where its waiter is."""
+
+    def kernel(self, kernel: Kernel) -> None:
+        """Load a user kernel, before any launch of it is bound."""
+
+    # ---- binding; the command must belong to the stream
+
+    def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call: ...
+
+    def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
+        """`flags[f]` is the flag that the plan's works call f."""
+
+    def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call: ...
+
+    def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call: ...
+
+    def bind_wait_event(self, stream: StreamHandle, command: WaitEvent, event: Event) -> Call: ...
+
+    def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call: ...
+
+    def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call: ...
+
+    # ---- running
+
+    def begin_run(self) -> None:
+        """Everything of the last run is complete or given up; no event is recorded, no flag is up."""
+
+    def synchronize(self, progress: Progress | None = None) -> None:
+        """Return when all that was issued is complete on all ranks. A run that cannot end is a DeviceError
+        that names who waits for what."""
+
+    def spans(self) -> tuple[Span, ...]:
+        """The last completed run's record, ordered by stream and start."""
+
+    def close(self) -> None:
+        """Give everything back. May be called twice."""
+
+
+@runtime_checkable
+class Stepped(Protocol):
+    """A driver whose steps are ours to order: host. See `host.order` for what can be asked."""
+
+    order: str
+
+
+def open_driver(name: DriverName, plan: Plan, machine: Machine, *, order: str = "fifo") -> Driver:
+    """The driver `name` for a plan; a vendor's bindings are imported here and not before.
+
+    `order` is the host driver's way to step through what may run (see `host.order`).
+    """
+    if name == "host":
+        from .host.driver import HostDriver
+
+        return HostDriver(plan, machine, order=order)
+    raise UsageError(f"no driver is called '{name}'; there is: host")

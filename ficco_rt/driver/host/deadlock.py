@@ -1,0 +1,72 @@
+"""A run that cannot go on, in words: who waits for what, and who should have let him go on."""
+
+from __future__ import annotations
+
+from ...errors import Span as Place
+from .stepping import CollectiveTask, HostStream, Signal, Task, WaitTask, WorkTask
+
+SHOWN = 8  # streams that are written out; in a large run they all wait for a few
+
+
+def at(place: Place) -> str:
+    return f"{place.path}:{place.line}"
+
+
+def describe_deadlock(stuck: list[HostStream], arrived: dict[int, list[CollectiveTask]], ranks: int) -> str:
+    """One line a stuck stream, as `deadlock: rank 1 stream compute waits for event 3 (x.ficco:20), which …`."""
+    lines = [f"deadlock: {_waits(stream, arrived, ranks)}" for stream in stuck[:SHOWN]]
+    if len(stuck) > SHOWN:
+        lines.append(f"deadlock: and {len(stuck) - SHOWN} more streams wait")
+    return "\n".join(lines)
+
+
+def _waits(stream: HostStream, arrived: dict[int, list[CollectiveTask]], ranks: int) -> str:
+    task = stream.queue[stream.head]
+    match task:
+        case WaitTask(signal=signal):
+            return f"{stream} waits for {signal.name} ({at(task.command.origin)}), {_raiser(signal)}"
+        case CollectiveTask(call=call):
+            here = {t.stream.rank for t in arrived.get(call.group, [])}
+            missing = ", ".join(str(r) for r in range(ranks) if r not in here)
+            return (
+                f"{stream} waits in {call.kind}, collective {call.group} ({at(call.origin)}), "
+                f"for rank {missing} to call it"
+            )
+        case WorkTask():
+            waiting = [j for j in task.jobs if j.missing]
+            job = waiting[0]
+            signal = next(s for s in job.waits if not s.up)
+            more = f"; {len(waiting) - 1} more works of the launch wait" if len(waiting) > 1 else ""
+            return (
+                f"{stream} waits in the launch of stage '{task.body.stage}': its work {job.index} "
+                f"({at(job.place)}) waits for {signal.name}, {_raiser(signal)}{more}"
+            )
+        case _:
+            raise AssertionError(f"{task} cannot wait")
+
+
+def _raiser(signal: Signal) -> str:
+    task, place = signal.raiser, signal.raiser_place
+    verb = "records" if signal.name.startswith("event") else "raises"
+    if task is None or place is None:
+        return f"which nothing {verb}"
+    who = f"which {task.stream} {verb} ({at(place)})"
+    queue = task.stream.queue
+    position = next((i for i, t in enumerate(queue) if t is task), None)
+    if position is None:
+        return f"{who}, but that command was never issued"
+    if position == task.stream.head:
+        return f"{who} when its own work is done"
+    return f"{who} after {_head(queue[task.stream.head])}"
+
+
+def _head(task: Task) -> str:
+    match task:
+        case WaitTask(signal=signal):
+            return f"its own wait for {signal.name} ({at(task.command.origin)})"
+        case CollectiveTask(call=call):
+            return f"{call.kind}, collective {call.group} ({at(call.origin)})"
+        case WorkTask(body=body):
+            return f"its launch of stage '{body.stage}' ({at(body.origin)})"
+        case _:
+            return f"what stands at {at(task.command.origin)}"

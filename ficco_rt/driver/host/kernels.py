@@ -1,0 +1,214 @@
+"""What the host computes: each work of a plan as a function of no arguments over resolved views.
+
+Arithmetic is that of the device kernels: operands in their stored dtype, products and sums in float32, one
+rounding to the output's dtype at the end.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
+
+import numpy as np
+
+from ...errors import DeviceError, UsageError
+from ...graph.ir import Kernel
+from ...plan.ir import CollectiveCall, GemmWork, KernelWork, ReduceWork, Transfer, Work
+from ...region import Region
+from ..api import Array
+from .views import View, malformed
+
+Run: TypeAlias = Callable[[], None]
+Resolve: TypeAlias = Callable[[Region], View]
+HostFunction: TypeAlias = Callable[..., object]
+
+
+def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> Run:
+    """Copies that go out together, as bits."""
+    moves: list[tuple[Array, Array]] = []
+    for t in transfers:
+        dst, src = resolve(t.dst), resolve(t.src)
+        if dst.shape != src.shape or dst.dtype != src.dtype:
+            raise malformed(t.origin, f"{t.src} {src.dtype} cannot be copied to {t.dst} {dst.dtype}")
+        if dst.one is None or src.one is None:
+            raise malformed(t.origin, f"a transfer is one box on each side; here {t.src} goes to {t.dst}")
+        bits = np.uint16 if dst.dtype.itemsize == 2 else np.uint32
+        moves.append((dst.one.view(bits), src.one.view(bits)))
+    if len(moves) == 1:
+        to, what = moves[0]
+        return lambda: np.copyto(to, what)
+
+    def run() -> None:
+        for to, what in moves:
+            np.copyto(to, what)
+
+    return run
+
+
+def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) -> Run:
+    """The work as a function; `functions` are the user kernels' host functions by kernel name."""
+    match work:
+        case GemmWork():
+            return _gemm(work, resolve)
+        case ReduceWork():
+            return _reduce(work, resolve)
+        case KernelWork():
+            return _user(work, resolve, functions[work.kernel])
+
+
+def _gemm(work: GemmWork, resolve: Resolve) -> Run:
+    out, left, right = resolve(work.out), resolve(work.left), resolve(work.right)
+    rows, inner = left.shape[-2:] if not work.left_transposed else left.shape[:-3:-1]
+    inner2, columns = right.shape[-2:] if not work.right_transposed else right.shape[:-3:-1]
+    if inner != inner2 or out.shape[-2:] != (rows, columns):
+        raise malformed(work.origin, f"shapes do not fit: {work.out} = {work.left} · {work.right}")
+
+    def operand(view: View, transposed: bool) -> Callable[[], Array]:
+        if view.one is None:
+            return (lambda: view.load32().swapaxes(-1, -2)) if transposed else view.load32
+        array = view.one.swapaxes(-1, -2) if transposed else view.one
+        return (lambda: array) if array.dtype == np.float32 else (lambda: array.astype(np.float32))
+
+    a, b = operand(left, work.left_transposed), operand(right, work.right_transposed)
+    target = out.one
+    if work.accumulate:
+
+        def accumulate() -> None:
+            product = np.matmul(a(), b())
+            product += out.load32()
+            out.store(product)
+
+        return accumulate
+    if target is not None and target.dtype == np.float32:
+        return lambda: _matmul_into(a(), b(), target)
+    return lambda: out.store(np.matmul(a(), b()))
+
+
+def _matmul_into(a: Array, b: Array, out: Array) -> None:
+    np.matmul(a, b, out=out)
+
+
+def _reduce(work: ReduceWork, resolve: Resolve) -> Run:
+    out = resolve(work.out)
+    first, *rest = [resolve(t) for t in work.terms]
+    if any(t.shape != out.shape for t in (first, *rest)):
+        raise malformed(work.origin, f"the terms of a sum must have the shape of {work.out}")
+
+    def run() -> None:
+        total = first.load().astype(np.float32)  # a copy, whatever the dtype
+        for term in rest:
+            total += term.load32()
+        out.store(total)
+
+    return run
+
+
+def _user(work: KernelWork, resolve: Resolve, function: HostFunction) -> Run:
+    given: list[View | int] = [resolve(a.value) if isinstance(a.value, Region) else a.value for a in work.arguments]
+    written = [i for i, a in enumerate(work.arguments) if a.mode in ("write", "update") and isinstance(a.value, Region)]
+
+    def run() -> None:
+        values = [v.load() if isinstance(v, View) else v for v in given]
+        try:
+            function(*values)
+        except Exception as error:  # the user's code: whatever it raises is reported with its place
+            raise DeviceError(
+                f"{work.origin.path}:{work.origin.line}: kernel '{work.kernel}' failed on rank {_rank(work)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        for i in written:
+            view, value = given[i], values[i]
+            if isinstance(view, View) and view.one is None and isinstance(value, np.ndarray):
+                view.store(value)
+
+    return run
+
+
+def _rank(work: KernelWork) -> int:
+    return next((a.value.rank for a in work.arguments if isinstance(a.value, Region)), 0)
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def collective(calls: Sequence[tuple[CollectiveCall, View, View]]) -> None:
+    """One collective: every rank's (call, dst, src), in the order of ranks. Pieces go along the first
+    dimension. What all ranks read is read before anything is written: a call may be in place."""
+    command = calls[0][0]
+    sources = [src for _, _, src in calls]
+    values: list[Array]
+    match command.kind:
+        case "all_gather":
+            values = [np.concatenate([s.load() for s in sources])] * len(calls)
+        case "all_reduce":
+            values = [_sum(calls)] * len(calls)
+        case "reduce_scatter":
+            total = _sum(calls)
+            values, at = [], 0
+            for _, dst, _ in calls:
+                values.append(total[at : at + dst.shape[0]])
+                at += dst.shape[0]
+            if at != total.shape[0]:
+                raise malformed(command.origin, f"reduce_scatter of {total.shape[0]} rows into {at}")
+        case "all_to_all":
+            n = len(calls)
+            loaded = [s.load() for s in sources]
+            values = [
+                np.concatenate([v[r * v.shape[0] // n : (r + 1) * v.shape[0] // n] for v in loaded]) for r in range(n)
+            ]
+    for (call, dst, _), value in zip(calls, values, strict=True):
+        if dst.shape != value.shape:
+            raise malformed(call.origin, f"{call.kind} gives shape {list(value.shape)}, {call.dst} has another")
+        dst.store(value.copy() if value.base is not None else value)
+
+
+def _sum(calls: Sequence[tuple[CollectiveCall, View, View]]) -> Array:
+    command, _, first = calls[0]
+    total = first.load().astype(np.float32)
+    for _, _, src in calls[1:]:
+        if src.shape != total.shape:
+            raise malformed(command.origin, f"{command.kind}: the ranks' sources differ in shape")
+        total += src.load32()
+    return total
+
+
+# ---------------------------------------------------------------- user kernels
+
+
+def host_function(kernel: Kernel, modules: dict[Path, ModuleType]) -> HostFunction:
+    """The numpy twin of a user kernel, from its `host = "file.py:function"`; the file stands relative to
+    the schedule's. `modules` holds the files loaded so far."""
+    place = f"{kernel.origin.path}:{kernel.origin.line}"
+    if kernel.host is None:
+        raise UsageError(
+            f"{place}: kernel '{kernel.name}' has no host function, so the host driver cannot run it; "
+            f'declare a numpy twin with host = "file.py:function", called with one array a region and ints, '
+            f"in the order of the kernel's arguments"
+        )
+    file, _, name = kernel.host.rpartition(":")
+    path = (Path(kernel.origin.path).parent / file).resolve()
+    if not file or not path.is_file():
+        raise UsageError(
+            f"{place}: kernel '{kernel.name}': there is no file '{path}'; host is written \"file.py:function\", "
+            f"the file relative to the schedule's folder"
+        )
+    if path not in modules:
+        spec = importlib.util.spec_from_file_location(f"ficco_host_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise UsageError(f"{place}: kernel '{kernel.name}': '{path}' is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # the user's code
+            raise UsageError(
+                f"{place}: kernel '{kernel.name}': '{path}' does not load: {type(error).__name__}: {error}"
+            ) from error
+        modules[path] = module
+    function = getattr(modules[path], name, None)
+    if not callable(function):
+        raise UsageError(f"{place}: kernel '{kernel.name}': '{path}' has no function '{name}'")
+    result: HostFunction = function
+    return result

@@ -1,0 +1,221 @@
+"""The host driver's queues: tasks wait in streams, jobs run.
+
+A task is a bound command. What it does to data is one job (a copy, a launch of one work, a collective of all
+ranks) or several (a streamed launch). Waits, records and signals do nothing to data, so they are passed at
+once when they can be; only jobs are chosen among. That loses no order of jobs that a device could show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import TypeAlias
+
+from ...errors import Span as Place
+from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch
+from ...plan.ir import Stream as PlanStream
+from ..api import Progress
+from .kernels import collective
+from .order import ReadyPool
+from .views import View
+
+
+@dataclass(slots=True, eq=False)
+class HostStream:
+    """A virtual queue. `head` is the task that is next, or being done."""
+
+    plan: PlanStream
+    counter: Iterator[int]  # numbers the tasks of all streams as they are issued
+    queue: list[Task] = field(default_factory=list)
+    head: int = 0
+
+    @property
+    def id(self) -> int:
+        return self.plan.id
+
+    @property
+    def rank(self) -> int:
+        return self.plan.rank
+
+    def __str__(self) -> str:
+        return f"rank {self.plan.rank} stream {self.plan.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Signal:
+    """An event or a flag."""
+
+    name: str
+    up: bool = False
+    waiters: list[HostStream | Job] = field(default_factory=list)
+    raiser: Task | None = None  # the bound command that raises it
+    raiser_place: Place | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Something that is done to data, at once and whole."""
+
+    run: Callable[[], None]
+    op: int  # where it stands in the schedule
+    index: int  # among the works of its launch
+    tasks: list[Doing]  # done when this and their other jobs are; several for a collective
+    place: Place
+    waits: tuple[Signal, ...] = ()
+    signals: tuple[Signal, ...] = ()
+    missing: int = 0  # waits that are not up
+
+    @property
+    def task(self) -> Doing:
+        return self.tasks[-1]
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    """A bound command; calling it issues it."""
+
+    stream: HostStream
+    command: Command
+    number: int = field(default=0, init=False)  # in the order of issue
+
+    def __call__(self) -> None:
+        self.number = next(self.stream.counter)
+        self.stream.queue.append(self)  # type: ignore[arg-type]  # only the subclasses below are made
+
+
+@dataclass(slots=True, eq=False)
+class RaiseTask(_Task):
+    """Record, SignalFlag."""
+
+    signal: Signal
+
+
+@dataclass(slots=True, eq=False)
+class WaitTask(_Task):
+    """WaitEvent, WaitFlag."""
+
+    signal: Signal
+
+
+@dataclass(slots=True, eq=False)
+class WorkTask(_Task):
+    """CopyAsync, Launch."""
+
+    body: CopyAsync | Launch
+    jobs: list[Job] = field(default_factory=list)
+    left: int = 0  # jobs that have not run
+
+
+@dataclass(slots=True, eq=False)
+class CollectiveTask(_Task):
+    """One rank's call; it has a job only together with the others'."""
+
+    call: CollectiveCall
+    dst: View
+    src: View
+    left: int = 0
+
+
+Doing: TypeAlias = WorkTask | CollectiveTask
+Task: TypeAlias = RaiseTask | WaitTask | Doing
+
+
+class Stepper:
+    """Takes all streams from what is issued to their ends."""
+
+    def __init__(self, streams: list[HostStream], ranks: int, pool: ReadyPool) -> None:
+        self.streams = streams
+        self.ranks = ranks
+        self.pool = pool
+        self.waiting = 0  # jobs in the pool
+        self.arrived: dict[int, list[CollectiveTask]] = {}  # by group
+        self.awake: list[HostStream] = []  # streams whose head may have become ready
+        self.current: Job | None = None  # for whoever reports an error
+
+    def run(self, progress: Progress | None) -> None:
+        """Returns when nothing can go on: all is done, or the rest is deadlocked."""
+        pool = self.pool
+        total = sum(len(t.jobs) if isinstance(t, WorkTask) else 1 for s in self.streams for t in s.queue)
+        done, told = 0, monotonic()
+        self.awake.extend(reversed(self.streams))
+        self._advance_awake()
+        while self.waiting:
+            self.waiting -= 1
+            self.current = job = pool.pop()
+            job.run()
+            for signal in job.signals:
+                self._raise(signal)
+            for task in job.tasks:
+                task.left -= 1
+                if not task.left:
+                    task.stream.head += 1
+                    self.awake.append(task.stream)
+            self._advance_awake()
+            done += 1
+            if progress is not None and monotonic() - told > 0.2:
+                told = monotonic()
+                progress(done / total)
+
+    def _advance_awake(self) -> None:
+        while self.awake:
+            self._advance(self.awake.pop())
+
+    def _advance(self, stream: HostStream) -> None:
+        """Pass what only orders; put the jobs of the first task that has some into the pool."""
+        queue = stream.queue
+        end = len(queue)
+        while stream.head < end:
+            task = queue[stream.head]
+            match task:
+                case WorkTask():
+                    task.left = len(task.jobs)
+                    for job in task.jobs:
+                        job.missing = 0
+                        for signal in job.waits:
+                            if not signal.up:
+                                signal.waiters.append(job)
+                                job.missing += 1
+                        if not job.missing:
+                            self.waiting += 1
+                            self.pool.push(job)
+                    return
+                case WaitTask():
+                    if not task.signal.up:
+                        task.signal.waiters.append(stream)
+                        return
+                case RaiseTask():
+                    self._raise(task.signal)
+                case CollectiveTask():
+                    arrived = self.arrived.setdefault(task.call.group, [])
+                    arrived.append(task)
+                    task.left = 1
+                    if len(arrived) == self.ranks:
+                        self.waiting += 1
+                        self.pool.push(_collective_job(arrived))
+                    return
+            stream.head += 1
+
+    def _raise(self, signal: Signal) -> None:
+        signal.up = True
+        waiters, signal.waiters = signal.waiters, []
+        for waiter in waiters:
+            if isinstance(waiter, Job):
+                waiter.missing -= 1
+                if not waiter.missing:
+                    self.waiting += 1
+                    self.pool.push(waiter)
+            else:
+                self.awake.append(waiter)
+
+
+def _collective_job(arrived: list[CollectiveTask]) -> Job:
+    members = sorted(arrived, key=lambda t: t.stream.rank)
+    calls = [(t.call, t.dst, t.src) for t in members]
+    tasks: list[Doing] = [*sorted(arrived, key=lambda t: t.number)]
+    call = calls[0][0]
+    return Job(lambda: collective(calls), max(c.op for c, _, _ in calls), 0, tasks, call.origin)
+
+
+def unfinished(streams: list[HostStream]) -> list[HostStream]:
+    return [s for s in streams if s.head < len(s.queue)]

@@ -1,0 +1,72 @@
+"""What a caller may bind to a plan's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..driver.api import NUMPY_DTYPES, Array
+from ..errors import UsageError
+from ..graph.ir import Tensor
+from ..plan.ir import Plan
+
+
+def checked(plan: Plan, given: Mapping[str, object]) -> dict[tuple[str, int], Array]:
+    """The caller's arrays by (tensor, rank), or a UsageError that says which one is wrong and what fits."""
+    bound: dict[tuple[str, int], Array] = {}
+    tensors = {t.name: t for t in plan.tensors if t.kind != "scratch"}
+    for name, arrays in given.items():
+        if name not in tensors:
+            known = ", ".join(f"{t.name} ({t.kind})" for t in tensors.values())
+            kind = "is scratch, which the executor owns" if any(t.name == name for t in plan.tensors) else "is none"
+            raise UsageError(f"'{name}' {kind}; the tensors of schedule '{plan.schedule}' to give are {known}")
+        tensor = tensors[name]
+        if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence) or len(arrays) != plan.ranks:
+            got = f"{len(arrays)} arrays" if isinstance(arrays, list | tuple) else f"one {type(arrays).__name__}"
+            raise UsageError(f"{tensor.kind} {name}: wanted a list of {plan.ranks} arrays, one a rank; given {got}")
+        for rank, array in enumerate(arrays):
+            bound[name, rank] = _array(tensor, rank, array)
+    _no_overlap(tensors, bound)
+    return bound
+
+
+def _array(tensor: Tensor, rank: int, array: object) -> Array:
+    shape, dtype = tensor.shapes[rank], NUMPY_DTYPES[tensor.dtype]
+    wanted = f"{tensor.kind} {tensor.name}, rank {rank}: wanted {dtype} of shape {list(shape)}"
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{wanted}; given {type(array).__name__}, not a numpy array")
+    if array.dtype != dtype or array.shape != shape:
+        raise UsageError(f"{wanted}; given {array.dtype} of shape {list(array.shape)}")
+    if tensor.kind == "output" and not array.flags.writeable:
+        raise UsageError(f"{wanted}; given an array that cannot be written")
+    return array
+
+
+def _no_overlap(tensors: Mapping[str, Tensor], bound: Mapping[tuple[str, int], Array]) -> None:
+    """No output shares memory with another array: what one rank writes must not change another's."""
+    extents = sorted(
+        (*_extent(array), key) for key, array in bound.items() if array.size
+    )  # by address; only neighbours whose extents meet need a closer look
+    active: list[tuple[int, tuple[str, int]]] = []
+    for start, stop, key in extents:
+        active = [(end, other) for end, other in active if end > start]
+        for _, other in active:
+            if "output" in (tensors[key[0]].kind, tensors[other[0]].kind) and np.shares_memory(
+                bound[key], bound[other]
+            ):
+                (a, ra), (b, rb) = sorted((key, other))
+                raise UsageError(f"{a} of rank {ra} and {b} of rank {rb} share memory; an output needs its own")
+        active.append((stop, key))
+
+
+def _extent(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """First and last address + 1."""
+    start = stop = array.__array_interface__["data"][0]
+    for n, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            start += (n - 1) * stride
+        else:
+            stop += (n - 1) * stride
+    return start, stop + array.itemsize

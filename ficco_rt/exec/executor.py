@@ -1,0 +1,320 @@
+"""Runs a plan on a driver: buffers, binding of the caller's arrays, issue.
+
+    with Executor(plan) as executor:
+        executor.run(A=[...], B=[...], C=[...])   # one array a rank; C is written in place
+        executor.trace                            # what happened when
+
+All that can be decided is decided when arrays are bound; a run then is a walk of ready calls.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from types import TracebackType
+
+import numpy as np
+
+from ..driver.api import (
+    NUMPY_DTYPES,
+    Array,
+    Buffer,
+    Call,
+    Driver,
+    DriverName,
+    Event,
+    Flag,
+    Memory,
+    Progress,
+    Stepped,
+    StreamHandle,
+    open_driver,
+)
+from ..errors import DeviceError, InternalError, UsageError
+from ..graph.ir import ITEM_BYTES, Tensor
+from ..machine.model import Machine
+from ..machine.profiles import profile
+from ..plan.ir import (
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    KernelWork,
+    Launch,
+    Plan,
+    Record,
+    SignalFlag,
+    WaitEvent,
+    WaitFlag,
+)
+from ..trace import Lane, Trace
+from .bindings import checked
+from .issue import issue_order
+
+
+class Executor:
+    """Owns what a plan needs to run, many times.
+
+    `driver` is a name ("host", the default) or a Driver made for this plan, which the executor then owns.
+    `machine` prices the virtual clock of the host driver; by default it is the stored profile that the plan
+    names. `order` is how the host driver steps: fifo, random(SEED), adversarial, lazy(STREAM).
+
+    Raises UsageError (a user kernel without host function, no such machine), DeviceError (memory).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        driver: Driver | DriverName | None = None,
+        *,
+        machine: Machine | None = None,
+        order: str = "fifo",
+    ) -> None:
+        self.plan = plan
+        self.machine = machine if machine is not None else profile(plan.machine, plan.ranks)
+        if driver is None or isinstance(driver, str):
+            driver = open_driver(driver or "host", plan, self.machine, order=order)
+        self.driver: Driver = driver
+        self._closed = False
+        self._owned: dict[tuple[str, int], Buffer] = {}
+        self._adopted: dict[tuple[str, int], tuple[Array, Buffer]] = {}
+        self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
+        self._memory: dict[tuple[str, int], Buffer] = {}  # what the calls are bound to
+        self._calls: list[Call] = []
+        self._trace: Trace | None = None
+        self._ran = False
+        try:
+            self._issue = issue_order(plan)
+            self._prepare_kernels()
+            self._own(t for t in plan.tensors if t.kind == "scratch")
+            self._streams: list[StreamHandle] = [driver.stream(s) for s in plan.streams]
+            self._events = self._make_events()
+            self._flags: list[Flag] = [driver.flag(home) for home in plan.flag_homes]
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- life
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back; may be called twice. The caller's arrays stay as they are."""
+        if not self._closed:
+            self._closed = True
+            self._calls.clear()
+            self._adopted.clear()
+            self._owned.clear()
+            self._memory.clear()
+            self.driver.close()
+
+    def _open(self) -> None:
+        if self._closed:
+            raise UsageError(f"the executor of schedule '{self.plan.schedule}' is closed; make a new one to run again")
+
+    # ---- running
+
+    def run(self, *, progress: Progress | None = None, **tensors: object) -> None:
+        """Run the plan once, to its end.
+
+        `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
+        plan's shape and dtype, bound by reference and written in place. An input that is not given must have
+        been set with `write`; an output that is not given is read with `read`. Giving the same arrays again
+        costs nothing; other ones are bound anew.
+
+        Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
+        """
+        self._open()
+        self._ran, self._trace = False, None
+        self._bind(checked(self.plan, tensors))
+        self.driver.begin_run()
+        for call in self._calls:
+            call()
+        self.driver.synchronize(progress)
+        self._ran = True
+
+    @property
+    def trace(self) -> Trace:
+        """The record of the last run that ended."""
+        self._open()
+        if not self._ran:
+            raise UsageError("there is no trace: no run has ended")
+        if self._trace is None:
+            self._trace = Trace(
+                schedule=self.plan.schedule,
+                machine=self.machine.name,
+                clock=self.driver.clock,
+                ranks=self.plan.ranks,
+                lanes=tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams),
+                spans=self.driver.spans(),
+            )
+        return self._trace
+
+    @property
+    def order(self) -> str:
+        """How the host driver steps; set it to step the next runs otherwise."""
+        return self._stepped().order
+
+    @order.setter
+    def order(self, text: str) -> None:
+        self._open()
+        self._stepped().order = text
+
+    def _stepped(self) -> Stepped:
+        if not isinstance(self.driver, Stepped):
+            raise UsageError(f"the {self.driver.name} driver steps by itself: only the host driver has an order")
+        return self.driver
+
+    # ---- tensors that the executor owns
+
+    def write(self, tensor: str, rank: int, array: Array) -> None:
+        """Set the executor's own copy of an input, for runs that are not given one."""
+        self._open()
+        found = self._tensor(tensor, rank)
+        shape, dtype = found.shapes[rank], NUMPY_DTYPES[found.dtype]
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
+            got = (
+                f"{array.dtype} of shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
+            )
+            raise UsageError(f"{tensor}, rank {rank}: wanted {dtype} of shape {list(shape)}; given {got}")
+        self._own([found])
+        self.driver.write(self._owned[tensor, rank], array)
+        self._filled.add((tensor, rank))
+
+    def read(self, tensor: str, rank: int) -> Array:
+        """A copy of a tensor as the executor holds it: of the caller's array where the last run was given one."""
+        self._open()
+        found = self._tensor(tensor, rank)
+        if (tensor, rank) not in self._memory:
+            self._own([found])
+        buffer = self._memory.get((tensor, rank), self._owned.get((tensor, rank)))
+        assert buffer is not None
+        return self.driver.read(buffer)
+
+    def poison(self) -> None:
+        """Fill the executor's scratch and outputs with NaN, so that what is never written shows."""
+        self._open()
+        mine = [t for t in self.plan.tensors if t.kind != "input"]
+        self._own(mine)
+        for tensor in mine:
+            for rank in range(self.plan.ranks):
+                self.driver.poison(self._owned[tensor.name, rank])
+
+    def _tensor(self, name: str, rank: int) -> Tensor:
+        found = next((t for t in self.plan.tensors if t.name == name), None)
+        if found is None or not 0 <= rank < self.plan.ranks:
+            names = ", ".join(t.name for t in self.plan.tensors)
+            raise UsageError(f"there is no tensor '{name}' of rank {rank}; {names} on ranks 0–{self.plan.ranks - 1}")
+        return found
+
+    def _own(self, tensors: Iterable[Tensor]) -> None:
+        """Allocate the tensors on all ranks, where not done; only if all of it fits."""
+        missing = [(t, r) for t in tensors for r in range(self.plan.ranks) if (t.name, r) not in self._owned]
+        if not missing:
+            return
+        need: dict[int, int] = defaultdict(int)
+        for tensor, rank in missing:
+            need[rank] += _bytes(tensor, rank)
+        for pool in self.driver.pools():
+            total = sum(need[r] for r in pool.ranks)
+            if total > pool.free:
+                who = f"ranks {pool.ranks[0]}–{pool.ranks[-1]}" if len(pool.ranks) > 1 else f"rank {pool.ranks[0]}"
+                names = ", ".join(dict.fromkeys(t.name for t, _ in missing))
+                raise DeviceError(
+                    f"{names} of {who} need {_gib(total)} and {pool.name} has {_gib(pool.free)} free; "
+                    f"take smaller sizes with --set, or only compile the schedule with `ficco compile`"
+                )
+        for tensor, rank in missing:
+            self._owned[tensor.name, rank] = self.driver.alloc(rank, tensor.shapes[rank], tensor.dtype)
+
+    # ---- binding
+
+    def _bind(self, given: dict[tuple[str, int], Array]) -> None:
+        """Bind all commands to the given arrays and to the executor's own buffers for the rest."""
+        names = {name for name, _ in given}
+        mine = [t for t in self.plan.tensors if t.name not in names]
+        self._own(mine)
+        for tensor in mine:
+            absent = [r for r in range(self.plan.ranks) if (tensor.name, r) not in self._filled]
+            if tensor.kind == "input" and absent:
+                raise UsageError(
+                    f"input {tensor.name} of rank {absent[0]} has no value: give run({tensor.name}=[…]), "
+                    f"one array a rank, or set it with write('{tensor.name}', {absent[0]}, array)"
+                )
+        gone: list[Buffer] = []
+        for key, (array, buffer) in list(self._adopted.items()):
+            if given.get(key) is not array:
+                gone.append(buffer)
+                del self._adopted[key]
+        for (name, rank), array in given.items():
+            if (name, rank) not in self._adopted:
+                buffer = self.driver.adopt(rank, array, self._tensor(name, rank).dtype)
+                self._adopted[name, rank] = (array, buffer)
+        memory = {
+            (t.name, r): self._adopted[t.name, r][1] if t.name in names else self._owned[t.name, r]
+            for t in self.plan.tensors
+            for r in range(self.plan.ranks)
+        }
+        if memory != self._memory or not self._calls:
+            self._calls = [self._bind_command(s, self.plan.streams[s].commands[p], memory) for s, p in self._issue]
+            self._memory = memory
+        for buffer in gone:
+            self.driver.free(buffer)
+
+    def _bind_command(self, stream: int, command: Command, memory: Memory) -> Call:
+        driver, handle = self.driver, self._streams[stream]
+        match command:
+            case CopyAsync():
+                return driver.bind_copy(handle, command, memory)
+            case Launch():
+                return driver.bind_launch(handle, command, memory, self._flags)
+            case CollectiveCall():
+                return driver.bind_collective(handle, command, memory)
+            case Record():
+                return driver.bind_record(handle, command, self._events[command.event])
+            case WaitEvent():
+                return driver.bind_wait_event(handle, command, self._events[command.event])
+            case SignalFlag():
+                return driver.bind_signal(handle, command, self._flags[command.flag])
+            case WaitFlag():
+                return driver.bind_wait_flag(handle, command, self._flags[command.flag])
+
+    def _make_events(self) -> list[Event]:
+        """An event belongs to the device that records it."""
+        homes = [0] * self.plan.events
+        for stream in self.plan.streams:
+            for command in stream.commands:
+                if isinstance(command, Record):
+                    homes[command.event] = stream.rank
+        return [self.driver.event(home) for home in homes]
+
+    def _prepare_kernels(self) -> None:
+        used = {
+            work.kernel
+            for stream in self.plan.streams
+            for command in stream.commands
+            if isinstance(command, Launch)
+            for work in command.works
+            if isinstance(work, KernelWork)
+        }
+        for name in sorted(used):
+            kernel = next((k for k in self.plan.kernels if k.name == name), None)
+            if kernel is None:
+                raise InternalError(f"the plan launches kernel '{name}' and does not declare it")
+            self.driver.kernel(kernel)
+
+
+def _bytes(tensor: Tensor, rank: int) -> int:
+    size = ITEM_BYTES[tensor.dtype]
+    for n in tensor.shapes[rank]:
+        size *= n
+    return size
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

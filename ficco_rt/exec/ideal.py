@@ -1,0 +1,147 @@
+"""What a plan's work would take if nothing stood in its way: the yardsticks that a run is measured with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ..graph.ir import ITEM_BYTES
+from ..machine.cost import gemm_rate
+from ..machine.model import Machine
+from ..plan.ir import CollectiveCall, CopyAsync, GemmWork, Launch, Plan
+from ..region import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """Microseconds on the virtual clock of a machine. See `ideal`."""
+
+    compute_alone: float
+    communication_alone: float
+
+    @property
+    def time(self) -> float:
+        """Perfect overlap: the longer of the two hides the other."""
+        return max(self.compute_alone, self.communication_alone)
+
+    @property
+    def serial(self) -> float:
+        """No overlap: one after the other."""
+        return self.compute_alone + self.communication_alone
+
+
+def ideal(plan: Plan, machine: Machine) -> Ideal:
+    """Both halves of the plan's work, each by itself and uncut.
+
+    compute_alone: all GEMM operations of the busiest rank as one launch at the machine's rate for large
+    GEMMs: no pieces, no half-filled waves of tiles, no limit on multiprocessors; not less than the way of
+    its operands through memory, each part of a tensor counted once. Reductions, user kernels and copies
+    inside a device do not count: a whole operation would not need them. 0 without GEMMs.
+
+    communication_alone: the bytes that the busiest port has to pass, in or out (switch: a port a rank;
+    mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the
+    link's rate, plus one copy's fixed cost for each pair of ranks that it serves. Bytes are those of the
+    plan's copies between ranks; a vendor collective counts with the bytes that it cannot do without. 0 if
+    nothing crosses a link.
+    """
+    machine = replace(machine, ranks=plan.ranks)
+    return Ideal(_compute(plan, machine), _communication(plan, machine))
+
+
+def _compute(plan: Plan, machine: Machine) -> float:
+    dtypes = {t.name: t.dtype for t in plan.tensors}
+    arithmetic: dict[int, float] = defaultdict(float)
+    touched: dict[int, dict[str, set[Region]]] = defaultdict(lambda: defaultdict(set))
+    for stream in plan.streams:
+        for command in stream.commands:
+            if not isinstance(command, Launch):
+                continue
+            for work in command.works:
+                if isinstance(work, GemmWork):
+                    k = work.left.shape[-2] if work.left_transposed else work.left.shape[-1]
+                    rate = gemm_rate(machine.device, dtypes[work.left.tensor])
+                    arithmetic[stream.rank] += 2.0 * work.out.elements * k / rate
+                    for region in (work.left, work.right, work.out):
+                        touched[stream.rank][region.tensor].add(region)
+    slowest = 0.0
+    for rank, time in arithmetic.items():
+        moved = 0
+        for name, regions in touched[rank].items():
+            whole = 1
+            for n in plan.tensor(name).shapes[rank]:
+                whole *= n
+            # overlapping regions are counted twice, so never more than there is
+            moved += min(whole, sum(r.elements for r in regions)) * ITEM_BYTES[dtypes[name]]
+        slowest = max(slowest, time, moved / machine.device.memory_rate)
+    return slowest + machine.device.launch_time if arithmetic else 0.0
+
+
+@dataclass(slots=True)
+class _Port:
+    bytes: float = 0.0
+    pairs: set[tuple[int, int]] = field(default_factory=set)
+
+
+def _communication(plan: Plan, machine: Machine) -> float:
+    ports: dict[tuple[str, int, int], _Port] = defaultdict(_Port)
+    dtypes = {t.name: t.dtype for t in plan.tensors}
+
+    def size(region: Region) -> int:
+        return region.elements * ITEM_BYTES[dtypes[region.tensor]]
+
+    def cross(src: int, dst: int, amount: float) -> None:
+        if src == dst or not amount:
+            return
+        for port in _ports(machine, src, dst):
+            ports[port].bytes += amount
+            ports[port].pairs.add((src, dst))
+
+    groups: dict[int, list[CollectiveCall]] = defaultdict(list)
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, CopyAsync):
+                for t in command.transfers:
+                    cross(t.src.rank, t.dst.rank, size(t.src))
+            elif isinstance(command, CollectiveCall):
+                groups[command.group].append(command)
+    for calls in groups.values():
+        n = len(calls)
+        if n == 1:
+            continue
+        kind = calls[0].kind
+        if machine.links.kind == "ring":
+            # forwarded around both ways: every link passes half of all but one rank's part
+            whole = max(size(c.dst if kind == "all_gather" else c.src) for c in calls)
+            passes = 2 if kind == "all_reduce" else 1
+            for call in calls:
+                r = call.dst.rank
+                cross(r, (r + 1) % n, passes * whole * (n - 1) / n / 2)
+                cross(r, (r - 1) % n, passes * whole * (n - 1) / n / 2)
+            continue
+        for call in calls:
+            for other in calls:
+                src, dst = call.src, other.dst
+                if kind == "all_gather":
+                    amount = float(size(src))
+                elif kind == "reduce_scatter":
+                    amount = float(size(dst))
+                else:  # a piece; all_reduce: a piece to be summed, and the sum back
+                    amount = size(src) / n * (2 if kind == "all_reduce" else 1)
+                cross(src.rank, dst.rank, amount)
+    links = machine.links
+    return max((links.copy_time * len(p.pairs) + p.bytes / links.rate for p in ports.values()), default=0.0)
+
+
+def _ports(machine: Machine, src: int, dst: int) -> list[tuple[str, int, int]]:
+    """What a copy from src to dst keeps busy."""
+    match machine.links.kind:
+        case "switch":
+            return [("out", src, 0), ("in", dst, 0)]
+        case "mesh":
+            return [("link", src, dst)]
+        case _:
+            n = machine.ranks
+            step = 1 if (dst - src) % n <= (src - dst) % n else -1
+            hops = [(src + i * step) % n for i in range(machine.hops(src, dst) + 1)]
+            return [("link", a, b) for a, b in pairwise(hops)]

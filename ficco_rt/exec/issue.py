@@ -1,0 +1,70 @@
+"""The order in which a plan's commands are handed to a driver."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from heapq import heappop, heappush
+
+from ..plan.ir import Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
+
+
+def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
+    """(stream, position) of every command, as indices into `plan.streams` and its `commands`.
+
+    Each stream's commands keep their order, and every Record and SignalFlag, and every launch whose works
+    raise a flag, comes before the WaitEvents and WaitFlags for it: a device takes a wait for an event that
+    has not been recorded as no wait at all. Works of a streamed launch wait on the device, so they put
+    nothing off. Within that, streams advance side by side, so that all devices get work early.
+
+    In a plan that cannot end some waits have no raiser before them; what is left then follows stream by
+    stream, for the driver to report.
+    """
+    issued: list[tuple[int, int]] = []
+    raised: set[tuple[str, int]] = set()
+    waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
+    position = [0] * len(plan.streams)
+    heads = [(0, s) for s in range(len(plan.streams))]  # sorted, so already a heap
+
+    while heads:
+        _, s = heappop(heads)
+        commands = plan.streams[s].commands
+        if position[s] == len(commands):
+            continue
+        command = commands[position[s]]
+        need = _wait_of(command)
+        if need is not None and need not in raised:
+            waiting[need].append(s)
+            continue
+        issued.append((s, position[s]))
+        position[s] += 1
+        for signal in _raised_by(command):
+            raised.add(signal)
+            for waiter in waiting.pop(signal, ()):
+                heappush(heads, (position[waiter], waiter))
+        heappush(heads, (position[s], s))
+
+    for s, stream in enumerate(plan.streams):
+        issued.extend((s, p) for p in range(position[s], len(stream.commands)))
+    return tuple(issued)
+
+
+def _wait_of(command: object) -> tuple[str, int] | None:
+    match command:
+        case WaitEvent(event=event):
+            return ("event", event)
+        case WaitFlag(flag=flag):
+            return ("flag", flag)
+        case _:
+            return None
+
+
+def _raised_by(command: object) -> list[tuple[str, int]]:
+    match command:
+        case Record(event=event):
+            return [("event", event)]
+        case SignalFlag(flag=flag):
+            return [("flag", flag)]
+        case Launch(works=works):
+            return [("flag", f) for work in works for f in work.signals]
+        case _:
+            return []

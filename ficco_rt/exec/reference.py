@@ -1,0 +1,137 @@
+"""What a schedule claims, computed the plain way: from the unsharded inputs, with none of the plan's pieces.
+
+Nothing of the commands is used here, only `plan.claims`: a gathered operand is concatenated to the whole, a
+product is one matrix product, a reduction one sum. Values come rank by rank, so that only what the claim
+itself needs at once is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..driver.api import Array
+from ..graph.ir import ClaimValue, Combined, Operand, Product
+from ..region import Region
+
+Inputs: TypeAlias = Mapping[str, Sequence[Array]]  # by tensor: one array a rank
+Shape: TypeAlias = tuple[int, ...]
+
+# Up to this many operations the reference is computed in float64, beyond in float32.
+DOUBLE_OPERATIONS = 2 * 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How large a claim's value is."""
+
+    shapes: tuple[Shape, ...]  # one a rank
+    terms: int  # products that are summed into an element, at most
+    operations: int  # of all ranks
+
+
+def evaluate(value: ClaimValue, inputs: Inputs) -> Iterator[Array]:
+    """The value on rank 0, 1, …, in float64 where that is cheap and in float32 otherwise."""
+    double = extent(value).operations <= DOUBLE_OPERATIONS
+    return _evaluate(value, inputs, np.dtype(np.float64 if double else np.float32))
+
+
+def extent(value: ClaimValue) -> Extent:
+    """Shapes and cost of a value, without computing it."""
+    match value:
+        case Operand(regions=regions, transposed=transposed):
+            shapes = tuple((*r.shape[:-2], *r.shape[:-3:-1]) if transposed else r.shape for r in regions)
+            return Extent(shapes, 1, 0)
+        case Product(left=left, right=right):
+            a, b = extent(left), extent(right)
+            products = tuple((*x[:-1], y[-1]) for x, y in zip(a.shapes, b.shapes, strict=True))
+            inner = [x[-1] for x in a.shapes]
+            work = sum(2 * _elements(s) * k for s, k in zip(products, inner, strict=True))
+            return Extent(products, a.terms * b.terms * max(inner), a.operations + b.operations + work)
+        case Combined(kind=kind, operand=operand, axis=axis, shares=shares):
+            inside = extent(operand)
+            n = len(inside.shapes)
+            at = _axis(len(inside.shapes[0]), axis)
+            lengths = [s[at] for s in inside.shapes]
+            cuts = _cuts(lengths, shares)
+            own = {
+                "all_gather": [sum(lengths)] * n,
+                "all_reduce": lengths,
+                "reduce_scatter": [cuts[0][r + 1] - cuts[0][r] for r in range(n)],
+                "all_to_all": [sum(c[r + 1] - c[r] for c in cuts) for r in range(n)],
+            }[kind]
+            shapes = tuple((*s[:at], k, *s[at + 1 :]) for s, k in zip(inside.shapes, own, strict=True))
+            summed = n if kind in ("all_reduce", "reduce_scatter") else 1
+            return Extent(shapes, inside.terms * summed, inside.operations)
+
+
+def take(array: Array, region: Region) -> Array:
+    """The region's part of its rank's array, dimension by dimension."""
+    for dim, axis in enumerate(region.axes):
+        parts = [array[(slice(None),) * dim + (slice(s.start, s.stop),)] for s in axis.segments]
+        array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+    return array.reshape(region.shape) if any(a.dropped for a in region.axes) else array
+
+
+def _evaluate(value: ClaimValue, inputs: Inputs, dtype: np.dtype[Any]) -> Iterator[Array]:
+    match value:
+        case Operand(regions=regions, transposed=transposed):
+            for region in regions:
+                part = take(inputs[region.tensor][region.rank], region).astype(dtype)
+                yield part.swapaxes(-1, -2) if transposed else part
+        case Product(left=left, right=right):
+            for a, b in zip(_evaluate(left, inputs, dtype), _evaluate(right, inputs, dtype), strict=True):
+                yield a @ b
+        case Combined():
+            yield from _combine(value, _evaluate(value.operand, inputs, dtype))
+
+
+def _combine(value: Combined, ranks: Iterator[Array]) -> Iterator[Array]:
+    if value.kind in ("all_reduce", "reduce_scatter"):
+        total, n = next(ranks).copy(), 1
+        for part in ranks:
+            total += part
+            n += 1
+        if value.kind == "all_reduce":
+            yield from [total] * n
+            return
+        at = _axis(total.ndim, value.axis)
+        (cut,) = _cuts([total.shape[at]] * n, value.shares)[:1]
+        for r in range(n):
+            yield _piece(total, at, cut[r], cut[r + 1])
+        return
+    parts = list(ranks)
+    n = len(parts)
+    at = _axis(parts[0].ndim, value.axis)
+    if value.kind == "all_gather":
+        yield from [np.concatenate(parts, axis=at)] * n
+        return
+    cuts = _cuts([p.shape[at] for p in parts], value.shares)
+    for r in range(n):
+        yield np.concatenate([_piece(p, at, c[r], c[r + 1]) for p, c in zip(parts, cuts, strict=True)], axis=at)
+
+
+def _axis(dimensions: int, axis: int) -> int:
+    return 0 if dimensions == 1 else dimensions - 2 + axis
+
+
+def _cuts(lengths: Sequence[int], shares: tuple[tuple[int, ...], ...] | None) -> list[list[int]]:
+    """For each rank the n + 1 boundaries of its operand's pieces."""
+    n = len(lengths)
+    if shares is None:
+        return [[i * length // n for i in range(n + 1)] for length in lengths]
+    return [[sum(share[:i]) for i in range(n + 1)] for share in shares]
+
+
+def _piece(array: Array, axis: int, start: int, stop: int) -> Array:
+    return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+def _elements(shape: Shape) -> int:
+    n = 1
+    for s in shape:
+        n *= s
+    return n

@@ -1,0 +1,89 @@
+"""What work takes on a machine: pure functions of sizes. Bytes and operations in, microseconds out.
+
+They price one thing at a time: nothing here knows what else runs. The virtual clock of the host driver
+and the ideal that a run is compared with use the same functions, so that the two can be compared.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from .model import Device, Machine
+
+CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+def gemm_rate(device: Device, dtype: str) -> float:
+    """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device."""
+    return dict(device.gemm_rate)[dtype]
+
+
+def multiprocessors(device: Device, sms: int | None) -> int:
+    """Multiprocessors that a launch limited to `sms` (None: not limited) runs on."""
+    return device.sms if sms is None else max(1, min(sms, device.sms))
+
+
+def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
+    """One separate copy of `size` bytes from rank `src` to rank `dst`.
+
+    A copy inside a device reads and writes its memory. On a ring every link between is charged to the
+    copy: it keeps each of them busy, and nothing else here would account for that.
+    """
+    links = machine.links
+    if src == dst:
+        return links.copy_time + 2 * size / machine.device.memory_rate
+    return links.copy_time + size * machine.hops(src, dst) / links.rate
+
+
+def gemm_time(
+    machine: Machine,
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    sms: int | None = None,
+    *,
+    tiles: int | None = None,
+    batch: int = 1,
+) -> float:
+    """An [m, k] · [k, n] product (`batch` of them), without the launch.
+
+    The greater of its arithmetic and of its operands' way through memory. With `tiles`, the output tiles
+    of a launch of its own, the arithmetic is rounded up to whole waves of tiles over the multiprocessors:
+    a GEMM of few tiles leaves the others idle. That is what cutting a GEMM into pieces costs.
+    """
+    device = machine.device
+    width = multiprocessors(device, sms)
+    arithmetic = 2.0 * batch * m * n * k / (gemm_rate(device, dtype) * width / device.sms)
+    if tiles:
+        waves = -(-tiles // width)
+        arithmetic *= waves * width / tiles
+    item = 4 if dtype == "fp32" else 2
+    return max(arithmetic, item * batch * (m * k + k * n + m * n) / device.memory_rate)
+
+
+def reduce_time(machine: Machine, terms: int, size: int, sms: int | None = None) -> float:
+    """The sum of `terms` operands of `size` bytes each into one of that size, without the launch."""
+    return kernel_time(machine, (terms + 1) * size, sms)
+
+
+def kernel_time(machine: Machine, size: int, sms: int | None = None) -> float:
+    """A kernel of which only the `size` bytes that it reads and writes are known, without the launch."""
+    device = machine.device
+    return size / (device.memory_rate * multiprocessors(device, sms) / device.sms)
+
+
+def collective_time(machine: Machine, kind: CollectiveName, size: int) -> float:
+    """A vendor collective over all ranks, with its launch.
+
+    `size` is the bytes that one rank holds of the whole: the gathered result, or the operand that is
+    reduced or scattered. Every rank moves (n-1)/n of it each way, twice for an all_reduce; a mesh moves
+    on all links at once, a ring on both neighbours' links.
+    """
+    n, links = machine.ranks, machine.links
+    if n == 1:
+        return machine.device.launch_time + 2 * size / machine.device.memory_rate
+    ports = {"switch": 1, "mesh": n - 1, "ring": min(2, n - 1)}[links.kind]
+    passes = 2 if kind == "all_reduce" else 1
+    moved = passes * size * (n - 1) / n / (links.rate * ports)
+    return machine.device.launch_time + passes * (n - 1) * links.signal_time + moved

@@ -1,0 +1,158 @@
+"""Small plans, written by hand: each command comes from a line of its own of `x.ficco`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+
+from ficco_rt.driver.api import NUMPY_DTYPES, Array
+from ficco_rt.errors import Span
+from ficco_rt.graph.ir import Claim, Dtype, Engine, Kernel, Tensor
+from ficco_rt.machine.model import Device, Links, Machine
+from ficco_rt.plan.ir import (
+    VERSION,
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    GemmWork,
+    Launch,
+    LaunchAttributes,
+    Plan,
+    Record,
+    ReduceWork,
+    SignalFlag,
+    Stream,
+    Transfer,
+    WaitEvent,
+    WaitFlag,
+    Work,
+)
+from ficco_rt.region import Axis, Interval, Region
+
+# Round numbers: 100 bytes and 1000 operations a microsecond, 10 bytes a microsecond on links.
+MACHINE = Machine(
+    name="toy",
+    device=Device(
+        name="toy",
+        arch="none",
+        sms=10,
+        smem_per_sm=0,
+        smem_per_block=0,
+        smem_reserved=0,
+        max_residency=1,
+        memory=1 << 30,
+        memory_rate=100.0,
+        gemm_rate=(("bf16", 1000.0), ("fp16", 1000.0), ("fp32", 1000.0)),
+        launch_time=3.0,
+    ),
+    links=Links(kind="switch", rate=10.0, copy_time=9.0, signal_time=4.0),
+    ranks=2,
+    source="made up",
+)
+
+ATTRIBUTES = LaunchAttributes(smem=0, residency=None, sms=None)
+
+
+def line(n: int, path: str = "x.ficco") -> Span:
+    return Span(path, n, 3, n, 9)
+
+
+def box(tensor: str, rank: int, *spans: tuple[int, int]) -> Region:
+    """One rectangle."""
+    return Region(tensor, rank, tuple(Axis((Interval(a, b),)) for a, b in spans))
+
+
+def segments(tensor: str, rank: int, *axes: Sequence[tuple[int, int]]) -> Region:
+    return Region(tensor, rank, tuple(Axis(tuple(Interval(a, b) for a, b in axis)) for axis in axes))
+
+
+def tensor(name: str, kind: str, *shapes: tuple[int, ...], dtype: Dtype = "fp32", unproven: bool = True) -> Tensor:
+    return Tensor(name, kind, dtype, shapes, unproven, line(1))  # type: ignore[arg-type]
+
+
+def copy(dst: Region, src: Region, at: int) -> CopyAsync:
+    return CopyAsync((Transfer(dst, src, at, line(at)),), "move")
+
+
+def gemm_work(
+    out: Region,
+    left: Region,
+    right: Region,
+    at: int,
+    *,
+    transposed: tuple[bool, bool] = (False, False),
+    accumulate: bool = False,
+    waits: tuple[int, ...] = (),
+    signals: tuple[int, ...] = (),
+    tiles: tuple[int, int] = (1, 1),
+) -> GemmWork:
+    return GemmWork(out, left, right, *transposed, accumulate, tiles, waits, signals, at, line(at))
+
+
+def launch(*works: Work, streamed: bool = False, kernel: str = "gemm", stage: str = "mm") -> Launch:
+    return Launch(kernel, works, streamed, ATTRIBUTES, stage)
+
+
+def reduce(out: Region, terms: tuple[Region, ...], at: int) -> Launch:
+    return launch(ReduceWork(out, terms, (), (), at, line(at)), kernel="reduce", stage="sum")
+
+
+def record(event: int, at: int) -> Record:
+    return Record(event, line(at))
+
+
+def wait(event: int, at: int) -> WaitEvent:
+    return WaitEvent(event, line(at))
+
+
+def signal(flag: int, at: int) -> SignalFlag:
+    return SignalFlag(flag, line(at))
+
+
+def wait_flag(flag: int, at: int) -> WaitFlag:
+    return WaitFlag(flag, line(at))
+
+
+def collective(kind: str, group: int, dst: Region, src: Region, at: int) -> CollectiveCall:
+    return CollectiveCall(kind, group, dst, src, at, "all", line(at))  # type: ignore[arg-type]
+
+
+def plan(
+    tensors: Sequence[Tensor],
+    streams: Sequence[tuple[int, Engine, Sequence[Command]]],
+    *,
+    events: int = 0,
+    flag_homes: tuple[int, ...] = (),
+    claims: tuple[Claim, ...] = (),
+    kernels: tuple[Kernel, ...] = (),
+) -> Plan:
+    """`streams`: rank, engine, commands; the queue is called dma, compute or nccl after the engine."""
+    ids = count()
+    names: dict[Engine, str] = {"copy": "dma", "sm": "compute", "nccl": "nccl"}
+    return Plan(
+        version=VERSION,
+        schedule="x",
+        ranks=len(tensors[0].shapes),
+        machine="toy",
+        params=(),
+        tensors=tuple(tensors),
+        kernels=kernels,
+        claims=claims,
+        streams=tuple(
+            Stream(next(ids), rank, names[engine], engine, "normal", None, tuple(commands))
+            for rank, engine, commands in streams
+        ),
+        events=events,
+        flag_homes=flag_homes,
+        orders=(),
+    )
+
+
+def array(values: object, dtype: Dtype = "fp32") -> Array:
+    return np.array(values, NUMPY_DTYPES[dtype])
+
+
+def blank(*shape: int, dtype: Dtype = "fp32") -> Array:
+    return np.full(shape, np.nan, NUMPY_DTYPES[dtype])
