@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ..graph.ir import ITEM_BYTES
-from ..machine.cost import gemm_rate
+from ..graph.ir import ITEM_BYTES, CollectiveKind
+from ..machine.cost import collective_time, gemm_rate
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, CopyAsync, GemmWork, Launch, Plan
 from ..region import Region
@@ -41,9 +41,9 @@ def ideal(plan: Plan, machine: Machine) -> Ideal:
 
     communication_alone: the bytes that the busiest port has to pass, in or out (switch: a port a rank;
     mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the
-    link's rate, plus one copy's fixed cost for each pair of ranks that it serves. Bytes are those of the
-    plan's copies between ranks; a vendor collective counts with the bytes that it cannot do without. 0 if
-    nothing crosses a link.
+    link's rate, plus one copy's fixed cost for each pair of ranks that it serves; bytes are those of the
+    plan's copies between ranks. Added to that: the plan's vendor collectives, all of one kind as one call.
+    0 if nothing crosses a link.
     """
     machine = replace(machine, ranks=plan.ranks)
     return Ideal(_compute(plan, machine), _communication(plan, machine))
@@ -79,7 +79,7 @@ def _compute(plan: Plan, machine: Machine) -> float:
 
 @dataclass(slots=True)
 class _Port:
-    bytes: float = 0.0
+    bytes: int = 0
     pairs: set[tuple[int, int]] = field(default_factory=set)
 
 
@@ -90,47 +90,29 @@ def _communication(plan: Plan, machine: Machine) -> float:
     def size(region: Region) -> int:
         return region.elements * ITEM_BYTES[dtypes[region.tensor]]
 
-    def cross(src: int, dst: int, amount: float) -> None:
-        if src == dst or not amount:
+    def cross(src: int, dst: int, amount: int) -> None:
+        if src == dst:
             return
         for port in _ports(machine, src, dst):
             ports[port].bytes += amount
             ports[port].pairs.add((src, dst))
 
-    groups: dict[int, list[CollectiveCall]] = defaultdict(list)
+    groups: dict[int, tuple[CollectiveKind, int]] = {}  # the bytes that one rank holds of the whole, at most
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, CopyAsync):
                 for t in command.transfers:
                     cross(t.src.rank, t.dst.rank, size(t.src))
             elif isinstance(command, CollectiveCall):
-                groups[command.group].append(command)
-    for calls in groups.values():
-        n = len(calls)
-        if n == 1:
-            continue
-        kind = calls[0].kind
-        if machine.links.kind == "ring":
-            # forwarded around both ways: every link passes half of all but one rank's part
-            whole = max(size(c.dst if kind == "all_gather" else c.src) for c in calls)
-            passes = 2 if kind == "all_reduce" else 1
-            for call in calls:
-                r = call.dst.rank
-                cross(r, (r + 1) % n, passes * whole * (n - 1) / n / 2)
-                cross(r, (r - 1) % n, passes * whole * (n - 1) / n / 2)
-            continue
-        for call in calls:
-            for other in calls:
-                src, dst = call.src, other.dst
-                if kind == "all_gather":
-                    amount = float(size(src))
-                elif kind == "reduce_scatter":
-                    amount = float(size(dst))
-                else:  # a piece; all_reduce: a piece to be summed, and the sum back
-                    amount = size(src) / n * (2 if kind == "all_reduce" else 1)
-                cross(src.rank, dst.rank, amount)
+                part = size(command.dst if command.kind == "all_gather" else command.src)
+                before = groups.get(command.group, (command.kind, 0))[1]
+                groups[command.group] = (command.kind, max(before, part))
+    whole: dict[CollectiveKind, int] = defaultdict(int)
+    for kind, part in groups.values():
+        whole[kind] += part
     links = machine.links
-    return max((links.copy_time * len(p.pairs) + p.bytes / links.rate for p in ports.values()), default=0.0)
+    copies = max((links.copy_time * len(p.pairs) + p.bytes / links.rate for p in ports.values()), default=0.0)
+    return copies + sum(collective_time(machine, kind, part) for kind, part in whole.items())
 
 
 def _ports(machine: Machine, src: int, dst: int) -> list[tuple[str, int, int]]:
