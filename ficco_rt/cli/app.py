@@ -41,9 +41,9 @@ def _options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 
 def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
-        from .common import version
+        from .. import __version__
 
-        click.echo(f"ficco {version()}")
+        click.echo(f"ficco {__version__}")
         context.exit()
 
 
@@ -74,15 +74,15 @@ _run_options = _options(
     click.option(
         "--order",
         default="fifo",
-        metavar="fifo|random:SEED|adversarial",
-        help="Which of the commands that may run the host backend runs first.  [default: fifo]",
+        metavar="ORDER",
+        help="What the host backend takes first: fifo, random:SEED, adversarial or lazy:STREAM.  [default: fifo]",
     ),
     click.option(
         "--iters",
         type=_number(1, 1_000_000),
-        default=1,
+        default=None,
         metavar="N",
-        help="Timed runs; the median counts.  [default: 1: the virtual clock repeats itself]",
+        help="Timed runs besides the verified one; the median counts.  [default: the verified run is timed]",
     ),
     click.option(
         "--warmup",

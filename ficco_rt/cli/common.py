@@ -46,17 +46,6 @@ class Job:
     warnings: tuple[Diagnostic, ...]
 
 
-def version() -> str:
-    """The installed version of ficco-rt."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        return installed("ficco-rt")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+checkout"
-
-
 def is_plan(target: str) -> bool:
     """Whether the name is that of a stored plan rather than a schedule."""
     return target.endswith(".json")

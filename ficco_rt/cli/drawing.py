@@ -114,11 +114,13 @@ def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
 
 def show_time(microseconds: float) -> str:
     """`482 µs`, `4.82 ms`, `1.20 s`: three digits."""
+    if microseconds == 0:
+        return "0 µs"
     for limit, scale, unit in ((0.9995, 1e-3, "ns"), (999.5, 1.0, "µs"), (999.5e3, 1e3, "ms"), (math.inf, 1e6, "s")):
         if microseconds < limit:
             value = microseconds / scale
             digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
-            return f"{value:.{digits}f} {unit}" if value else f"0 {unit}"
+            return f"{value:.{digits}f} {unit}"
     return f"{microseconds} µs"  # not a number
 
 

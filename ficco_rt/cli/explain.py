@@ -138,7 +138,7 @@ def _does(graph: Graph, kind: type[Op], ops: Sequence[Any]) -> Facts:
 
 def _waits_for(graph: Graph) -> list[Facts]:
     """For each pair of stages: how the operations of one wait for those of the other, because of data."""
-    pairs: dict[tuple[str, str], list[tuple[int, int, bool]]] = {}
+    pairs: dict[tuple[str, str], list[tuple[int, int, int]]] = {}  # of each op: befores, rank, befores elsewhere
     why: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
     order = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in graph.stages))}
     kinds: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _waits_for(graph: Graph) -> list[Facts]:
             why.setdefault((stage, name), Counter())[dep.hazard, dep.tensor] += 1
         for name, befores in found.items():
             away = sum(rank != op.where.rank for _, rank in befores)
-            pairs.setdefault((stage, name), []).append((len(befores), op.where.rank, away == len(befores)))
+            pairs.setdefault((stage, name), []).append((len(befores), op.where.rank, away))
     facts = []
     for stage, before in sorted(pairs, key=lambda p: (order[p[0]], order[p[1]])):
         entries = pairs[stage, before]
@@ -170,7 +170,7 @@ def _waits_for(graph: Graph) -> list[Facts]:
                 "operations_a_rank": _range(waiting[r] for r in range(graph.ranks)),
                 "kinds": [kinds[stage], kinds[before]],
                 "each_for": _range(number for number, _, _ in entries),
-                "from": _from([away for _, _, away in entries]),
+                "from": _from(sum(n for n, _, _ in entries), sum(away for _, _, away in entries)),
                 "because": [
                     {"hazard": h, "tensor": t} for (h, t), _ in sorted(reasons.items(), key=lambda r: (-r[1], r[0]))
                 ],
@@ -179,8 +179,8 @@ def _waits_for(graph: Graph) -> list[Facts]:
     return facts
 
 
-def _from(away: Sequence[bool]) -> str:
-    return "other ranks" if all(away) else "this rank" if not any(away) else "this and other ranks"
+def _from(total: int, away: int) -> str:
+    return "other ranks" if away == total else "this and other ranks" if away else "this rank"
 
 
 def _traffic(graph: Graph, machine: Machine) -> Facts:
@@ -478,11 +478,8 @@ def _memory_lines(facts: Facts) -> list[str]:
         varies = "" if tensor["same_on_all"] else "the largest; it differs from rank to rank"
         rows.append((tensor["name"], tensor["kind"], f"{shape} {tensor['dtype']}", show_bytes(tensor["bytes"]), varies))
     peak, device = memory["peak_bytes_a_rank"], memory["device_bytes"]
-    fits = (
-        f"{100 * peak / device:.2g} % of the device"
-        if peak <= device
-        else f"MORE than the device's {show_bytes(device)}"
-    )
+    share = f"{100 * peak / device:.1f} %" if 1000 * peak > device else "less than 0.1 %"
+    fits = f"{share} of the device" if peak <= device else f"MORE than the device's {show_bytes(device)}"
     return [table(rows, right=frozenset((3,))), f"  in all {show_bytes(peak)}, {fits}"]
 
 

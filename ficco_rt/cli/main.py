@@ -50,6 +50,8 @@ def execute(program: str, arguments: Sequence[str]) -> int:
 
 
 def _invoke(command: click.Command, program: str, arguments: list[str], as_json: bool) -> int:
+    verb = arguments[0] if arguments else ""
+    name = f"{program} {verb}" if verb in getattr(command, "commands", ()) else program
     try:
         with command.make_context(program, arguments) as context:
             result = command.invoke(context)
@@ -63,8 +65,8 @@ def _invoke(command: click.Command, program: str, arguments: list[str], as_json:
     except click.ClickException as error:
         from .report import report_usage
 
-        return report_usage(error, program, as_json)
+        return report_usage(error, name, as_json)
     except Exception as error:  # noqa: BLE001  the last line of defence: what is left is our bug and says so
         from .report import report_error
 
-        return report_error(error, program, as_json)
+        return report_error(error, name, as_json)

@@ -13,9 +13,9 @@ import click
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from .. import env
+from .. import __version__, env
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError, exit_code
-from .common import count, version
+from .common import count
 from .console import Sources, Style, show_diagnostic
 
 _LEAD: dict[type[Exception], str] = {DeviceError: "device error: ", NumbersError: "the numbers are wrong: "}
@@ -130,7 +130,7 @@ def _bug(error: Exception) -> str:
     if frames:
         file = PurePath(frames[-1].filename)
         lines.append(f"  at {file.parent.name}/{file.name}:{frames[-1].lineno}, {frames[-1].name}")
-    lines.append(f"  ficco {version()}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    lines.append(f"  ficco {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     lines.append("  please report it with these lines, the command and the schedule (CONTRIBUTING.md says where);")
     lines.append("  FICCO_DEBUG=1 adds the traceback")
     return "\n".join(lines)

@@ -196,7 +196,7 @@ def test_ticks_are_round(duration: float, expected: list[float], labels: list[st
 
 def test_numbers_for_people() -> None:
     times = [0.0, 0.25, 1.0, 9.994, 9.995, 482.3, 999.4, 999.6, 4820.0, 1.2e6]
-    shown = ["0 ns", "250 ns", "1.00 µs", "9.99 µs", "9.99 µs", "482 µs", "999 µs", "1.00 ms", "4.82 ms", "1.20 s"]
+    shown = ["0 µs", "250 ns", "1.00 µs", "9.99 µs", "9.99 µs", "482 µs", "999 µs", "1.00 ms", "4.82 ms", "1.20 s"]
     assert [show_time(t) for t in times[:4]] == shown[:4]
     assert [show_time(t) for t in times[5:]] == shown[5:]
     assert [show_bytes(b) for b in (0, 512, 2048, 12 << 20, 141 * 10**9)] == [
@@ -227,7 +227,7 @@ def test_svg_shows_the_trace() -> None:
     assert {"gather", "own", "rest", "waiting"} <= set(texts)
     tips = [t.text for t in root.iter(f"{SVG}title")]
     assert len(tips) == len(trace.spans)
-    assert tips[0] == "gather A → G@1 piece 0\n0 ns – 9.00 µs, 9.00 µs\n2.0 MiB, 233 GB/s\nstage gather, x.ficco:24"
+    assert tips[0] == "gather A → G@1 piece 0\n0 µs – 9.00 µs, 9.00 µs\n2.0 MiB, 233 GB/s\nstage gather, x.ficco:24"
 
 
 def test_a_measured_trace_says_so() -> None:

@@ -1,0 +1,347 @@
+"""`ficco-run`: compile, run, verify, and say how right and how fast it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import NumbersError, UsageError
+from .common import (
+    Job,
+    Request,
+    build_graph,
+    compile_job,
+    count,
+    is_plan,
+    join_words,
+    unproven_outputs,
+)
+from .console import Progress, Style, show_path, table
+from .drawing import rank_use, show_time
+from .files import check_target, write_atomic
+from .report import error_record, error_text, print_json, warn
+from .settings import show_value
+
+if TYPE_CHECKING:
+    from ..exec.verify import Verification
+    from ..trace import Trace
+
+BACKENDS = ("auto", "host")
+SKETCHED = 16  # the most streams that are sketched under a report
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line."""
+
+    target: str
+    gpus: int | None
+    settings: tuple[str, ...]
+    backend: str
+    machine: str | None
+    order: str
+    iters: int | None
+    warmup: int
+    no_verify: bool
+    seed: int
+    trace: str | None
+    timeline: str | None
+    emit: str | None
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has shown. Times in microseconds; `times` are those of the timed runs on the trace's clock."""
+
+    job: Job
+    plan_hash: str
+    seed: int
+    order: str
+    verification: Verification | None
+    trace: Trace
+    times: tuple[float, ...]
+    host: tuple[float, ...]
+    compute_alone: float
+    communication_alone: float
+    serial: float
+    ideal: float
+
+    @property
+    def time(self) -> float:
+        return median(self.times)
+
+    @property
+    def exposed(self) -> float:
+        """Communication with no computation beside it, on the rank that has most of it."""
+        return max((rank_use(self.trace, r).exposed for r in range(self.trace.ranks)), default=0.0)
+
+    @property
+    def share_of_ideal(self) -> float | None:
+        return self.ideal / self.time if self.time else None
+
+    @property
+    def error(self) -> NumbersError | None:
+        v = self.verification
+        if v is None or v.ok:
+            return None
+        return NumbersError(
+            f"{v.worst} (relative error {v.rel_err:.2e}, tolerance {v.tolerance:.2e}, seed {self.seed})"
+        )
+
+
+def run(options: Options) -> int:
+    """The whole command; 4 if the numbers are wrong."""
+    if options.emit:
+        return _emit(options)
+    if options.backend not in BACKENDS:
+        raise UsageError(
+            f"there is no backend '{options.backend}' in this version; there is: auto, host "
+            "(numpy on this machine's CPU, times modelled for --machine)"
+        )
+    order = parse_order(options.order)
+    if options.trace:
+        check_target(options.trace)
+    if options.timeline:
+        from .timeline import check_picture
+
+        check_picture(options.timeline)
+    progress = Progress()
+    request = Request(options.target, options.gpus, options.settings, options.machine)
+    job = compile_job(request, progress)
+    warn(job.warnings)
+    result = _execute(job, options, order, progress)
+    if options.trace:
+        from .tracefile import to_json
+
+        write_atomic(options.trace, to_json(result.trace))
+    if options.timeline:
+        from .timeline import write_picture
+
+        write_picture(result.trace, options.timeline)
+    if options.as_json:
+        print_json(record(result))
+    else:
+        _tell(result, options)
+    if result.error is None:
+        return 0
+    if not options.as_json:
+        sys.stdout.flush()
+        sys.stderr.write(error_text(result.error, "ficco-run") + "\n")
+    return 4
+
+
+def parse_order(text: str) -> str:
+    """`random:7`, which a shell leaves alone, as the driver's `random(7)`; the driver's own form passes, too."""
+    match = re.fullmatch(r"(random|lazy)[:(]([0-9]{1,18})\)?", text)
+    if match:
+        return f"{match[1]}({match[2]})"
+    if text in ("fifo", "adversarial"):
+        return text
+    raise UsageError(f"--order {text}: there are fifo, random:SEED, adversarial and lazy:STREAM, such as random:7")
+
+
+def _emit(options: Options) -> int:
+    """Print an intermediate form instead of running."""
+    if options.as_json:
+        raise UsageError("--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON")
+    for name in ("trace", "timeline"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} needs a run and --emit does not run")
+    progress = Progress()
+    request = Request(options.target, options.gpus, options.settings, options.machine)
+    if options.emit == "graph":
+        if is_plan(options.target):
+            raise UsageError(f"{options.target}: a plan has no graph any more; --emit graph works on a schedule")
+        from ..graph.text import to_text as graph_text
+
+        # not proven: who wants to see the graph often wants to see why
+        sys.stdout.write(graph_text(build_graph(request, progress)[1]))
+        return 0
+    job = compile_job(request, progress)
+    warn(job.warnings)
+    if options.emit == "plan":
+        from ..plan.text import to_text as plan_text
+
+        sys.stdout.write(plan_text(job.plan))
+    else:
+        from ..plan.codec import to_json
+
+        sys.stdout.write(to_json(job.plan))
+    return 0
+
+
+def _execute(job: Job, options: Options, order: str, progress: Progress) -> Result:
+    """One verified run, then the timed ones; without --iters the verified run is the timed one."""
+    with progress.step("preparing the run"):
+        from ..exec.executor import Executor
+        from ..exec.ideal import ideal
+        from ..exec.verify import fresh_inputs, verified_run
+        from ..plan.codec import content_hash
+
+        yardstick = ideal(job.plan, job.machine)
+        plan_hash = content_hash(job.plan)
+
+    host: list[float] = []
+
+    class Timed(Executor):
+        """Keeps how long each run took on this machine."""
+
+        def run(self, **words: Any) -> None:
+            start = time.perf_counter()
+            super().run(**words)
+            host.append((time.perf_counter() - start) * 1e6)
+
+    with Timed(job.plan, "host", machine=job.machine, order=order) as executor:
+        verification = None
+        if options.no_verify:
+            with progress.step("making inputs"):
+                for name, arrays in fresh_inputs(job.plan, options.seed).items():
+                    for rank, array in enumerate(arrays):
+                        executor.write(name, rank, array)
+        else:
+            with progress.step("running and verifying"):
+                verification = verified_run(executor, seed=options.seed, progress=progress.report)
+        times = [executor.trace.duration] if verification else []
+        timed = options.iters or (0 if verification else 1)
+        if timed or options.warmup:
+            for number in range(options.warmup + timed):
+                if number == options.warmup:
+                    times.clear()
+                    host.clear()
+                with progress.step(f"run {number + 1} of {options.warmup + timed}"):
+                    executor.run(progress=progress.report)
+                times.append(executor.trace.duration)
+        trace = executor.trace
+    return Result(
+        job=job,
+        plan_hash=plan_hash,
+        seed=options.seed,
+        order=order,
+        verification=verification,
+        trace=trace,
+        times=tuple(times),
+        host=tuple(host),
+        compute_alone=yardstick.compute_alone,
+        communication_alone=yardstick.communication_alone,
+        serial=yardstick.serial,
+        ideal=yardstick.time,
+    )
+
+
+def record(result: Result) -> dict[str, object]:
+    """What --json prints."""
+    job, plan, verification = result.job, result.job.plan, result.verification
+    facts: dict[str, object] = {
+        "schedule": plan.schedule,
+        "path": job.path,
+        "title": job.title,
+        "backend": "host",
+        "machine": job.machine.name,
+        "clock": result.trace.clock,
+        "ranks": plan.ranks,
+        "params": dict(plan.params),
+        "verified": verification.ok if verification else None,
+        "unproven": unproven_outputs(plan),
+        "rel_err": verification.rel_err if verification else None,
+        "tolerance": verification.tolerance if verification else None,
+        "seed": result.seed,
+        "order": result.order,
+        "iters": len(result.times),
+        "time_ms": result.time / 1e3,
+        "time_ms_min": min(result.times) / 1e3,
+        "time_ms_max": max(result.times) / 1e3,
+        "serial_ms": result.serial / 1e3,
+        "ideal_ms": result.ideal / 1e3,
+        "compute_alone_ms": result.compute_alone / 1e3,
+        "communication_alone_ms": result.communication_alone / 1e3,
+        "share_of_ideal": result.share_of_ideal,
+        "exposed_ms": result.exposed / 1e3,
+        "host_us": median(result.host),
+        "plan_hash": result.plan_hash,
+        "version": __version__,
+    }
+    if result.error:
+        facts["error"] = error_record(result.error)
+    return facts
+
+
+# ---------------------------------------------------------------- words
+
+
+def _tell(result: Result, options: Options) -> None:
+    style = Style(sys.stdout)
+    sys.stdout.write(report(result, style))
+    if len(result.trace.lanes) <= SKETCHED and result.trace.spans:
+        from .timeline import sketch
+
+        sys.stdout.write("\n" + sketch(result.trace, style))
+    for path in (options.trace, options.timeline):
+        if path:
+            sys.stdout.write(f"wrote {path}\n")
+
+
+def report(result: Result, style: Style) -> str:
+    """The result for people: a line a fact, every modelled time named as such."""
+    job, plan, machine = result.job, result.job.plan, result.job.machine
+    title = f": {job.title}" if job.title else ""
+    lines = [f"{style(plan.schedule, 'bold')}{title}"]
+    unproven = unproven_outputs(plan)
+    if unproven:
+        lines.append(style(f"UNPROVEN: nothing says what {join_words(unproven)} must hold", "yellow"))
+    modelled = result.trace.clock == "virtual"
+    runs = f", median of {len(result.times)} runs" if len(result.times) > 1 else ""
+    share = f", {100 * result.share_of_ideal:.0f} % of it reached" if result.share_of_ideal is not None else ""
+    gain = _gain(result.serial, result.time)
+    clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
+    limits = f"max(computing {show_time(result.compute_alone)}, moving {show_time(result.communication_alone)})"
+    rows = [
+        ("why", f"named on the command line ({show_path(job.path)})"),
+        (
+            "backend",
+            f"host: {count(plan.ranks, 'virtual GPU')} on numpy, as {machine.device.name} on a {_links(machine)}",
+        ),
+        ("params", ", ".join(f"{n} = {show_value(v)}" for n, v in plan.params) or "none"),
+        ("numbers", _numbers(result, style)),
+        ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
+        ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}"),
+        ("ideal", f"{show_time(result.ideal)} = {limits}{share}"),
+        ("exposed", f"{show_time(result.exposed)} of communication with no computing beside it"),
+        ("host", f"{show_time(median(result.host))} a run on this machine's CPU"),
+        ("plan", result.plan_hash[:16]),
+    ]
+    lines.append(table(rows))
+    return "\n".join(lines) + "\n"
+
+
+def _gain(serial: float, time: float) -> str:
+    """What overlap has brought, or cost."""
+    if not serial or not time:
+        return ""
+    times, word = (serial / time, "fast") if serial >= time else (time / serial, "slow")
+    return f"; this is {times:.2f} times as {word}"
+
+
+def _links(machine: Any) -> str:
+    return f"{machine.links.kind} ({machine.name})"
+
+
+def _numbers(result: Result, style: Style) -> str:
+    found = result.verification
+    if found is None:
+        return style("not verified", "yellow") + " (--no-verify)"
+    words: Sequence[str]
+    if found.rel_err is None:
+        words = [style("nothing to compare with", "yellow"), "every element was written"]
+    elif found.ok:
+        words = [style("correct", "green"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
+    else:
+        words = [style("WRONG", "red"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
+    unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""
+    return ": ".join(words) + unproven

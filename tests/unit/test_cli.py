@@ -1,0 +1,649 @@
+"""The commands: what they print, where, and how they end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ficco_rt.cli import files
+from ficco_rt.cli.main import execute
+from ficco_rt.cli.settings import parse_settings, show_value
+from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}"}
+ENVIRONMENT.pop("PYTHONUNBUFFERED", None)  # with it Python itself hides a pipe that breaks within a write
+
+GOOD = """\
+# All-gather, then one GEMM.
+schedule small
+
+param M = 64
+param N = 32
+param K = 48
+type T = bf16
+
+input A[M / ranks, K] : T
+input B[K, N] : T
+output C[M, N] : T
+scratch G[M, K] : T
+
+computes C = all_gather(A, rows) * B
+
+queue dma { engine = copy }
+queue compute { engine = sm }
+
+stage gather on dma {
+  for p in peers {
+    copy G.rows(rank of ranks) @ p <- A
+  }
+  copy G.rows(rank of ranks) <- A
+}
+stage mm on compute {
+  gemm C = G * B
+}
+"""
+MISSING = GOOD.replace("  copy G.rows(rank of ranks) <- A\n", "")
+
+
+@dataclass(frozen=True)
+class Ending:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def record(self) -> Any:
+        """The one JSON object on stdout."""
+        assert self.out.count("\n") == 1
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ending]:
+    """Run a command line in this process."""
+
+    def call(*words: str | Path) -> Ending:
+        code = execute(str(words[0]), [str(w) for w in words[1:]])
+        captured = capsys.readouterr()
+        return Ending(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of our own to work in, with good.ficco and missing.ficco."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "good.ficco").write_text(GOOD)
+    (tmp_path / "missing.ficco").write_text(MISSING)
+    return tmp_path
+
+
+def command(name: str, *words: str) -> list[str]:
+    """A command line for a process of its own."""
+    return [sys.executable, "-c", f"from ficco_rt.cli.main import {name}; {name}()", *words]
+
+
+# ---------------------------------------------------------------- help, version, usage
+
+
+def test_help_is_quick() -> None:
+    best = min(_seconds(command("ficco_run", "--help")) for _ in range(3))
+    assert best < 0.25 * 2, f"ficco-run --help took {best:.2f} s"  # twice the promise: CI machines are slow
+
+
+def _seconds(words: list[str]) -> float:
+    start = time.perf_counter()
+    done = subprocess.run(words, capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    seconds = time.perf_counter() - start
+    assert done.stdout.startswith("Usage: ")
+    return seconds
+
+
+def test_help_offers_only_what_exists(run: Callable[..., Ending]) -> None:
+    text = run("ficco-run", "--help").out
+    for option in ("--gpus", "--set", "--backend", "--machine", "--order", "--iters", "--warmup", "--no-verify",
+                   "--seed", "--trace", "--timeline", "--emit", "--json"):  # fmt: skip
+        assert f"{option} " in text
+    assert "--graph" not in text
+    assert "cuda" not in text
+
+
+def test_version(run: Callable[..., Ending]) -> None:
+    from ficco_rt import __version__
+
+    assert run("ficco-run", "--version") == run("ficco", "--version") == Ending(0, f"ficco {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ficco-run", "x", "--gpus", "0"],
+         "ficco-run: invalid value for '--gpus' / '-n': '0' is not a whole number from 1 to 1024\n"
+         "try 'ficco-run --help'\n"),
+        (["ficco-run", "x", "--gpus", "many"],
+         "ficco-run: invalid value for '--gpus' / '-n': 'many' is not a whole number from 1 to 1024\n"
+         "try 'ficco-run --help'\n"),
+        (["ficco-run", "x", "--emit", "ptx"],
+         "ficco-run: invalid value for '--emit': 'ptx' is not one of 'graph', 'plan', 'plan-json'\n"
+         "try 'ficco-run --help'\n"),
+        (["ficco-run", "--gpus", "2"], "ficco-run: missing argument 'SCHEDULE|plan.json'\ntry 'ficco-run --help'\n"),
+        (["ficco", "explain"], None),
+        (["ficco", "check", "x", "--gpus", "1,two"],
+         "ficco check: --gpus 1,two: expected numbers from 1 to 1024 with commas between, such as 1,2,4,8\n"),
+        (["ficco", "fmt", "nowhere.ficco"], "ficco fmt: nowhere.ficco: there is no such file\n"),
+        (["ficco", "fmt", "."], "ficco fmt: .: is a directory, not a file\n"),
+        (["ficco", "timeline", "nowhere.json"], "ficco timeline: nowhere.json: there is no such file\n"),
+        (["ficco", "explain", "ag_gemm/hetero_unfused"],
+         "ficco explain: there is no schedule 'ag_gemm/hetero_unfused'; did you mean "),
+        (["ficco", "explain", "nowhere.ficco"], "ficco explain: there is no schedule 'nowhere.ficco'; "),
+        (["ficco", "explain", "good.ficco", "--machine", "abacus"],
+         "ficco explain: no machine is called 'abacus'; stored are h200-switch, "),
+        (["ficco", "compile", "good.ficco", "-o", "no/plan.json"],
+         "ficco compile: no/plan.json: there is no directory 'no'\n"),
+        (["ficco", "compile", "good.ficco", "-o", "."], "ficco compile: .: is a directory; name a file in it\n"),
+        (["ficco", "compile", "good.ficco", "--set", "M"],
+         "ficco compile: --set M: expected NAME=VALUE, such as M=16384\n"
+         "small has the params M = 64, N = 32, K = 48, T = bf16\n"),
+        (["ficco", "compile", "good.ficco", "--set", "Q=1"], "ficco compile: schedule small has no param 'Q'; "),
+    ],
+)  # fmt: skip
+def test_usage_errors(run: Callable[..., Ending], here: Path, words: list[str], message: str | None) -> None:
+    ending = run(*words)
+    assert ending.code == 2
+    assert ending.out == ""
+    if message is None:
+        assert ending.err.startswith("Usage: ")
+    elif message.endswith("\n"):
+        assert ending.err == message
+    else:
+        assert ending.err.startswith(message)
+    assert sorted(p.name for p in here.iterdir()) == ["good.ficco", "missing.ficco"]
+
+
+def test_usage_error_as_json(run: Callable[..., Ending]) -> None:
+    ending = run("ficco-run", "x", "--gpus", "0", "--json")
+    message = "Invalid value for '--gpus' / '-n': '0' is not a whole number from 1 to 1024"
+    error = {"class": "UsageError", "exit_code": 2, "message": message, "diagnostics": []}
+    assert (ending.code, ending.record, ending.err) == (2, {"error": error}, "")
+
+
+# ---------------------------------------------------------------- --set
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("M=1", 1),
+        ("M=-3", -3),
+        ("M=16_384", 16384),
+        ("M = 7", 7),
+        ("T=fp32", "fp32"),
+        ("s=[4,2,1]", (4, 2, 1)),
+        ("s=[4, 2, 1,]", (4, 2, 1)),
+        ("s=[]", ()),
+        ("s=[[1,2],[3,[4]]]", ((1, 2), (3, (4,)))),
+    ],
+)
+def test_settings(text: str, value: object) -> None:
+    assert list(parse_settings([text]).values()) == [value]
+    name = text.partition("=")[0].strip()
+    assert parse_settings([f"{name}={show_value(value)}"]) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["M"], "--set M: expected NAME=VALUE, such as M=16384"),
+        (["1M=2"], "--set 1M=2: expected NAME=VALUE, such as M=16384"),
+        (["=2"], "--set =2: expected NAME=VALUE, such as M=16384"),
+        (["M="], "--set M=: the value is missing"),
+        (["M=1,N=2"], "--set M=1,N=2: one param a --set; repeat the option for the next: --set M=1 --set N=2"),
+        (["M=1,2"], "--set M=1,2: ',' after the value; a list stands in brackets: [4, 2, 1]"),
+        (["M=1", "M=2"], "--set M=2: M is set twice"),
+        (["M=[1,2"], "--set M=[1,2: the list has no closing ']'"),
+        (["M=[1 2]"], "--set M=[1 2]: expected ',' or ']' before '2'"),
+        (["M=[fp32]"], "--set M=[fp32]: 'fp32' is not a value; a value is a whole number (16384 or 16_384), "
+                       "a list ([4, 2, 1]) or a type (bf16, fp16, fp32)"),
+        (["M=4k"], "--set M=4k: '4k' is not a value; a value is a whole number (16384 or 16_384), "
+                   "a list ([4, 2, 1]) or a type (bf16, fp16, fp32)"),
+        (["M=1.5"], "--set M=1.5: '1.5' is not a value; a value is a whole number (16384 or 16_384), "
+                    "a list ([4, 2, 1]) or a type (bf16, fp16, fp32)"),
+        (["M=" + "9" * 5000], "--set M=99999999999999999999999999999999999999…: the number is too large"),
+        (["M=" + "[" * 5000], "--set M=" + "[" * 5000 + ": lists nest at most 8 deep"),
+    ],
+)  # fmt: skip
+def test_bad_settings(texts: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_settings(texts)
+    assert str(caught.value) == message
+
+
+# ---------------------------------------------------------------- diagnostics
+
+
+def test_a_wrong_schedule_for_people(run: Callable[..., Ending], here: Path) -> None:
+    (here / "bad.ficco").write_text("schedule bad\n\tinput A[M] : bf16 # 入\n")
+    ending = run("ficco", "explain", "bad.ficco")
+    assert ending.code == 1
+    assert ending.out == ""
+    lines = ending.err.splitlines()
+    assert lines[0].startswith("bad.ficco:")
+    assert "    2 | \tinput A[M] : bf16 # 入" in lines
+    assert any(line.startswith("      | \t") and line.endswith("^") for line in lines)
+    assert "\x1b" not in ending.err  # no terminal, no colours
+
+
+def test_a_wrong_schedule_as_json(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "explain", "missing.ficco", "--json", "--gpus", "2")
+    error = ending.record["error"]
+    assert (ending.code, error["exit_code"], error["class"], ending.err) == (1, 1, "ScheduleError", "")
+    assert error["diagnostics"]
+    first = error["diagnostics"][0]
+    assert sorted(first) == ["column", "end_column", "end_line", "help", "line", "message", "notes", "path"]
+    assert first["path"] == "missing.ficco"
+    assert error["message"].startswith(f"missing.ficco:{first['line']}:{first['column']}: {first['message']}")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (UsageError("no"), 2, "ficco list: no\n"),
+        (DeviceError("GPU 3 fell off"), 3, "ficco list: device error: GPU 3 fell off\n"),
+        (NumbersError("C is off"), 4, "ficco list: the numbers are wrong: C is off\n"),
+        (MemoryError("12 GiB"), 3, "ficco list: device error: this machine's memory is too small: 12 GiB\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), 2, "ficco list: x: No space left on device\n"),
+    ],
+)
+def test_error_classes(
+    run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+) -> None:
+    monkeypatch.setattr("ficco_rt.library.entries", lambda: _raise(error))
+    assert run("ficco", "list") == Ending(code, "", message)
+    ending = run("ficco", "list", "--json")
+    assert (ending.code, ending.record["error"]["exit_code"], ending.err) == (code, code, "")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), InternalError("x"), RecursionError("x")])
+def test_our_bugs_say_so(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    monkeypatch.setattr("ficco_rt.library.entries", lambda: _raise(error))
+    ending = run("ficco", "list")
+    lines = ending.err.splitlines()
+    assert (ending.code, ending.out) == (5, "")
+    assert lines[0] == "ficco list: this is a bug in ficco"
+    assert lines[1] == f"  {type(error).__name__}: {error}"
+    assert lines[2].startswith("  at unit/test_cli.py:")
+    assert lines[4] == "  please report it with these lines, the command and the schedule (CONTRIBUTING.md says where);"
+    assert "Traceback" not in ending.err
+    monkeypatch.setenv("FICCO_DEBUG", "1")
+    assert "Traceback" in run("ficco", "list").err
+    assert run("ficco", "list", "--json").record["error"]["exit_code"] == 5
+
+
+def test_ctrl_c(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ficco_rt.library.entries", lambda: _raise(KeyboardInterrupt()))
+    assert run("ficco", "list") == Ending(130, "", "\nficco: interrupted\n")
+
+
+def test_ctrl_c_in_a_process_leaves_nothing_half_written(here: Path) -> None:
+    words = command("ficco", "compile", "good.ficco", "-o", "plan.json")
+    words[2] = (
+        "import ficco_rt.plan.codec as c, time; c.to_json = lambda p: print('now', flush=True) or time.sleep(30); "
+        + words[2]
+    )
+    with subprocess.Popen(words, cwd=here, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"now\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    assert sorted(p.name for p in here.iterdir()) == ["good.ficco", "missing.ficco"]
+
+
+def test_a_broken_pipe_is_quiet(here: Path) -> None:
+    words = command("ficco", "compile", str(here / "good.ficco"), "--gpus", "64")
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(2) == b"{\n"
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert b"Traceback" not in errors
+        assert b"roken" not in errors
+    assert process.returncode == 141
+
+
+def test_a_terminal_without_unicode_gets_no_traceback(here: Path) -> None:
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command("ficco", "explain", "good.ficco"), cwd=here, env=environment, capture_output=True)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+    assert b"64 ? 32 ? 48" in done.stdout
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_written_files_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "plan.json"
+    files.write_atomic(target, "old")
+    target.chmod(0o640)
+    monkeypatch.setattr(os, "replace", lambda *_: _raise(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomic(target, "new")
+    monkeypatch.setattr(os, "replace", lambda *_: _raise(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(UsageError, match=r"plan\.json: cannot be written: no space left on device"):
+        files.write_atomic(target, "new")
+    monkeypatch.undo()
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    assert target.read_text() == "old"
+    link = tmp_path / "link.json"
+    link.symlink_to("plan.json")
+    files.write_atomic(link, "newer")
+    assert (target.read_text(), link.is_symlink(), target.stat().st_mode & 0o777) == ("newer", True, 0o640)
+
+
+def test_special_files_are_written_in_place() -> None:
+    files.write_atomic("/dev/null", "text")
+    assert not Path("/dev/null").is_file()
+
+
+# ---------------------------------------------------------------- fmt
+
+
+def test_fmt(run: Callable[..., Ending], here: Path) -> None:
+    good = here / "good.ficco"
+    run("ficco", "fmt", "good.ficco")
+    formatted = good.read_text()
+    good.write_text(formatted.replace("param M = 64", "param   M=64"))
+    assert run("ficco", "fmt", "--check", "good.ficco") == Ending(1, "would format good.ficco\n", "")
+    assert run("ficco", "fmt", "good.ficco") == Ending(0, "formatted good.ficco\n", "")
+    assert good.read_text() == formatted
+    assert run("ficco", "fmt", "good.ficco") == Ending(0, "", "")
+    assert run("ficco", "fmt", "--check", "good.ficco") == Ending(0, "", "")
+
+
+def test_fmt_standard_input(here: Path) -> None:
+    done = subprocess.run(
+        command("ficco", "fmt", "-"), input="schedule x\nparam M=!\n", capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("<stdin>:2:9: ")
+    assert "    2 | param M=!\n      |         ^\n" in done.stderr
+    run_good = subprocess.run(command("ficco", "fmt", "-"), input=GOOD, capture_output=True, text=True, env=ENVIRONMENT)
+    again = subprocess.run(
+        command("ficco", "fmt", "-"), input=run_good.stdout, capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert (again.returncode, again.stdout) == (0, run_good.stdout)
+
+
+def test_fmt_formats_the_good_and_tells_of_all_the_bad(run: Callable[..., Ending], here: Path) -> None:
+    for name in ("b1.ficco", "b2.ficco"):
+        (here / name).write_text("schedule x\nparam M=!\n")
+    (here / "good.ficco").write_text(GOOD.replace("param M = 64", "param   M=64"))
+    ending = run("ficco", "fmt", "b1.ficco", "good.ficco", "b2.ficco")
+    assert (ending.code, ending.out) == (1, "formatted good.ficco\n")
+    assert "b1.ficco:2:9: " in ending.err
+    assert "b2.ficco:2:9: " in ending.err
+
+
+# ---------------------------------------------------------------- check, compile, list, explain
+
+
+def test_check(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "check", "good.ficco", "--gpus", "1,2,4")
+    assert ending.code == 0
+    assert ending.out == (
+        "good.ficco: 1 rank: proven, no race, no deadlock, 2 operations, 2 streams, 1 wait\n"
+        "good.ficco: 2 ranks: proven, no race, no deadlock, 6 operations, 4 streams, 4 waits\n"
+        "good.ficco: 4 ranks: proven, no race, no deadlock, 20 operations, 8 streams, 16 waits\n"
+    )
+
+
+def test_check_goes_on_after_a_wrong_file(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "check", "missing.ficco", "good.ficco", "nowhere.ficco", "--gpus", "2")
+    assert ending.code == 2  # the worst of them
+    assert ending.out.splitlines()[0] == "missing.ficco: 2 ranks: WRONG"
+    assert ending.out.splitlines()[1].startswith("good.ficco: 2 ranks: proven, ")
+    assert ending.out.splitlines()[2] == "nowhere.ficco: 2 ranks: WRONG"
+    assert "missing.ficco:" in ending.err
+    assert "there is no schedule 'nowhere.ficco'" in ending.err
+    record = run("ficco", "check", "missing.ficco", "good.ficco", "--gpus", "2", "--json").record
+    assert record["ok"] is False
+    assert [r["ok"] for r in record["results"]] == [False, True]
+    assert record["results"][0]["error"]["class"] == "ScheduleError"
+    assert (record["results"][1]["proven"], record["results"][1]["operations"]) == (True, 6)
+
+
+def test_unproven_is_repeated(run: Callable[..., Ending], here: Path) -> None:
+    text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
+    (here / "un.ficco").write_text(text)
+    assert "un.ficco: 2 ranks: UNPROVEN C, no race" in run("ficco", "check", "un.ficco", "--gpus", "2").out
+    explained = run("ficco", "explain", "un.ficco", "--gpus", "2").out
+    assert "UNPROVEN: nothing says what C must hold" in explained
+    assert run("ficco", "explain", "un.ficco", "--gpus", "2", "--json").record["unproven"] == ["C"]
+
+
+def test_compile_and_check_the_plan(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
+    assert ending.code == 0
+    assert ending.out.startswith("plan.json: small for 2 GPUs of h200-switch, proven, 6 operations, hash ")
+    assert run("ficco", "compile", "good.ficco", "--gpus", "2").out == (here / "plan.json").read_text()
+    checked = run("ficco", "check", "plan.json")
+    assert checked.out == (
+        "plan.json: 2 ranks: proven when compiled, no race, no deadlock, 6 operations, 4 streams, 4 waits\n"
+    )
+    (here / "plan.json").write_text((here / "plan.json").read_text().replace("48", "47"))
+    broken = run("ficco", "check", "plan.json")
+    assert (broken.code, broken.out) == (1, "plan.json: WRONG\n")
+    assert broken.err.startswith("plan.json:1:1: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "4"], "ficco-run: plan.json: is a plan for 2 GPUs, not for 4\n"),
+        (["--set", "M=1"], "ficco-run: plan.json: a plan has its sizes bound; --set belongs to a schedule\n"),
+        (["--machine", "h200-ring"], "ficco-run: plan.json: is a plan for h200-switch, not for h200-ring\n"),
+    ],
+)
+def test_a_plan_is_bound(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
+    assert run("ficco-run", "plan.json", *words) == Ending(2, "", message)
+
+
+def test_list(run: Callable[..., Ending]) -> None:
+    text = run("ficco", "list").out
+    assert text.startswith(("a2a_gemm\n", "ag_gemm\n"))
+    assert "\n  ag_gemm/hetero_unfused_1d  " in text
+    record = run("ficco", "list", "--json").record
+    entry = next(e for e in record["schedules"] if e["name"] == "ag_gemm/hetero_unfused_1d")
+    assert Path(entry["path"]).is_file()
+    assert entry["title"] in text
+
+
+def test_explain(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "explain", "good.ficco", "--gpus", "4", "--set", "K=64")
+    assert ending.code == 0
+    for piece in (
+        "small: All-gather, then one GEMM.\n4 ranks of h200-switch, with M = 64, N = 32, K = 64, T = bf16\n",
+        "computes C = all_gather(A, rows) * B: proven\n",
+        "  1. gather on queue dma (copy engine); line 19\n"
+        "       each rank: 4 copies pushed to others and within the rank (3 peers), 2.0 KiB each, 8.0 KiB in all\n"
+        "  2. mm on queue compute (multiprocessors); line 25\n"
+        "       each rank: 1 GEMM of 64 × 32 × 64 (m × n × k), 262 kFLOP\n"
+        "       1 launch a rank\n",
+        "  mm waits for gather: 1 GEMM a rank, each for 4 copies by this and other ranks (G, read after write)\n"
+        "  gather waits for nothing\n",
+        "  a rank sends 6.0 KiB and receives 6.0 KiB\n"
+        "  every rank sends every other 2.0 KiB\n"
+        "  switch: each port that is used carries 6.0 KiB, 15.9 ns at its rate\n"
+        "  copies within ranks: 8.0 KiB over all ranks\n",
+        "  A  input    [16, 64] bf16  2.0 KiB\n",
+        "  2 streams a rank (dma, compute), ",
+    ):
+        assert piece in ending.out
+    facts = run("ficco", "explain", "good.ficco", "--gpus", "4", "--set", "K=64", "--json").record
+    assert facts["traffic"]["pairs"][0] == [0, 2048, 2048, 2048]
+    assert facts["compute"]["gemm_flops_a_rank"] == [2 * 64 * 32 * 64] * 2
+    assert facts["memory"]["peak_bytes_a_rank"] == 2 * (16 * 64 + 64 * 32 + 64 * 32 + 64 * 64)
+    assert [s["name"] for s in facts["stages"]] == ["gather", "mm"]
+
+
+# ---------------------------------------------------------------- ficco-run
+
+
+FIELDS = [
+    "schedule", "path", "title", "backend", "machine", "clock", "ranks", "params", "verified", "unproven", "rel_err",
+    "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
+    "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "host_us", "plan_hash", "version",
+]  # fmt: skip
+
+
+def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco-run", "good.ficco", "--gpus", "2")
+    assert ending.code == 0
+    lines = ending.out.splitlines()
+    assert lines[:4] == [
+        "small: All-gather, then one GEMM.",
+        "  why      named on the command line (good.ficco)",
+        "  backend  host: 2 virtual GPUs on numpy, as NVIDIA H200 on a switch (h200-switch)",
+        "  params   M = 64, N = 32, K = 48, T = bf16",
+    ]
+    starts = [
+        "  numbers  correct: relative error ",
+        "  time     ",
+        "  serial   ",
+        "  ideal    ",
+        "  exposed  ",
+        "  host     ",
+    ]
+    assert all(line.startswith(start) for line, start in zip(lines[4:10], starts, strict=True))
+    assert lines[5].endswith(" µs modelled for h200-switch, not measured")
+    assert lines[12].startswith("rank 0      dma │")
+    assert lines[-1].strip() == "A gather   B mm"
+
+
+def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
+    ending = run(
+        "ficco", "run", "good.ficco", "--gpus", "4", "--json", "--set", "M=80", "--order", "random:7", "--seed", "3"
+    )
+    facts = ending.record
+    assert ending.code == 0
+    assert list(facts) == FIELDS
+    assert (facts["schedule"], facts["backend"], facts["machine"], facts["clock"]) == (
+        "small",
+        "host",
+        "h200-switch",
+        "virtual",
+    )
+    assert facts["params"] == {"M": 80, "N": 32, "K": 48, "T": "bf16"}
+    assert (facts["ranks"], facts["verified"], facts["unproven"]) == (4, True, [])
+    assert (facts["order"], facts["seed"], facts["iters"]) == ("random(7)", 3, 1)
+    assert 0 < facts["rel_err"] < facts["tolerance"] < 0.02
+    assert 0 < facts["ideal_ms"] <= facts["serial_ms"]
+    assert facts["share_of_ideal"] == pytest.approx(facts["ideal_ms"] / facts["time_ms"])
+    assert facts["host_us"] > 0
+    assert len(facts["plan_hash"]) == 64
+
+
+def test_iterations_and_no_verification(run: Callable[..., Ending], here: Path) -> None:
+    words = ["ficco-run", "good.ficco", "--gpus", "2", "--iters", "3", "--warmup", "2"]
+    facts = run(*words, "--no-verify", "--json").record
+    assert (facts["verified"], facts["rel_err"], facts["iters"]) == (None, None, 3)
+    text = run(*words).out
+    assert " not measured, median of 3 runs\n" in text
+    assert "  numbers  not verified (--no-verify)\n" in run(*words, "--no-verify").out
+
+
+def test_a_stored_plan_runs_like_its_schedule(run: Callable[..., Ending], here: Path) -> None:
+    run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
+    stored, fresh = (run("ficco-run", *w, "--json").record for w in (["plan.json"], ["good.ficco", "--gpus", "2"]))
+    for name in FIELDS:
+        if name not in ("host_us", "path", "title"):
+            assert stored[name] == fresh[name], name
+
+
+def test_trace_and_timeline(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco-run", "good.ficco", "--gpus", "2", "--trace", "t.json", "--timeline", "t.svg")
+    assert ending.out.endswith("wrote t.json\nwrote t.svg\n")
+    assert run("ficco", "timeline", "t.json", "-o", "again.svg").code == 0
+    assert (here / "again.svg").read_text() == (here / "t.svg").read_text()
+    assert ">small</text>" in (here / "t.svg").read_text()
+    sketched = run("ficco", "timeline", "t.json").out.splitlines()
+    assert sketched[0].startswith("small: ")
+    assert sketched[0].endswith(", modelled for h200-switch, not measured")
+
+
+def test_emit(run: Callable[..., Ending], here: Path) -> None:
+    plan = run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan-json")
+    assert plan.out == run("ficco", "compile", "good.ficco", "--gpus", "2").out
+    assert "gather" in run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan").out
+    assert run("ficco-run", "missing.ficco", "--gpus", "2", "--emit", "graph").code == 0  # not proven
+    assert run("ficco-run", "missing.ficco", "--gpus", "2", "--emit", "plan").code == 1
+    both = run("ficco-run", "good.ficco", "--emit", "plan", "--json")
+    message = "--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON"
+    assert (both.code, both.record["error"]["message"]) == (2, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "cuda"], "there is no backend 'cuda' in this version; there is: auto, host "
+                                "(numpy on this machine's CPU, times modelled for --machine)"),
+        (["--order", "random"], "--order random: there are fifo, random:SEED, adversarial and lazy:STREAM, "
+                                "such as random:7"),
+        (["--trace", "no/t.json"], "no/t.json: there is no directory 'no'"),
+        (["--trace", "."], ".: is a directory; name a file in it"),
+        (["--timeline", "t.png"], "t.png: a picture's name ends in .svg or .html"),
+        (["--emit", "plan", "--trace", "t.json"], "--trace needs a run and --emit does not run"),
+    ],
+)  # fmt: skip
+def test_run_usage_errors(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    assert run("ficco-run", "good.ficco", *words) == Ending(2, "", f"ficco-run: {message}\n")
+    assert sorted(p.name for p in here.iterdir()) == ["good.ficco", "missing.ficco"]
+
+
+def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ficco_rt.exec.verify.tolerance", lambda *_: 1e-9)
+    ending = run("ficco-run", "good.ficco", "--gpus", "2")
+    assert ending.code == 4
+    assert "  numbers  WRONG: relative error " in ending.out
+    assert "ficco-run: the numbers are wrong: C of rank " in ending.err
+    facts = run("ficco-run", "good.ficco", "--gpus", "2", "--json").record
+    assert list(facts) == [*FIELDS, "error"]
+    assert (facts["verified"], facts["error"]["class"], facts["error"]["exit_code"]) == (False, "NumbersError", 4)
+
+
+def test_an_unproven_output_is_named_everywhere(run: Callable[..., Ending], here: Path) -> None:
+    text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
+    (here / "un.ficco").write_text(text)
+    ending = run("ficco-run", "un.ficco", "--gpus", "2")
+    assert ending.code == 0
+    assert "UNPROVEN: nothing says what C must hold\n" in ending.out
+    assert "  numbers  nothing to compare with: every element was written; C unproven and not compared\n" in ending.out
+    facts = run("ficco-run", "un.ficco", "--gpus", "2", "--json").record
+    assert (facts["unproven"], facts["rel_err"]) == (["C"], None)
+
+
+def test_a_library_name_runs(run: Callable[..., Ending]) -> None:
+    words = ["--gpus", "2", "--set", "M=64", "--set", "N=64", "--set", "K=64", "--json"]
+    assert run("ficco-run", "ag_gemm/hetero_unfused_1d", *words).record["verified"] is True
