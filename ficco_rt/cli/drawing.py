@@ -91,14 +91,21 @@ def stack(spans: Sequence[Span]) -> list[int]:
     return rows
 
 
-def rank_use(trace: Trace, rank: int) -> RankUse:
-    """What `rank` did with its time."""
-    spans = [s for s in trace.spans if s.rank == rank]
-    compute = _union((s.start, s.stop) for s in spans if s.kind in COMPUTE_KINDS)
-    moving = _union((s.start, s.stop) for s in spans if s.kind in MOVE_KINDS)
-    both = _union([*compute, *moving])
-    computing = _length(compute)
-    return RankUse(computing, _length(moving), _length(both) - computing)
+def rank_uses(trace: Trace) -> tuple[RankUse, ...]:
+    """What each rank that has a stream did with its time, by rank."""
+    computing: dict[int, list[tuple[float, float]]] = {lane.rank: [] for lane in trace.lanes}
+    moving: dict[int, list[tuple[float, float]]] = {lane.rank: [] for lane in trace.lanes}
+    for span in trace.spans:
+        if span.kind in COMPUTE_KINDS:
+            computing[span.rank].append((span.start, span.stop))
+        elif span.kind in MOVE_KINDS:
+            moving[span.rank].append((span.start, span.stop))
+    uses = []
+    for rank in sorted(computing):
+        compute = _length(_union(computing[rank]))
+        both = _length(_union(computing[rank] + moving[rank]))
+        uses.append(RankUse(compute, _length(_union(moving[rank])), both - compute))
+    return tuple(uses)
 
 
 def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
@@ -145,6 +152,19 @@ def show_flops(count: float) -> str:
 def clock_words(trace: Trace) -> str:
     """Whether the times were measured; a modelled time never goes without this word."""
     return f"modelled for {trace.machine}" if trace.clock == "virtual" else f"measured on {trace.machine}"
+
+
+def about(trace: Trace) -> str:
+    """One line on a trace: ranks, whose time it is, and how well it was used."""
+    ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
+    words = f"{ranks} · {clock_words(trace)}" + (", not measured" if trace.clock == "virtual" else "")
+    uses = rank_uses(trace)
+    if uses and trace.duration:
+        busy = sum(u.compute for u in uses) / len(uses) / trace.duration
+        words += f" · computing {100 * busy:.0f} % of the time"
+        if any(u.moving for u in uses):
+            words += f" · exposed communication {show_time(max(u.exposed for u in uses))}"
+    return words
 
 
 def ticks(duration: float, about: int = 9) -> list[float]:

@@ -17,7 +17,7 @@ from .common import Job, Request, compile_job, count, is_plan, join_words, unpro
 from .console import Progress, Style, table
 from .drawing import show_bytes, show_flops, show_time
 from .report import diagnostic_record, print_json, warn
-from .settings import show_value
+from .settings import show_params
 
 Facts = dict[str, Any]
 MATRIX = 8  # the most ranks for which every pair gets a number of its own
@@ -339,7 +339,10 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
 def render(facts: Facts, style: Style) -> str:
     """The explanation for people."""
     out = [style(facts["schedule"], "bold") + (f": {facts['title']}" if facts["title"] else "")]
-    out.append(f"{count(facts['ranks'], 'rank')} of {facts['machine']}, with " + _params(facts["params"]))
+    out.append(
+        f"{count(facts['ranks'], 'rank')} of {facts['machine']}, with "
+        + (show_params(facts["params"].items()) or "no params")
+    )
     for text in facts["computes"]:
         out.append(f"computes {text.removeprefix('computes').strip()}: {facts['proof']}")
     if facts["unproven"]:
@@ -354,10 +357,6 @@ def render(facts: Facts, style: Style) -> str:
     ):
         out += ["", style(title, "bold"), *lines]
     return "\n".join(out) + "\n"
-
-
-def _params(params: Facts) -> str:
-    return ", ".join(f"{name} = {show_value(value)}" for name, value in params.items()) or "no params"
 
 
 def _stage_lines(facts: Facts) -> list[str]:

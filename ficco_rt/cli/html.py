@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 
 from ..trace import Span, Trace
-from .drawing import base_name, clock_words, show_time, stack, stage_colours
+from .drawing import about, base_name, show_time, stack, stage_colours
 
 
 def draw(trace: Trace) -> str:
@@ -44,15 +44,13 @@ def draw(trace: Trace) -> str:
         "texts": list(texts),
         "spans": records,
     }
-    ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
-    not_measured = ", not measured" if trace.clock == "virtual" else ""
     page = files(__package__).joinpath("timeline.html").read_text(encoding="utf-8")
     # `<` would let a label of the trace end the script
     payload = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     for mark, words in (
         ("@TITLE@", _markup(trace.schedule)),
         ("@LENGTH@", show_time(trace.duration)),
-        ("@ABOUT@", _markup(f"{ranks} · {clock_words(trace)}{not_measured}")),
+        ("@ABOUT@", _markup(about(trace))),
         ("@DATA@", payload),  # last, so that nothing in it is replaced again
     ):
         page = page.replace(mark, words)

@@ -23,10 +23,10 @@ from .common import (
     unproven_outputs,
 )
 from .console import Progress, Style, show_path, table
-from .drawing import rank_use, show_time
+from .drawing import rank_uses, show_time
 from .files import check_target, write_atomic
 from .report import error_record, error_text, print_json, warn
-from .settings import show_value
+from .settings import show_params
 
 if TYPE_CHECKING:
     from ..exec.verify import Verification
@@ -80,7 +80,7 @@ class Result:
     @property
     def exposed(self) -> float:
         """Communication with no computation beside it, on the rank that has most of it."""
-        return max((rank_use(self.trace, r).exposed for r in range(self.trace.ranks)), default=0.0)
+        return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
 
     @property
     def share_of_ideal(self) -> float | None:
@@ -307,7 +307,7 @@ def report(result: Result, style: Style) -> str:
             "backend",
             f"host: {count(plan.ranks, 'virtual GPU')} on numpy, as {machine.device.name} on a {_links(machine)}",
         ),
-        ("params", ", ".join(f"{n} = {show_value(v)}" for n, v in plan.params) or "none"),
+        ("params", show_params(plan.params) or "none"),
         ("numbers", _numbers(result, style)),
         ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
         ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}"),

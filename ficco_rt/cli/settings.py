@@ -16,6 +16,7 @@ _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
 _DTYPES = ("bf16", "fp16", "fp32")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
 _DEPTH = 8
+_LONG = 40
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
@@ -37,6 +38,15 @@ def show_value(value: object) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(show_value, value)) + "]"
     return str(value)
+
+
+def show_params(params: Iterable[tuple[str, object]]) -> str:
+    """`M = 4096, T = bf16`; long lists are cut short."""
+    shown = []
+    for name, value in params:
+        text = show_value(value)
+        shown.append(f"{name} = {text if len(text) <= _LONG else text[: _LONG - 1] + '…'}")
+    return ", ".join(shown)
 
 
 def _value(text: str, value: str) -> Value:

@@ -9,10 +9,10 @@ from html import escape
 from ..trace import Span, Trace
 from .drawing import (
     StageColour,
+    about,
     base_name,
     clock_words,
     lane_use,
-    rank_use,
     show_bytes,
     show_flops,
     show_time,
@@ -163,18 +163,10 @@ def _summary(trace: Trace) -> str:
 
 
 def _header(trace: Trace, colours: Sequence[StageColour], small: bool) -> tuple[list[str], float]:
-    ranks = "1 rank" if trace.ranks == 1 else f"{trace.ranks} ranks"
-    words = f"{ranks} · {clock_words(trace)}" + (", not measured" if trace.clock == "virtual" else "")
-    uses = [rank_use(trace, r) for r in sorted({lane.rank for lane in trace.lanes})]
-    if uses and trace.duration:
-        busy = sum(u.compute for u in uses) / len(uses) / trace.duration
-        words += f" · computing {100 * busy:.0f} % of the time"
-        if any(u.moving for u in uses):
-            words += f" · communication in the open {show_time(max(u.exposed for u in uses))}"
     lines = [
         f'<text class="title" x="22" y="34">{escape(_short(trace.schedule, 80))}</text>',
         f'<text class="title" x="{WIDTH - 18}" y="34" text-anchor="end">{show_time(trace.duration)}</text>',
-        f'<text class="sub" x="22" y="54">{escape(words)}</text>',
+        f'<text class="sub" x="22" y="54">{escape(about(trace))}</text>',
     ]
     x, y = 22.0, 78.0
     keys = [(c.name, f"s{i}") for i, c in enumerate(colours)]

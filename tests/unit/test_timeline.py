@@ -16,7 +16,7 @@ from ficco_rt.cli import html, svg, tracefile
 from ficco_rt.cli.console import Style
 from ficco_rt.cli.drawing import (
     lane_use,
-    rank_use,
+    rank_uses,
     show_bytes,
     show_flops,
     show_time,
@@ -159,7 +159,7 @@ def test_rank_use() -> None:
         Span(0, 1, "gemm", "g", "mm", 12.0, 20.0, "x:2"),
     )
     trace = Trace("t", "m", "virtual", 1, lanes, spans)
-    use = rank_use(trace, 0)
+    (use,) = rank_uses(trace)
     assert (use.compute, use.moving, use.exposed) == (13.0, 10.0, 5.0)
     assert lane_use(trace) == {(0, 0): 0.5, (0, 1): 0.65}
 
@@ -234,7 +234,7 @@ def test_a_measured_trace_says_so() -> None:
     trace = dataclasses.replace(overlapped(ranks=2), clock="device", machine="2×H200")
     assert "2 ranks · measured on 2×H200 · " in svg.draw(trace)
     assert "modelled" not in svg.draw(trace)
-    assert "2 ranks · measured on 2×H200<" in html.draw(trace)
+    assert "2 ranks · measured on 2×H200 · computing " in html.draw(trace)
 
 
 def test_markup_in_names_stays_text() -> None:
