@@ -322,7 +322,7 @@ def test_streamed_works_run_as_they_become_ready_on_the_virtual_clock() -> None:
     # a row is 8 bytes: 9 + 0.8 µs; it is seen 4 µs later. A work's 2 · 1 · 2 · 2 operations cost 0.008 µs, its
     # operands' way through memory (2 + 4 + 2 elements) 0.32 µs.
     assert mine == [
-        ("wait", "x.ficco:20", 3.0, pytest.approx(13.8)),
+        ("wait", "x.ficco:21", 3.0, pytest.approx(13.8)),
         ("gemm", "x.ficco:21", pytest.approx(13.8), pytest.approx(14.12)),
         ("wait", "x.ficco:20", pytest.approx(14.12), pytest.approx(23.6)),
         ("gemm", "x.ficco:20", pytest.approx(23.6), pytest.approx(23.92)),

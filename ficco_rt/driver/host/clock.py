@@ -15,6 +15,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
+from ...errors import Span as Place
 from ...graph.ir import ITEM_BYTES
 from ...machine import cost
 from ...machine.model import Machine
@@ -80,7 +81,7 @@ class _Clock:
                         self.waiting.setdefault(signal, []).append(self._resume(stream, position, now))
                         return
                     if seen > now:
-                        self.wait(stream, task, [signal], now, seen)
+                        self.wait(stream, position, task.command.origin, (signal,), now, seen)
                         self.later(stream, position + 1, seen)
                         return
                 case CollectiveTask():
@@ -118,14 +119,23 @@ class _Clock:
 
         self.at(stop, done)
 
-    def wait(self, stream: HostStream, task: Task, signals: list[Signal], start: float, stop: float) -> None:
+    def wait(
+        self,
+        stream: HostStream,
+        position: int,
+        place: Place,
+        signals: tuple[Signal, ...],
+        start: float,
+        stop: float,
+    ) -> None:
         last = max(signals, key=lambda s: self.raised[s][0])
         # the stage that waits is that of the next command that does something
-        position = stream.queue.index(task)
-        stage = next((_stage(t) for t in stream.queue[position:] if not isinstance(t, RaiseTask | WaitTask)), "")
+        queue = stream.queue
+        while position < len(queue) and isinstance(queue[position], RaiseTask | WaitTask):
+            position += 1
+        stage = _stage(queue[position]) if position < len(queue) else ""
         label = f"waits for {last.name} of {self.raised[last][1]}"
-        place = at(task.command.origin)
-        self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, place))
+        self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, at(place)))
 
     # ---- what takes time
 
@@ -250,7 +260,8 @@ class _StreamedLaunch:
         clock, now = self.clock, self.clock.now
         index = heappop(self.ready)[1]
         if now > self.free:
-            clock.wait(self.stream, self.task, list(self.task.jobs[index].waits), self.free, now)
+            job = self.task.jobs[index]
+            clock.wait(self.stream, self.position, job.place, job.waits, self.free, now)
         self.busy = True
         stop = clock.work(self.stream, self.task, index, now, alone=False)
         clock.at(stop, lambda: self.finish(index))

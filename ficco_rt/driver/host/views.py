@@ -6,7 +6,7 @@ import numpy as np
 
 from ...errors import Diagnostic, PlanError
 from ...errors import Span as Place
-from ...region import Region
+from ...region import Box, Region
 from ..api import Array
 
 
@@ -24,14 +24,12 @@ class View:
         self.region = region
         self.shape = region.shape
         self.dtype = array.dtype
-        self.pieces: list[tuple[Array, tuple[slice, ...]]] = []
-        for box, logical in region.logical_boxes():
-            index = tuple(
-                a if axis.dropped else slice(a, b) for axis, a, b in zip(region.axes, box.start, box.stop, strict=True)
-            )
-            # the ellipsis keeps a fully indexed element a view
-            self.pieces.append((array[(*index, ...)], logical.slices()))
-        self.one: Array | None = self.pieces[0][0] if len(self.pieces) == 1 else None
+        self.one: Array | None = None
+        self.pieces: list[tuple[Array, tuple[slice, ...]]] = []  # where it is not one box
+        if len(region.boxes) == 1:
+            self.one = _part(array, region, region.boxes[0])
+        else:
+            self.pieces = [(_part(array, region, box), logical.slices()) for box, logical in region.logical_boxes()]
 
     def load(self) -> Array:
         """The content in the stored dtype: the memory itself where it is one box."""
@@ -56,6 +54,13 @@ class View:
         for piece, logical in self.pieces:
             values[logical] = piece
         return values
+
+
+def _part(array: Array, region: Region, box: Box) -> Array:
+    index: list[int | slice] = []
+    for axis, a, b in zip(region.axes, box.start, box.stop, strict=True):
+        index.append(a if axis.dropped else slice(a, b))
+    return array[(*index, ...)]  # the ellipsis keeps a fully indexed element a view
 
 
 def malformed(place: Place, message: str) -> PlanError:
