@@ -1,10 +1,10 @@
 """ficco_rt: GPU schedules as text: proven, compiled to a plan, run.
 
-    import ficco_rt as ficco
+import ficco_rt as ficco
 
-    plan = ficco.compile("ag_gemm/hetero_fused_1d", ranks=8, M=4096)
-    with ficco.Executor(plan) as ex:
-        ex.run(A=[...], B=[...], C=[...])
+plan = ficco.compile("ag_gemm/hetero_fused_1d", ranks=8, M=4096)
+with ficco.Executor(plan) as ex:
+    ex.run(A=[...], B=[...], C=[...])
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The one error family: whose mistake it is decides the class, and the class decides the exit code.
 
-    ScheduleError  1  the text is wrong (syntax, names, sizes, proof); from the language package
-    PlanError      1  a plan is wrong (malformed, race, deadlock)
-    UsageError     2  the command or the call is wrong
-    DeviceError    3  a device or driver failed
-    NumbersError   4  the run ended and its numbers are wrong
-    InternalError  5  our bug
+ScheduleError  1  the text is wrong (syntax, names, sizes, proof); from the language package
+PlanError      1  a plan is wrong (malformed, race, deadlock)
+UsageError     2  the command or the call is wrong
+DeviceError    3  a device or driver failed
+NumbersError   4  the run ended and its numbers are wrong
+InternalError  5  our bug
 """
 
 from __future__ import annotations

@@ -93,7 +93,13 @@ def bind_params(
             if name in known and name not in scope:
                 value_of(known[name])
         try:
-            scope[param.name] = _frozen(param.name, compile_expr(param.value)(scope))
+            value = compile_expr(param.value)(scope)
+            if not _is_value(value):
+                raise Mistake(
+                    param.value.span,
+                    f"param {param.name}: a whole number or a list of them is needed, this is {describe_value(value)}",
+                )
+            scope[param.name] = _frozen(param.name, value)
         except Mistake as m:
             mistakes.append(m.diagnostic)
             scope[param.name] = 1  # to find the other mistakes
@@ -110,6 +116,14 @@ def bind_params(
             mistakes.append(m.diagnostic)
     _raise(mistakes)
     return {p.name: scope[p.name] for p in schedule.params}, types
+
+
+def _is_value(value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, range | tuple):
+        return len(value) <= LONGEST and (isinstance(value, range) or all(map(_is_value, value)))
+    return isinstance(value, int)
 
 
 def _frozen(name: str, value: object) -> Any:
@@ -248,7 +262,7 @@ class _Program:
             raise Mistake(q.span, f"queue {q.name} has no engine", "say engine = copy, sm or nccl")
         others = tuple(a for a in q.attributes if a.name != "engine")
         word = cast(ir.Engine, _word(engine))
-        self.queues[q.name] = ir.Queue(q.name, word, _resources(ir.Resources(), others, self.scopes[0]), q.span)
+        self.queues[q.name] = ir.Queue(q.name, word, _common(ir.Resources(), others, self.scopes), q.span)
 
     # -- stages
 
@@ -285,7 +299,7 @@ class _Program:
 
     def _expand_stage(self, decl: n.StageDecl, iteration: tuple[int, ...], bound: Scope) -> None:
         queue = self.queues[decl.queue]
-        self._resources = _resources(queue.resources, decl.attributes, {**self.scopes[0], **bound})
+        self._resources = _common(queue.resources, decl.attributes, [{**s, **bound} for s in self.scopes])
         after = tuple(self._latest(name) for name in decl.after)
         self.stages.append(ir.Stage(decl.name, decl.queue, iteration, decl.streamed, after, decl.span))
         self._stage = len(self.stages) - 1
@@ -293,6 +307,7 @@ class _Program:
         if id(decl) not in self._bodies:
             self._bodies[id(decl)] = [self._compile(s) for s in decl.body]
         body = self._bodies[id(decl)]
+        mistakes = len(self.mistakes)
         runs = []
         for scope in self.scopes:
             self._run = _RankRun()
@@ -300,7 +315,8 @@ class _Program:
             for emit in body:
                 emit(inner)
             runs.append(self._run)
-        self._join(decl, runs)
+        if len(self.mistakes) == mistakes:  # else some ranks went through less of it than others
+            self._join(decl, runs)
 
     def _latest(self, name: n.Name) -> int:
         for i in range(len(self.stages) - 1, -1, -1):
@@ -567,6 +583,15 @@ def _resources(base: ir.Resources, attributes: Sequence[n.Attribute], scope: Sco
     return replace(base, **changes) if changes else base
 
 
+def _common(base: ir.Resources, attributes: Sequence[n.Attribute], scopes: Sequence[Scope]) -> ir.Resources:
+    """`base` with `attributes` on top, which must come out alike on all ranks."""
+    found = _resources(base, attributes, scopes[0])
+    for a in attributes if any(not isinstance(a.value, n.Int | str) for a in attributes) else ():
+        if any(getattr(_resources(base, (a,), s), a.name) != getattr(found, a.name) for s in scopes):
+            raise Mistake(a.span, f"{a.name} differs from rank to rank", "give it on a statement, whose rank it is")
+    return found
+
+
 # ---------------------------------------------------------------- `+=`
 
 
@@ -610,4 +635,3 @@ def _written(
     if key not in begun:
         begun[key] = BoxMap(tensors[region.tensor].shapes[region.rank], False)
     return begun[key]
-

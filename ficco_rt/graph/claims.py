@@ -36,7 +36,10 @@ def _line(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Te
     if line.binding is None:
         return [_claim(line, scopes, tensors)]
     name, domain = line.binding.name, sequence(compile_expr(line.binding.domain), line.binding.span)
-    return [_claim(line, [{**s, name: v} for s in scopes], tensors) for v in domain(scopes[0])]
+    members = [tuple(domain(scope)) for scope in scopes]
+    if any(m != members[0] for m in members):
+        raise Mistake(line.binding.span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
+    return [_claim(line, [{**s, name: v} for s in scopes], tensors) for v in members[0]]
 
 
 def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
@@ -72,6 +75,12 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
             shapes = tuple(r.shape[::-1] if e.transposed else r.shape for r in regions)
             return ir.Operand(regions, e.transposed), shapes
         case n.ClaimProduct():
+            if _has_product(e.left) or _has_product(e.right):
+                raise Mistake(
+                    e.span,
+                    f"{text_of(e)} is a product of products; the proof follows one product",
+                    "mark the output 'unproven', without a computes line",
+                )
             left, a = _value(e.left, scopes, tensors)
             right, b = _value(e.right, scopes, tensors)
             for rank, (x, y) in enumerate(zip(a, b, strict=True)):
@@ -80,6 +89,12 @@ def _value(e: n.ClaimExpr, scopes: Sequence[Scope], tensors: Mapping[str, ir.Ten
             return ir.Product(left, right), tuple((x[0], y[1]) for x, y in zip(a, b, strict=True))
         case n.ClaimCollective():
             return _collective(e, scopes, tensors)
+
+
+def _has_product(e: n.ClaimExpr) -> bool:
+    while isinstance(e, n.ClaimCollective):
+        e = e.operand
+    return isinstance(e, n.ClaimProduct)
 
 
 def _collective(

@@ -29,6 +29,7 @@ from .symbolic import (
     to_tensor,
     transposed,
 )
+from .text import op_text
 
 MOST_MISTAKES = 20
 
@@ -43,7 +44,9 @@ def prove(graph: ir.Graph) -> None:
     for op in graph.ops:
         message = broken(op, tensors)
         if message is not None and op.where.origin not in mistakes:
-            mistakes[op.where.origin] = Diagnostic(op.where.origin, f"{message} (rank {op.where.rank})")
+            mistakes[op.where.origin] = Diagnostic(
+                op.where.origin, f"{message} (rank {op.where.rank})", (Note(op_text(op)),)
+            )
     _raise(mistakes)
     proof = _Proof(graph)
     proof.run()
@@ -220,9 +223,7 @@ class _Proof:
                 return out
             case ir.Product():
                 pairs = zip(self._claimed(value.left), self._claimed(value.right), strict=True)
-                return [
-                    (multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1])) for (left, a), (right, b) in pairs
-                ]
+                return [(multiply(algebra, left, right, (a[0], b[1])), (a[0], b[1])) for (left, a), (right, b) in pairs]
             case ir.Combined():
                 operands = self._claimed(value.operand)
                 shapes = [shape for _, shape in operands]
@@ -442,5 +443,3 @@ def _source(e: Element, box: Box, k: Interval | None) -> str:
         start.append(low + c.offset)
         stop.append(high + c.offset)
     return f"{e.tensor}@{e.rank} {describe(Box(tuple(start), tuple(stop)))}"
-
-

@@ -144,7 +144,9 @@ class Reference:
                 stop = None if entry.stop is None else self._input(entry.stop)
                 places.append((start, stop, False, entry.span))
             else:
-                places.append((self._input(entry), None, True, entry.span))
+                index = self._input(entry)
+                self._indices.append(index)  # a set here is spread, or refused: it makes no segments
+                places.append((index, None, True, entry.span))
         name = self.ref.tensor
 
         def step(axes: list[Axis], values: Values) -> None:

@@ -5,6 +5,7 @@ A rule returns what is wrong, or None. Shapes are logical (several segments coun
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 
 from ..region import Box, Region
@@ -50,6 +51,17 @@ def inputs_are_not_written(op: ir.Op, tensors: Tensors) -> str | None:
     for region in op.writes:
         if tensors[region.tensor].kind == "input":
             return f"{region.tensor} is an input and is never written; copy it to a scratch tensor first"
+    return None
+
+
+def writes_are_single(op: ir.Op, tensors: Tensors) -> str | None:
+    """A region that is written names every element once."""
+    for region in op.writes:
+        for axis in region.axes:
+            if len(axis.segments) > 1:
+                ordered = sorted(axis.segments)
+                if any(b.start < a.stop for a, b in itertools.pairwise(ordered)):
+                    return f"a part of {region.tensor} is named twice in what is written"
     return None
 
 
@@ -164,6 +176,7 @@ def launch_fits(op: ir.Op, tensors: Tensors) -> str | None:
 # In this order: a later rule may rely on the earlier ones.
 RULES: tuple[Callable[[ir.Op, Tensors], str | None], ...] = (
     inputs_are_not_written,
+    writes_are_single,
     copy_fits,
     gemm_fits,
     reduce_fits,

@@ -236,9 +236,7 @@ def multiply(algebra: Algebra, left: Pieces, right: Pieces, shape: tuple[int, in
 
 def transposed(algebra: Algebra, pieces: Pieces) -> Pieces:
     """Rows for columns."""
-    return [
-        (Box(box.start[::-1], box.stop[::-1]), algebra.moved(value, ((1, 0), (0, 0)))) for box, value in pieces
-    ]
+    return [(Box(box.start[::-1], box.stop[::-1]), algebra.moved(value, ((1, 0), (0, 0)))) for box, value in pieces]
 
 
 def added(algebra: Algebra, parts: list[Pieces], shape: tuple[int, ...]) -> Pieces:

@@ -21,10 +21,12 @@ def _lines(graph: ir.Graph) -> Iterator[str]:
             s = graph.stages[stage]
             yield f"stage {s.label} on {s.queue}{' streamed' if s.streamed else ''}"
         follows = ", ".join(str(d.before) for d in graph.deps[i])
-        yield f"  {i} rank {op.where.rank}: {_op(op)}{'  after ' + follows if follows else ''}  :{op.where.origin.line}"
+        after = f"  after {follows}" if follows else ""
+        yield f"  {i} rank {op.where.rank}: {op_text(op)}{after}  :{op.where.origin.line}"
 
 
-def _op(op: ir.Op) -> str:
+def op_text(op: ir.Op) -> str:
+    """An op with its exact regions."""
     match op:
         case ir.Copy():
             return f"copy {op.dst} <- {op.src}"

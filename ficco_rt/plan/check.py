@@ -4,6 +4,8 @@ First the streams are run in the abstract, which finds a deadlock or an order in
 happen. Then the commands are taken in that order with vector clocks: an access is in order if it knows
 the end of the last write of every element (and a write also the ends of the reads since). If each access
 is in order, every run of the plan has the same outcome; if not, two conflicting accesses are named.
+Last, plans with streamed launches are run once more, as on a device where such a launch keeps everything
+out of its rank's multiprocessors that it may keep out.
 """
 
 from __future__ import annotations
@@ -39,39 +41,46 @@ def check(plan: Plan) -> None:
         mistakes = tuple(rule(plan))
         if mistakes:
             raise PlanError(mistakes[:MOST_MISTAKES])
-    order = _runnable_order(plan)
+    order = _Walk(plan, {}).run()
     races = _Races(plan)
     races.run(order)
     if races.mistakes:
         raise PlanError(tuple(list(races.mistakes.values())[:MOST_MISTAKES]))
+    if races.holders:
+        _Walk(plan, races.holders).run()
 
 
 # ---------------------------------------------------------------- liveness
 
 
-def _runnable_order(plan: Plan) -> list[tuple[int, int]]:
-    """(stream, command) in an order in which everything can happen. Raises PlanError on a deadlock.
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A streamed launch that may keep others out of its rank's multiprocessors. `start` is what it knows at its
+    start: what is done by then cannot be kept out."""
 
-    Works of a launch are taken one by one in their order, as on a device with room for one only, and a streamed
-    launch that was not limited with `sms` holds its rank's multiprocessors until it ends: if this comes to an
-    end, so does every device.
-    """
-    return _Walk(plan).run()
+    stream: int
+    command: int
+    start: Clock
 
 
 class _Walk:
-    def __init__(self, plan: Plan) -> None:
+    """Runs the streams in the abstract, in any order. Works of a launch are taken one by one in their order, as
+    on a device with room for one only: if this comes to an end, so does every device."""
+
+    def __init__(self, plan: Plan, holders: dict[int, list[_Holder]]) -> None:
         self.plan = plan
+        self.holders = holders  # by rank
         self.at = [0] * len(plan.streams)
+        self.entries = [0] * len(plan.streams)
         self.works = [0] * len(plan.streams)  # works done of the launch at hand
         self.recorded: set[int] = set()
         self.raised: set[int] = set()
         self.arrived: dict[int, set[int]] = {}
-        self.holder: dict[int, int] = {}  # rank → the stream whose streamed launch holds its multiprocessors
         self.sleepers: dict[tuple[str, int], list[int]] = {}
         self.order: list[tuple[int, int]] = []
 
     def run(self) -> list[tuple[int, int]]:
+        """(stream, command) in an order in which everything can happen. Raises PlanError on a deadlock."""
         ready = deque(range(len(self.plan.streams)))
         while ready:
             s = ready.popleft()
@@ -108,7 +117,7 @@ class _Walk:
                 if blocked is not None:
                     return blocked
             case CollectiveCall():
-                if stream.rank in self.holder:
+                if self._kept_out(stream) is not None:
                     return ("processors", stream.rank)
                 here = self.arrived.setdefault(command.group, set())
                 if s not in here:
@@ -119,14 +128,21 @@ class _Walk:
                     return ("collective", command.group)
         self.order.append((s, self.at[s]))
         self.at[s] += 1
+        self.entries[s] += isinstance(command, CopyAsync | Launch | CollectiveCall)
+        return None
+
+    def _kept_out(self, stream: Stream) -> _Holder | None:
+        """The streamed launch, not over yet, that may keep the stream's next command from starting."""
+        for holder in self.holders.get(stream.rank, ()):
+            over = self.at[holder.stream] > holder.command
+            if holder.stream != stream.id and not over and holder.start.done[stream.id] <= self.entries[stream.id]:
+                return holder
         return None
 
     def _launch(self, stream: Stream, launch: Launch, ready: deque[int]) -> tuple[str, int] | None:
         s, rank = stream.id, stream.rank
-        if self.holder.get(rank, s) != s:
+        if self.works[s] == 0 and self._kept_out(stream) is not None:
             return ("processors", rank)
-        if launch.streamed and launch.attributes.sms is None:
-            self.holder[rank] = s
         while self.works[s] < len(launch.works):
             work = launch.works[self.works[s]]
             for f in work.waits:
@@ -137,8 +153,7 @@ class _Walk:
                 self._wake("flag", f, ready)
             self.works[s] += 1
         self.works[s] = 0
-        if self.holder.get(rank) == s:
-            del self.holder[rank]
+        if launch.streamed:
             self._wake("processors", rank, ready)
         return None
 
@@ -171,9 +186,15 @@ class _Walk:
                     text += ", later on the same stream"
                 notes.append(Note(text, _origin(giver, i)))
             elif what[0] == "processors":
-                holder = self.plan.streams[self.holder[what[1]]]
+                holder = self._kept_out(stream)
+                assert holder is not None
+                other = self.plan.streams[holder.stream]
                 notes.append(
-                    Note(f"stream {holder.name} holds them, itself waiting", _origin(holder, self.at[holder.id]))
+                    Note(
+                        f"the streamed launch on {other.name} may hold them, itself waiting; order the two with "
+                        "'after', or leave room with 'sms'",
+                        _origin(other, holder.command),
+                    )
                 )
             elif what[0] == "collective":
                 absent = set(range(self.plan.ranks)) - {self.plan.streams[s].rank for s in self.arrived[what[1]]}
@@ -235,6 +256,7 @@ class _Races:
         self.events: dict[int, Clock] = {}
         self.flags: dict[int, Clock] = {}
         self.bits = 0
+        self.holders: dict[int, list[_Holder]] = {}
         self.called: dict[int, list[int]] = {}
         shapes = {t.name: t.shapes for t in plan.tensors}
         self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
@@ -268,6 +290,8 @@ class _Races:
                         self._read(t.src, self.clocks[s], me)
                         self._write(t.dst, self.clocks[s], me)
                 case Launch():
+                    if command.streamed and command.attributes.sms is None:
+                        self.holders.setdefault(stream.rank, []).append(_Holder(s, i, self.clocks[s]))
                     self.length[s] += 1
                     self._launch(s, command)
                 case CollectiveCall():
@@ -392,5 +416,3 @@ class _Races:
 
 def _name(launch: Launch, work: Work) -> str:
     return {"GemmWork": "gemm", "ReduceWork": "reduce"}.get(type(work).__name__, f"kernel {launch.kernel}")
-
-

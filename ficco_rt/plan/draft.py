@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..graph.ir import Graph
+from ..graph.text import op_text
 from ..machine.model import Machine
 from .ir import LaunchAttributes, Order
 
@@ -48,3 +49,20 @@ class Draft:
     needs: dict[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
     orders: tuple[Order, ...] = ()
     choices: dict[int, LaunchChoice] = field(default_factory=dict)  # op → kernel
+
+
+def to_text(draft: Draft) -> str:
+    """What is known so far, by streams: for reading between two passes."""
+    lines = []
+    order = draft.order or tuple(range(len(draft.graph.ops)))
+    for s, key in enumerate(draft.streams):
+        lines.append(f"rank {key.rank} {key.queue}{'' if key.link < 0 else f' link {key.link}'}")
+        for i in order:
+            if draft.stream_of[i] == s:
+                needs = "".join(
+                    f" {'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}"
+                    for n in draft.needs.get(i, ())
+                )
+                choice = f" by {draft.choices[i].kernel} {draft.choices[i].attributes}" if i in draft.choices else ""
+                lines.append(f"  {i} {op_text(draft.graph.ops[i])}{' waits for' + needs if needs else ''}{choice}")
+    return "\n".join(lines)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable
 
-from .. import env
 from ..graph.ir import Graph
 from ..machine.model import Machine
-from .draft import Draft
+from .draft import Draft, to_text
 from .emit import emit
 from .ir import Plan
 from .place import place
@@ -24,11 +23,14 @@ PASSES: tuple[Callable[[Draft], Draft], ...] = (
 )
 
 
+LOG = logging.getLogger(__name__)  # at level DEBUG it shows the draft after each pass
+
+
 def lower(graph: Graph, machine: Machine) -> Plan:
     """The plan of a proven graph for a machine. Raises ScheduleError where the machine lacks what the text asks."""
     draft = Draft(graph, machine)
     for run in PASSES:
         draft = run(draft)
-        if env.get("FICCO_DEBUG_PASSES"):
-            print(f"--- after {run.__name__}\n{draft}", file=sys.stderr)
+        if LOG.isEnabledFor(logging.DEBUG):
+            LOG.debug("after %s\n%s", run.__name__, to_text(draft))
     return emit(draft)

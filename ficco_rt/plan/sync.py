@@ -52,11 +52,14 @@ def synchronise(draft: Draft) -> Draft:
     """After this every dependency is carried by a stream's order, an event or a flag, and every wait is needed:
     without it some conflicting pair, or an `after` of the text, would have no order.
 
-    Flags carry what works of streamed launches wait for or give; events all else. A work never waits in the
-    kernel for other work of its own multiprocessors (it could hold the place that this needs): such a wait
-    stands before the launch.
+    Flags carry what works of streamed launches wait for or give; events all else. A streamed launch holds its
+    rank's multiprocessors while it waits, so whatever a streamed launch may come to wait for, and needs
+    multiprocessors of this rank itself, is waited for before the launch.
     """
     return _Synchroniser(draft).run()
+
+
+FOREVER = 2**30  # more users than an op can have: its stamp is kept
 
 
 class _Synchroniser:
@@ -78,6 +81,7 @@ class _Synchroniser:
         self.ends: dict[tuple[int, int], list[int]] = {}  # stage, rank → the last op on each of its streams
         self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
         self.members: dict[tuple[int, int], list[int]] = {}
+        self.latest: dict[int, int] = {}  # stream → its latest op that some streamed launch waits for in the end
         last: dict[tuple[int, int, int], int] = {}
         for i in draft.order:
             where = self.graph.ops[i].where
@@ -85,9 +89,12 @@ class _Synchroniser:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
             if self.graph.stages[where.stage].streamed:
                 self.members.setdefault((where.stage, where.rank), []).append(i)
+        self.awaited = self._awaited()
+        for i in self.awaited:
+            self.users[i] += FOREVER
         for (stage, rank, _), i in last.items():
             self.ends.setdefault((stage, rank), []).append(i)
-            self.users[i] += 1_000_000_000  # stays for all ops of the later stage
+            self.users[i] += FOREVER
 
     def run(self) -> Draft:
         ops, order = self.graph.ops, self.draft.order
@@ -107,6 +114,26 @@ class _Synchroniser:
                 self._single(v)
             i += 1
         return replace(self.draft, needs=self.needs, orders=tuple(self.orders))
+
+    def _awaited(self) -> set[int]:
+        """Ops on multiprocessors that works of streamed launches follow, at any distance."""
+        ops, graph = self.graph.ops, self.graph
+        groups: dict[int, list[int]] = {}
+        for i, op in enumerate(ops):
+            if isinstance(op, ir.Collective):
+                groups.setdefault(op.group, []).append(i)
+        todo = [d.before for works in self.members.values() for v in works for d in graph.deps[v]]
+        seen: set[int] = set()
+        while todo:
+            u = todo.pop()
+            if u in seen:
+                continue
+            seen.add(u)
+            op = ops[u]
+            for member in groups[op.group] if isinstance(op, ir.Collective) else (u,):
+                seen.add(member)
+                todo.extend(d.before for d in graph.deps[member])
+        return {u for u in seen if self.engine[self.draft.stream_of[u]] != "copy"}
 
     # -- what an op follows
 
@@ -134,6 +161,8 @@ class _Synchroniser:
     def _keep(self, v: int, stamp: _Stamp) -> None:
         if self.users[v]:
             self.stamps[v] = stamp
+        if v in self.awaited:
+            self.latest[self.draft.stream_of[v]] = v
 
     def _end_of(self, u: int) -> _Stamp:
         """The stamp of an `after`: of a streamed stage the launch's end."""
@@ -216,13 +245,15 @@ class _Synchroniser:
 
     def _open(self, key: tuple[int, int], first: int) -> None:
         """Begin a streamed launch, after what its works need of their own multiprocessors."""
-        s = self.draft.stream_of[first]
+        s, rank = self.draft.stream_of[first], key[1]
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
+        if self.graph.ops[first].where.resources.sms is None:  # else it leaves room for others
+            ends = {u: self._end_of(u) for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank}
         for v in self.members[key]:
             for u in self._before(v):
-                if self.draft.stream_of[u] != s and self._same_processors(u, key[1]):
-                    candidates[u] = self.stamps[u] if u in self.stamps else self._end_of(u)
+                if self.draft.stream_of[u] != s and self._same_processors(u, rank):
+                    candidates[u] = self.stamps[u]
             ends |= {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
         base = self._wait(first, self.clocks[s], candidates, ends, launch=True)
         self.clocks[s] = base
@@ -242,8 +273,4 @@ def _irredundant(candidates: dict[int, _Stamp]) -> list[int]:
     left = sorted([*latest.values(), *works])
     if len(left) == 1:
         return left
-    return [
-        u for u in left if not any(candidates[u].known_after(candidates[other]) for other in left if other != u)
-    ]
-
-
+    return [u for u in left if not any(candidates[u].known_after(candidates[other]) for other in left if other != u)]

@@ -1,0 +1,35 @@
+"""The schedules and sizes that every feature is tested on. A new schedule joins by being shipped."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ficco_dsl.nodes import Schedule
+from ficco_rt import compiler, library
+
+RANKS = (1, 2, 3, 4, 7, 8)
+SCHEDULES = tuple(e.name for e in library.entries())
+
+
+@cache
+def schedule(name: str) -> Schedule:
+    return compiler.load(library.find(name))
+
+
+def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
+    """Small sizes of a shipped schedule. Even ones divide among ranks and chunks; the others divide among ranks
+    only, where the text asks for it: pieces then differ by one, and some may be empty."""
+    declared = {p.name for p in schedule(name).params}
+    chosen: dict[str, object] = {"M": 16 * ranks, "N": 8 * ranks, "K": 16 * ranks, "T": "fp32"}
+    if not even:
+        chosen |= {"M": 5 * ranks, "N": 3 * ranks, "K": 7 * ranks}
+    if "counts" in declared:
+        counts = [[(3 if even else 1) * (1 + (s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]
+        chosen |= {"counts": counts, "N": 5, "K": 7}
+    return {k: v for k, v in chosen.items() if k in declared or k == "T"}
+
+
+def few_chunks(name: str) -> dict[str, object]:
+    """Params that keep a schedule's plan small."""
+    declared = {p.name for p in schedule(name).params}
+    return {"chunks": 3} if "chunks" in declared else {}
