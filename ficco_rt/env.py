@@ -15,7 +15,7 @@ class Switch:
 
 SWITCHES: tuple[Switch, ...] = (
     Switch("FICCO_MAX_OPS", "500000", "statements that a schedule may expand to, over all ranks"),
-    Switch("FICCO_DEBUG_PASSES", "", "print the draft plan after each lowering pass to stderr when not empty"),
+    Switch("FICCO_DEBUG", "", "when not empty: the traceback of an internal error, and the draft after each pass"),
 )
 
 _DEFAULTS = {s.name: s.default for s in SWITCHES}

@@ -12,7 +12,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..region import Box, BoxMap, Interval, Region, describe
 from . import ir
-from .rules import broken
+from .rules import broken, misplaced
 from .symbolic import (
     SUMMED,
     UNWRITTEN,
@@ -41,12 +41,10 @@ def prove(graph: ir.Graph) -> None:
     """
     tensors = {t.name: t for t in graph.tensors}
     mistakes: dict[Span, Diagnostic] = {}
-    for op in graph.ops:
-        message = broken(op, tensors)
-        if message is not None and op.where.origin not in mistakes:
-            mistakes[op.where.origin] = Diagnostic(
-                op.where.origin, f"{message} (rank {op.where.rank})", (Note(op_text(op)),)
-            )
+    illegal = [*misplaced(graph), *((op, message) for op in graph.ops if (message := broken(op, tensors)) is not None)]
+    for op, message in illegal:
+        text = f"{message} (rank {op.where.rank})"
+        mistakes.setdefault(op.where.origin, Diagnostic(op.where.origin, text, (Note(op_text(op)),)))
     _raise(mistakes)
     proof = _Proof(graph)
     proof.run()
@@ -176,18 +174,16 @@ class _Proof:
         ranks = self.graph.ranks
         first = members[0]
         by_rank = {m.where.rank: m for m in members}
+        wrong = None
         if len(members) != ranks or len(by_rank) != ranks:
-            self.mistakes[first.where.origin] = Diagnostic(
-                first.where.origin, f"{first.kind} is called by {len(by_rank)} of {ranks} ranks; it takes all of them"
-            )
+            wrong = f"{first.kind} is called by {len(by_rank)} of {ranks} ranks; it takes all of them"
+        elif len({m.src.shape for m in members}) > 1:
+            wrong = f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones"
+        if wrong is not None:
+            calls = tuple(Note(f"rank {m.where.rank}: {op_text(m)}") for m in members)
+            self.mistakes[first.where.origin] = Diagnostic(first.where.origin, wrong, calls)
             return
         ordered = [by_rank[r] for r in range(ranks)]
-        if len({m.src.shape for m in ordered}) > 1:
-            self.mistakes[first.where.origin] = Diagnostic(
-                first.where.origin,
-                f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones",
-            )
-            return
         values = [self._read(m.src, m) for m in ordered]
         shapes = [m.src.shape for m in ordered]
         cuts = tuple(ir_shares(shape[0], ranks) for shape in shapes)

@@ -6,7 +6,7 @@ A rule returns what is wrong, or None. Shapes are logical (several segments coun
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from ..region import Box, Region
 from . import ir
@@ -193,3 +193,29 @@ def broken(op: ir.Op, tensors: Tensors) -> str | None:
         if message is not None:
             return message
     return None
+
+
+_ENGINES: dict[type, tuple[ir.Engine, ...]] = {
+    ir.Copy: ("copy", "sm"),
+    ir.Gemm: ("sm",),
+    ir.Reduce: ("sm",),
+    ir.Launch: ("sm",),
+    ir.Collective: ("nccl",),
+}
+
+
+def misplaced(graph: ir.Graph) -> Iterator[tuple[ir.Op, str]]:
+    """Ops stand stage by stage and phase by phase, on an engine that can do them; a streamed stage is one GEMM
+    launch (or reduce) a rank."""
+    engines = [graph.queue(s.queue).engine for s in graph.stages]
+    last = (0, 0)
+    for op in graph.ops:
+        stage = graph.stages[op.where.stage]
+        engine, what = engines[op.where.stage], type(op).__name__.lower()
+        if engine not in _ENGINES[type(op)]:
+            yield op, f"a {what} does not run on queue '{stage.queue}', whose engine is {engine}"
+        elif stage.streamed and not isinstance(op, ir.Gemm | ir.Reduce):
+            yield op, f"stage '{stage.label}' is streamed: it takes gemm and reduce, not {what}"
+        elif (op.where.stage, op.where.phase) < last:
+            yield op, f"the op stands behind a later phase of stage '{stage.label}'"
+        last = (op.where.stage, op.where.phase)

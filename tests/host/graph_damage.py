@@ -1,0 +1,276 @@
+"""Seeded damage to a graph: what a wrong schedule, or a wrong compiler, might do to it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ficco_rt.graph import ir
+from ficco_rt.graph.link import link
+from ficco_rt.region import Axis, Interval, Region
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Damaged ops, and what was done to them."""
+
+    what: str
+    ops: tuple[ir.Op, ...]
+
+
+Ops = tuple[ir.Op, ...]
+Maker = Callable[[random.Random, ir.Graph], Mutant | None]
+
+
+def mutants(graph: ir.Graph, seed: int, count: int) -> Iterator[Mutant]:
+    """`count` mutants, all kinds in turn. Kinds that a graph has no place for are passed over."""
+    rng = random.Random(seed)
+    made = tried = 0
+    while made < count and tried < 50 * count:
+        mutant = KINDS[tried % len(KINDS)](rng, graph)
+        tried += 1
+        if mutant is not None and mutant.ops != graph.ops:
+            made += 1
+            yield mutant
+
+
+def restaged(graph: ir.Graph, ops: Ops) -> ir.Graph:
+    """The graph with these ops in this order as its one meaning: wherever the order leaves a stage and comes back
+    to it, that is one more stage of the same name and queue."""
+    stages: list[ir.Stage] = []
+    out: list[ir.Op] = []
+    last: tuple[int, int] | None = None
+    for op in ops:
+        here = (op.where.stage, op.where.phase)
+        if last is None or here[0] != last[0] or here < last:
+            stages.append(graph.stages[op.where.stage])
+        last = here
+        out.append(replace(op, where=replace(op.where, stage=len(stages) - 1)))
+    tensors = {t.name: t for t in graph.tensors}
+    return replace(graph, ops=tuple(out), stages=tuple(stages), deps=link(out, tensors, stages))
+
+
+def _replaced(ops: Ops, i: int, *new: ir.Op) -> Ops:
+    return (*ops[:i], *new, *ops[i + 1 :])
+
+
+def _line(op: ir.Op) -> str:
+    return f"{type(op).__name__} of rank {op.where.rank}, line {op.where.origin.line}"
+
+
+def dropped(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    i = rng.randrange(len(graph.ops))
+    return Mutant(f"dropped {_line(graph.ops[i])}", _replaced(graph.ops, i))
+
+
+def doubled(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """The op once more, right behind or as the last of all (where a buffer may hold something else by then)."""
+    i = rng.randrange(len(graph.ops))
+    op = graph.ops[i]
+    if rng.random() < 0.5:
+        return Mutant(f"doubled {_line(op)}", _replaced(graph.ops, i, op, op))
+    return Mutant(f"repeated {_line(op)} at the end", (*graph.ops, op))
+
+
+def summed_twice(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """A gemm's product added once more."""
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Gemm)]
+    if not found:
+        return None
+    i = rng.choice(found)
+    op = graph.ops[i]
+    assert isinstance(op, ir.Gemm)
+    again = replace(op, accumulate=True)
+    return Mutant(f"added twice: {_line(op)}", _replaced(graph.ops, i, op, again))
+
+
+def swapped(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """Two ops in each other's place in the one meaning: reads before writes, sums begun late."""
+    if len(graph.ops) < 2:
+        return None
+    i, j = sorted(rng.sample(range(len(graph.ops)), 2))
+    a, b = graph.ops[i], graph.ops[j]
+    if isinstance(a, ir.Collective) or isinstance(b, ir.Collective):
+        return None  # calls of one collective must stand together to be a graph at all
+    ops = list(graph.ops)
+    ops[i], ops[j] = b, a
+    return Mutant(f"swapped {_line(a)} and {_line(b)}", tuple(ops))
+
+
+def _fields(op: ir.Op) -> list[str]:
+    return [f for f in ("dst", "src", "out", "left", "right") if hasattr(op, f)]
+
+
+def _shifted(rng: random.Random, region: Region, dims: list[int] | None = None) -> Region:
+    choices = [d for d in (dims or range(len(region.axes))) if region.axes[d].segments]
+    dim = rng.choice(choices)
+    by = rng.choice((-1, 1))
+    axis = region.axes[dim]
+    at = rng.randrange(len(axis.segments))
+    old = axis.segments[at]
+    kind = rng.random()
+    if kind < 0.6:  # the whole piece one further
+        new = Interval(old.start + by, old.stop + by)
+    elif kind < 0.8:
+        new = Interval(old.start + by, old.stop)
+    else:
+        new = Interval(old.start, old.stop + by)
+    segments = (*axis.segments[:at], new, *axis.segments[at + 1 :])
+    axes = (*region.axes[:dim], Axis(segments, axis.dropped), *region.axes[dim + 1 :])
+    return Region(region.tensor, region.rank, axes)
+
+
+def off_by_one(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    i = rng.randrange(len(graph.ops))
+    op = graph.ops[i]
+    if isinstance(op, ir.Reduce) and rng.random() < 0.7:
+        k = rng.randrange(len(op.terms))
+        terms = (*op.terms[:k], _shifted(rng, op.terms[k]), *op.terms[k + 1 :])
+        return Mutant(f"term {k} off by one: {_line(op)}", _replaced(graph.ops, i, replace(op, terms=terms)))
+    fields = _fields(op)
+    if not fields:
+        return None
+    name = rng.choice(fields)
+    new = replace(op, **{name: _shifted(rng, getattr(op, name))})
+    return Mutant(f"{name} off by one: {_line(op)}", _replaced(graph.ops, i, new))
+
+
+def both_off_by_one(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """Both sides of a copy, or out and left of a gemm, one row further: sizes still fit."""
+    i = rng.randrange(len(graph.ops))
+    op = graph.ops[i]
+    pair = ("dst", "src") if isinstance(op, ir.Copy) else ("out", "left") if isinstance(op, ir.Gemm) else None
+    if pair is None:
+        return None
+    state = rng.getrandbits(32)
+    changes = {name: _shifted(random.Random(state), getattr(op, name), [0]) for name in pair}
+    return Mutant(f"{pair[0]} and {pair[1]} off by one: {_line(op)}", _replaced(graph.ops, i, replace(op, **changes)))
+
+
+def wrong_rank(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Copy)]
+    if not found or graph.ranks < 2:
+        return None
+    i = rng.choice(found)
+    op = graph.ops[i]
+    name = rng.choice(("dst", "src"))
+    region: Region = getattr(op, name)
+    other = rng.choice([r for r in range(graph.ranks) if r != region.rank])
+    new = replace(op, **{name: region.on(other)})
+    return Mutant(f"{name} on rank {other}: {_line(op)}", _replaced(graph.ops, i, new))
+
+
+def wrong_k(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """A gemm over a K interval of the wrong place or length, on one operand or alike on both."""
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Gemm)]
+    if not found:
+        return None
+    i = rng.choice(found)
+    op = graph.ops[i]
+    assert isinstance(op, ir.Gemm)
+    left_k = len(op.left.axes) - (2 if op.left_transposed else 1)
+    right_k = len(op.right.axes) - (1 if op.right_transposed else 2)
+    state = rng.getrandbits(32)
+    new = op
+    if rng.random() < 0.75:
+        new = replace(new, left=_shifted(random.Random(state), op.left, [left_k]))
+    if rng.random() < 0.75:
+        new = replace(new, right=_shifted(random.Random(state), op.right, [right_k]))
+    return Mutant(f"wrong K: {_line(op)}", _replaced(graph.ops, i, new))
+
+
+def stale(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """A read of another piece of the same size: of another op's, or of another tensor or rank's."""
+    i = rng.randrange(len(graph.ops))
+    op = graph.ops[i]
+    names = [f for f in ("src", "left", "right") if hasattr(op, f)]
+    if not names:
+        return None
+    name = rng.choice(names)
+    region: Region = getattr(op, name)
+    others = sorted(
+        {
+            r
+            for other in graph.ops
+            for r in (*other.reads, *other.writes)
+            if r.shape == region.shape and r != region and (r.rank == region.rank or isinstance(op, ir.Copy))
+        },
+        key=str,
+    )
+    if not others:
+        return None
+    new = replace(op, **{name: rng.choice(others)})
+    return Mutant(f"{name} reads {getattr(new, name)}: {_line(op)}", _replaced(graph.ops, i, new))
+
+
+def elsewhere(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """A write to another piece of the same size."""
+    i = rng.randrange(len(graph.ops))
+    op = graph.ops[i]
+    names = [f for f in ("dst", "out") if hasattr(op, f)]
+    name = names[0]
+    region: Region = getattr(op, name)
+    others = sorted(
+        {
+            w
+            for other in graph.ops
+            for w in other.writes
+            if w.shape == region.shape and w != region and (w.rank == region.rank or isinstance(op, ir.Copy))
+        },
+        key=str,
+    )
+    if not others:
+        return None
+    new = replace(op, **{name: rng.choice(others)})
+    return Mutant(f"{name} writes {getattr(new, name)}: {_line(op)}", _replaced(graph.ops, i, new))
+
+
+def transposed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Gemm)]
+    if not found:
+        return None
+    i = rng.choice(found)
+    op = graph.ops[i]
+    assert isinstance(op, ir.Gemm)
+    if rng.random() < 0.5:
+        new = replace(op, left_transposed=not op.left_transposed)
+    else:
+        new = replace(op, right_transposed=not op.right_transposed)
+    return Mutant(f"transposed: {_line(op)}", _replaced(graph.ops, i, new))
+
+
+def term_changed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
+    """A reduce that lacks a term, takes one twice, or takes a wrong one."""
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Reduce)]
+    if not found:
+        return None
+    i = rng.choice(found)
+    op = graph.ops[i]
+    assert isinstance(op, ir.Reduce)
+    k = rng.randrange(len(op.terms))
+    kind = rng.randrange(3)
+    if kind == 0 and len(op.terms) > 1:
+        terms = op.terms[:k] + op.terms[k + 1 :]
+    elif kind == 1:
+        terms = (*op.terms, op.terms[k])
+    else:
+        others = [t for o in graph.ops for t in (*o.reads, *o.writes) if t.shape == op.out.shape]
+        terms = (*op.terms[:k], rng.choice(others), *op.terms[k + 1 :])
+    return Mutant(f"terms changed: {_line(op)}", _replaced(graph.ops, i, replace(op, terms=terms)))
+
+
+KINDS: tuple[Maker, ...] = (
+    dropped,
+    doubled,
+    summed_twice,
+    swapped,
+    off_by_one,
+    both_off_by_one,
+    wrong_rank,
+    wrong_k,
+    stale,
+    elsewhere,
+    transposed,
+    term_changed,
+)
