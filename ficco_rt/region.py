@@ -193,6 +193,9 @@ class BoxMap(Generic[V]):
         assert isinstance(b, BoxMap)
         return a.starts == b.starts and all(a._same(x, y) for x, y in zip(a.cells, b.cells, strict=True))
 
+    def _count(self) -> int:
+        return len(self.cells) if self.leaf else sum(c._count() for c in self.cells if isinstance(c, BoxMap))
+
     def _split(self, at: int) -> int:
         """Make `at` the start of a band; the band's index."""
         i = bisect_left(self.starts, at)
@@ -205,24 +208,29 @@ class BoxMap(Generic[V]):
         self.cells.insert(i, cell._copy() if isinstance(cell, BoxMap) else cell)
         return i
 
-    def update(self, box: Box, change: Callable[[V], V]) -> None:
-        """Replace every value inside `box` by `change(value)`."""
-        self._update(box.start, box.stop, 0, change)
+    def update(self, box: Box, change: Callable[[V], V]) -> int:
+        """Replace every value inside `box` by `change(value)`. Returns what it cost: cells changed or copied."""
+        return self._update(box.start, box.stop, 0, change)
 
-    def _update(self, start: tuple[int, ...], stop: tuple[int, ...], dim: int, change: Callable[[V], V]) -> None:
+    def _update(self, start: tuple[int, ...], stop: tuple[int, ...], dim: int, change: Callable[[V], V]) -> int:
+        bands = len(self.starts)
         first = self._split(start[dim])
         last = self._split(stop[dim])
         cells = self.cells
+        cost = last - first
         if self.leaf:
             for i in range(first, last):
                 cells[i] = change(cells[i])  # type: ignore[arg-type]
         else:
+            if len(cells) > bands:
+                cost += 2 * cells[first]._count()  # type: ignore[union-attr]
             for i in range(first, last):
-                cells[i]._update(start, stop, dim + 1, change)  # type: ignore[union-attr]
+                cost += cells[i]._update(start, stop, dim + 1, change)  # type: ignore[union-attr]
         # join equal neighbours, from the band after the last to the first, so that indices stay valid
         for i in range(min(last, len(cells) - 1), max(first, 1) - 1, -1):
             if self._same(cells[i - 1], cells[i]):
                 del cells[i], self.starts[i]
+        return cost
 
     def items(self, box: Box) -> Iterator[tuple[Box, V]]:
         """The pieces that fill `box`, each cut to it, in order."""

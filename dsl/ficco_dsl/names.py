@@ -78,6 +78,7 @@ _ENGINES_OF: Mapping[type, tuple[str, ...]] = {
 }
 
 MAX_MISTAKES = 100
+MAX_DIMENSIONS = 8
 _MAX_CANDIDATES = 1000  # difflib is slow: no suggestions out of more names
 
 
@@ -125,6 +126,9 @@ class _Checker:
             if tensor.dtype not in types and tensor.dtype not in DTYPES:
                 message = f"'{tensor.name}' is of unknown type '{tensor.dtype}'"
                 self.mistake(tensor.span, message, help=self.like(tensor.dtype, [*types, *DTYPES]))
+            if len(tensor.shape) > MAX_DIMENSIONS:
+                message = f"'{tensor.name}' has {len(tensor.shape)} dimensions; at most {MAX_DIMENSIONS} are allowed"
+                self.mistake(tensor.shape[MAX_DIMENSIONS].span, message)
             for extent in tensor.shape:
                 self.expr(extent)
         self._claims()

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import TopologicalSorter
 from typing import Any, cast
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
-from .. import env
 from ..errors import UsageError
 from ..region import BoxMap, Region, describe
 from . import ir
+from .budget import CELLS, PIECES, Budget, most_ops, steps
 from .claims import build_claims
-from .evaluate import LONGEST, Mistake, Scope, base_scope, compile_condition, compile_expr, number, sequence, show
+from .evaluate import (
+    DEEPEST,
+    LARGEST,
+    LONGEST,
+    STEPS,
+    Mistake,
+    Scope,
+    base_scope,
+    compile_condition,
+    compile_expr,
+    first_other,
+    number,
+    sequence,
+    show,
+    size,
+)
 from .evaluate import describe as describe_value
 from .link import link
 from .references import Reference
@@ -36,12 +52,14 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     if not 1 <= ranks <= MOST_RANKS:
         raise UsageError(f"{ranks} ranks; a schedule runs on 1 to {MOST_RANKS}")
     bound, types = bind_params(schedule, ranks, params or {})
-    scopes = [{**base_scope(rank, ranks), **bound} for rank in range(ranks)]
+    budget = steps()
+    budget.spend(ranks * (ranks + len(bound) + 2 * len(schedule.tensors)), schedule.span)
+    scopes = [{**base_scope(rank, ranks, budget), **bound} for rank in range(ranks)]
     tensors = build_tensors(schedule, scopes, types)
     by_name = {t.name: t for t in tensors}
     program = _Program(schedule, scopes, by_name)
     program.expand()
-    claims, mistakes = build_claims(schedule, scopes, by_name)
+    claims, mistakes = build_claims(schedule, scopes, by_name, program.pieces_left)
     _raise(program.mistakes + mistakes)
     ops = _begin_sums(program.ops, by_name)
     return ir.Graph(
@@ -75,63 +93,65 @@ def bind_params(
     known = {p.name: p for p in schedule.params}
     types: dict[str, ir.Dtype] = {t.name: cast(ir.Dtype, t.dtype) for t in schedule.types}
     bound: dict[str, Any] = {}
+    budget = steps()
     for name, value in given.items():
         if name in types:
             if value not in DTYPES:
                 raise UsageError(f"type {name} = {value}: the types are {', '.join(DTYPES)}")
             types[name] = cast(ir.Dtype, value)
         elif name in known:
-            bound[name] = _frozen(name, value)
+            try:
+                bound[name] = _frozen(value, name, known[name].span, budget)
+            except Mistake as m:
+                raise UsageError(m.diagnostic.message) from None
         else:
             has = ", ".join([*known, *types]) or "none"
             raise UsageError(f"schedule {schedule.name} has no param '{name}'; its params are {has}")
-    scope: Scope = {"ranks": ranks, "all": tuple(range(ranks)), **bound}
+    scope: Scope = {"ranks": ranks, "all": tuple(range(ranks)), STEPS: budget, **bound}
     mistakes: list[Diagnostic] = []
-
-    def value_of(param: n.Param) -> None:
-        for name in _names(param.value):
-            if name in known and name not in scope:
-                value_of(known[name])
+    failed: set[str] = set()  # and those made from them, of which nothing can be said
+    uses = {p.name: _names(p.value) & known.keys() for p in schedule.params}
+    for name in TopologicalSorter(uses).static_order():  # the parser has refused circles
+        param = known[name]
+        if name in bound:
+            continue
+        if failed & uses[name]:
+            failed.add(param.name)
+            continue
         try:
             value = compile_expr(param.value)(scope)
-            if not _is_value(value):
-                raise Mistake(
-                    param.value.span,
-                    f"param {param.name}: a whole number or a list of them is needed, this is {describe_value(value)}",
-                )
-            scope[param.name] = _frozen(param.name, value)
+            scope[param.name] = _frozen(value, param.name, param.value.span, budget)
         except Mistake as m:
             mistakes.append(m.diagnostic)
-            scope[param.name] = 1  # to find the other mistakes
-
+            failed.add(param.name)
     for param in schedule.params:
-        if param.name not in scope:
-            value_of(param)
-    for param in schedule.params:
+        if param.check is None or failed & {param.name, *_names(param.check)}:
+            continue
         value = scope[param.name]
         try:
-            if not mistakes and param.check is not None and not compile_condition(param.check)(scope):
-                raise Mistake(param.span, f"{param.name} = {show(value)} breaks its check: {param.check_text}")
+            if not compile_condition(param.check)(scope):
+                raise Mistake(param.check.span, f"{param.name} = {show(value)} breaks its check: {param.check_text}")
         except Mistake as m:
             mistakes.append(m.diagnostic)
     _raise(mistakes)
     return {p.name: scope[p.name] for p in schedule.params}, types
 
 
-def _is_value(value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    if isinstance(value, range | tuple):
-        return len(value) <= LONGEST and (isinstance(value, range) or all(map(_is_value, value)))
-    return isinstance(value, int)
-
-
-def _frozen(name: str, value: object) -> Any:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, range | list | tuple) and len(value) <= LONGEST:
-        return tuple(_frozen(name, v) for v in value)
-    raise UsageError(f"param {name}: a whole number or a list of them is needed, not {value!r}")
+def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0) -> Any:
+    """The value of a param: a number, or a (nested) tuple of numbers."""
+    if type(value) is int:
+        if abs(value) < LARGEST:
+            return value
+        raise Mistake(span, f"param {name} = {value} is too large; numbers stay below 2^62")
+    if isinstance(value, range | list | tuple) and depth < DEEPEST:
+        if len(value) > LONGEST:
+            raise Mistake(span, f"param {name}: a list of {len(value)} members; the most is {LONGEST}")
+        budget.spend(len(value), span)
+        return tuple(_frozen(v, name, span, budget, depth + 1) for v in value)
+    if isinstance(value, range | list | tuple):
+        raise Mistake(span, f"param {name}: lists nest more than {DEEPEST} deep")
+    found = describe_value(value) if isinstance(value, bool) else repr(value)
+    raise Mistake(span, f"param {name}: a whole number or a list of them is needed, this is {found}")
 
 
 def _names(e: object) -> set[str]:
@@ -155,7 +175,11 @@ def build_tensors(
     """Every tensor's shape on every rank. Puts ("rows", name) and ("cols", name) into the scopes."""
     mistakes: list[Diagnostic] = []
     tensors = []
+    budget = Budget(
+        most_ops(), "the schedule declares more than {most} tensors over all ranks", "declare fewer tensors"
+    )
     for decl in schedule.tensors:
+        budget.spend(len(scopes), decl.span)
         dtype = cast(ir.Dtype, types.get(decl.dtype, decl.dtype))
         dims = [number(compile_expr(e), e.span) for e in decl.shape]
         shapes = []
@@ -226,8 +250,14 @@ class _Program:
         self.kernel_decls = {k.name: k for k in schedule.kernels}
         self.stages: list[ir.Stage] = []
         self.ops: list[ir.Op] = []
-        self.budget = int(env.get("FICCO_MAX_OPS"))
-        self.emitted = 0
+        self.ops_left = Budget(
+            most_ops(),
+            "the schedule expands to more than {most} statements over all ranks",
+            "take fewer chunks or ranks, or raise FICCO_MAX_OPS",
+        )
+        self.pieces_left = Budget(
+            PIECES * most_ops(), "the regions of the schedule have more than {most} pieces over all ranks"
+        )
         self._failed: set[Span] = set()
         self._locals: dict[str, None] = {}  # loop variables and lets, in order, for messages
         self._run = _RankRun()
@@ -280,7 +310,7 @@ class _Program:
                 domain = sequence(compile_expr(binding.domain), binding.domain.span)
                 domains = [domain({**scope, **bound}) for scope in self.scopes]
                 self._same_domain(domains, binding)
-                self._spend(len(domains[0]), binding.span)
+                self.ops_left.spend(len(domains[0]) * len(self.scopes), binding.span)
             except Mistake as m:
                 self.mistakes.append(m.diagnostic)
                 continue
@@ -289,13 +319,13 @@ class _Program:
                 self._stages(item.body, (*iteration, value), {**bound, binding.name: value})
 
     def _same_domain(self, domains: Sequence[Sequence[Any]], binding: n.Binding) -> None:
-        for rank, domain in enumerate(domains):
-            if tuple(domain) != tuple(domains[0]):
-                raise Mistake(
-                    binding.span,
-                    f"step {binding.name} runs over {show(domains[0])} on rank 0 and {show(domain)} on rank {rank}; "
-                    "all ranks take a step together",
-                )
+        rank = first_other(domains)
+        if rank is not None:
+            raise Mistake(
+                binding.domain.span,
+                f"step {binding.name} runs over {show(domains[0])} on rank 0 and {show(domains[rank])} on rank {rank}; "
+                "all ranks take a step together",
+            )
 
     def _expand_stage(self, decl: n.StageDecl, iteration: tuple[int, ...], bound: Scope) -> None:
         queue = self.queues[decl.queue]
@@ -311,7 +341,7 @@ class _Program:
         runs = []
         for scope in self.scopes:
             self._run = _RankRun()
-            inner = {**scope, **bound}
+            inner = {**self._inner(scope, decl.span), **bound}
             for emit in body:
                 emit(inner)
             runs.append(self._run)
@@ -344,19 +374,6 @@ class _Program:
 
     # -- statements
 
-    def _spend(self, count: int, span: Span) -> None:
-        self.emitted += count
-        if self.emitted > self.budget:
-            raise ScheduleError(
-                (
-                    Diagnostic(
-                        span,
-                        f"the schedule expands to more than {self.budget} statements over all ranks",
-                        help="take fewer chunks or ranks, or raise FICCO_MAX_OPS",
-                    ),
-                )
-            )
-
     def _compile(self, s: n.Statement) -> Emit:
         match s:
             case n.For():
@@ -378,17 +395,23 @@ class _Program:
         name = first.name
         self._locals[name] = None
         inner = [self._for(rest, body)] if rest else [self._compile(s) for s in body]
+        weight = _weight(first)
 
         def emit(scope: Scope) -> None:
             members = domain(scope)
-            self._spend(len(members), first.span)
-            shadow = dict(scope)
+            self.ops_left.spend(len(members) + weight, first.span)
+            shadow = self._inner(scope, first.span)
             for value in members:
                 shadow[name] = value
                 for e in inner:
                     e(shadow)
 
         return self._guarded(first.span, emit)
+
+    def _inner(self, scope: Scope, span: Span) -> Scope:
+        """A copy of the scope for the inside of a loop."""
+        scope[STEPS].spend(len(scope), span)
+        return dict(scope)
 
     def _guarded(self, span: Span, emit: Emit) -> Emit:
         """A mistake of a loop's own set or a condition ends that loop, not the search for mistakes."""
@@ -409,11 +432,12 @@ class _Program:
         domain = sequence(compile_expr(s.binding.domain), s.binding.domain.span)
         self._locals[name] = None
         inner = [self._compile(x) for x in s.body]
+        weight = _weight(s.binding)
 
         def emit(scope: Scope) -> None:
             members = domain(scope)
-            self._spend(len(members), s.span)
-            shadow = dict(scope)
+            self.ops_left.spend(len(members) + weight, s.binding.span)
+            shadow = self._inner(scope, s.binding.span)
             for value in members:
                 self._run.new_phase(s.span)
                 shadow[name] = value
@@ -427,8 +451,10 @@ class _Program:
         condition = compile_condition(s.condition)
         body = [self._compile(x) for x in s.body]
         otherwise = [self._compile(x) for x in s.otherwise]
+        weight = _weight(s.condition)
 
         def emit(scope: Scope) -> None:
+            self.ops_left.spend(weight, s.condition.span)
             for e in body if condition(scope) else otherwise:
                 e(scope)
 
@@ -437,11 +463,13 @@ class _Program:
     def _let(self, s: n.Let) -> Emit:
         value = compile_expr(s.value)
         self._locals[s.name] = None
+        weight = _weight(s.value)
 
         def emit(scope: Scope) -> None:
+            self.ops_left.spend(weight, s.span)
             scope[s.name] = value(scope)
 
-        return self._guarded(s.span, emit)
+        return emit  # not guarded: without the name the rest of the block means nothing
 
     def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[Scope], ir.Where]:
         def where(scope: Scope) -> ir.Where:
@@ -460,10 +488,12 @@ class _Program:
     def _op(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Emit:
         make = self._maker(s)
         tensors = self.tensors
+        weight = _weight(s, *([self.kernel_decls[s.kernel]] if isinstance(s, n.Launch) else []))
 
         def emit(scope: Scope) -> None:
-            self._spend(1, s.span)
+            self.ops_left.spend(weight, s.span)
             op = make(scope)
+            self.pieces_left.spend(sum(len(r.boxes) for r in (*op.reads, *op.writes)), s.span)
             message = broken(op, tensors)
             if message is not None:
                 raise self._explained(s.span, message, scope)
@@ -540,13 +570,16 @@ class _Program:
         where = self._where(s.span, s.attributes)
         dst, src = Reference(s.dst, self.tensors), Reference(s.src, self.tensors)
 
+        weight = _weight(s)
+
         def emit(scope: Scope) -> None:
-            self._spend(1, s.span)
+            self.ops_left.spend(weight, s.span)
             self._run.new_phase(s.span)
             phase = len(self._run.phases) - 1
             # stage and phase name the operation, alike on all ranks
             group = self._groups.setdefault((self._stage, phase), len(self._groups))
             op = ir.Collective(where(scope), s.kind, group, dst.one(scope), src.one(scope))
+            self.pieces_left.spend(len(op.src.boxes) + len(op.dst.boxes), s.span)
             message = broken(op, self.tensors)
             if message is not None:
                 raise self._explained(s.span, message, scope)
@@ -554,6 +587,11 @@ class _Program:
             self._run.new_phase(s.span)
 
         return self._guarded(s.span, emit)
+
+
+def _weight(*parts: object) -> int:
+    """As how many statements one with these expressions counts: a long one takes longer to evaluate."""
+    return 1 + sum(map(size, parts)) // 100
 
 
 def _text(attributes: Sequence[n.Attribute], name: str) -> str | None:
@@ -601,12 +639,14 @@ def _begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple
     if not summed:
         return tuple(ops)
     begun: dict[tuple[str, int], BoxMap[bool]] = {}
+    budget = Budget(CELLS * most_ops(), "the sums of the schedule meet in more than {most} pieces of its tensors")
     mistakes: dict[Span, Diagnostic] = {}
     out: list[ir.Op] = []
     for op in ops:
         new = op
         if isinstance(op, ir.Gemm) and op.accumulate:
             pieces = [p for box in op.out.boxes for p in _written(begun, tensors, op.out).items(box)]
+            budget.spend(len(pieces), op.where.origin)
             states = {state for _, state in pieces}
             if len(states) == 2 and op.where.origin not in mistakes:
                 first = next(describe(box) for box, state in pieces if not state)
@@ -622,7 +662,7 @@ def _begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple
             if region.tensor in summed:
                 written = _written(begun, tensors, region)
                 for box in region.boxes:
-                    written.update(box, lambda _: True)
+                    budget.spend(written.update(box, lambda _: True), op.where.origin)
         out.append(new)
     _raise(tuple(mistakes.values()))
     return tuple(out)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..region import Box, BoxMap, Region, describe
 from . import ir
-from .evaluate import Mistake, Scope, compile_expr, piece, sequence
+from .budget import Budget
+from .evaluate import STEPS, Mistake, Scope, compile_expr, cutter, first_other, sequence
 from .evaluate import shares as checked_shares
 from .references import Reference
 
@@ -17,29 +18,46 @@ Shapes = tuple[tuple[int, ...], ...]  # one a rank
 
 
 def build_claims(
-    schedule: n.Schedule, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]
+    schedule: n.Schedule, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], pieces: Budget
 ) -> tuple[tuple[ir.Claim, ...], list[Diagnostic]]:
-    """All claims, and the mistakes found in them."""
+    """All claims, and the mistakes found in them. `pieces` pays for the boxes of their regions."""
     claims: list[ir.Claim] = []
     mistakes: list[Diagnostic] = []
     for line in schedule.claims:
         try:
-            claims.extend(_line(line, scopes, tensors))
+            for claim in _line(line, scopes, tensors):
+                claims.append(claim)
+                pieces.spend(sum(len(r.boxes) for r in (*claim.targets, *_operands(claim.value))), line.span)
         except Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
-        mistakes = _uncovered(claims, tensors)
+        mistakes = _uncovered(claims, tensors, pieces)
     return tuple(claims), mistakes
 
 
-def _line(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> list[ir.Claim]:
+def _operands(value: ir.ClaimValue) -> Iterator[Region]:
+    match value:
+        case ir.Operand():
+            yield from value.regions
+        case ir.Product():
+            yield from _operands(value.left)
+            yield from _operands(value.right)
+        case ir.Combined():
+            yield from _operands(value.operand)
+
+
+def _line(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> Iterator[ir.Claim]:
     if line.binding is None:
-        return [_claim(line, scopes, tensors)]
-    name, domain = line.binding.name, sequence(compile_expr(line.binding.domain), line.binding.span)
-    members = [tuple(domain(scope)) for scope in scopes]
-    if any(m != members[0] for m in members):
-        raise Mistake(line.binding.span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
-    return [_claim(line, [{**s, name: v} for s in scopes], tensors) for v in members[0]]
+        yield _claim(line, scopes, tensors)
+        return
+    name, span = line.binding.name, line.binding.domain.span
+    domain = sequence(compile_expr(line.binding.domain), span)
+    members = [domain(scope) for scope in scopes]
+    if first_other(members) is not None:
+        raise Mistake(span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
+    for v in members[0]:
+        scopes[0][STEPS].spend(len(scopes) * len(scopes[0]), span)
+        yield _claim(line, [{**s, name: v} for s in scopes], tensors)
 
 
 def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
@@ -134,22 +152,26 @@ def _collective(
 def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:
     span = e.span if e.shares is None else e.shares.span
     whole = ranks if e.shares is None else compile_expr(e.shares)(scope)
-    cut = checked_shares(whole, extent, span)
+    cut = checked_shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     if count != ranks:
         raise Mistake(span, f"{text_of(e)} needs a piece for each of {ranks} ranks, not {count}")
-    return tuple(piece(i, whole, extent, span).size for i in range(ranks))
+    piece = cutter(whole, span)
+    return tuple(piece(i, extent).size for i in range(ranks))
 
 
-def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor]) -> list[Diagnostic]:
+def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor], pieces: Budget) -> list[Diagnostic]:
     """Every element of every output is claimed once, or the output says `unproven`."""
     mistakes: list[Diagnostic] = []
+    by_tensor: dict[str, list[ir.Claim]] = {}
+    for claim in claims:
+        by_tensor.setdefault(claim.targets[0].tensor, []).append(claim)
     for tensor in tensors.values():
         if tensor.kind != "output" or tensor.unproven:
             continue
         for rank, shape in enumerate(tensor.shapes):
             seen: BoxMap[Span | None] = BoxMap(shape, None)
-            twice = _mark(seen, [c for c in claims if c.targets[rank].tensor == tensor.name], rank)
+            twice = _mark(seen, by_tensor.get(tensor.name, []), rank, pieces)
             if twice is not None:
                 mistakes.append(twice)
                 break
@@ -166,12 +188,12 @@ def _uncovered(claims: Sequence[ir.Claim], tensors: Mapping[str, ir.Tensor]) -> 
     return mistakes
 
 
-def _mark(seen: BoxMap[Span | None], claims: Sequence[ir.Claim], rank: int) -> Diagnostic | None:
+def _mark(seen: BoxMap[Span | None], claims: Sequence[ir.Claim], rank: int, pieces: Budget) -> Diagnostic | None:
     for claim in claims:
         for box in claim.targets[rank].boxes:
             if any(s is not None for _, s in seen.items(box)):
                 return Diagnostic(claim.origin, f"{claim.targets[rank].tensor} {describe(box)} is claimed twice")
-            seen.update(box, lambda _, origin=claim.origin: origin)  # type: ignore[misc]
+            pieces.spend(seen.update(box, lambda _, origin=claim.origin: origin), claim.origin)  # type: ignore[misc]
     return None
 
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..region import Interval
+from .budget import Budget
 
-Scope: TypeAlias = dict[Any, Any]  # names, and ("rows", name) / ("cols", name) for the extents of a region
+# Names, and ("rows", name) / ("cols", name) for the extents of a region, and STEPS for the budget.
+Scope: TypeAlias = dict[Any, Any]
 Value: TypeAlias = Any  # int, or a (nested) tuple or range of ints
 Function: TypeAlias = Callable[[Scope], Value]
 
 LARGEST = 2**62
 LONGEST = 65_536  # members of one list or set
+DEEPEST = 4  # lists in lists
+STEPS = ("steps",)  # the scope's key for the budget of list members; no name of a schedule
 
 
 class Mistake(Exception):
@@ -31,21 +36,38 @@ class Mistake(Exception):
         self.diagnostic = Diagnostic(span, message, help=help)
 
 
-def base_scope(rank: int, ranks: int) -> Scope:
+def base_scope(rank: int, ranks: int, steps: Budget) -> Scope:
     """The names that every schedule has, on one rank."""
     peers = tuple((rank + i) % ranks for i in range(1, ranks))
-    return {"rank": rank, "ranks": ranks, "peers": peers, "all": tuple(range(ranks))}
+    return {"rank": rank, "ranks": ranks, "peers": peers, "all": tuple(range(ranks)), STEPS: steps}
 
 
-def shares(whole: Value, extent: int, span: Span) -> tuple[int, ...] | int:
+def walk(value: Value, budget: Budget, span: Span, depth: int = 0) -> None:
+    """Spend a step for every member, however deep: what is repeated in lists of lists is counted each time."""
+    if isinstance(value, int):
+        return
+    if depth == DEEPEST:
+        raise Mistake(span, f"lists nest more than {DEEPEST} deep")
+    budget.spend(len(value), span)
+    if isinstance(value, tuple):
+        for member in value:
+            if not isinstance(member, int):
+                walk(member, budget, span, depth + 1)
+
+
+def shares(whole: Value, span: Span) -> tuple[int, ...] | int:
     """Check the right side of `of`: a number of pieces, or a list of shares."""
+    if isinstance(whole, bool):
+        raise Mistake(span, "what follows 'of' is a number of pieces or a list of shares, this is a condition")
     if isinstance(whole, int):
         if whole < 1:
-            raise Mistake(span, f"cannot cut {extent} into {whole} pieces; there must be at least one")
+            raise Mistake(span, f"cannot cut into {whole} pieces; there must be at least one")
         return whole
+    if len(whole) > LONGEST:
+        raise Mistake(span, f"{len(whole)} shares; the most is {LONGEST}")
     total = 0
     for share in whole:
-        if not isinstance(share, int) or share < 0:
+        if type(share) is not int or share < 0:
             raise Mistake(span, f"the shares {show(whole)} are not all numbers ≥ 0")
         total += share
     if total == 0:
@@ -53,26 +75,37 @@ def shares(whole: Value, extent: int, span: Span) -> tuple[int, ...] | int:
     return tuple(whole)
 
 
-def piece(index: int, whole: Value, extent: int, span: Span) -> Interval:
-    """Piece `index` of an extent. Equal pieces differ by at most one element; listed shares are exact
-    where they add up to the extent, else in proportion. Bounds are floors of the exact cuts."""
-    cut = shares(whole, extent, span)
+def cutter(whole: Value, span: Span) -> Callable[[int, int], Interval]:
+    """Piece `index` of an extent, for any index and extent. Equal pieces differ by at most one element; listed
+    shares are exact where they add up to the extent, else in proportion. Bounds are floors of the exact cuts."""
+    cut = shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
-    if not 0 <= index < count:
-        raise Mistake(span, f"there is no piece {index} of {count}; pieces count from 0 to {count - 1}")
-    if isinstance(cut, int):
-        return Interval(index * extent // cut, (index + 1) * extent // cut)
-    before, total = sum(cut[:index]), sum(cut)
-    return Interval(before * extent // total, (before + cut[index]) * extent // total)
+    ends = None if isinstance(cut, int) else list(accumulate(cut, initial=0))
+
+    def piece_at(index: int, extent: int) -> Interval:
+        if not 0 <= index < count:
+            raise Mistake(span, f"there is no piece {index} of {count}; pieces count from 0 to {count - 1}")
+        if ends is None:
+            return Interval(index * extent // count, (index + 1) * extent // count)
+        return Interval(ends[index] * extent // ends[-1], ends[index + 1] * extent // ends[-1])
+
+    return piece_at
 
 
-def show(value: Value) -> str:
+def piece(index: int, whole: Value, extent: int, span: Span) -> Interval:
+    """One piece of an extent; see `cutter`."""
+    return cutter(whole, span)(index, extent)
+
+
+def show(value: Value, depth: int = 0) -> str:
     """A value as a schedule writes it, shortened."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | str):
         return str(value)
-    items = [show(v) for v in value[:8]]
+    if depth == 2 and len(value):
+        return "[…]"
+    items = [show(v, depth + 1) for v in value[:8]]
     return "[" + ", ".join(items) + (", …" if len(value) > 8 else "") + "]"
 
 
@@ -98,6 +131,15 @@ def sequence(f: Function, span: Span) -> Callable[[Scope], Sequence[Value]]:
         raise Mistake(span, f"a list or set is needed here, this is {describe(v)}")
 
     return g
+
+
+def first_other(domains: Sequence[Sequence[Value]]) -> int | None:
+    """The first rank whose set is not rank 0's. Long ranges are compared by their ends."""
+    first = domains[0]
+    for rank, domain in enumerate(domains):
+        if domain != first and (len(domain) != len(first) or tuple(domain) != tuple(first)):
+            return rank
+    return None
 
 
 def describe(value: Value) -> str:
@@ -128,7 +170,7 @@ def compile_expr(e: n.Expr | n.Part) -> Function:
             f = number(compile_expr(inner), inner.span)
             return lambda scope: -f(scope)
         case n.Unary(operand=inner):
-            c = _condition(inner)
+            c = compile_condition(inner)
             return lambda scope: not c(scope)
         case n.Binary():
             return _binary(e)
@@ -137,7 +179,7 @@ def compile_expr(e: n.Expr | n.Part) -> Function:
             return lambda scope: range(a(scope), b(scope))
         case n.ListOf(items=items):
             fs = [compile_expr(i) for i in items]
-            return lambda scope: tuple(f(scope) for f in fs)
+            return lambda scope: _listed([f(scope) for f in fs], scope, e.span)
         case n.Comprehension():
             return _comprehension(e)
         case n.Item():
@@ -148,7 +190,16 @@ def compile_expr(e: n.Expr | n.Part) -> Function:
             raise Mistake(e.span, "'of' makes pieces of rows and columns; it has no value by itself")
 
 
-def _condition(e: n.Expr) -> Callable[[Scope], bool]:
+def _listed(members: list[Value], scope: Scope, span: Span) -> tuple[Value, ...]:
+    """A list of lists costs all that is in it: lists that hold a list twice could grow without end."""
+    value = tuple(members)
+    if not set(map(type, value)) <= {int}:
+        walk(value, scope[STEPS], span)
+    return value
+
+
+def compile_condition(e: n.Expr) -> Callable[[Scope], bool]:
+    """The function that decides `e`."""
     f = compile_expr(e)
 
     def g(scope: Scope) -> bool:
@@ -160,21 +211,27 @@ def _condition(e: n.Expr) -> Callable[[Scope], bool]:
     return g
 
 
-compile_condition = _condition
+def _same(a: Value, b: Value, scope: Scope, span: Span) -> bool:
+    """Numbers or lists are alike; a set is alike to the list of its members."""
+    if isinstance(a, int) or isinstance(b, int):
+        return type(a) is type(b) and bool(a == b)
+    if isinstance(a, range) and isinstance(b, range):
+        return a == b
+    scope[STEPS].spend(min(len(a), len(b)), span)
+    return len(a) == len(b) and all(_same(x, y, scope, span) for x, y in zip(a, b, strict=True))
 
 
 def _binary(e: n.Binary) -> Function:
     op, span = e.op, e.span
     if op in ("and", "or"):
-        p, q = _condition(e.left), _condition(e.right)
+        p, q = compile_condition(e.left), compile_condition(e.right)
         return (lambda scope: p(scope) and q(scope)) if op == "and" else (lambda scope: p(scope) or q(scope))
     if op in ("==", "!="):
         left, right = compile_expr(e.left), compile_expr(e.right)
 
         def equal(scope: Scope) -> bool:
             a, b = left(scope), right(scope)
-            same = a == b if isinstance(a, int) or isinstance(b, int) else tuple(a) == tuple(b)
-            return same == (op == "==")
+            return _same(a, b, scope, span) == (op == "==")
 
         return equal
     a, b = number(compile_expr(e.left), e.left.span), number(compile_expr(e.right), e.right.span)
@@ -214,19 +271,39 @@ def _binary(e: n.Binary) -> Function:
 
 def _comprehension(e: n.Comprehension) -> Function:
     domain, body, name = sequence(compile_expr(e.domain), e.domain.span), compile_expr(e.body), e.name
+    cost = size(e.body)
 
     def f(scope: Scope) -> Value:
         members = domain(scope)
-        if len(members) > LONGEST:
-            raise Mistake(e.span, f"a list of {len(members)} members; the most is {LONGEST}")
+        _check_length(members, scope, e.span, cost)
+        scope[STEPS].spend(len(scope), e.span)
         inner = dict(scope)
         out = []
         for v in members:
             inner[name] = v
             out.append(body(inner))
-        return tuple(out)
+        return _listed(out, scope, e.span)
 
     return f
+
+
+def _check_length(members: Sequence[Value], scope: Scope, span: Span, cost: int = 1) -> None:
+    if len(members) > LONGEST:
+        raise Mistake(span, f"a list of {len(members)} members; the most is {LONGEST}")
+    scope[STEPS].spend(len(members) * cost, span)
+
+
+def size(e: object) -> int:
+    """Nodes of a piece of the syntax tree: what it costs to evaluate it once."""
+    count, todo = 0, [e]
+    while todo:
+        x = todo.pop()
+        if isinstance(x, tuple):
+            todo.extend(x)
+        elif hasattr(x, "__dataclass_fields__") and not isinstance(x, Span):
+            count += 1
+            todo.extend(getattr(x, f) for f in x.__dataclass_fields__)
+    return count
 
 
 def _item(e: n.Item) -> Function:
@@ -275,14 +352,23 @@ def _call(e: n.Call) -> Function:
         return lambda scope: pick(f(scope) for f in many)
     one = sequence(fs[0], span)
     if name == "reversed":
-        return lambda scope: tuple(reversed(one(scope)))
+
+        def turned(scope: Scope) -> Value:
+            values = one(scope)
+            if isinstance(values, range):
+                return values[::-1]
+            _check_length(values, scope, span)
+            return values[::-1]
+
+        return turned
     if name == "len":
         return lambda scope: len(one(scope))
 
     def fold(scope: Scope) -> int:
         values = one(scope)
-        if len(values) > LONGEST or not all(type(v) is int for v in values):
-            raise Mistake(span, f"{name}() takes a list of at most {LONGEST} numbers")
+        _check_length(values, scope, span)
+        if not all(type(v) is int for v in values):
+            raise Mistake(span, f"{name}() takes a list of numbers, this is {describe(values)}")
         if not values and name != "sum":
             raise Mistake(span, f"{name}() of an empty list has no value")
         total: int = sum(values) if name == "sum" else min(values) if name == "min" else max(values)

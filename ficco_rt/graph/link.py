@@ -9,6 +9,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..region import Box, BoxMap, Region, describe
 from . import ir
+from .budget import CELLS, Budget, most_ops
 
 MOST_MISTAKES = 20
 
@@ -22,10 +23,12 @@ def link(
     ranks touch the same bytes in one phase of a stage and one of them writes: nothing orders those.
     """
     history = _History(ops, tensors)
+    budget = Budget(CELLS * most_ops(), "the accesses of the schedule meet in more than {most} pieces of its tensors")
     conflicts: dict[tuple[Span, Span], Diagnostic] = {}
     deps: list[tuple[ir.Dep, ...]] = []
     for i, op in enumerate(ops):
-        found = history.follow(i, op)
+        found, cost = history.follow(i, op)
+        budget.spend(cost + 8 * len(found), op.where.origin)  # dependencies stay
         for dep in found.values():
             _refuse_within_phase(ops, stages, i, dep, conflicts)
         deps.append(tuple(sorted(found.values(), key=lambda d: d.before)) if len(found) > 1 else tuple(found.values()))
@@ -39,14 +42,22 @@ class _Cell:
     """Who wrote these elements last, and who has read them since. -1: nobody."""
 
     writer: int
-    readers: tuple[int, ...]
+    readers: _Readers | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Readers:
+    """The last reader, and those before: a list that grows without a copy."""
+
+    op: int
+    before: _Readers | None
 
 
 class _History:
     """The last accesses of every element of every tensor that is ever written."""
 
     def __init__(self, ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> None:
-        fresh = _Cell(-1, ())
+        fresh = _Cell(-1, None)
         self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {
             (tensor, rank): BoxMap(tensors[tensor].shapes[rank], fresh)
             for tensor, rank in {(r.tensor, r.rank) for op in ops for r in op.writes}
@@ -57,23 +68,24 @@ class _History:
         self.renewed: dict[_Cell, _Cell] = {}
         self.mine = fresh
 
-    def follow(self, i: int, op: ir.Op) -> dict[int, ir.Dep]:
-        """What op i must follow; its own accesses are then the latest."""
+    def follow(self, i: int, op: ir.Op) -> tuple[dict[int, ir.Dep], int]:
+        """What op i must follow, and what finding it cost; its own accesses are then the latest."""
         self.op, self.found = i, {}
+        cost = 0
         for region in op.reads:
             cells = self.cells.get((region.tensor, region.rank))
             if cells is None:  # an input: nobody writes it
                 continue
             self.region, self.renewed = region, {}
             for box in region.boxes:
-                cells.update(box, self._read)
-        self.mine = _Cell(i, ())
+                cost += cells.update(box, self._read)
+        self.mine = _Cell(i, None)
         for region in op.writes:
             self.region = region
             cells = self.cells[region.tensor, region.rank]
             for box in region.boxes:
-                cells.update(box, self._write)
-        return self.found
+                cost += cells.update(box, self._write)
+        return self.found, cost
 
     def _note(self, before: int, hazard: ir.Hazard) -> None:
         if before not in self.found:
@@ -82,20 +94,23 @@ class _History:
     def _read(self, cell: _Cell) -> _Cell:
         if cell.writer >= 0:
             self._note(cell.writer, "read after write")
-        if cell.readers and cell.readers[-1] == self.op:
+        if cell.readers is not None and cell.readers.op == self.op:
             return cell
         # one new cell for each old one, so that equal neighbours stay joined
         new = self.renewed.get(cell)
         if new is None:
-            new = self.renewed[cell] = _Cell(cell.writer, (*cell.readers, self.op))
+            new = self.renewed[cell] = _Cell(cell.writer, _Readers(self.op, cell.readers))
         return new
 
     def _write(self, cell: _Cell) -> _Cell:
-        for reader in cell.readers:
-            if reader != self.op:
-                self._note(reader, "write after read")
-        if cell.writer >= 0 and (not cell.readers or cell.readers == (self.op,)):
+        readers = cell.readers
+        if readers is not None and readers.op == self.op:
+            readers = readers.before
+        if cell.writer >= 0 and readers is None:
             self._note(cell.writer, "write after write")
+        while readers is not None:
+            self._note(readers.op, "write after read")
+            readers = readers.before
         return self.mine
 
 

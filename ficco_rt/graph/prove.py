@@ -32,6 +32,7 @@ from .symbolic import (
 from .text import op_text
 
 MOST_MISTAKES = 20
+MOST_NOTES = 6
 
 
 def prove(graph: ir.Graph) -> None:
@@ -64,8 +65,9 @@ class _Proof:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
-        self.algebra = Algebra()
+        self.algebra = Algebra(graph.ops[0].where.origin if graph.ops else Span(graph.path, 1, 1, 1, 1))
         self.mistakes: dict[Span, Diagnostic] = {}
+        self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
         self.state: dict[tuple[str, int], BoxMap[Value]] = {}
         for t in graph.tensors:
             for rank, shape in enumerate(t.shapes):
@@ -78,6 +80,9 @@ class _Proof:
         i = 0
         while i < len(ops):
             op = ops[i]
+            if len(self.mistakes) >= MOST_MISTAKES:
+                return
+            self.algebra.origin = op.where.origin
             if isinstance(op, ir.Collective):
                 members = []
                 while i < len(ops) and isinstance(other := ops[i], ir.Collective) and other.group == op.group:
@@ -113,6 +118,7 @@ class _Proof:
                     value = self.algebra.zero
                 inner = _shifted(region, box, tensor_box, logical_box)
                 pieces.append((inner, to_logical(self.algebra, region, box, inner, value)))
+        self.algebra.look_at(len(pieces))
         return pieces
 
     def _write(self, region: Region, pieces: Pieces) -> None:
@@ -121,34 +127,24 @@ class _Proof:
         if len(boxes) == 1:
             cut: Iterator[tuple[Box, Box, Sum]] = ((*boxes[0], value) for _, value in pieces[:1])
             if len(pieces) > 1:
-                cut = _cut(region, boxes, pieces)
+                cut = _cut(self.algebra, region, boxes, pieces)
         else:
-            cut = _cut(region, boxes, pieces)
+            cut = _cut(self.algebra, region, boxes, pieces)
         for tensor_box, logical_box, value in cut:
             held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
-            values.update(tensor_box, lambda _, held=held: held)  # type: ignore[misc]
+            self.algebra.look_at(values.update(tensor_box, lambda _, held=held: held))  # type: ignore[misc]
 
     def _unwritten(self, region: Region, box: Box, op: ir.Op) -> None:
         origin = op.where.origin
         if origin in self.mistakes:
             return
         stage = self.graph.stages[op.where.stage]
-        notes: list[Note] = []
-        for other in self.graph.ops:
-            for w in other.writes:
-                if (w.tensor, w.rank) == (region.tensor, region.rank) and other.where.origin not in {
-                    n.span for n in notes
-                }:
-                    name = self.graph.stages[other.where.stage].label
-                    extent = _hull(
-                        b
-                        for o in self.graph.ops
-                        if o.where.origin == other.where.origin
-                        for r in o.writes
-                        if (r.tensor, r.rank) == (w.tensor, w.rank)
-                        for b in r.boxes
-                    )
-                    notes.append(Note(f"stage '{name}' writes within {describe(extent)} here", other.where.origin))
+        notes = []
+        for where, hull in self._writers(region.tensor, region.rank).items():
+            writer = self.graph.stages[where.stage].label
+            notes.append(Note(f"stage '{writer}' writes within {describe(hull)} here", where.origin))
+        if len(notes) > MOST_NOTES:
+            notes[MOST_NOTES - 1 :] = [Note(f"{len(notes) - MOST_NOTES + 1} more write {region.tensor}")]
         self.mistakes[origin] = Diagnostic(
             origin,
             f"stage '{stage.label}' on rank {op.where.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
@@ -199,6 +195,7 @@ class _Proof:
         for claim in self.graph.claims:
             if claim.targets[0].tensor in unproven:
                 continue
+            self.algebra.origin = claim.origin
             wanted = self._claimed(claim.value)
             for target, (pieces, shape) in zip(claim.targets, wanted, strict=True):
                 self._compare(claim, target, pieces, shape)
@@ -229,9 +226,10 @@ class _Proof:
     def _compare(self, claim: ir.Claim, target: Region, pieces: Pieces, shape: tuple[int, ...]) -> None:
         held = self.state[target.tensor, target.rank]
         boxes = list(target.logical_boxes())
-        for tensor_box, logical_box, value in _cut(target, boxes, pieces):
+        for tensor_box, logical_box, value in _cut(self.algebra, target, boxes, pieces):
             wanted = to_tensor(self.algebra, target, tensor_box, logical_box, value)
             for box, has in held.items(tensor_box):
+                self.algebra.look_at(1)
                 if has is not wanted:
                     self._mismatch(claim, target, box, has, wanted)
 
@@ -258,13 +256,30 @@ class _Proof:
             notes.insert(0, Note(f"last written by stage '{stage}' on rank {writer.where.rank}", writer.where.origin))
         self.mistakes[origin] = Diagnostic(origin, message, tuple(notes), help)
 
-    def _last_writer(self, target: Region, box: Box) -> ir.Op | None:
-        for op in reversed(self.graph.ops):
+    def _writers(self, tensor: str, rank: int) -> dict[ir.Where, Box]:
+        """The statements that write a tensor, the first place of each, and the hull of all that it writes."""
+        first: dict[Span, ir.Where] = {}
+        hulls: dict[Span, Box] = {}
+        for op in self.graph.ops:
             for region in op.writes:
-                same = (region.tensor, region.rank) == (target.tensor, target.rank)
-                if same and any(b.meet(box) for b in region.boxes):
-                    return op
-        return None
+                if (region.tensor, region.rank) == (tensor, rank):
+                    origin = op.where.origin
+                    first.setdefault(origin, op.where)
+                    known = [hulls[origin]] if origin in hulls else []
+                    hulls[origin] = _hull([*known, *region.boxes])
+        return {where: hulls[origin] for origin, where in first.items()}
+
+    def _last_writer(self, target: Region, box: Box) -> ir.Op | None:
+        key = (target.tensor, target.rank)
+        if key not in self.last_writers:  # found once for all that is wrong with a tensor
+            writers = self.last_writers[key] = BoxMap(self.graph.tensor(target.tensor).shapes[target.rank], -1)
+            for i, op in enumerate(self.graph.ops):
+                for region in op.writes:
+                    if (region.tensor, region.rank) == key:
+                        for b in region.boxes:
+                            self.algebra.look_at(writers.update(b, lambda _, i=i: i))  # type: ignore[misc]
+        last = max(i for _, i in self.last_writers[key].items(box))
+        return None if last < 0 else self.graph.ops[last]
 
 
 # ---------------------------------------------------------------- collectives
@@ -354,14 +369,16 @@ def _shifted(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box
     return Box(start, tuple(s + box.stop[d] - box.start[d] for s, d in zip(start, kept, strict=True)))
 
 
-def _cut(region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces) -> Iterator[tuple[Box, Box, Sum]]:
+def _cut(
+    algebra: Algebra, region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces
+) -> Iterator[tuple[Box, Box, Sum]]:
     """Logical pieces cut at the region's segments: (box of the tensor, its logical box, value)."""
     kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
     search = len(boxes) * len(pieces) > 64  # many of both: find the pieces of a box by search
     if search:
         index: BoxMap[Sum | None] = BoxMap(region.shape, None)
         for box, value in pieces:
-            index.update(box, lambda _, value=value: value)  # type: ignore[misc]
+            algebra.look_at(index.update(box, lambda _, value=value: value))  # type: ignore[misc]
     for tensor_box, logical_box in boxes:
         near: Iterator[tuple[Box, Sum | None]] = index.items(logical_box) if search else iter(pieces)
         for box, found in near:
@@ -375,12 +392,9 @@ def _cut(region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces) -> Iterat
             yield Box(tuple(start), tuple(stop)), met, found
 
 
-def _hull(boxes: Iterator[Box]) -> Box:
-    found = list(boxes)
-    return Box(
-        tuple(map(min, *(b.start for b in found))) if len(found) > 1 else found[0].start,
-        tuple(map(max, *(b.stop for b in found))) if len(found) > 1 else found[0].stop,
-    )
+def _hull(boxes: Sequence[Box]) -> Box:
+    start = tuple(map(min, zip(*(b.start for b in boxes), strict=True)))
+    return Box(start, tuple(map(max, zip(*(b.stop for b in boxes), strict=True))))
 
 
 # ---------------------------------------------------------------- what differs, in words
@@ -418,12 +432,13 @@ def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, .
 def _show(value: Sum, box: Box) -> list[str]:
     """The terms of a sum for the elements of `box`, at most three."""
     texts = []
-    for element, n in value.inputs:
+    for element, n in value.inputs[:3]:
         texts.append(_source(element, box, None) + (f", {n} times" if n > 1 else ""))
-    for term, intervals in value.products:
-        for k in intervals:
+    for term, intervals in value.products[:3]:
+        for k in intervals[:3]:
             texts.append(f"{_source(term.left, box, k)} × {_source(term.right, box, k)}")
-    return texts if len(texts) <= 3 else [*texts[:3], f"{len(texts) - 3} more"]
+    count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
+    return texts if count <= 3 else [*texts[:3], f"{count - 3} more"]
 
 
 def _source(e: Element, box: Box, k: Interval | None) -> str:

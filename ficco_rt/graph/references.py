@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Span
 
 from ..region import Axis, Interval, Region
-from .evaluate import LONGEST, Function, Mistake, Scope, compile_expr, describe, piece
+from .evaluate import LONGEST, STEPS, Function, Mistake, Scope, compile_expr, cutter, describe
 from .ir import Tensor
 
 Values: TypeAlias = Sequence[Any]
@@ -61,6 +62,9 @@ class Reference:
 
     def _evaluate(self, scope: Scope, spread: bool) -> tuple[Region, ...]:
         values = [f(scope) for f in self._inputs]
+        for v in values:
+            if type(v) is not int:
+                self._check(v, scope)
         at = scope["rank"] if self._at is None else self._at(scope)
         key = (spread, at, *values)
         found = self._memo.get(key)
@@ -73,11 +77,24 @@ class Reference:
             self._memo[key] = found
         return found
 
+    def _check(self, value: Any, scope: Scope) -> None:
+        """Lists inside a region are short, and of numbers: they are compared with earlier ones as a whole."""
+        if isinstance(value, bool):
+            raise Mistake(self.ref.span, f"a region takes numbers and sets, this is {describe(value)}")
+        if len(value) > LONGEST:
+            raise Mistake(self.ref.span, f"a set of {len(value)} members; the most is {LONGEST}")
+        if isinstance(value, tuple):
+            scope[STEPS].spend(len(value), self.ref.span)
+            if not set(map(type, value)) <= {int}:
+                raise Mistake(self.ref.span, f"a region takes lists of numbers, this is {describe(value)}")
+
     def _ranks(self, at: Any, spread: bool, ranks: int) -> Sequence[int]:
         span = self.ref.span if self.ref.at is None else self.ref.at.span
         if type(at) is not int and (isinstance(at, bool) or not spread):
             raise Mistake(span, f"'@' takes one rank, this is {describe(at)}", "loop over the set with 'for'")
         members: Sequence[int] = [at] if isinstance(at, int) else at
+        if len(members) > ranks:
+            raise Mistake(span, f"a set of {len(members)} ranks, but there are {ranks}")
         for r in members:
             if type(r) is not int or not 0 <= r < ranks:
                 raise Mistake(span, f"there is no rank {r}; ranks count from 0 to {ranks - 1}")
@@ -97,6 +114,9 @@ class Reference:
             axes = [Axis((Interval(0, extent),)) for extent in shape]
             for step in self._steps:
                 step(axes, values)
+            boxes = prod(len(a.segments) for a in axes)
+            if boxes > LONGEST:
+                raise Mistake(self.ref.span, f"the region has {boxes} separate pieces; the most is {LONGEST}")
             self._shapes[key] = like = Region(self.ref.tensor, rank, tuple(axes))
         return like.on(rank)
 
@@ -119,11 +139,12 @@ class Reference:
                 members = [index] if type(index) is int else index
                 if isinstance(members, bool) or len(members) * len(segments) > LONGEST:
                     raise Mistake(span, f"{describe(index)} is no set of pieces; the most pieces is {LONGEST}")
+                cut_at = cutter(whole, span)
                 segments = tuple(
                     Interval(s.start + cut.start, s.start + cut.stop)
                     for s in segments
                     for member in members
-                    for cut in (piece(_count(member, span, "a piece's index"), whole, s.size, span),)
+                    for cut in (cut_at(_count(member, span, "a piece's index"), s.size),)
                 )
             axes[dim] = Axis(_joined(segments))
 

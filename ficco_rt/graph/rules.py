@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 
-from ..region import Box, Region
+from ..region import Axis, Box, Region
 from . import ir
 from .ir import Tensor
 
@@ -20,7 +20,21 @@ def _size(region: Region) -> str:
 
 
 def _overlap(a: Region, b: Region) -> bool:
-    return (a.tensor, a.rank) == (b.tensor, b.rank) and any(x.meet(y) for x in a.boxes for y in b.boxes)
+    return (a.tensor, a.rank) == (b.tensor, b.rank) and all(map(_meet, a.axes, b.axes))
+
+
+def _meet(a: Axis, b: Axis) -> bool:
+    """Have two axes an element in common? A region is the product of its axes: it meets another if all do."""
+    if len(a.segments) == len(b.segments) == 1:
+        return a.segments[0].start < b.segments[0].stop and b.segments[0].start < a.segments[0].stop
+    marks = [(s.start, True, side) for side, axis in enumerate((a, b)) for s in axis.segments]
+    marks += [(s.stop, False, side) for side, axis in enumerate((a, b)) for s in axis.segments]
+    inside = [0, 0]
+    for _, opens, side in sorted(marks):  # at one place, ends come before starts
+        inside[side] += 1 if opens else -1
+        if opens and inside[1 - side]:
+            return True
+    return False
 
 
 def contiguous(region: Region, shape: tuple[int, ...]) -> bool:

@@ -17,7 +17,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ficco_dsl.diagnostics import Span
+
 from ..region import Box, BoxMap, Interval, Region
+from .budget import CELLS, TERMS, Budget, most_ops
 
 FIXED = -1  # the coordinate is `offset` itself
 SUMMED = -2  # the coordinate is k + offset
@@ -70,14 +73,24 @@ Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
 
 
 class Algebra:
-    """Makes values. One object a proof: its tables hold every value that the proof has met."""
+    """Makes values. One object a proof: its tables hold every value that the proof has met.
 
-    def __init__(self) -> None:
+    `origin` is the statement that the proof is at: who makes values without end is told there.
+    """
+
+    def __init__(self, origin: Span) -> None:
+        self.origin = origin
+        self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors")
+        self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all")
         self._sums: dict[Sum, Sum] = {}
         self._moved: dict[tuple[int, tuple[tuple[int, int], ...]], Sum] = {}
         self._added: dict[tuple[int, int], Sum] = {}
         self._products: dict[tuple[int, int, int, int, int], Sum] = {}
         self.zero = self._intern(Sum((), (), ()))
+
+    def look_at(self, pieces: int) -> None:
+        """Pay for pieces of tensors."""
+        self._cells.spend(pieces, self.origin)
 
     def _intern(self, value: Sum) -> Sum:
         return self._sums.setdefault(value, value)
@@ -145,6 +158,7 @@ class Algebra:
         products = []
         for a, times_a in left.inputs:
             for b, times_b in right.inputs:
+                self._terms.spend(times_a * times_b, self.origin)
                 # k runs over the left source's own coordinate, so that pieces of one sum can join
                 sources = [c for c in a.index if c.axis == left_axis]
                 shift = sources[0].offset if sources else 0
@@ -161,11 +175,15 @@ class Algebra:
         opaque: tuple[str, ...],
     ) -> Sum:
         times: dict[Element, int] = {}
+        count = len(opaque)
         for e, n in inputs:
             times[e] = times.get(e, 0) + n
+            count += 1 + n.bit_length() // 64
         terms: dict[Term, tuple[Interval, ...]] = {}
         for term, ks in products:
+            count += len(ks)
             terms[term] = joined((*terms[term], *ks)) if term in terms else ks if len(ks) == 1 else joined(ks)
+        self._terms.spend(count, self.origin)
         return self._intern(
             Sum(
                 tuple(sorted(times.items(), key=_element_key)) if len(times) > 1 else tuple(times.items()),
@@ -225,12 +243,13 @@ def multiply(algebra: Algebra, left: Pieces, right: Pieces, shape: tuple[int, in
         return []
     total: BoxMap[Sum] = BoxMap(shape, algebra.zero)
     for x, a in left:
+        algebra.look_at(len(right))
         for y, b in right:
             start, stop = max(x.start[1], y.start[0]), min(x.stop[1], y.stop[0])
             if start < stop:
                 value = algebra.product(a, b, Interval(start, stop), 1, 0)
                 box = Box((x.start[0], y.start[1]), (x.stop[0], y.stop[1]))
-                total.update(box, lambda old, value=value: algebra.add(old, value))  # type: ignore[misc]
+                algebra.look_at(total.update(box, lambda old, value=value: algebra.add(old, value)))  # type: ignore[misc]
     return list(total.items(Box((0, 0), shape)))
 
 
@@ -251,7 +270,7 @@ def added(algebra: Algebra, parts: list[Pieces], shape: tuple[int, ...]) -> Piec
     total: BoxMap[Sum] = BoxMap(shape, algebra.zero)
     for pieces in parts:
         for box, value in pieces:
-            total.update(box, lambda old, value=value: algebra.add(old, value))  # type: ignore[misc]
+            algebra.look_at(total.update(box, lambda old, value=value: algebra.add(old, value)))  # type: ignore[misc]
     return list(total.items(Box((0,) * len(shape), shape)))
 
 
