@@ -109,6 +109,7 @@ class _Checker:
         self.params = {p.name: p for p in reversed(schedule.params)}
         self.scope: dict[str, _Declared] = {}  # loop variables and lets that are live
         self.in_param = False
+        self.shaped: list[str] = []  # tensors above the one whose shape is being read; then all
         self.stages: dict[str, Span] = {}
         self.kernel: KernelDecl | None = None  # whose braces are being read
 
@@ -131,6 +132,8 @@ class _Checker:
                 self.mistake(tensor.shape[MAX_DIMENSIONS].span, message)
             for extent in tensor.shape:
                 self.expr(extent)
+            self.shaped.append(tensor.name)
+        self.shaped = list(self.tensors)
         self._claims()
         for queue in s.queues:
             self.attributes(queue.attributes, _ON_QUEUE, f"queue '{queue.name}'")
@@ -415,6 +418,9 @@ class _Checker:
             queue = self.queues[stage.queue]
             message = f"{word} runs on engine {' or '.join(engines)}; queue '{stage.queue}' has engine {engine}"
             self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", queue.span))
+        if stage.streamed and engine == "sm" and isinstance(s, (Copy, Launch)):
+            message = f"{word} cannot stand in stage '{stage.name}', which is streamed"
+            self.mistake(s.span, message, help="a streamed stage is one kernel of gemm and reduce; add another stage")
         self.attributes(s.attributes, _RESOURCES, word)
 
         if isinstance(s, Copy):
@@ -611,6 +617,9 @@ class _Checker:
         elif self.in_param:
             message = f"a param cannot use {function}({argument.id}): shapes are made from params"
             self.mistake(argument.span, message)
+        elif argument.id in self.tensors and argument.id not in self.shaped:
+            message = f"{function}({argument.id}) in a shape: '{argument.id}' has none yet"
+            self.mistake(argument.span, message, help=f"declare '{argument.id}' further up")
 
 
 def _names_in(e: object) -> dict[str, None]:

@@ -295,6 +295,22 @@ MISTAKES = [
         "x.ficco:12:1: stage 'a' is on unknown queue 'e'",
     ),
     (
+        "stage a on q streamed { copy G <- A }",
+        (
+            "x.ficco:12:25: copy cannot stand in stage 'a', which is streamed\n"
+            "  help: a streamed stage is one kernel of gemm and reduce; add another stage"
+        ),
+    ),
+    (
+        "scratch H[rows(J)] : T scratch J[cols(J)] : T",
+        (
+            "x.ficco:12:16: rows(J) in a shape: 'J' has none yet\n"
+            "  help: declare 'J' further up\n"
+            "x.ficco:12:39: cols(J) in a shape: 'J' has none yet\n"
+            "  help: declare 'J' further up"
+        ),
+    ),
+    (
         "stage a on d streamed { copy G <- A }",
         (
             "x.ficco:12:1: stage 'a' is streamed, which needs a queue with engine sm\n"
@@ -527,7 +543,7 @@ RIGHT = [
     "input D[rows(A)] : T",
     "output D[n] : T unproven",
     "output D[2, n] : T computes D[i] = A for i in 0..2",
-    "stage a on q streamed { copy G <- A }",
+    "stage a on q streamed { gemm G = A * A }",
     "param a = b where a > 0 and a < len([1, 2]) param b = ceil(n, 3) // max(1, 2)",
     'kernel j(read x, int m) from "a" entry "b" { grid = [rows(x), m]  block = n  host = "f.py:f"  smem = rows(A) }',
     "stage a on q with priority = low { for p in reversed(peers) { copy G @ p <- A with smem = p * 1 KiB } }",
