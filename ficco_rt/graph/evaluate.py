@@ -15,7 +15,7 @@ from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..region import Interval
-from .budget import Budget
+from .budget import Budget, steps
 
 # Names, and ("rows", name) / ("cols", name) for the extents of a region, and STEPS for the budget.
 Scope: TypeAlias = dict[Any, Any]
@@ -36,10 +36,10 @@ class Mistake(Exception):
         self.diagnostic = Diagnostic(span, message, help=help)
 
 
-def base_scope(rank: int, ranks: int, steps: Budget) -> Scope:
-    """The names that every schedule has, on one rank."""
+def base_scope(rank: int, ranks: int, budget: Budget | None = None) -> Scope:
+    """The names that every schedule has, on one rank; ranks share the budget for lists."""
     peers = tuple((rank + i) % ranks for i in range(1, ranks))
-    return {"rank": rank, "ranks": ranks, "peers": peers, "all": tuple(range(ranks)), STEPS: steps}
+    return {"rank": rank, "ranks": ranks, "peers": peers, "all": tuple(range(ranks)), STEPS: budget or steps()}
 
 
 def walk(value: Value, budget: Budget, span: Span, depth: int = 0) -> None:
