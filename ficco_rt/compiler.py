@@ -36,13 +36,13 @@ def load(name_or_path: str | Path) -> Schedule:
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
     """The graph of a schedule; see `ficco_rt.graph.build`."""
-    with _no_collection():
+    with no_collection():
         return build_graph(schedule, ranks, params)
 
 
 def plan_of(graph: graph_ir.Graph, machine: Machine) -> plan_ir.Plan:
     """Proof, lowering and check of a built graph."""
-    with _no_collection():
+    with no_collection():
         prove(graph)
         plan = lower(graph, machine)
         check(plan)
@@ -50,7 +50,7 @@ def plan_of(graph: graph_ir.Graph, machine: Machine) -> plan_ir.Plan:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """The stages make many small values and no cycles; searching them for cycles takes a third of the time."""
     was = gc.isenabled()
     gc.disable()

@@ -9,11 +9,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Interval:
+class Interval(NamedTuple):  # tuples: made and hashed by the million
     """start ≤ i < stop along one dimension."""
 
     start: int
@@ -27,8 +26,7 @@ class Interval:
         return f"{self.start}:{self.stop}"
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(NamedTuple):
     """One rectangle of a tensor, with as many coordinates as the tensor has dimensions."""
 
     start: tuple[int, ...]

@@ -40,5 +40,5 @@ def golden(update_golden: bool) -> Callable[[Path, str], None]:
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No switch of the caller's shell changes a result."""
-    for name in ("FICCO_DEBUG", "FICCO_DEBUG_PASSES", "FICCO_MAX_OPS", "NO_COLOR", "COLUMNS"):
+    for name in ("FICCO_DEBUG", "FICCO_MAX_OPS", "NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 import click
+
+from .. import env
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what a shell shows for a command that SIGPIPE ended
@@ -35,6 +38,8 @@ def execute(program: str, arguments: Sequence[str]) -> int:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:
             reconfigure(errors="replace")  # a terminal that lacks a character gets a '?', not a traceback
+    if env.get("FICCO_DEBUG"):
+        logging.basicConfig(level=logging.DEBUG, format="%(name)s: %(message)s")
     as_json = "--json" in arguments
     try:
         code = _invoke(run if program == "ficco-run" else verbs, program, list(arguments), as_json)

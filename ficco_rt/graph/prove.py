@@ -443,7 +443,7 @@ def _show(value: Sum, box: Box) -> list[str]:
 
 def _source(e: Element, box: Box, k: Interval | None) -> str:
     start, stop = [], []
-    for c in e.index:
+    for c in e.coordinates:
         if c.axis == SUMMED:
             assert k is not None
             low, high = k.start, k.stop

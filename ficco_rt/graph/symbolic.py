@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
@@ -26,25 +26,22 @@ FIXED = -1  # the coordinate is `offset` itself
 SUMMED = -2  # the coordinate is k + offset
 
 
-@dataclass(frozen=True, slots=True)
-class Coordinate:
+class Coordinate(NamedTuple):
     """One coordinate of a source element: x[axis] + offset, or FIXED, or SUMMED."""
 
     axis: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(NamedTuple):
     """An input's element, found from the coordinates of the element that holds it."""
 
     tensor: str
     rank: int
-    index: tuple[Coordinate, ...]
+    coordinates: tuple[Coordinate, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Term:
+class Term(NamedTuple):
     """A pair of factors of a product. The left factor's summed coordinate has offset 0."""
 
     left: Element
@@ -84,8 +81,8 @@ class Algebra:
         self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all")
         self._sums: dict[Sum, Sum] = {}
         self._moved: dict[tuple[int, tuple[tuple[int, int], ...]], Sum] = {}
-        self._added: dict[tuple[int, int], Sum] = {}
-        self._products: dict[tuple[int, int, int, int, int], Sum] = {}
+        self._added: dict[tuple[int, ...], Sum] = {}
+        self._products: dict[tuple[int, int, Interval, int, int], Sum] = {}
         self.zero = self._intern(Sum((), (), ()))
 
     def look_at(self, pieces: int) -> None:
@@ -118,7 +115,7 @@ class Algebra:
                 return Coordinate(axis, c.offset + offset)
 
             def element(e: Element) -> Element:
-                return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.index))
+                return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.coordinates))
 
             found = self._make(
                 ((element(e), n) for e, n in value.inputs),
@@ -130,18 +127,22 @@ class Algebra:
 
     # -- sums and products
 
-    def add(self, a: Sum, b: Sum) -> Sum:
-        key = (id(a), id(b))
+    def add(self, *values: Sum) -> Sum:
+        key = tuple(map(id, values))
         found = self._added.get(key)
         if found is None:
-            found = self._make((*a.inputs, *b.inputs), (*a.products, *b.products), (*a.opaque, *b.opaque))
+            found = self._make(
+                (i for v in values for i in v.inputs),
+                (p for v in values for p in v.products),
+                tuple(o for v in values for o in v.opaque),
+            )
             self._added[key] = found
         return found
 
     def product(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
         """Σ over k of left · right, where k is coordinate `left_axis` of the left and `right_axis` of the right
         value (both logical matrices); the result's coordinates are (row of left, column of right)."""
-        key = (id(left), id(right), k.start * 2**32 + k.stop, left_axis, right_axis)
+        key = (id(left), id(right), k, left_axis, right_axis)
         found = self._products.get(key)
         if found is None:
             for side in (left, right):
@@ -160,7 +161,7 @@ class Algebra:
             for b, times_b in right.inputs:
                 self._terms.spend(times_a * times_b, self.origin)
                 # k runs over the left source's own coordinate, so that pieces of one sum can join
-                sources = [c for c in a.index if c.axis == left_axis]
+                sources = [c for c in a.coordinates if c.axis == left_axis]
                 shift = sources[0].offset if sources else 0
                 x = _contracted(a, left_axis, 0, shift)
                 y = _contracted(b, right_axis, 1, shift)
@@ -186,8 +187,8 @@ class Algebra:
         self._terms.spend(count, self.origin)
         return self._intern(
             Sum(
-                tuple(sorted(times.items(), key=_element_key)) if len(times) > 1 else tuple(times.items()),
-                tuple(sorted(terms.items(), key=_term_key)) if len(terms) > 1 else tuple(terms.items()),
+                tuple(sorted(times.items())) if len(times) > 1 else tuple(times.items()),
+                tuple(sorted(terms.items())) if len(terms) > 1 else tuple(terms.items()),
                 tuple(sorted(set(opaque))),
             )
         )
@@ -201,7 +202,7 @@ def _contracted(e: Element, axis: int, kept: int, shift: int) -> Element:
             return c
         return Coordinate(SUMMED, c.offset - shift) if c.axis == axis else Coordinate(kept, c.offset)
 
-    return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.index))
+    return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.coordinates))
 
 
 def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
@@ -219,15 +220,6 @@ def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
         out.extend([Interval(begin, at)] * depth)
         depth, begin = depth + marks[at], at
     return tuple(out)
-
-
-def _element_key(item: tuple[Element, int]) -> tuple[object, ...]:
-    e = item[0]
-    return (e.tensor, e.rank, tuple((c.axis, c.offset) for c in e.index))
-
-
-def _term_key(item: tuple[Term, tuple[Interval, ...]]) -> tuple[object, ...]:
-    return (_element_key((item[0].left, 1)), _element_key((item[0].right, 1)))
 
 
 # ---------------------------------------------------------------- values of whole regions
@@ -263,10 +255,7 @@ def added(algebra: Algebra, parts: list[Pieces], shape: tuple[int, ...]) -> Piec
     if len(parts) == 1:
         return parts[0]
     if all(len(p) == 1 for p in parts):
-        value = parts[0][0][1]
-        for p in parts[1:]:
-            value = algebra.add(value, p[0][1])
-        return [(parts[0][0][0], value)]
+        return [(parts[0][0][0], algebra.add(*(p[0][1] for p in parts)))]
     total: BoxMap[Sum] = BoxMap(shape, algebra.zero)
     for pieces in parts:
         for box, value in pieces:
