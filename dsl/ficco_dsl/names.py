@@ -421,6 +421,9 @@ class _Checker:
         if stage.streamed and engine == "sm" and isinstance(s, (Copy, Launch)):
             message = f"{word} cannot stand in stage '{stage.name}', which is streamed"
             self.mistake(s.span, message, help="a streamed stage is one kernel of gemm and reduce; add another stage")
+        elif stage.streamed and s.attributes:
+            message = f"'with' on a statement of stage '{stage.name}', which is streamed and one launch"
+            self.mistake(s.attributes[0].span, message, help="say it on the stage, or take the statement out of it")
         self.attributes(s.attributes, _RESOURCES, word)
 
         if isinstance(s, Copy):

@@ -69,7 +69,12 @@ _run_options = _options(
     click.argument("target", metavar="SCHEDULE|plan.json"),
     _gpus,
     _set,
-    click.option("--backend", default="auto", metavar="auto|host", help="What runs it.  [default: auto]"),
+    click.option(
+        "--backend",
+        default="auto",
+        metavar="auto|host|sim",
+        help="What runs it; sim models time alone.  [default: auto]",
+    ),
     _machine,
     click.option(
         "--order",

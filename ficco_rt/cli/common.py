@@ -73,7 +73,7 @@ def load_plan(target: str) -> Plan:
 
 def build_graph(request: Request, progress: Progress) -> tuple[Schedule, Graph]:
     """Parse and bind: the schedule's graph on `request.gpus` ranks, not yet proven."""
-    from ..graph.build import build
+    from ..compiler import build
 
     with progress.step("importing and parsing"):
         schedule = load(request.target)
@@ -103,12 +103,13 @@ def compile_job(request: Request, progress: Progress) -> Job:
 
     schedule, graph = build_graph(request, progress)
     machine = machine_of(request.machine, graph.ranks)
-    with progress.step("proving"):
-        prove(graph)
-    with progress.step("lowering"):
-        plan = lower(graph, machine)
-    with progress.step("checking the plan"):
-        check(plan)
+    with compiler.no_collection():
+        with progress.step("proving"):
+            prove(graph)
+        with progress.step("lowering"):
+            plan = lower(graph, machine)
+        with progress.step("checking the plan"):
+            check(plan)
     title = library.title(Path(schedule.path))
     return Job(schedule.path, title, machine, plan, graph, compiler.lint(graph, machine))
 

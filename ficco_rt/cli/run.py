@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..exec.verify import Verification
     from ..trace import Trace
 
-BACKENDS = ("auto", "host")
+BACKENDS = ("auto", "host", "sim")
 SKETCHED = 16  # the most streams that are sketched under a report
 
 
@@ -61,6 +61,7 @@ class Result:
     """What a run has shown. Times in microseconds; `times` are those of the timed runs on the trace's clock."""
 
     job: Job
+    backend: str
     plan_hash: str
     seed: int
     order: str
@@ -103,8 +104,10 @@ def run(options: Options) -> int:
     if options.backend not in BACKENDS:
         raise UsageError(
             f"there is no backend '{options.backend}' in this version; there is: auto, host "
-            "(numpy on this machine's CPU, times modelled for --machine)"
+            "(numpy on this machine's CPU, times modelled for --machine), sim (modelled times alone, any size)"
         )
+    if options.backend == "sim" and (options.iters is not None or options.warmup):
+        raise UsageError("--iters and --warmup repeat a run, and sim runs nothing: its times are the same every time")
     order = parse_order(options.order)
     if options.trace:
         check_target(options.trace)
@@ -116,7 +119,10 @@ def run(options: Options) -> int:
     request = Request(options.target, options.gpus, options.settings, options.machine)
     job = compile_job(request, progress)
     warn(job.warnings)
-    result = _execute(job, options, order, progress)
+    if options.backend == "sim":
+        result = _simulate(job, options, progress)
+    else:
+        result = _execute(job, options, order, progress)
     if options.trace:
         from .tracefile import to_json
 
@@ -177,6 +183,34 @@ def _emit(options: Options) -> int:
     return 0
 
 
+def _simulate(job: Job, options: Options, progress: Progress) -> Result:
+    """No data, no numbers: what would happen when on the machine."""
+    with progress.step("modelling the run"):
+        from ..exec.ideal import ideal
+        from ..plan.codec import content_hash
+        from ..sim.simulate import simulate
+
+        start = time.perf_counter()
+        trace = simulate(job.plan, job.machine)
+        host = (time.perf_counter() - start) * 1e6
+        yardstick = ideal(job.plan, job.machine)
+    return Result(
+        job=job,
+        backend="sim",
+        plan_hash=content_hash(job.plan),
+        seed=options.seed,
+        order=options.order,
+        verification=None,
+        trace=trace,
+        times=(trace.duration,),
+        host=(host,),
+        compute_alone=yardstick.compute_alone,
+        communication_alone=yardstick.communication_alone,
+        serial=yardstick.serial,
+        ideal=yardstick.time,
+    )
+
+
 def _execute(job: Job, options: Options, order: str, progress: Progress) -> Result:
     """One verified run, then the timed ones; without --iters the verified run is the timed one."""
     with progress.step("preparing the run"):
@@ -221,6 +255,7 @@ def _execute(job: Job, options: Options, order: str, progress: Progress) -> Resu
         trace = executor.trace
     return Result(
         job=job,
+        backend="host",
         plan_hash=plan_hash,
         seed=options.seed,
         order=order,
@@ -242,7 +277,7 @@ def record(result: Result) -> dict[str, object]:
         "schedule": plan.schedule,
         "path": job.path,
         "title": job.title,
-        "backend": "host",
+        "backend": result.backend,
         "machine": job.machine.name,
         "clock": result.trace.clock,
         "ranks": plan.ranks,
@@ -303,21 +338,29 @@ def report(result: Result, style: Style) -> str:
     limits = f"max(computing {show_time(result.compute_alone)}, moving {show_time(result.communication_alone)})"
     rows = [
         ("why", f"named on the command line ({show_path(job.path)})"),
-        (
-            "backend",
-            f"host: {count(plan.ranks, 'virtual GPU')} on numpy, as {machine.device.name} on a {_links(machine)}",
-        ),
+        ("backend", _backend(result)),
         ("params", show_params(plan.params) or "none"),
         ("numbers", _numbers(result, style)),
         ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
         ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}"),
         ("ideal", f"{show_time(result.ideal)} = {limits}{share}"),
         ("exposed", f"{show_time(result.exposed)} of communication with no computing beside it"),
-        ("host", f"{show_time(median(result.host))} a run on this machine's CPU"),
+        ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
         ("plan", result.plan_hash[:16]),
     ]
     lines.append(table(rows))
     return "\n".join(lines) + "\n"
+
+
+def _backend(result: Result) -> str:
+    machine = result.job.machine
+    ranks = count(result.job.plan.ranks, "virtual GPU")
+    how = "no data moves" if result.backend == "sim" else "on numpy"
+    return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
+
+
+def _host(result: Result) -> str:
+    return "of modelling" if result.backend == "sim" else "a run"
 
 
 def _gain(serial: float, time: float) -> str:
@@ -334,6 +377,8 @@ def _links(machine: Any) -> str:
 
 def _numbers(result: Result, style: Style) -> str:
     found = result.verification
+    if result.backend == "sim":
+        return style("not run", "yellow") + ": sim models times alone"
     if found is None:
         return style("not verified", "yellow") + " (--no-verify)"
     words: Sequence[str]

@@ -28,7 +28,6 @@ import numpy.typing as npt
 
 from ..errors import UsageError
 from ..graph.ir import Dtype, Kernel
-from ..machine.model import Machine
 from ..plan.ir import (
     CollectiveCall,
     Command,
@@ -88,7 +87,7 @@ class Driver(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """Whether `spans` are measured on devices or modelled for a machine."""
+        """Whether `spans` are measured on devices; if not, `ficco_rt.sim` models them for a machine."""
 
     # ---- memory
 
@@ -154,7 +153,7 @@ class Driver(Protocol):
         that names who waits for what."""
 
     def spans(self) -> tuple[Span, ...]:
-        """The last completed run's record, ordered by stream and start."""
+        """The last completed run's record, ordered by stream and start; nothing where the clock is virtual."""
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
@@ -167,7 +166,7 @@ class Stepped(Protocol):
     order: str
 
 
-def open_driver(name: DriverName, plan: Plan, machine: Machine, *, order: str = "fifo") -> Driver:
+def open_driver(name: DriverName, plan: Plan, *, order: str = "fifo") -> Driver:
     """The driver `name` for a plan; a vendor's bindings are imported here and not before.
 
     `order` is the host driver's way to step through what may run (see `host.order`).
@@ -175,5 +174,5 @@ def open_driver(name: DriverName, plan: Plan, machine: Machine, *, order: str = 
     if name == "host":
         from .host.driver import HostDriver
 
-        return HostDriver(plan, machine, order=order)
+        return HostDriver(plan, order=order)
     raise UsageError(f"no driver is called '{name}'; there is: host")

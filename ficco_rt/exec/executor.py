@@ -46,6 +46,7 @@ from ..plan.ir import (
     WaitEvent,
     WaitFlag,
 )
+from ..sim.simulate import simulate
 from ..trace import Lane, Trace
 from .bindings import checked
 from .issue import issue_order
@@ -55,8 +56,8 @@ class Executor:
     """Owns what a plan needs to run, many times.
 
     `driver` is a name ("host", the default) or a Driver made for this plan, which the executor then owns.
-    `machine` prices the virtual clock of the host driver; by default it is the stored profile that the plan
-    names. `order` is how the host driver steps: fifo, random(SEED), adversarial, lazy(STREAM).
+    `machine` prices virtual time, where the driver has no clock of devices; by default it is the stored
+    profile that the plan names. `order` is how the host driver steps: fifo, random(SEED), adversarial, lazy(STREAM).
 
     Raises UsageError (a user kernel without host function, no such machine), DeviceError (memory).
     """
@@ -72,7 +73,7 @@ class Executor:
         self.plan = plan
         self.machine = machine if machine is not None else profile(plan.machine, plan.ranks)
         if driver is None or isinstance(driver, str):
-            driver = open_driver(driver or "host", plan, self.machine, order=order)
+            driver = open_driver(driver or "host", plan, order=order)
         self.driver: Driver = driver
         self._closed = False
         self._owned: dict[tuple[str, int], Buffer] = {}
@@ -145,14 +146,12 @@ class Executor:
         if not self._ran:
             raise UsageError("there is no trace: no run has ended")
         if self._trace is None:
-            self._trace = Trace(
-                schedule=self.plan.schedule,
-                machine=self.machine.name,
-                clock=self.driver.clock,
-                ranks=self.plan.ranks,
-                lanes=tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams),
-                spans=self.driver.spans(),
-            )
+            if self.driver.clock == "virtual":
+                self._trace = simulate(self.plan, self.machine)
+            else:
+                lanes = tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams)
+                machine, spans = self.machine.name, self.driver.spans()
+                self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
         return self._trace
 
     @property

@@ -75,15 +75,23 @@ class Limits:
     max_residency: int
 
 
+def out_of_limits(sms: int | None, residency: int | None, smem: int | None, limits: Limits) -> str | None:
+    """What was asked of a launch and no device of this kind has, or None."""
+    if sms is not None and sms > limits.sms:
+        return f"sms = {sms}, but the device has {limits.sms} multiprocessors"
+    if residency is not None and residency > limits.max_residency:
+        return f"residency = {residency}, but a multiprocessor holds at most {limits.max_residency} blocks"
+    if smem is not None and smem > limits.smem_per_block:
+        return f"smem = {smem} bytes, but a block has at most {limits.smem_per_block}"
+    return None
+
+
 def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
     """The first kernel of the catalogue that fits, with the deepest pipeline that the resources leave.
     A text says why none does."""
-    if request.sms is not None and request.sms > limits.sms:
-        return f"sms = {request.sms}, but the device has {limits.sms} multiprocessors"
-    if request.residency is not None and request.residency > limits.max_residency:
-        return f"residency = {request.residency}, but a multiprocessor holds at most {limits.max_residency} blocks"
-    if request.smem is not None and request.smem > limits.smem_per_block:
-        return f"smem = {request.smem} bytes, but a block has at most {limits.smem_per_block}"
+    refusal = out_of_limits(request.sms, request.residency, request.smem, limits)
+    if refusal is not None:
+        return refusal
     reasons = []
     for kernel in GEMMS:
         if request.dtype not in kernel.dtypes or not any(request.arch.startswith(a) for a in kernel.archs):

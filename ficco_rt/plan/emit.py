@@ -222,9 +222,9 @@ def _tiles(region: Region, axis: int, tile: int) -> int:
 
 
 def _region(like: Region, box: Box) -> Region:
-    return Region(
-        like.tensor, like.rank, tuple(Axis((Interval(a, b),)) for a, b in zip(box.start, box.stop, strict=True))
-    )
+    """One box of a region, with the same dimensions dropped."""
+    axes = (Axis((Interval(a, b),), axis.dropped) for a, b, axis in zip(box.start, box.stop, like.axes, strict=True))
+    return Region(like.tensor, like.rank, tuple(axes))
 
 
 def _kept(region: Region) -> list[int]:

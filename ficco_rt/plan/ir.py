@@ -124,6 +124,7 @@ class LaunchAttributes:
     smem: int  # dynamic shared memory, bytes a block
     residency: int | None  # blocks a multiprocessor that this leaves room for
     sms: int | None  # persistent grid no larger than this many multiprocessors
+    priority: Priority | None  # where it differs from its stream's
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ MACHINE = Machine(
     source="made up",
 )
 
-ATTRIBUTES = LaunchAttributes(smem=0, residency=None, sms=None)
+ATTRIBUTES = LaunchAttributes(smem=0, residency=None, sms=None, priority=None)
 
 
 def line(n: int, path: str = "x.ficco") -> Span:

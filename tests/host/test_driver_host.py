@@ -175,7 +175,7 @@ def test_a_wait_that_nothing_ends() -> None:
 
 def test_a_record_that_is_bound_but_not_issued() -> None:
     made = idle_plan([(0, [record(0, 10)]), (1, [wait(0, 20)])], events=1)
-    driver = HostDriver(made, MACHINE)
+    driver = HostDriver(made)
     streams = [driver.stream(s) for s in made.streams]
     event = driver.event(0)
     driver.bind_record(streams[0], record(0, 10), event)
@@ -225,7 +225,7 @@ def test_a_collective_that_a_rank_does_not_call() -> None:
 def test_the_next_run_works_after_a_deadlock() -> None:
     """The first run is stuck on an unissued record; the second issues everything."""
     made = idle_plan([(0, [record(0, 10)]), (1, [wait(0, 20)])], events=1)
-    driver = HostDriver(made, MACHINE)
+    driver = HostDriver(made)
     streams = [driver.stream(s) for s in made.streams]
     event = driver.event(0)
     calls = [

@@ -525,7 +525,7 @@ def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
     assert lines[:4] == [
         "small: All-gather, then one GEMM.",
         "  why      named on the command line (good.ficco)",
-        "  backend  host: 2 virtual GPUs on numpy, as NVIDIA H200 on a switch (h200-switch)",
+        "  backend  host: 2 virtual GPUs, on numpy, as NVIDIA H200 on a switch (h200-switch)",
         "  params   M = 64, N = 32, K = 48, T = bf16",
     ]
     starts = [
@@ -540,6 +540,22 @@ def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
     assert lines[5].endswith(" µs modelled for h200-switch, not measured")
     assert lines[12].startswith("rank 0      dma │")
     assert lines[-1].strip() == "A gather   B mm"
+
+
+def test_sim_models_a_run_without_data(run: Callable[..., Ending], here: Path) -> None:
+    """Sizes that no machine here could hold, and the same virtual time as a run on data."""
+    huge = ["--set", "M=1048576", "--set", "N=65536", "--set", "K=65536"]
+    facts = run("ficco-run", "good.ficco", "--gpus", "4", "--backend", "sim", "--json", *huge).record
+    assert (facts["backend"], facts["clock"], facts["verified"], facts["rel_err"]) == ("sim", "virtual", None, None)
+    assert facts["time_ms"] > facts["ideal_ms"] > 1000
+    small = ["good.ficco", "--gpus", "4", "--json"]
+    modelled = run("ficco-run", *small, "--backend", "sim").record
+    on_data = run("ficco-run", *small, "--backend", "host").record
+    assert modelled["time_ms"] == on_data["time_ms"]
+    assert modelled["plan_hash"] == on_data["plan_hash"]
+    lines = run("ficco-run", "good.ficco", "--gpus", "2", "--backend", "sim").out.splitlines()
+    assert lines[2] == "  backend  sim: 2 virtual GPUs, no data moves, as NVIDIA H200 on a switch (h200-switch)"
+    assert lines[4] == "  numbers  not run: sim models times alone"
 
 
 def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
@@ -608,7 +624,10 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
     ("words", "message"),
     [
         (["--backend", "cuda"], "there is no backend 'cuda' in this version; there is: auto, host "
-                                "(numpy on this machine's CPU, times modelled for --machine)"),
+                                "(numpy on this machine's CPU, times modelled for --machine), "
+                                "sim (modelled times alone, any size)"),
+        (["--backend", "sim", "--iters", "3"], "--iters and --warmup repeat a run, and sim runs nothing: "
+                                               "its times are the same every time"),
         (["--order", "random"], "--order random: there are fifo, random:SEED, adversarial and lazy:STREAM, "
                                 "such as random:7"),
         (["--trace", "no/t.json"], "no/t.json: there is no directory 'no'"),

@@ -8,7 +8,7 @@ that waits for what never comes ends with a named deadlock. Both are repeatable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,6 @@ import numpy as np
 from ...errors import DeviceError, InternalError, PlanError, UsageError
 from ...errors import Span as Place
 from ...graph.ir import Dtype, Kernel
-from ...machine.model import Machine
 from ...plan.ir import (
     CollectiveCall,
     CopyAsync,
@@ -33,7 +32,6 @@ from ...plan.ir import (
 from ...region import Region
 from ...trace import Clock, Span
 from ..api import NUMPY_DTYPES, Array, Buffer, Call, Event, Flag, Memory, Pool, Progress, StreamHandle
-from .clock import timeline
 from .deadlock import at, describe_deadlock
 from .kernels import HostFunction, bind_transfers, bind_work, host_function
 from .memory import available
@@ -65,12 +63,10 @@ class _Resolver:
 
 
 class HostDriver:
-    """See the module. `machine` prices the virtual clock; `order` is described in `order.py`."""
+    """See the module. `order` is described in `order.py`."""
 
-    def __init__(self, plan: Plan, machine: Machine, *, order: str = "fifo") -> None:
+    def __init__(self, plan: Plan, *, order: str = "fifo") -> None:
         self._ranks = plan.ranks
-        self._dtypes: dict[str, str] = {t.name: t.dtype for t in plan.tensors}
-        self._machine = replace(machine, ranks=plan.ranks)  # a plan may use a part of a machine
         self.order = order
         self._arrays: dict[Buffer, Array] = {}
         self._handles = count()
@@ -80,7 +76,6 @@ class HostDriver:
         self._functions: dict[str, HostFunction] = {}
         self._modules: dict[Path, ModuleType] = {}
         self._issued = count()
-        self._complete = False  # the last run went to its end
 
     @property
     def name(self) -> str:
@@ -204,7 +199,6 @@ class HostDriver:
     # ---- running
 
     def begin_run(self) -> None:
-        self._complete = False
         for stream in self._streams.values():
             stream.queue.clear()
             stream.head = 0
@@ -227,16 +221,11 @@ class HostDriver:
         stuck = unfinished(streams)
         if stuck:
             raise DeviceError(describe_deadlock(stuck, stepper.arrived, self._ranks))
-        self._complete = True
 
     def spans(self) -> tuple[Span, ...]:
-        if not self._complete:
-            return ()
-        streams = sorted(self._streams.values(), key=lambda s: s.id)
-        return timeline(streams, self._machine, self._dtypes)
+        return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
 
     def close(self) -> None:
-        self._complete = False
         self._streams.clear()  # tasks and streams hold each other
         self._events.clear()
         self._flags.clear()

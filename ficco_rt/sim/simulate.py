@@ -1,7 +1,6 @@
-"""The virtual clock: when everything of a run would have happened on a machine.
+"""The virtual clock: when everything of a run would happen on a machine, from the plan alone.
 
-A discrete-event walk over what was issued, priced by `machine.cost`. It looks at the streams and signals
-only, never at the order in which the data was computed, so it is the same for every stepping order.
+A discrete-event walk over the plan's streams, priced by `machine.cost`. No data is touched.
 
 What it models: a stream does one thing at a time; a signal from another rank arrives `links.signal_time`
 later; a launch costs `launch_time`, a copy its fixed cost; the works of a streamed launch run one after
@@ -14,38 +13,61 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from typing import TypeAlias
 
-from ...errors import Span as Place
-from ...graph.ir import ITEM_BYTES
-from ...machine import cost
-from ...machine.model import Machine
-from ...plan.ir import CopyAsync, GemmWork, LaunchAttributes, ReduceWork, Transfer, Work
-from ...region import Region, describe
-from ...trace import Kind, Span
-from .deadlock import at
-from .stepping import CollectiveTask, HostStream, RaiseTask, Signal, Task, WaitTask, WorkTask
+from ..errors import Span as Place
+from ..graph.ir import ITEM_BYTES
+from ..machine import cost
+from ..machine.model import Machine
+from ..plan.ir import (
+    CollectiveCall,
+    CopyAsync,
+    GemmWork,
+    Launch,
+    LaunchAttributes,
+    Plan,
+    Record,
+    ReduceWork,
+    SignalFlag,
+    Stream,
+    Transfer,
+    WaitEvent,
+    WaitFlag,
+    Work,
+)
+from ..region import Region, describe
+from ..trace import Kind, Lane, Span, Trace
+
+Signal: TypeAlias = tuple[str, int]  # "event" or "flag", and its number
 
 
-def timeline(streams: list[HostStream], machine: Machine, dtypes: dict[str, str]) -> tuple[Span, ...]:
-    """The spans of a run that is through, ordered by stream and start. `dtypes` by tensor."""
-    clock = _Clock(machine, dtypes)
-    for stream in streams:
+def simulate(plan: Plan, machine: Machine) -> Trace:
+    """What would happen when. The plan must have passed its check: whatever waits is signalled."""
+    clock = _Clock(plan, machine)
+    for stream in plan.streams:
         clock.later(stream, 0, 0.0)
     clock.run()
-    return tuple(sorted(clock.spans, key=lambda s: (s.stream, s.start, s.stop)))
+    return Trace(
+        schedule=plan.schedule,
+        machine=machine.name,
+        clock="virtual",
+        ranks=plan.ranks,
+        lanes=tuple(Lane(s.id, s.rank, s.name, s.engine) for s in plan.streams),
+        spans=tuple(sorted(clock.spans, key=lambda s: (s.stream, s.start, s.stop))),
+    )
 
 
 class _Clock:
-    def __init__(self, machine: Machine, dtypes: dict[str, str]) -> None:
-        self.machine = machine
-        self.dtypes = dtypes
+    def __init__(self, plan: Plan, machine: Machine) -> None:
+        self.plan, self.machine = plan, machine
+        self.dtypes: dict[str, str] = {t.name: t.dtype for t in plan.tensors}
         self.spans: list[Span] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = 0.0
         self.counter = count()  # events of one time happen as they were made
-        self.raised: dict[Signal, tuple[float, HostStream]] = {}
+        self.raised: dict[Signal, tuple[float, Stream]] = {}
         self.waiting: dict[Signal, list[Callable[[], None]]] = {}
-        self.arrived: dict[int, list[tuple[CollectiveTask, int, float]]] = {}
+        self.arrived: dict[int, list[tuple[Stream, CollectiveCall, int, float]]] = {}
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heappush(self.events, (time, next(self.counter), action))
@@ -62,87 +84,80 @@ class _Clock:
         time, by = self.raised[signal]
         return time if by.rank == rank else time + self.machine.links.signal_time
 
-    def lift(self, signal: Signal, time: float, by: HostStream) -> None:
+    def lift(self, signal: Signal, time: float, by: Stream) -> None:
         self.raised[signal] = (time, by)
         for action in self.waiting.pop(signal, ()):
             action()
 
     # ---- a stream, from task to task; `now` is when it is free
 
-    def proceed(self, stream: HostStream, position: int, now: float) -> None:
-        while position < len(stream.queue):
-            task = stream.queue[position]
-            match task:
-                case RaiseTask(signal=signal):
-                    self.lift(signal, now, stream)
-                case WaitTask(signal=signal):
+    def proceed(self, stream: Stream, position: int, now: float) -> None:
+        while position < len(stream.commands):
+            command = stream.commands[position]
+            match command:
+                case Record(event=e):
+                    self.lift(("event", e), now, stream)
+                case SignalFlag(flag=f):
+                    self.lift(("flag", f), now, stream)
+                case WaitEvent() | WaitFlag():
+                    signal = ("event", command.event) if isinstance(command, WaitEvent) else ("flag", command.flag)
                     seen = self.seen(signal, stream.rank)
                     if seen is None:
                         self.waiting.setdefault(signal, []).append(self._resume(stream, position, now))
                         return
                     if seen > now:
-                        self.wait(stream, position, task.command.origin, (signal,), now, seen)
+                        self.wait(stream, position, command.origin, (signal,), now, seen)
                         self.later(stream, position + 1, seen)
                         return
-                case CollectiveTask():
-                    group = self.arrived.setdefault(task.call.group, [])
-                    group.append((task, position, now))
-                    if len(group) == self.machine.ranks:
+                case CollectiveCall():
+                    group = self.arrived.setdefault(command.group, [])
+                    group.append((stream, command, position, now))
+                    if len(group) == self.plan.ranks:
                         self._collective(group, now)
                     return
-                case WorkTask(body=CopyAsync() as body):
-                    for transfer in body.transfers:
-                        now = self._transfer(stream, body, transfer, now)
+                case CopyAsync():
+                    for transfer in command.transfers:
+                        now = self._transfer(stream, command, transfer, now)
                     self.later(stream, position + 1, now)
                     return
-                case WorkTask(jobs=jobs):
-                    if len(jobs) == 1 and not jobs[0].waits:
-                        self._launch(stream, task, position, now)
-                    else:
-                        self._stream_launch(stream, task, position, now)
+                case Launch():
+                    begin = self._streamed if command.streamed else self._launch
+                    begin(stream, command, position, now)
                     return
             position += 1
 
-    def _resume(self, stream: HostStream, position: int, now: float) -> Callable[[], None]:
+    def _resume(self, stream: Stream, position: int, now: float) -> Callable[[], None]:
         return lambda: self.proceed(stream, position, now)
 
-    def later(self, stream: HostStream, position: int, time: float) -> None:
+    def later(self, stream: Stream, position: int, time: float) -> None:
         self.at(time, lambda: self.proceed(stream, position, time))
 
-    def _launch(self, stream: HostStream, task: WorkTask, position: int, now: float) -> None:
-        stop = self.work(stream, task, 0, now, alone=True)
+    def _launch(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
+        stop = self.work(stream, launch, 0, now, alone=True)
+        self.later(stream, position + 1, stop)
 
-        def done() -> None:
-            for signal in task.jobs[0].signals:
-                self.lift(signal, stop, stream)
-            self.proceed(stream, position + 1, stop)
-
-        self.at(stop, done)
+    def _streamed(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
+        running = _StreamedLaunch(self, stream, launch, position, now + self.machine.device.launch_time)
+        self.at(running.free, running.begin)
 
     def wait(
-        self,
-        stream: HostStream,
-        position: int,
-        place: Place,
-        signals: tuple[Signal, ...],
-        start: float,
-        stop: float,
+        self, stream: Stream, position: int, place: Place, signals: tuple[Signal, ...], start: float, stop: float
     ) -> None:
+        """Record a wait that ended when the last of the signals was seen."""
         last = max(signals, key=lambda s: self.raised[s][0])
+        by = self.raised[last][1]
         # the stage that waits is that of the next command that does something
-        queue = stream.queue
-        while position < len(queue) and isinstance(queue[position], RaiseTask | WaitTask):
-            position += 1
-        stage = _stage(queue[position]) if position < len(queue) else ""
-        label = f"waits for {last.name} of {self.raised[last][1]}"
-        self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, at(place)))
+        rest = stream.commands[position:]
+        stage = next((c.stage for c in rest if isinstance(c, CopyAsync | Launch | CollectiveCall)), "")
+        label = f"waits for {last[0]} {last[1]} of rank {by.rank} stream {by.name}"
+        self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, _at(place)))
 
     # ---- what takes time
 
     def _size(self, region: Region) -> int:
         return region.elements * ITEM_BYTES[self.dtypes[region.tensor]]
 
-    def _transfer(self, stream: HostStream, body: CopyAsync, transfer: Transfer, now: float) -> float:
+    def _transfer(self, stream: Stream, body: CopyAsync, transfer: Transfer, now: float) -> float:
         src, dst = transfer.src, transfer.dst
         size = self._size(src)
         stop = now + cost.transfer_time(self.machine, src.rank, dst.rank, size)
@@ -150,16 +165,14 @@ class _Clock:
         target = dst.tensor if dst.rank == stream.rank else f"{dst.tensor}@{dst.rank}"
         label = f"{body.stage}  {source} → {target} {_box(dst)}"
         peer = None if src.rank == dst.rank else dst.rank if src.rank == stream.rank else src.rank
-        place = at(transfer.origin)
+        place = _at(transfer.origin)
         self.spans.append(
             Span(stream.rank, stream.id, "copy", label, body.stage, now, stop, place, bytes=size, peer=peer)
         )
         return stop
 
-    def work(self, stream: HostStream, task: WorkTask, index: int, now: float, *, alone: bool) -> float:
+    def work(self, stream: Stream, body: Launch, index: int, now: float, *, alone: bool) -> float:
         """Record work `index` of a launch from `now` on; `alone`: the launch is for this work only."""
-        body = task.body
-        assert not isinstance(body, CopyAsync)
         work = body.works[index]
         kind, label, moved, flops, time = self._price(work, body.attributes, alone)
         stop = now + time + (self.machine.device.launch_time if alone else 0.0)
@@ -172,7 +185,7 @@ class _Clock:
                 body.stage,
                 now,
                 stop,
-                at(work.origin),
+                _at(work.origin),
                 bytes=moved,
                 flops=flops,
             )
@@ -198,23 +211,18 @@ class _Clock:
             case _:
                 return "kernel", work.kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
-    def _stream_launch(self, stream: HostStream, task: WorkTask, position: int, now: float) -> None:
-        launch = _StreamedLaunch(self, stream, task, position, now + self.machine.device.launch_time)
-        self.at(launch.free, launch.begin)
-
-    def _collective(self, group: list[tuple[CollectiveTask, int, float]], now: float) -> None:
-        call = group[0][0].call
+    def _collective(self, group: list[tuple[Stream, CollectiveCall, int, float]], now: float) -> None:
+        kind = group[0][1].kind
         # what one rank holds of the whole; see cost.collective_time
-        sides = [t.call.dst if call.kind == "all_gather" else t.call.src for t, _, _ in group]
+        sides = [call.dst if kind == "all_gather" else call.src for _, call, _, _ in group]
         size = max(map(self._size, sides))
-        stop = now + cost.collective_time(self.machine, call.kind, size)
-        for task, position, arrived in group:
-            stream, call = task.stream, task.call
-            place = at(call.origin)
+        stop = now + cost.collective_time(self.machine, kind, size)
+        for stream, call, position, arrived in group:
+            place = _at(call.origin)
             if now > arrived:
-                label = f"waits for all ranks to call {call.kind}"
+                label = f"waits for all ranks to call {kind}"
                 self.spans.append(Span(stream.rank, stream.id, "wait", label, call.stage, arrived, now, place))
-            label = f"{call.stage}  {call.kind} {call.src.tensor} → {call.dst.tensor}"
+            label = f"{call.stage}  {kind} {call.src.tensor} → {call.dst.tensor}"
             self.spans.append(
                 Span(stream.rank, stream.id, "collective", label, call.stage, now, stop, place, bytes=size)
             )
@@ -224,24 +232,25 @@ class _Clock:
 class _StreamedLaunch:
     """Works that start when their flags are up and the launch is free, the first ready one first."""
 
-    def __init__(self, clock: _Clock, stream: HostStream, task: WorkTask, position: int, start: float) -> None:
+    def __init__(self, clock: _Clock, stream: Stream, launch: Launch, position: int, start: float) -> None:
         self.clock = clock
         self.stream = stream
-        self.task = task
+        self.launch = launch
         self.position = position
         self.free = start  # when the work before ends
         self.busy = False
         self.ready: list[tuple[float, int]] = []
-        self.left = len(task.jobs)
+        self.left = len(launch.works)
 
     def begin(self) -> None:
-        for index in range(len(self.task.jobs)):
+        for index in range(len(self.launch.works)):
             self.look(index)
 
     def look(self, index: int) -> None:
         """Work `index` becomes ready at a known time, or looks again when its next flag is raised."""
         ready = self.clock.now
-        for signal in self.task.jobs[index].waits:
+        for flag in self.launch.works[index].waits:
+            signal = ("flag", flag)
             seen = self.clock.seen(signal, self.stream.rank)
             if seen is None:
                 self.clock.waiting.setdefault(signal, []).append(lambda: self.look(index))
@@ -260,10 +269,11 @@ class _StreamedLaunch:
         clock, now = self.clock, self.clock.now
         index = heappop(self.ready)[1]
         if now > self.free:
-            job = self.task.jobs[index]
-            clock.wait(self.stream, self.position, job.place, job.waits, self.free, now)
+            work = self.launch.works[index]
+            signals = tuple(("flag", f) for f in work.waits)
+            clock.wait(self.stream, self.position, work.origin, signals, self.free, now)
         self.busy = True
-        stop = clock.work(self.stream, self.task, index, now, alone=False)
+        stop = clock.work(self.stream, self.launch, index, now, alone=False)
         clock.at(stop, lambda: self.finish(index))
 
     def finish(self, index: int) -> None:
@@ -271,22 +281,16 @@ class _StreamedLaunch:
         self.busy = False
         self.free = now
         self.left -= 1
-        for signal in self.task.jobs[index].signals:
-            clock.lift(signal, now, self.stream)
+        for flag in self.launch.works[index].signals:
+            clock.lift(("flag", flag), now, self.stream)
         if self.left:
             clock.at(now, self.serve)
         else:
             clock.proceed(self.stream, self.position + 1, now)
 
 
-def _stage(task: Task) -> str:
-    match task:
-        case WorkTask(body=body):
-            return body.stage
-        case CollectiveTask(call=call):
-            return call.stage
-        case _:
-            return ""
+def _at(place: Place) -> str:
+    return f"{place.path}:{place.line}"
 
 
 def _box(region: Region) -> str:

@@ -1,0 +1,240 @@
+"""Lowering: streams by topology, rounds, batches, flat transfers, resources."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+
+import ficco_dsl
+from ficco_rt.compiler import build, lint, plan_of
+from ficco_rt.errors import ScheduleError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.machine.model import Machine
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import CopyAsync, GemmWork, Launch, Plan
+from tests import cases
+
+GATHER = """
+schedule gather
+param big = 4
+input  A[big, 8] : fp32
+output G[big * ranks, 8] : fp32
+computes G = all_gather(A, rows)
+queue dma { engine = copy ORDER }
+stage move on dma {
+  for p in 0..ranks { copy G.rows(rank of ranks) @ p <- A }
+}
+"""
+
+
+def plan(text: str, ranks: int = 4, machine: str | Machine = "h200-switch", **params: object) -> Plan:
+    target = profile(machine, ranks) if isinstance(machine, str) else machine
+    return plan_of(build(ficco_dsl.parse(text, "x.ficco"), ranks, params), target)
+
+
+def copies(plan: Plan, rank: int) -> list[int]:
+    """Destinations of a rank's copies, in the order issued."""
+    return [
+        t.dst.rank
+        for s in plan.streams
+        if s.rank == rank
+        for c in s.commands
+        if isinstance(c, CopyAsync)
+        for t in c.transfers
+    ]
+
+
+def verified(plan: Plan) -> bool:
+    with Executor(plan, order="adversarial") as executor:
+        return verified_run(executor, values="exact").ok
+
+
+def test_text_order_stays_and_is_warned_of() -> None:
+    text = GATHER.replace("ORDER", "")
+    assert [copies(plan(text), r) for r in range(4)] == [[0, 1, 2, 3]] * 4
+    graph = build(ficco_dsl.parse(text, "x.ficco"), 4, {"big": 1 << 20})
+    (warning,) = lint(graph, profile("h200-switch", 4))
+    assert warning.message.startswith("ranks 1, 2, 3 all send to rank 0 in round 1 of 3")
+    assert warning.help == "send in the order of 'peers' (rank+1, rank+2, …), or set order = auto on the queue"
+
+
+def test_auto_order_takes_turns() -> None:
+    text = GATHER.replace("ORDER", " order = auto")
+    made = plan(text)
+    rounds = [[d for d in copies(made, r) if d != r] for r in range(4)]
+    for turn in range(3):
+        assert len({r[turn] for r in rounds}) == 4, f"round {turn}: two ranks send to one"
+    assert verified(made)
+    graph = build(ficco_dsl.parse(text, "x.ficco"), 4, {"big": 1 << 20})
+    assert lint(graph, profile("h200-switch", 4)) == ()
+
+
+def test_auto_order_keeps_what_data_demands() -> None:
+    """A copy that reads what another copy of its stage brings stays behind it."""
+    text = """
+schedule chain
+input  A[4, 8] : fp32
+output G[4, 8] : fp32
+scratch S[4, 8] : fp32
+computes G = all_gather(A.rows(0 of ranks), rows)
+queue dma { engine = copy order = auto }
+stage move on dma {
+  copy S <- A
+  for p in peers { copy G.rows(rank of ranks) @ p <- S.rows(0 of ranks) }
+  copy G.rows(rank of ranks) <- S.rows(0 of ranks)
+}
+"""
+    assert verified(plan(text))
+
+
+def test_a_mesh_has_a_stream_a_link_and_a_ring_one_a_neighbour() -> None:
+    text = GATHER.replace("ORDER", "")
+    mesh = plan(text, 4, "mi300x-mesh")
+    assert [(s.rank, s.link) for s in mesh.streams] == [(r, p) for r in range(4) for p in range(4)]
+    ring = plan(text, 5, "h200-ring")
+    assert [s.link for s in ring.streams if s.rank == 0] == [0, 1, 4]
+    assert copies(ring, 0) == [0, 1, 2, 3, 4]  # 2 goes by 1, 3 by 4
+    assert verified(mesh)
+    assert verified(ring)
+
+
+def test_copies_that_nobody_waits_for_go_out_together() -> None:
+    commands = plan(GATHER.replace("ORDER", "")).streams[0].commands
+    assert [len(c.transfers) for c in commands if isinstance(c, CopyAsync)] == [4]
+
+
+def test_a_copy_that_follows_another_of_its_batch_does_not_join_it() -> None:
+    text = """
+schedule twice
+input  A[4, 8] : fp32
+output G[4, 8] : fp32
+scratch S[4, 8] : fp32
+computes G = A
+queue dma { engine = copy }
+stage move on dma {
+  copy S <- A
+  copy G <- S
+}
+"""
+    (stream,) = plan(text, 1).streams
+    assert [len(c.transfers) for c in stream.commands if isinstance(c, CopyAsync)] == [1, 1]
+
+
+def test_copies_between_tensors_of_different_dimensions() -> None:
+    text = """
+schedule boxes
+input   A[6, 8] : fp32
+output  G[6 * ranks, 8] : fp32
+scratch S[ranks, 6, 8] : fp32
+computes G = all_gather(A, rows)
+queue dma { engine = copy }
+stage push on dma {
+  for p in all { copy S[rank].rows(0 of 2) @ p <- A.rows(0 of 2)  copy S[rank].rows(1 of 2) @ p <- A.rows(1 of 2) }
+}
+stage place on dma {
+  for p in all { copy G.rows(p of ranks) <- S[p] }
+}
+"""
+    assert verified(plan(text, 3))
+
+
+def test_copies_of_three_dimensions_become_flat_ones() -> None:
+    text = """
+schedule cubes
+input   A[3, 6, 8] : fp32
+output  G[3, 6, 8] : fp32 unproven
+queue dma { engine = copy }
+stage move on dma { copy G.rows(0 of 2).cols(1 of 2) <- A.rows(1 of 2).cols(0 of 2) }
+"""
+    (stream,) = plan(text, 1).streams
+    (batch,) = stream.commands
+    assert isinstance(batch, CopyAsync)
+    assert [str(t.dst) for t in batch.transfers] == [f"G@0[{i}:{i + 1}, 0:3, 4:8]" for i in range(3)]
+
+
+SUMS = """
+schedule resources
+input  A[256, 256] : bf16
+input  B[256, 256] : bf16
+output C[256, 256] : bf16
+computes C = A * B
+queue compute { engine = sm  priority = low QUEUE }
+stage mm on compute STAGE { gemm C = A * B STATEMENT }
+"""
+
+
+def launch(queue: str = "", stage: str = "", statement: str = "") -> Launch:
+    text = SUMS.replace("QUEUE", queue).replace("STAGE", stage).replace("STATEMENT", statement)
+    (command,) = plan(text, 1).streams[0].commands
+    assert isinstance(command, Launch)
+    return command
+
+
+def test_statement_before_stage_before_queue() -> None:
+    assert launch("sms = 100").attributes.sms == 100
+    assert launch("sms = 100", "with sms = 90").attributes.sms == 90
+    assert launch("sms = 100", "with sms = 90", "with sms = 80").attributes.sms == 80
+    assert launch().attributes.priority is None
+    assert launch("", "with priority = high").attributes.priority == "high"
+
+
+@pytest.mark.parametrize("residency", [1, 2, 3, 5])
+def test_residency_is_solved_by_shared_memory(residency: int) -> None:
+    device = profile("h200-switch", 1).device
+    smem = launch(f"residency = {residency}").attributes.smem
+    assert device.smem_per_sm // (smem + device.smem_reserved) == residency
+
+
+def test_shared_memory_is_what_was_asked() -> None:
+    assert launch("smem = 96 KiB").attributes.smem == 96 * 1024
+
+
+@pytest.mark.parametrize(
+    ("queue", "message"),
+    [
+        ("sms = 133", "sms = 133, but the device has 132 multiprocessors (NVIDIA H200)"),
+        ("residency = 33", "residency = 33, but a multiprocessor holds at most 32 blocks (NVIDIA H200)"),
+        ("smem = 228 KiB", "smem = 233472 bytes, but a block has at most 232448 (NVIDIA H200)"),
+        ("smem = 1 KiB", "naive_gemm needs 16384 bytes of shared memory a block; 1024 are left to it (NVIDIA H200)"),
+    ],
+)
+def test_what_the_machine_lacks_is_an_error(queue: str, message: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        launch(queue)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.message == message
+    assert diagnostic.span.line == 8
+
+
+def test_a_reduce_has_limits_too() -> None:
+    text = SUMS.replace("STAGE", "").replace("gemm C = A * B STATEMENT", "reduce C = sum(A, B) with sms = 10_000")
+    text = text.replace("QUEUE", "").replace("computes C = A * B\n", "")
+    text = text.replace("C[256, 256] : bf16", "C[256, 256] : bf16 unproven")
+    with pytest.raises(ScheduleError, match="sms = 10000, but the device has 132"):
+        plan(text, 1)
+
+
+def test_tiles_break_at_segments() -> None:
+    graph = build(cases.schedule("ag_gemm/hetero_fused_1d"), 4, {"M": 4 * 300, "N": 4 * 200, "K": 64, "chunks": 2})
+    made = plan_of(graph, profile("h200-switch", 4))
+    works = [w for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works]
+    fused = [w for w in works if isinstance(w, GemmWork) and len(w.out.boxes) == 3]
+    assert {w.tiles for w in fused} == {(3 * 2, 2)}  # three pieces of 150 rows: two tiles of 128 each; 200 columns
+
+
+def test_passes_can_be_watched(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="ficco_rt.plan.lower"):
+        plan(GATHER.replace("ORDER", ""), 2)
+    shown = [r.getMessage().splitlines()[0] for r in caplog.records]
+    assert shown == ["after place", "after order_transfers", "after synchronise", "after solve_resources"]
+
+
+def test_a_plan_is_the_machine_s_own() -> None:
+    """Nothing of a machine stays behind in the next plan."""
+    text = GATHER.replace("ORDER", "")
+    small = dataclasses.replace(profile("h200-switch", 4), name="other")
+    assert plan(text, 4, small).machine == "other"
+    assert plan(text).machine == "h200-switch"

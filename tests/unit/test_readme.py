@@ -1,0 +1,81 @@
+"""What the README shows is what happens."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import ficco_dsl
+from ficco_rt import compiler
+from ficco_rt.cli.main import execute
+from ficco_rt.errors import ScheduleError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.machine.profiles import profile
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """The lines of shell blocks, cut at `&&`."""
+    return [part.split() for block in blocks("sh") for line in block.splitlines() for part in line.split("&&")]
+
+
+def test_the_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "schedules").symlink_to(ROOT / "schedules")
+    monkeypatch.chdir(tmp_path)
+    runs = [words for words in commands() if words[0] == "ficco-run"]
+    assert len(runs) == 2
+    for words in runs:
+        assert execute("ficco-run", words[1:]) == 0, words
+        out = capsys.readouterr().out
+        assert "numbers  correct" in out or "--backend sim" in " ".join(words)
+
+
+def test_the_picture_is_what_its_command_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (words,) = [words for words in commands() if "--timeline" in words]
+    assert execute("ficco-run", words[1:]) == 0
+    assert (tmp_path / "timeline.svg").read_text() == (ROOT / "docs" / "timeline.svg").read_text()
+
+
+def test_the_other_commands_are_those_of_the_project() -> None:
+    others = [" ".join(words) for words in commands() if words[0] != "ficco-run"]
+    assert others == ["pip install .", "pip install -e '.[test]'", "pytest -n auto -q"]
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "pip install -q -e '.[test]'" in script
+    assert "pytest -n auto -q" in script
+
+
+def test_the_tour_is_right_and_its_mistake_is_told_as_shown() -> None:
+    (text,) = blocks("ficco")
+    for ranks in (1, 2, 4, 8):
+        sizes: dict[str, object] = {"M": 64}
+        plan = compiler.plan_of(
+            compiler.build(ficco_dsl.parse(text, "ag_gemm.ficco"), ranks, sizes), profile("h200-switch", ranks)
+        )
+        with Executor(plan, order="adversarial") as executor:
+            assert verified_run(executor).ok
+    wrong = text.replace("<- A.rows(c of 4)", "<- A.rows(0 of 4)")
+    assert wrong != text
+    with pytest.raises(ScheduleError) as caught:
+        compiler.plan_of(compiler.build(ficco_dsl.parse(wrong, "ag_gemm.ficco"), 4), profile("h200-switch", 4))
+    (shown,) = blocks("text")
+    assert str(caught.value.diagnostics[0]).splitlines()[0] == shown.strip()
+
+
+def test_the_python_example_runs() -> None:
+    (code,) = blocks("python")
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target

@@ -1,0 +1,54 @@
+"""The shipped schedules as texts: laid out, introduced, warned of nothing that they could mend."""
+
+from __future__ import annotations
+
+import pytest
+
+import ficco_dsl
+from ficco_rt import compiler, library
+from ficco_rt.errors import ScheduleError
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.lint import incast
+from tests import cases
+
+WANTED = {
+    "ag_gemm": {
+        "serial", "shard_p2p", "shard_ring", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
+        "uniform_fused_2d", "streamed", "tapered",
+    },
+    "gemm_rs": {"serial", "shard", "chunked", "ring", "streamed"},
+    "gemm_ar": {"serial", "overlapped"},
+    "a2a_gemm": {"serial", "overlapped"},
+}  # fmt: skip
+
+
+def test_the_library_is_whole() -> None:
+    assert {f"{folder}/{name}" for folder, names in WANTED.items() for name in names} <= set(cases.SCHEDULES)
+
+
+@pytest.mark.parametrize("entry", library.entries(), ids=lambda e: e.name)
+def test_a_schedule_says_what_it_is(entry: library.Entry) -> None:
+    """A title, when it is right, its source; the name is that of the file."""
+    text = entry.path.read_text(encoding="utf-8")
+    assert ficco_dsl.format_text(text, str(entry.path)) == text
+    assert len(entry.title) > 20
+    assert entry.title.endswith(".")
+    head = " ".join(text.split("schedule ", 1)[0].replace("#", " ").split())
+    assert "Source: " in head
+    assert any(word in head for word in ("Right ", "right ", "the one for", "good first choice", "for machines"))
+    assert cases.schedule(entry.name).name == entry.name.replace("/", "_")
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_no_shipped_schedule_sends_two_to_one(name: str, ranks: int) -> None:
+    graph = compiler.build(cases.schedule(name), ranks, cases.sizes(name, ranks, even=True))
+    assert list(incast(graph, profile("h200-switch", ranks))) == []
+
+
+@pytest.mark.parametrize("name", [n for n in cases.SCHEDULES if n.startswith(("ag_gemm", "gemm_rs"))])
+def test_a_size_that_does_not_divide_is_a_clear_error(name: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        compiler.build(cases.schedule(name), 4, {"M": 10})
+    messages = [d.message for d in caught.value.diagnostics]
+    assert any("10 / 4 is not a whole number" in m or "M = 10 breaks its check: M % ranks == 0" in m for m in messages)
