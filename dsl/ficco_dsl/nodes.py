@@ -11,6 +11,20 @@ from typing import Literal, TypeAlias
 
 from .diagnostics import Span
 
+
+class Word(str):
+    """A name as written, which knows its place: declarations and calls are longer than the name that is wrong."""
+
+    __slots__ = ("span",)
+    span: Span
+
+    @classmethod
+    def at(cls, text: str, span: Span) -> Word:
+        word = cls(text)
+        word.span = span
+        return word
+
+
 # ---------------------------------------------------------------- expressions
 # Integers, lists and sets of integers. `rank`, `ranks`, `peers` and `all` are names that every schedule has.
 

@@ -60,6 +60,7 @@ from .nodes import (
     TensorDecl,
     TypeName,
     Unary,
+    Word,
 )
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ MAX_BYTES = 1 << 20
 MAX_TOKENS = 100_000  # some 10,000 lines; keeps the answer to a hostile file within two seconds
 MAX_DEPTH = 64  # of expressions and of blocks: later stages walk the tree by recursion
 MAX_DIGITS = 18  # fits 64 bits
+MAX_BITS = 62  # units included
 MAX_MISTAKES = 20
 
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -235,6 +237,9 @@ class _Builder(threading.local):
         before = self.before
         return Span(self.path, token.line + before, token.column, token.end_line + before, token.end_column)
 
+    def word(self, token: Any) -> Word:
+        return Word.at(str(token), self.token_span(token))
+
     def mistake(self, where: Any, message: str, help: str | None = None) -> None:
         self.mistakes.append(Diagnostic(self.span(where), message, help=help))
 
@@ -260,16 +265,16 @@ class _Builder(threading.local):
     def param(self, c: list[Any]) -> Param:
         keyword, name, value, _, check = c
         text = self.text_of(check.span) if check is not None else None
-        return Param(str(name), value, check, text, self.span(keyword, value if check is None else check))
+        return Param(self.word(name), value, check, text, self.span(keyword, value if check is None else check))
 
     def type(self, c: list[Any]) -> TypeName:
         keyword, name, dtype = c
-        return TypeName(str(name), str(dtype), self.span(keyword, dtype))
+        return TypeName(self.word(name), self.word(dtype), self.span(keyword, dtype))
 
     def tensor(self, c: list[Any]) -> TensorDecl:
         kind, name, *shape, _, dtype, unproven = c
         span = self.span(kind, dtype if unproven is None else unproven)
-        return TensorDecl(kind.value, str(name), tuple(shape), str(dtype), unproven is not None, span)
+        return TensorDecl(kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, span)
 
     def computes(self, c: list[Any]) -> Computes:
         keyword, target, value, _, binding = c
@@ -294,7 +299,7 @@ class _Builder(threading.local):
 
     def queue(self, c: list[Any]) -> QueueDecl:
         keyword, name, *attributes, end = c
-        return QueueDecl(str(name), _present(attributes), self.span(keyword, end))
+        return QueueDecl(self.word(name), _present(attributes), self.span(keyword, end))
 
     def kernel(self, c: list[Any]) -> KernelDecl:
         keyword, name = c[0], c[1]
@@ -302,11 +307,11 @@ class _Builder(threading.local):
         attributes = tuple(x for x in c if isinstance(x, Attribute))
         file, entry = [x for x in c if isinstance(x, str) and x.type == "STRING"]  # type: ignore[attr-defined]
         end = entry if c[-1] is None else c[-1]
-        return KernelDecl(str(name), params, file[1:-1], entry[1:-1], attributes, self.span(keyword, end))
+        return KernelDecl(self.word(name), params, file[1:-1], entry[1:-1], attributes, self.span(keyword, end))
 
     def kernel_param(self, c: list[Any]) -> KernelParam:
         mode, name = c
-        return KernelParam(mode.value, str(name), self.span(mode, name))
+        return KernelParam(mode.value, self.word(name), self.span(mode, name))
 
     def stage(self, c: list[Any]) -> StageDecl:
         keyword, name, _, queue, *options, attributes, block = c
@@ -322,7 +327,7 @@ class _Builder(threading.local):
             else:
                 after += tuple(Name(str(token), self.span(token)) for token in option[1:])
         span = self.span(keyword, block.end)
-        return StageDecl(str(name), str(queue), streamed, after, attributes or (), block.statements, span)
+        return StageDecl(self.word(name), self.word(queue), streamed, after, attributes or (), block.statements, span)
 
     def stage_option(self, c: list[Any]) -> list[Any]:
         return c
@@ -339,7 +344,7 @@ class _Builder(threading.local):
         span = self.span(name, value)
         if isinstance(value, str):  # a token: a string or the word `copy`
             value = value[1:-1] if value.startswith('"') else Name(str(value), self.span(value))
-        return Attribute(str(name), value, span)
+        return Attribute(self.word(name), value, span)
 
     # Statements
 
@@ -370,11 +375,11 @@ class _Builder(threading.local):
         keyword, kernel, *arguments, end, attributes = c
         span = self.span(keyword, attributes[-1] if attributes else end)
         # _Argument until `_assemble` knows the tensors
-        return Launch(str(kernel), _present(arguments), attributes or (), span)
+        return Launch(self.word(kernel), _present(arguments), attributes or (), span)
 
     def let(self, c: list[Any]) -> Let:
         keyword, name, value = c
-        return Let(str(name), value, self.span(keyword, value))
+        return Let(self.word(name), value, self.span(keyword, value))
 
     def for_(self, c: list[Any]) -> For:
         keyword, *bindings, block = c
@@ -395,7 +400,7 @@ class _Builder(threading.local):
 
     def binding(self, c: list[Any]) -> Binding:
         name, domain = c
-        return Binding(str(name), domain, self.span(name, domain))
+        return Binding(self.word(name), domain, self.span(name, domain))
 
     def launch_argument(self, c: list[Any]) -> _Argument:
         value, _, at = c
@@ -486,7 +491,11 @@ class _Builder(threading.local):
         if len(digits) > MAX_DIGITS:
             self.mistake(token, f"the number has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
             return Int(0, span)
-        return Int(int(digits) * unit, span)
+        value = int(digits) * unit
+        if value >= 1 << MAX_BITS:
+            self.mistake(token, f"the number is too large; numbers stay below 2^{MAX_BITS}")
+            return Int(0, span)
+        return Int(value, span)
 
     def name(self, c: list[Any]) -> Name:
         return Name(str(c[0]), self.span(c[0]))
@@ -517,11 +526,11 @@ class _Builder(threading.local):
 
     def comprehension(self, c: list[Any]) -> Comprehension:
         start, body, _, name, domain, end = c
-        return Comprehension(body, str(name), domain, self.span(start, end))
+        return Comprehension(body, self.word(name), domain, self.span(start, end))
 
     def call(self, c: list[Any]) -> Call:
         function, *arguments, end = c
-        return Call(str(function), _present(arguments), self.span(function, end))
+        return Call(self.word(function), _present(arguments), self.span(function, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,7 +588,8 @@ def _refuse_unreadable(text: str, path: str) -> None:
         message = f"a NUL byte at offset {len(text[:nul].encode())}"
         raise ScheduleError((_at_end_of(text[:nul], path, message, "a schedule is plain UTF-8 text"),))
     if all(m[0].startswith("#") for m in _NOT_BLANK.finditer(text)):
-        raise _refusal(path, "the file is empty", "a schedule begins with: schedule NAME")
+        message = "the file holds only comments" if "#" in text else "the file is empty"
+        raise _refusal(path, message, "a schedule begins with: schedule NAME")
     depth = 0
     for m in _BRACKETS.finditer(text):
         depth += 1 if m[0] in "([{" else -1 if m[0] in ")]}" else 0
@@ -737,6 +747,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("OUTPUT", "COLON", "':' and the type after the shape"),
     ("SCRATCH", "COLON", "':' and the type after the shape"),
     ("COMPUTES", "EQUAL", "'=' after what is computed"),
+    ("COMPUTES", "ALL_GATHER", "what is computed, such as all_gather(A, rows) * B"),
     ("QUEUE", "LBRACE", "'{' after the queue's name"),
     ("STAGE", "ON", "'on' and the queue after the stage's name"),
     ("STAGE", "LBRACE", "'{' and the statements of the stage"),
@@ -753,6 +764,27 @@ _HELP_FOR_CHARACTER = {
     "!": ("unexpected character '!'", "write 'not'"),
     "^": ("unexpected character '^'", "there is no power; write a product"),
 }
+# What could stand where a whole statement or declaration is expected, and what to do about what stands there.
+_WHOLES: dict[str, dict[str, str]] = {
+    "a statement or '}'": {
+        **dict.fromkeys(
+            ("SCHEDULE", "PARAM", "TYPE", "INPUT", "OUTPUT", "SCRATCH", "COMPUTES", "QUEUE", "KERNEL", "STAGE"),
+            "declarations stand outside of stages",
+        ),
+        "ELSE": "else follows the '}' of an if",
+        "STAR": "a gemm has two operands; multiply the next in a gemm of its own",
+        "DOT": "nothing follows .T in a region",
+    },
+    "a declaration": {
+        **dict.fromkeys(
+            ("COPY", "GEMM", "REDUCE", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL", "LAUNCH", "FOR"),
+            "statements stand in stages: stage NAME on QUEUE { ... }",
+        ),
+        "RBRACE": "no '{' is open here",
+    },
+}
+_UNITS_HELP = "bytes may be given in KiB, MiB or GiB"
+_AFTER_NUMBER = re.compile(r"[0-9][ \t]+[A-Za-z_]\w*\s*\Z")
 _CLOSES = {"(": "RPAR", "[": "RSQB", "{": "RBRACE"}
 
 
@@ -789,13 +821,20 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
     if token.type == "INT" and stack and stack[-1] == "." and text[at - 2 : at - 1].isdigit():
         return Diagnostic(span, "numbers are whole: no fraction can follow the '.'")
     if token.type == "NAME" and text[at - 1 : at].isdigit():
-        return Diagnostic(span, f"unknown unit '{_shown(token)}'", help="bytes may be given in KiB, MiB or GiB")
+        return Diagnostic(span, f"unknown unit '{_shown(token)}'", help=_UNITS_HELP)
+    if "EQUAL" in accepted and getattr(stack[-1], "type", "") == "NAME" and _AFTER_NUMBER.search(text[:at]):
+        return Diagnostic(_builder.token_span(stack[-1]), f"unknown unit '{_shown(stack[-1])}'", help=_UNITS_HELP)
 
     terminals = _terminals()
     words = {terminals[t] for t in accepted if terminals.get(t, "").isidentifier()}
     expected = _expected(accepted, stack)
+    last = None if at_end or expected in _WHOLES else _before(text, at, before)
     if not at_end and token.value in terminals.values() and token.value.isidentifier() and "NAME" in accepted:
-        found = f"the keyword {found}"
+        found = f"the keyword {found}" if last is None else found
+    if last is not None:  # something is missing at the end of a line, not wrong on the next
+        span, found = replace(span, line=last[0], column=last[1], end_line=last[0], end_column=last[1] + 1), (
+            f"{found} on line {span.line}"
+        )
     notes: tuple[Note, ...] = ()
     if opener is not None and opener[2] != "{" and _CLOSES[opener[2]] in accepted:
         line, column, bracket = opener
@@ -806,11 +845,24 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
         help = f"did you mean '{close[0]}'?" if close else None
     elif token.type == "EQUAL" and "SAME" in accepted:
         help = "'==' compares"
-    elif token.type == "ARROW" and "LESS" in accepted:
+    elif token.type == "ARROW" and "LESS" in accepted and not notes:
         help = "'<-' is one sign; write '< -' to compare with a negative number"
+    elif token.type == "DOT_DOT" and _keyword_before(stack) is not None:
+        help = "a range has two ends: 0..n"
     elif found.startswith("the keyword") and "INT" not in accepted:
         help = "keywords cannot be names; choose another"
+    if not at_end and help is None:
+        help = _WHOLES.get(expected, {}).get(token.type)
     return Diagnostic(span, f"expected {expected}, found {found}", notes, help)
+
+
+def _before(text: str, at: int, before: int) -> tuple[int, int] | None:
+    """Line and column of the end of the word or sign before `at`, if that is on an earlier line."""
+    ends = [m.end() for m in _SCAN.finditer(text, 0, at) if m[0][0] != "#"]
+    if not ends or "\n" not in text[ends[-1] : at]:
+        return None
+    end = ends[-1]
+    return text.count("\n", 0, end) + 1 + before, end - (text.rfind("\n", 0, end) + 1) + 1
 
 
 def _not_an_accessor(name: str, span: Span) -> Diagnostic:

@@ -40,6 +40,11 @@ class Budget:
         self.most = self.left = most
         self.message, self.help = message, help
 
+    def foresee(self, amount: int, span: Span) -> None:
+        """Tell now that `amount`, which is still to be spent, will be too much."""
+        if self.left < amount:
+            self.spend(amount, span)
+
     def spend(self, amount: int, span: Span) -> None:
         """Take `amount`, for what stands at `span`. Raises ScheduleError: what goes too far ends the compilation."""
         self.left -= amount

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
+from math import prod
 from typing import Any, cast
 
 from ficco_dsl import nodes as n
@@ -212,8 +213,10 @@ def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: ir.Dtype, ra
                 f"dimension {i} of {decl.name} is {extent} on rank {rank}; the largest is {MOST_EXTENT}",
             )
     if size > MOST_BYTES:
+        gib = 2**30
         raise Mistake(
-            decl.span, f"{decl.name} takes {size} bytes on rank {rank}; the most for one tensor is {MOST_BYTES}"
+            decl.span,
+            f"{decl.name} takes {size / gib:,.0f} GiB on rank {rank}; the most for one tensor is {MOST_BYTES // gib:,}",
         )
 
 
@@ -367,6 +370,7 @@ class _Program:
                         span,
                         f"rank 0 and rank {rank} do not come through the steps and collectives of stage "
                         f"'{decl.name}' alike; all ranks take them together",
+                        "put them outside of conditions and of loops that differ from rank to rank",
                     )
         for phase in range(len(runs[0].phases)):
             for run in runs:
@@ -396,9 +400,14 @@ class _Program:
         self._locals[name] = None
         inner = [self._for(rest, body)] if rest else [self._compile(s) for s in body]
         weight = _weight(first)
+        names = {b.name for b in bindings}
+        fixed = [b for b in rest if not names & _names(b.domain)]  # their turns multiply
+        turns = [sequence(compile_expr(b.domain), b.domain.span) for b in fixed]
 
         def emit(scope: Scope) -> None:
             members = domain(scope)
+            if members and turns:
+                self.ops_left.foresee(prod(len(t(scope)) for t in (domain, *turns)), first.span)
             self.ops_left.spend(len(members) + weight, first.span)
             shadow = self._inner(scope, first.span)
             for value in members:
@@ -423,7 +432,7 @@ class _Program:
                 emit(scope)
             except Mistake as m:
                 self._failed.add(span)
-                self.mistakes.append(m.diagnostic)
+                self.mistakes.append(self._placed(m, scope).diagnostic)
 
         return safe
 
@@ -467,7 +476,10 @@ class _Program:
 
         def emit(scope: Scope) -> None:
             self.ops_left.spend(weight, s.span)
-            scope[s.name] = value(scope)
+            try:
+                scope[s.name] = value(scope)
+            except Mistake as m:
+                raise self._placed(m, scope) from None
 
         return emit  # not guarded: without the name the rest of the block means nothing
 
@@ -496,15 +508,19 @@ class _Program:
             self.pieces_left.spend(sum(len(r.boxes) for r in (*op.reads, *op.writes)), s.span)
             message = broken(op, tensors)
             if message is not None:
-                raise self._explained(s.span, message, scope)
+                raise Mistake(s.span, message)
             if all(region.elements for region in op.writes):  # a piece may be empty: nothing to do
                 self._run.phases[-1].append(op)
 
         return self._guarded(s.span, emit)
 
-    def _explained(self, span: Span, message: str, scope: Scope) -> Mistake:
-        at = "".join(f", {name} = {show(scope[name])}" for name in self._locals if name in scope)
-        return Mistake(span, f"{message} (rank {scope['rank']}{at})")
+    def _placed(self, m: Mistake, scope: Scope) -> Mistake:
+        """The mistake, saying on which rank it is and in which turn of the loops."""
+        if not m.placed:
+            at = "".join(f", {name} = {show(scope[name])}" for name in self._locals if name in scope)
+            m.diagnostic = replace(m.diagnostic, message=f"{m.diagnostic.message} (rank {scope['rank']}{at})")
+            m.placed = True
+        return m
 
     def _maker(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Callable[[Scope], ir.Op]:
         where = self._where(s.span, s.attributes)
@@ -582,7 +598,7 @@ class _Program:
             self.pieces_left.spend(len(op.src.boxes) + len(op.dst.boxes), s.span)
             message = broken(op, self.tensors)
             if message is not None:
-                raise self._explained(s.span, message, scope)
+                raise Mistake(s.span, message)
             self._run.phases[-1].append(op)
             self._run.new_phase(s.span)
 

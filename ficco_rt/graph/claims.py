@@ -25,7 +25,7 @@ def build_claims(
     mistakes: list[Diagnostic] = []
     for line in schedule.claims:
         try:
-            for claim in _line(line, scopes, tensors):
+            for claim in _line(line, scopes, tensors, pieces):
                 claims.append(claim)
                 pieces.spend(sum(len(r.boxes) for r in (*claim.targets, *_operands(claim.value))), line.span)
         except Mistake as m:
@@ -46,7 +46,9 @@ def _operands(value: ir.ClaimValue) -> Iterator[Region]:
             yield from _operands(value.operand)
 
 
-def _line(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> Iterator[ir.Claim]:
+def _line(
+    line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], pieces: Budget
+) -> Iterator[ir.Claim]:
     if line.binding is None:
         yield _claim(line, scopes, tensors)
         return
@@ -55,6 +57,7 @@ def _line(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Te
     members = [domain(scope) for scope in scopes]
     if first_other(members) is not None:
         raise Mistake(span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
+    pieces.foresee(8 * len(scopes) * len(members[0]), span)  # a claim takes much longer than an access
     for v in members[0]:
         scopes[0][STEPS].spend(len(scopes) * len(scopes[0]), span)
         yield _claim(line, [{**s, name: v} for s in scopes], tensors)

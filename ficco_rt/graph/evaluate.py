@@ -34,6 +34,7 @@ class Mistake(Exception):
     def __init__(self, span: Span, message: str, help: str | None = None) -> None:
         super().__init__(message)
         self.diagnostic = Diagnostic(span, message, help=help)
+        self.placed = False  # the message says on which rank and in which turn of the loops
 
 
 def base_scope(rank: int, ranks: int, budget: Budget | None = None) -> Scope:
@@ -249,6 +250,8 @@ def _binary(e: n.Binary) -> Function:
 
         return arithmetic
 
+    by_ranks = isinstance(e.right, n.Name) and e.right.id == "ranks"
+
     def divide(scope: Scope) -> int:
         x, y = a(scope), b(scope)
         if y == 0:
@@ -258,12 +261,10 @@ def _binary(e: n.Binary) -> Function:
         if op == "/" and x % y:
             low = x - x % y
             near = f"{low} or {low + abs(y)}" if low > 0 else str(abs(y))
-            raise Mistake(
-                span,
-                f"{x} / {y} is not a whole number",
-                f"choose sizes that divide ({near} would), use '//' to round down, "
-                f"or give each rank its own size with part({x}, rank of {y})",
-            )
+            ways = f"choose sizes that divide ({near} would), use '//' to round down"
+            if by_ranks:
+                ways += f", or give each rank its own size with part({x}, rank of {y})"
+            raise Mistake(span, f"{x} / {y} is not a whole number", ways)
         return x // y
 
     return divide

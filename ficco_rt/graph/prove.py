@@ -238,8 +238,13 @@ class _Proof:
         origin = claim.origin if writer is None else writer.where.origin
         if origin in self.mistakes:
             return
+        if isinstance(has, Unwritten):
+            box = self._unwritten_part(target, box)
         place = f"{target.tensor}@{target.rank} {describe(box)}"
-        notes = [Note(f"claimed here: {claim.text}", claim.origin)]
+        if writer is not None:
+            stage = self.graph.stages[writer.where.stage].label
+            place += f" (last written by stage '{stage}' on rank {writer.where.rank})"
+        notes = () if origin == claim.origin else (Note(f"claimed here: {claim.text}", claim.origin),)
         help = None
         if isinstance(has, Unwritten):
             message = f"{place}: nothing writes them"
@@ -248,13 +253,18 @@ class _Proof:
             help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
         else:
             lacks, extra = _difference(wanted, has), _difference(has, wanted)
-            message = f"{place}: " + "; ".join(
-                [f"lacks {text}" for text in _show(lacks, box)] + [f"has besides {text}" for text in _show(extra, box)]
-            )
-        if writer is not None:
-            stage = self.graph.stages[writer.where.stage].label
-            notes.insert(0, Note(f"last written by stage '{stage}' on rank {writer.where.rank}", writer.where.origin))
-        self.mistakes[origin] = Diagnostic(origin, message, tuple(notes), help)
+            alien = _difference(extra, wanted)
+            again = _difference(extra, alien)
+            parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
+            message = f"{place}: " + "; ".join(f"{words} {_show(s, box)}" for words, s in parts if s.inputs or s.products)
+        self.mistakes[origin] = Diagnostic(origin, message, notes, help)
+
+    def _unwritten_part(self, target: Region, box: Box) -> Box:
+        """All that is not written of what is claimed, where that is one box; else the part that was met."""
+        held = self.state[target.tensor, target.rank]
+        missing = [part for b in target.boxes for part, has in held.items(b) if isinstance(has, Unwritten)]
+        hull = _hull(missing)
+        return hull if hull.elements == sum(b.elements for b in missing) else box
 
     def _writers(self, tensor: str, rank: int) -> dict[ir.Where, Box]:
         """The statements that write a tensor, the first place of each, and the hull of all that it writes."""
@@ -429,7 +439,7 @@ def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, .
     return joined(out)
 
 
-def _show(value: Sum, box: Box) -> list[str]:
+def _show(value: Sum, box: Box) -> str:
     """The terms of a sum for the elements of `box`, at most three."""
     texts = []
     for element, n in value.inputs[:3]:
@@ -438,7 +448,7 @@ def _show(value: Sum, box: Box) -> list[str]:
         for k in intervals[:3]:
             texts.append(f"{_source(term.left, box, k)} × {_source(term.right, box, k)}")
     count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
-    return texts if count <= 3 else [*texts[:3], f"{count - 3} more"]
+    return ", ".join(texts) if count <= 3 else ", ".join(texts[:3]) + f" and {count - 3} more"
 
 
 def _source(e: Element, box: Box, k: Interval | None) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from math import prod
 
 from ..region import Axis, Box, Region
 from . import ir
@@ -101,7 +102,8 @@ def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
         return None
     for region in (op.out, op.left, op.right):
         if len(region.shape) != 2:
-            return f"gemm takes matrices; {region.tensor} has {len(region.shape)} dimensions here: {_size(region)}"
+            dims = f"{len(region.shape)} dimension{'' if len(region.shape) == 1 else 's'}"
+            return f"gemm takes matrices; {region.tensor} has {dims} here: {_size(region)}"
     m, k = op.left.shape[::-1] if op.left_transposed else op.left.shape
     k2, n = op.right.shape[::-1] if op.right_transposed else op.right.shape
     product = f"{op.left.tensor} is {m} × {k} and {op.right.tensor} is {k2} × {n}"
@@ -133,7 +135,8 @@ def reduce_fits(op: ir.Op, tensors: Tensors) -> str | None:
         if term.shape != op.out.shape:
             return f"reduce: {op.out.tensor} is {_size(op.out)}, the term {term.tensor} is {_size(term)}"
         if tensors[term.tensor].dtype not in (own, "fp32") and own != "fp32":
-            return f"reduce: {op.out.tensor} is {own}, the term {term.tensor} is {tensors[term.tensor].dtype}"
+            other = tensors[term.tensor].dtype
+            return f"reduce: {op.out.tensor} is {own}, the term {term.tensor} is {other}; a term is {own} or fp32"
         if _overlap(op.out, term) and op.out != term:
             return f"reduce: a term overlaps the part of {op.out.tensor} that is written"
     if not op.terms:
@@ -182,8 +185,10 @@ def launch_fits(op: ir.Op, tensors: Tensors) -> str | None:
     for i, a in enumerate(op.writes):
         if any(_overlap(a, b) for b in op.writes[i + 1 :]):
             return f"launch {op.kernel}: two of the regions that it writes overlap"
-    if any(not 1 <= g < 2**31 for g in op.grid) or any(not 1 <= b <= 1024 for b in op.block):
-        return f"launch {op.kernel}: grid {op.grid} or block {op.block} is not possible"
+    if any(not 1 <= g < 2**31 for g in op.grid):
+        return f"launch {op.kernel}: grid = {list(op.grid)}; every number of it is 1 to 2147483647"
+    if any(b < 1 for b in op.block) or prod(op.block) > 1024:
+        return f"launch {op.kernel}: block = {list(op.block)} has {prod(op.block)} threads; a block has 1 to 1024"
     return None
 
 

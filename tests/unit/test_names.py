@@ -35,39 +35,39 @@ MISTAKES = [
     ),
     (
         "param n = 3",
-        ("x.ficco:12:1: param 'n' is declared already\n  note: x.ficco:2:1: param 'n' is declared here"),
+        ("x.ficco:12:7: param 'n' is declared already\n  note: x.ficco:2:7: param 'n' is declared here"),
     ),
     (
         "param rank = 3",
-        "x.ficco:12:1: 'rank' is built in and cannot be a param",
+        "x.ficco:12:7: 'rank' is built in and cannot be a param",
     ),
     (
         "param min = 3",
-        "x.ficco:12:1: 'min' is a built-in function and cannot be a param",
+        "x.ficco:12:7: 'min' is a built-in function and cannot be a param",
     ),
     (
         "param bf16 = 3",
-        "x.ficco:12:1: 'bf16' is a built-in type and cannot be a param",
+        "x.ficco:12:7: 'bf16' is a built-in type and cannot be a param",
     ),
     (
         "param C = 3",
-        ("x.ficco:12:1: param 'C' is declared already\n  note: x.ficco:5:1: output 'C' is declared here"),
+        ("x.ficco:12:7: param 'C' is declared already\n  note: x.ficco:5:8: output 'C' is declared here"),
     ),
     (
         "queue d { engine = copy }",
-        ("x.ficco:12:1: queue 'd' is declared already\n  note: x.ficco:8:1: queue 'd' is declared here"),
+        ("x.ficco:12:7: queue 'd' is declared already\n  note: x.ficco:8:7: queue 'd' is declared here"),
     ),
     (
         'kernel k() from "a" entry "b"',
-        ("x.ficco:12:1: kernel 'k' is declared already\n  note: x.ficco:11:1: kernel 'k' is declared here"),
+        ("x.ficco:12:8: kernel 'k' is declared already\n  note: x.ficco:11:8: kernel 'k' is declared here"),
     ),
     (
         "param a = a",
-        "x.ficco:12:1: param 'a' refers to itself",
+        "x.ficco:12:7: param 'a' refers to itself",
     ),
     (
         "param a = b param b = c + 1 param c = a",
-        "x.ficco:12:1: params refer to each other in a circle: a -> b -> c -> a",
+        "x.ficco:12:7: params refer to each other in a circle: a -> b -> c -> a",
     ),
     (
         "param a = rank",
@@ -102,14 +102,14 @@ MISTAKES = [
     (
         "param a = [n for n in 0..2]",
         (
-            "x.ficco:12:11: loop variable 'n' hides the param of that name\n"
-            "  note: x.ficco:2:1: param 'n' is declared here\n"
+            "x.ficco:12:18: loop variable 'n' hides the param of that name\n"
+            "  note: x.ficco:2:7: param 'n' is declared here\n"
             "  help: rename it"
         ),
     ),
     (
         "param a = [i for rank in all]",
-        ("x.ficco:12:11: 'rank' is built in and cannot be a loop variable\nx.ficco:12:12: unknown name 'i'"),
+        ("x.ficco:12:12: unknown name 'i'\nx.ficco:12:18: 'rank' is built in and cannot be a loop variable"),
     ),
     (
         "param a = foo(3)",
@@ -145,11 +145,11 @@ MISTAKES = [
     ),
     (
         "type U = bf17",
-        ("x.ficco:12:1: unknown type 'bf17'\n  help: the types are bf16, fp16 or fp32"),
+        ("x.ficco:12:10: unknown type 'bf17'\n  help: the types are bf16, fp16 or fp32"),
     ),
     (
         "input D[n] : U",
-        "x.ficco:12:1: 'D' is of unknown type 'U'",
+        "x.ficco:12:14: 'D' is of unknown type 'U'",
     ),
     (
         "input D[m] : T",
@@ -174,7 +174,7 @@ MISTAKES = [
     (
         "output D[n] : T",
         (
-            "x.ficco:12:1: output 'D' has no computes line\n"
+            "x.ficco:12:8: output 'D' has no computes line\n"
             "  help: add: computes D = ..., or write unproven after its type"
         ),
     ),
@@ -182,7 +182,7 @@ MISTAKES = [
         "output D[n] : T unproven computes D = A",
         (
             "x.ficco:12:26: 'D' has a computes line and is unproven\n"
-            "  note: x.ficco:12:1: output 'D' is declared here\n"
+            "  note: x.ficco:12:8: output 'D' is declared here\n"
             "  help: drop the word unproven, or the computes line"
         ),
     ),
@@ -207,7 +207,7 @@ MISTAKES = [
         (
             "x.ficco:12:31: unknown name 'i'\n"
             "x.ficco:12:42: loop variable 'n' hides the param of that name\n"
-            "  note: x.ficco:2:1: param 'n' is declared here\n"
+            "  note: x.ficco:2:7: param 'n' is declared here\n"
             "  help: rename it"
         ),
     ),
@@ -229,7 +229,7 @@ MISTAKES = [
     ),
     (
         "queue w { }",
-        ("x.ficco:12:1: queue 'w' has no engine\n  help: write engine = copy, sm or nccl"),
+        ("x.ficco:12:7: queue 'w' has no engine\n  help: write engine = copy, sm or nccl"),
     ),
     (
         "queue w { engine = sm sm = 3 }",
@@ -270,8 +270,8 @@ MISTAKES = [
     (
         'kernel j(read x, int x, int rank) from "a" entry "b"',
         (
-            "x.ficco:12:18: kernel 'j' has two arguments 'x'\n"
-            "x.ficco:12:25: 'rank' is built in and cannot be an argument's name"
+            "x.ficco:12:22: kernel 'j' has two arguments 'x'\n"
+            "x.ficco:12:29: 'rank' is built in and cannot be an argument's name"
         ),
     ),
     (
@@ -292,7 +292,7 @@ MISTAKES = [
     ),
     (
         "stage a on e { copy G <- A }",
-        "x.ficco:12:1: stage 'a' is on unknown queue 'e'",
+        "x.ficco:12:12: stage 'a' is on unknown queue 'e'",
     ),
     (
         "stage a on q streamed { copy G <- A }",
@@ -313,8 +313,8 @@ MISTAKES = [
     (
         "stage a on d streamed { copy G <- A }",
         (
-            "x.ficco:12:1: stage 'a' is streamed, which needs a queue with engine sm\n"
-            "  note: x.ficco:8:1: queue 'd' has engine copy"
+            "x.ficco:12:12: stage 'a' is streamed, which needs a queue with engine sm\n"
+            "  note: x.ficco:8:7: queue 'd' has engine copy"
         ),
     ),
     (
@@ -334,11 +334,11 @@ MISTAKES = [
     ),
     (
         "stage a on d { copy G <- A } stage a on d { copy G <- A }",
-        ("x.ficco:12:30: stage 'a' is declared already\n  note: x.ficco:12:1: stage 'a' is declared here"),
+        ("x.ficco:12:36: stage 'a' is declared already\n  note: x.ficco:12:7: stage 'a' is declared here"),
     ),
     (
         "stage a on d { }",
-        ("x.ficco:12:1: stage 'a' has no statements\n  help: fill it, or delete it"),
+        ("x.ficco:12:7: stage 'a' has no statements\n  help: fill it, or delete it"),
     ),
     (
         "stage a on d with engine = sm, prority = high { copy G <- A }",
@@ -366,30 +366,30 @@ MISTAKES = [
         "stage a on d { gemm G = A * A }",
         (
             "x.ficco:12:16: gemm runs on engine sm; queue 'd' has engine copy\n"
-            "  note: x.ficco:8:1: queue 'd' is declared here"
+            "  note: x.ficco:8:7: queue 'd' is declared here"
         ),
     ),
     (
         "stage a on v { copy G <- A }",
         (
             "x.ficco:12:16: copy runs on engine copy or sm; queue 'v' has engine nccl\n"
-            "  note: x.ficco:10:1: queue 'v' is declared here"
+            "  note: x.ficco:10:7: queue 'v' is declared here"
         ),
     ),
     (
         "stage a on q { all_reduce G <- A }",
         (
             "x.ficco:12:16: all_reduce runs on engine nccl; queue 'q' has engine sm\n"
-            "  note: x.ficco:9:1: queue 'q' is declared here"
+            "  note: x.ficco:9:7: queue 'q' is declared here"
         ),
     ),
     (
         "stage a on d { launch k(A, G, 3) reduce G = sum(A) }",
         (
             "x.ficco:12:16: launch runs on engine sm; queue 'd' has engine copy\n"
-            "  note: x.ficco:8:1: queue 'd' is declared here\n"
+            "  note: x.ficco:8:7: queue 'd' is declared here\n"
             "x.ficco:12:34: reduce runs on engine sm; queue 'd' has engine copy\n"
-            "  note: x.ficco:8:1: queue 'd' is declared here"
+            "  note: x.ficco:8:7: queue 'd' is declared here"
         ),
     ),
     (
@@ -397,7 +397,7 @@ MISTAKES = [
         (
             "x.ficco:12:36: '@' cannot stand on the source of all_gather\n"
             "x.ficco:12:49: 'A' is an input and cannot be written\n"
-            "  note: x.ficco:4:1: input 'A' is declared here\n"
+            "  note: x.ficco:4:7: input 'A' is declared here\n"
             "  help: write to a scratch\n"
             "x.ficco:12:54: .T on the source of all_reduce: only operands of gemm and claims are transposed"
         ),
@@ -441,7 +441,7 @@ MISTAKES = [
         (
             "x.ficco:12:26: .T on a copy: only operands of gemm and claims are transposed\n"
             "x.ficco:12:35: 'A' is an input and cannot be written\n"
-            "  note: x.ficco:4:1: input 'A' is declared here\n"
+            "  note: x.ficco:4:7: input 'A' is declared here\n"
             "  help: write to a scratch"
         ),
     ),
@@ -450,19 +450,19 @@ MISTAKES = [
         "launch k(A, G, G) launch k(3, G, 3) launch k(A, G) launch kk(A) launch k(B, GG, 3) }",
         (
             "x.ficco:12:21: 'A' is an input and cannot be written\n"
-            "  note: x.ficco:4:1: input 'A' is declared here\n"
+            "  note: x.ficco:4:7: input 'A' is declared here\n"
             "  help: write to a scratch\n"
             "x.ficco:12:38: 'A' is an input and cannot be written\n"
-            "  note: x.ficco:4:1: input 'A' is declared here\n"
+            "  note: x.ficco:4:7: input 'A' is declared here\n"
             "  help: write to a scratch\n"
             "x.ficco:12:61: 'A' is an input and cannot be written\n"
-            "  note: x.ficco:4:1: input 'A' is declared here\n"
+            "  note: x.ficco:4:7: input 'A' is declared here\n"
             "  help: write to a scratch\n"
             "x.ficco:12:82: argument 'z' of kernel 'k' is an int, not a region\n"
             "x.ficco:12:94: argument 'x' of kernel 'k' is a region to read, not a number\n"
             "x.ficco:12:103: kernel 'k' takes 3 arguments, not 2\n"
-            "  note: x.ficco:11:1: kernel 'k' is declared here\n"
-            "x.ficco:12:118: unknown kernel 'kk'\n"
+            "  note: x.ficco:11:8: kernel 'k' is declared here\n"
+            "x.ficco:12:125: unknown kernel 'kk'\n"
             "  help: did you mean 'k'?\n"
             "x.ficco:12:140: unknown tensor 'B'\n"
             "x.ficco:12:143: unknown tensor 'GG'\n"
@@ -495,7 +495,7 @@ MISTAKES = [
         "stage a on d { for n in 0..2 { for all in 0..2 { copy G <- A } } }",
         (
             "x.ficco:12:20: loop variable 'n' hides the param of that name\n"
-            "  note: x.ficco:2:1: param 'n' is declared here\n"
+            "  note: x.ficco:2:7: param 'n' is declared here\n"
             "  help: rename it\n"
             "x.ficco:12:36: 'all' is built in and cannot be a loop variable"
         ),
@@ -503,8 +503,8 @@ MISTAKES = [
     (
         "stage a on d { let x = 3 let x = x if x == 3 { let y = x copy G <- A } copy G[y] <- A }",
         (
-            "x.ficco:12:26: let 'x' hides the let of that name\n"
-            "  note: x.ficco:12:16: let 'x' is declared here\n"
+            "x.ficco:12:30: let 'x' hides the let of that name\n"
+            "  note: x.ficco:12:20: let 'x' is declared here\n"
             "  help: rename it\n"
             "x.ficco:12:79: unknown name 'y'"
         ),
@@ -593,7 +593,7 @@ def test_all_mistakes_stand_in_the_order_of_the_text() -> None:
 def test_params_in_many_circles() -> None:
     text = "param a = b param b = a param c = a param d = d + c param e = 1 param f = e"
     assert said(HEAD + text + STAGE) == (
-        "x.ficco:12:1: params refer to each other in a circle: a -> b -> a\nx.ficco:12:37: param 'd' refers to itself"
+        "x.ficco:12:7: params refer to each other in a circle: a -> b -> a\nx.ficco:12:43: param 'd' refers to itself"
     )
 
 
