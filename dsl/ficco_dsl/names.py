@@ -122,12 +122,12 @@ class _Checker:
         self._params()
         for t in s.types:
             if t.dtype not in DTYPES:
-                self.mistake(place_of(t.dtype, t.span), f"unknown type '{t.dtype}'", help=f"the types are {_list(DTYPES)}")
+                self.mistake(spot(t.dtype, t.span), f"unknown type '{t.dtype}'", help=f"the types are {_list(DTYPES)}")
         types = {t.name for t in s.types}
         for tensor in s.tensors:
             if tensor.dtype not in types and tensor.dtype not in DTYPES:
                 message = f"'{tensor.name}' is of unknown type '{tensor.dtype}'"
-                self.mistake(place_of(tensor.dtype, tensor.span), message, help=self.like(tensor.dtype, [*types, *DTYPES]))
+                self.mistake(spot(tensor.dtype, tensor.span), message, help=self.like(tensor.dtype, [*types, *DTYPES]))
             if len(tensor.shape) > MAX_DIMENSIONS:
                 message = f"'{tensor.name}' has {len(tensor.shape)} dimensions; at most {MAX_DIMENSIONS} are allowed"
                 self.mistake(tensor.shape[MAX_DIMENSIONS].span, message)
@@ -139,7 +139,11 @@ class _Checker:
         for queue in s.queues:
             self.attributes(queue.attributes, _ON_QUEUE, f"queue '{queue.name}'")
             if all(a.name != "engine" for a in queue.attributes):
-                self.mistake(place_of(queue.name, queue.span), f"queue '{queue.name}' has no engine", help="write engine = copy, sm or nccl")
+                self.mistake(
+                    spot(queue.name, queue.span),
+                    f"queue '{queue.name}' has no engine",
+                    help="write engine = copy, sm or nccl",
+                )
         for kernel in s.kernels:
             self._kernel(kernel)
         if not any(isinstance(x, StageDecl) or x.body for x in s.program):
@@ -177,9 +181,9 @@ class _Checker:
     def _declare(self) -> None:
         """One namespace for params, types and tensors; one each for queues, kernels and stages."""
         s = self.schedule
-        values = [(p.name, _Declared("param", place_of(p.name, p.span))) for p in s.params]
-        values += [(t.name, _Declared("type", place_of(t.name, t.span))) for t in s.types]
-        values += [(t.name, _Declared(t.kind, place_of(t.name, t.span))) for t in s.tensors]
+        values = [(p.name, _Declared("param", spot(p.name, p.span))) for p in s.params]
+        values += [(t.name, _Declared("type", spot(t.name, t.span))) for t in s.types]
+        values += [(t.name, _Declared(t.kind, spot(t.name, t.span))) for t in s.tensors]
         values.sort(key=lambda x: (x[1].span.line, x[1].span.column))
         for name, declared in values:
             if name in BUILTINS:
@@ -194,8 +198,8 @@ class _Checker:
                 self.mistake(declared.span, f"{declared.what} '{name}' is declared already", note)
             else:
                 self.values[name] = declared
-        self._once("queue", [(q.name, place_of(q.name, q.span)) for q in s.queues])
-        self._once("kernel", [(k.name, place_of(k.name, k.span)) for k in s.kernels])
+        self._once("queue", [(q.name, spot(q.name, q.span)) for q in s.queues])
+        self._once("kernel", [(k.name, spot(k.name, k.span)) for k in s.kernels])
 
     def _once(self, what: str, declared: Iterable[tuple[str, Span]]) -> None:
         first: dict[str, Span] = {}
@@ -243,11 +247,11 @@ class _Checker:
                 turn = circle.index(first)
                 circle = [*circle[turn:], *circle[:turn], first]
                 if len(circle) == 2:
-                    self.mistake(place_of(params[first].name, params[first].span), f"param '{first}' refers to itself")
+                    self.mistake(spot(params[first].name, params[first].span), f"param '{first}' refers to itself")
                 else:
                     shown = circle if len(circle) <= 10 else [*circle[:5], "...", *circle[-4:]]
                     message = f"params refer to each other in a circle: {' -> '.join(shown)}"
-                    self.mistake(place_of(params[first].name, params[first].span), message)
+                    self.mistake(spot(params[first].name, params[first].span), message)
 
     def _claims(self) -> None:
         whole: dict[str, Computes] = {}
@@ -261,7 +265,7 @@ class _Checker:
             if tensor is not None and tensor.kind != "output":
                 self.mistake(claim.target.span, f"computes is for outputs; '{name}' is {_a(tensor.kind)}")
             elif tensor is not None and tensor.unproven:
-                note = Note(f"output '{name}' is declared here", place_of(tensor.name, tensor.span))
+                note = Note(f"output '{name}' is declared here", spot(tensor.name, tensor.span))
                 help = "drop the word unproven, or the computes line"
                 self.mistake(claim.span, f"'{name}' has a computes line and is unproven", note, help=help)
             is_whole = not claim.target.accessors and claim.binding is None
@@ -279,7 +283,7 @@ class _Checker:
                 self.mistake(tensor.span, f"unproven is for outputs; '{tensor.name}' is {_a(tensor.kind)}")
             if tensor.kind == "output" and not tensor.unproven and tensor.name not in claimed:
                 help = f"add: computes {tensor.name} = ..., or write unproven after its type"
-                self.mistake(place_of(tensor.name, tensor.span), f"output '{tensor.name}' has no computes line", help=help)
+                self.mistake(spot(tensor.name, tensor.span), f"output '{tensor.name}' has no computes line", help=help)
 
     def _claim(self, value: ClaimExpr) -> None:
         if isinstance(value, ClaimProduct):
@@ -296,9 +300,9 @@ class _Checker:
         first: set[str] = set()
         for p in kernel.params:
             if p.name in first:
-                self.mistake(place_of(p.name, p.span), f"kernel '{kernel.name}' has two arguments '{p.name}'")
+                self.mistake(spot(p.name, p.span), f"kernel '{kernel.name}' has two arguments '{p.name}'")
             elif p.name in BUILTINS or p.name in FUNCTIONS:
-                self.mistake(place_of(p.name, p.span), f"'{p.name}' is built in and cannot be an argument's name")
+                self.mistake(spot(p.name, p.span), f"'{p.name}' is built in and cannot be an argument's name")
             first.add(p.name)
         self.kernel = kernel
         self.attributes(kernel.attributes, _ON_KERNEL, f"kernel '{kernel.name}'")
@@ -314,7 +318,7 @@ class _Checker:
                     help: str | None = "a queue has one engine; use a queue of the other engine"
                 else:
                     help = self.like(a.name, allowed) or f"it may have {_list(allowed)}"
-                self.mistake(place_of(a.name, a.span), f"{place} has no attribute '{a.name}'", help=help)
+                self.mistake(spot(a.name, a.span), f"{place} has no attribute '{a.name}'", help=help)
                 continue
             if a.name in first:
                 self.mistake(a.span, f"'{a.name}' is given twice", Note("the first time", first[a.name]))
@@ -358,11 +362,13 @@ class _Checker:
         queue = self.queues.get(stage.queue)
         if queue is None:
             help = self.like(stage.queue, self.queues)
-            self.mistake(place_of(stage.queue, stage.span), f"{place} is on unknown queue '{stage.queue}'", help=help)
+            self.mistake(spot(stage.queue, stage.span), f"{place} is on unknown queue '{stage.queue}'", help=help)
         engine = self._engine(stage)
         if stage.streamed and queue is not None and engine not in ("sm", None):
-            note = Note(f"queue '{stage.queue}' has engine {engine}", place_of(queue.name, queue.span))
-            self.mistake(place_of(stage.queue, stage.span), f"{place} is streamed, which needs a queue with engine sm", note)
+            note = Note(f"queue '{stage.queue}' has engine {engine}", spot(queue.name, queue.span))
+            self.mistake(
+                spot(stage.queue, stage.span), f"{place} is streamed, which needs a queue with engine sm", note
+            )
         for name in stage.after:
             if name.id == stage.name:
                 self.mistake(name.span, f"{place} cannot come after itself")
@@ -373,11 +379,11 @@ class _Checker:
                 self.mistake(name.span, message, help=help or self.like(name.id, self.stages))
         if stage.name in self.stages:
             note = Note(f"{place} is declared here", self.stages[stage.name])
-            self.mistake(place_of(stage.name, stage.span), f"{place} is declared already", note)
-        self.stages.setdefault(stage.name, place_of(stage.name, stage.span))
+            self.mistake(spot(stage.name, stage.span), f"{place} is declared already", note)
+        self.stages.setdefault(stage.name, spot(stage.name, stage.span))
         self.attributes(stage.attributes, _RESOURCES, place)
         if not stage.body:
-            self.mistake(place_of(stage.name, stage.span), f"{place} has no statements", help="fill it, or delete it")
+            self.mistake(spot(stage.name, stage.span), f"{place} has no statements", help="fill it, or delete it")
         self._block(stage.body, stage)
 
     def _engine(self, stage: StageDecl) -> str | None:
@@ -399,7 +405,7 @@ class _Checker:
             self._operation(s, stage)
         elif isinstance(s, Let):
             self.expr(s.value)
-            self.bind(s.name, "let", place_of(s.name, s.span))
+            self.bind(s.name, "let", spot(s.name, s.span))
         elif isinstance(s, If):
             self.expr(s.condition)
             self._block(s.body, stage)
@@ -418,7 +424,7 @@ class _Checker:
         if engine is not None and engine not in engines:
             queue = self.queues[stage.queue]
             message = f"{word} runs on engine {' or '.join(engines)}; queue '{stage.queue}' has engine {engine}"
-            self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", place_of(queue.name, queue.span)))
+            self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", spot(queue.name, queue.span)))
         if stage.streamed and engine == "sm" and isinstance(s, (Copy, Launch)):
             message = f"{word} cannot stand in stage '{stage.name}', which is streamed"
             self.mistake(s.span, message, help="a streamed stage is one kernel of gemm and reduce; add another stage")
@@ -450,11 +456,11 @@ class _Checker:
     def _launch(self, s: Launch) -> None:
         kernel = self.kernels.get(s.kernel)
         if kernel is None:
-            self.mistake(place_of(s.kernel, s.span), f"unknown kernel '{s.kernel}'", help=self.like(s.kernel, self.kernels))
+            self.mistake(spot(s.kernel, s.span), f"unknown kernel '{s.kernel}'", help=self.like(s.kernel, self.kernels))
         elif len(kernel.params) != len(s.arguments):
             n = len(kernel.params)
             message = f"kernel '{s.kernel}' takes {n} argument{'' if n == 1 else 's'}, not {len(s.arguments)}"
-            self.mistake(s.span, message, Note(f"kernel '{s.kernel}' is declared here", place_of(kernel.name, kernel.span)))
+            self.mistake(s.span, message, Note(f"kernel '{s.kernel}' is declared here", spot(kernel.name, kernel.span)))
         params = kernel.params if kernel is not None and len(kernel.params) == len(s.arguments) else ()
         for i, argument in enumerate(s.arguments):
             param = params[i] if params else None
@@ -491,7 +497,7 @@ class _Checker:
             else:
                 self.mistake(r.span, f"unknown tensor '{r.tensor}'", help=self.like(r.tensor, self.tensors))
         elif writes and tensor.kind == "input":
-            note = Note(f"input '{r.tensor}' is declared here", place_of(tensor.name, tensor.span))
+            note = Note(f"input '{r.tensor}' is declared here", spot(tensor.name, tensor.span))
             self.mistake(r.span, f"'{r.tensor}' is an input and cannot be written", note, help="write to a scratch")
         if r.transposed and not transposed and place != "a claim":
             self.mistake(r.span, f".T on {place}: only operands of gemm and claims are transposed")
@@ -518,7 +524,7 @@ class _Checker:
 
     def binding(self, b: Binding) -> None:
         self.expr(b.domain)
-        self.bind(b.name, "loop variable", place_of(b.name, b.span))
+        self.bind(b.name, "loop variable", spot(b.name, b.span))
 
     def part(self, p: Part) -> None:
         self.expr(p.index)
@@ -546,7 +552,7 @@ class _Checker:
         elif isinstance(e, Comprehension):
             live = dict(self.scope)
             self.expr(e.domain)
-            self.bind(e.name, "loop variable", place_of(e.name, e.span))
+            self.bind(e.name, "loop variable", spot(e.name, e.span))
             self.expr(e.body)
             self.scope = live
         else:
@@ -586,7 +592,9 @@ class _Checker:
     def _call(self, e: Call) -> None:
         function = FUNCTIONS.get(e.function)
         if function is None:
-            self.mistake(place_of(e.function, e.span), f"unknown function '{e.function}'", help=self.like(e.function, FUNCTIONS))
+            self.mistake(
+                spot(e.function, e.span), f"unknown function '{e.function}'", help=self.like(e.function, FUNCTIONS)
+            )
         else:
             least, most, form = function
             if len(e.arguments) < least or (most is not None and len(e.arguments) > most):
@@ -626,7 +634,7 @@ class _Checker:
             self.mistake(argument.span, message, help=f"declare '{argument.id}' further up")
 
 
-def place_of(name: str, span: Span) -> Span:
+def spot(name: str, span: Span) -> Span:
     """The place of a name inside of what has `span`."""
     return name.span if isinstance(name, Word) else span
 

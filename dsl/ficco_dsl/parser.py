@@ -832,8 +832,9 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
     if not at_end and token.value in terminals.values() and token.value.isidentifier() and "NAME" in accepted:
         found = f"the keyword {found}" if last is None else found
     if last is not None:  # something is missing at the end of a line, not wrong on the next
-        span, found = replace(span, line=last[0], column=last[1], end_line=last[0], end_column=last[1] + 1), (
-            f"{found} on line {span.line}"
+        span, found = (
+            replace(span, line=last[0], column=last[1], end_line=last[0], end_column=last[1] + 1),
+            (f"{found} on line {span.line}"),
         )
     notes: tuple[Note, ...] = ()
     if opener is not None and opener[2] != "{" and _CLOSES[opener[2]] in accepted:

@@ -256,7 +256,8 @@ class _Proof:
             alien = _difference(extra, wanted)
             again = _difference(extra, alien)
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
-            message = f"{place}: " + "; ".join(f"{words} {_show(s, box)}" for words, s in parts if s.inputs or s.products)
+            told = [f"{words} {_show(part, box)}" for words, part in parts if part.inputs or part.products]
+            message = f"{place}: {'; '.join(told)}"
         self.mistakes[origin] = Diagnostic(origin, message, notes, help)
 
     def _unwritten_part(self, target: Region, box: Box) -> Box:

@@ -422,10 +422,7 @@ MISTAKES = [
     ),
     (
         ("schedule x\nstage s on q { copy G.rows(1 of 2 <- A }"),
-        (
-            "x.ficco:2:35: expected ')' or ',', found '<-'\n"
-            "  note: x.ficco:2:27: '(' is opened here"
-        ),
+        ("x.ficco:2:35: expected ')' or ',', found '<-'\n  note: x.ficco:2:27: '(' is opened here"),
     ),
     (
         ("schedule x\nparam x = A.rows(1 of 2) + 3"),
