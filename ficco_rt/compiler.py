@@ -31,7 +31,7 @@ def load(name_or_path: str | Path) -> Schedule:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    return ficco_dsl.parse_bytes(data, str(path))
+    return ficco_dsl.parse_bytes(data, library.shown(path))
 
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:

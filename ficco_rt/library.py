@@ -46,6 +46,22 @@ def title(path: Path) -> str:
     return ""
 
 
+def shown(path: Path) -> str:
+    """What messages, plans and traces call a file: a shipped one the same on every machine, any other as given."""
+    base = root()
+    if path.is_absolute() and path.is_relative_to(base):
+        return (Path("schedules") / path.relative_to(base)).as_posix()
+    return str(path)
+
+
+def located(name: str) -> Path:
+    """The file that `shown` has named."""
+    path = Path(name)
+    if not path.is_file() and path.parts[:1] == ("schedules",):
+        return root().joinpath(*path.parts[1:])
+    return path
+
+
 def find(name: str) -> Path:
     """The file of a schedule: a path as given, or a library name with or without the suffix."""
     path = Path(name)

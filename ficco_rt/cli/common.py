@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -110,7 +109,7 @@ def compile_job(request: Request, progress: Progress) -> Job:
             plan = lower(graph, machine)
         with progress.step("checking the plan"):
             check(plan)
-    title = library.title(Path(schedule.path))
+    title = library.title(library.located(schedule.path))
     return Job(schedule.path, title, machine, plan, graph, compiler.lint(graph, machine))
 
 

@@ -9,10 +9,11 @@ import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TextIO
 
 from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..library import located
 
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "blue": "1;34", "cyan": "36"}
 _SHOWN = 120  # columns of a source line that are shown
@@ -104,11 +105,12 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 0 if unicodedata.combining(character) else 1
 
 
-def _read_lines(path: str) -> list[str]:
+def _read_lines(name: str) -> list[str]:
+    path = located(name)
     try:
         if os.path.getsize(path) > _BIG or not os.path.isfile(path):
             return []
-        return Path(path).read_bytes().decode("utf-8", "replace").splitlines()
+        return path.read_bytes().decode("utf-8", "replace").splitlines()
     except (OSError, ValueError):
         return []
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...graph.ir import Kernel
+from ...library import located
 from ...plan.ir import CollectiveCall, GemmWork, KernelWork, ReduceWork, Transfer, Work
 from ...region import Region
 from ..api import Array
@@ -189,7 +190,7 @@ def host_function(kernel: Kernel, modules: dict[Path, ModuleType]) -> HostFuncti
             f"in the order of the kernel's arguments"
         )
     file, _, name = kernel.host.rpartition(":")
-    path = (Path(kernel.origin.path).parent / file).resolve()
+    path = (located(kernel.origin.path).parent / file).resolve()
     if not file or not path.is_file():
         raise UsageError(
             f"{place}: kernel '{kernel.name}': there is no file '{path}'; host is written \"file.py:function\", "
