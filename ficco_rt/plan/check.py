@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
@@ -53,6 +54,9 @@ def check(plan: Plan) -> None:
 # ---------------------------------------------------------------- liveness
 
 
+Happening: TypeAlias = tuple[int, int, int]  # stream, command, and of a launch the work; -1 for other commands
+
+
 @dataclass(frozen=True, slots=True)
 class _Holder:
     """A streamed launch that may keep others out of its rank's multiprocessors. `start` is what it knows at its
@@ -77,10 +81,10 @@ class _Walk:
         self.raised: set[int] = set()
         self.arrived: dict[int, set[int]] = {}
         self.sleepers: dict[tuple[str, int], list[int]] = {}
-        self.order: list[tuple[int, int]] = []
+        self.order: list[Happening] = []
 
-    def run(self) -> list[tuple[int, int]]:
-        """(stream, command) in an order in which everything can happen. Raises PlanError on a deadlock."""
+    def run(self) -> list[Happening]:
+        """An order in which everything can happen. Raises PlanError on a deadlock."""
         ready = deque(range(len(self.plan.streams)))
         while ready:
             s = ready.popleft()
@@ -126,7 +130,8 @@ class _Walk:
                         self._wake("collective", command.group, ready)
                 if len(here) < self.plan.ranks:
                     return ("collective", command.group)
-        self.order.append((s, self.at[s]))
+        if not isinstance(command, Launch):  # a launch's works have been noted one by one
+            self.order.append((s, self.at[s], -1))
         self.at[s] += 1
         self.entries[s] += isinstance(command, CopyAsync | Launch | CollectiveCall)
         return None
@@ -151,6 +156,7 @@ class _Walk:
             for f in work.signals:
                 self.raised.add(f)
                 self._wake("flag", f, ready)
+            self.order.append((s, self.at[s], self.works[s]))
             self.works[s] += 1
         self.works[s] = 0
         if launch.streamed:
@@ -257,6 +263,7 @@ class _Races:
         self.flags: dict[int, Clock] = {}
         self.bits = 0
         self.holders: dict[int, list[_Holder]] = {}
+        self.bases: dict[int, Clock] = {}  # what the launch at hand on a stream knew at its start
         self.called: dict[int, list[int]] = {}
         shapes = {t.name: t.shapes for t in plan.tensors}
         self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
@@ -269,10 +276,9 @@ class _Races:
         for o in plan.orders:
             self.follows.setdefault(o.after, []).append((o.before, o.origin))
 
-    def run(self, order: list[tuple[int, int]]) -> None:
-        for s, i in order:
-            stream = self.plan.streams[s]
-            command = stream.commands[i]
+    def run(self, order: list[Happening]) -> None:
+        for s, i, work in order:
+            command = self.plan.streams[s].commands[i]
             match command:
                 case WaitEvent(event=e):
                     self.clocks[s] = self.clocks[s].join(self.events[e])
@@ -290,35 +296,39 @@ class _Races:
                         self._read(t.src, self.clocks[s], me)
                         self._write(t.dst, self.clocks[s], me)
                 case Launch():
-                    if command.streamed and command.attributes.sms is None:
-                        self.holders.setdefault(stream.rank, []).append(_Holder(s, i, self.clocks[s]))
-                    self.length[s] += 1
-                    self._launch(s, command)
+                    if work == 0:
+                        self._begin(s, i, command)
+                    self._work(s, command, command.works[work])
                 case CollectiveCall():
                     self._collective(s, command)
 
-    def _launch(self, s: int, launch: Launch) -> None:
-        base = end = self.clocks[s]
-        for work in launch.works:
-            clock = base
-            for f in work.waits:
-                clock = clock.join(self.flags[f])
-            bit = -1
-            if launch.streamed:
-                bit, self.bits = self.bits, self.bits + 1
-            me = _Access(s, self.length[s], bit, work.origin, _name(launch, work))
-            self._order(work.op, clock, me)
-            for region in work.reads:
-                self._read(region, clock, me)
-            for region in work.writes:
-                self._write(region, clock, me)
-            if work.signals:
-                done = clock.at(s, self.length[s] - 1).with_work(bit)
-                for f in work.signals:
-                    self.flags[f] = done
-            if clock is not base:
-                end = end.join(clock)
-        self.clocks[s] = end
+    def _begin(self, s: int, i: int, launch: Launch) -> None:
+        if launch.streamed and launch.attributes.sms is None:
+            holders = self.holders.setdefault(self.plan.streams[s].rank, [])
+            holders.append(_Holder(s, i, self.clocks[s]))
+        self.length[s] += 1
+        self.bases[s] = self.clocks[s]
+
+    def _work(self, s: int, launch: Launch, work: Work) -> None:
+        """One work: it knows what the launch knew at its start and what its own flags tell, nothing of the works
+        before it. The stream knows the end of all."""
+        clock = self.bases[s]
+        for f in work.waits:
+            clock = clock.join(self.flags[f])
+        bit = -1
+        if launch.streamed:
+            bit, self.bits = self.bits, self.bits + 1
+        me = _Access(s, self.length[s], bit, work.origin, _name(launch, work))
+        self._order(work.op, clock, me)
+        for region in work.reads:
+            self._read(region, clock, me)
+        for region in work.writes:
+            self._write(region, clock, me)
+        if work.signals:
+            done = clock.at(s, self.length[s] - 1).with_work(bit)
+            for f in work.signals:
+                self.flags[f] = done
+        self.clocks[s] = self.clocks[s].join(clock)
 
     def _collective(self, s: int, call: CollectiveCall) -> None:
         # The walk lets every call of a group begin before any is done, so the first one done sees all beginnings.

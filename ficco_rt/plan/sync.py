@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph import ir
@@ -81,6 +81,7 @@ class _Synchroniser:
         self.ends: dict[tuple[int, int], list[int]] = {}  # stage, rank → the last op on each of its streams
         self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
         self.members: dict[tuple[int, int], list[int]] = {}
+        self.holding: dict[int, list[int]] = {}  # rank → first ops of streamed launches that hold multiprocessors
         self.latest: dict[int, int] = {}  # stream → its latest op that some streamed launch waits for in the end
         last: dict[tuple[int, int, int], int] = {}
         for i in draft.order:
@@ -89,11 +90,11 @@ class _Synchroniser:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
             if self.graph.stages[where.stage].streamed:
                 self.members.setdefault((where.stage, where.rank), []).append(i)
-        self.awaited = self._awaited()
-        for i in self.awaited:
-            self.users[i] += FOREVER
         for (stage, rank, _), i in last.items():
             self.ends.setdefault((stage, rank), []).append(i)
+            self.users[i] += FOREVER
+        self.awaited = self._awaited() if self.members else set()
+        for i in self.awaited:
             self.users[i] += FOREVER
 
     def run(self) -> Draft:
@@ -116,24 +117,38 @@ class _Synchroniser:
         return replace(self.draft, needs=self.needs, orders=tuple(self.orders))
 
     def _awaited(self) -> set[int]:
-        """Ops on multiprocessors that works of streamed launches follow, at any distance."""
-        ops, graph = self.graph.ops, self.graph
+        """Ops on multiprocessors that works of streamed launches wait for, at any distance: by data, because the
+        text says `after`, or because they stand behind one another in a stream."""
+        ops, graph, stream_of = self.graph.ops, self.graph, self.draft.stream_of
         groups: dict[int, list[int]] = {}
-        for i, op in enumerate(ops):
+        ahead: dict[int, int] = {}  # the op before it in its stream
+        last: dict[int, int] = {}
+        for i in self.draft.order:
+            op = ops[i]
             if isinstance(op, ir.Collective):
                 groups.setdefault(op.group, []).append(i)
-        todo = [d.before for works in self.members.values() for v in works for d in graph.deps[v]]
+            if stream_of[i] in last:
+                ahead[i] = last[stream_of[i]]
+            last[stream_of[i]] = i
+
+        def behind(u: int) -> Iterator[int]:
+            op = ops[u]
+            yield from (d.before for d in graph.deps[u])
+            if u in ahead:
+                yield ahead[u]
+            if isinstance(op, ir.Collective):
+                yield from groups[op.group]
+            for stage in graph.stages[op.where.stage].after:
+                yield from self.ends.get((stage, op.where.rank), ())
+
+        todo = [u for works in self.members.values() for v in works for u in behind(v)]
         seen: set[int] = set()
         while todo:
             u = todo.pop()
-            if u in seen:
-                continue
-            seen.add(u)
-            op = ops[u]
-            for member in groups[op.group] if isinstance(op, ir.Collective) else (u,):
-                seen.add(member)
-                todo.extend(d.before for d in graph.deps[member])
-        return {u for u in seen if self.engine[self.draft.stream_of[u]] != "copy"}
+            if u not in seen:
+                seen.add(u)
+                todo.extend(behind(u))
+        return {u for u in seen if self.engine[stream_of[u]] != "copy"}
 
     # -- what an op follows
 
@@ -249,7 +264,11 @@ class _Synchroniser:
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
         if self.graph.ops[first].where.resources.sms is None:  # else it leaves room for others
-            ends = {u: self._end_of(u) for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank}
+            others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
+            # two that spin could each hold what the other needs to begin
+            others += [u for u in self.holding.get(rank, ()) if self.draft.stream_of[u] != s]
+            ends = {u: self._end_of(u) for u in others}
+            self.holding.setdefault(rank, []).append(first)
         for v in self.members[key]:
             for u in self._before(v):
                 if self.draft.stream_of[u] != s and self._same_processors(u, rank):
