@@ -16,6 +16,7 @@ STEPS = 40  # of expressions: members of the lists that are made or walked
 PIECES = 4  # boxes that the regions of all ops consist of
 CELLS = 40  # pieces of tensors that one pass looks at
 TERMS = 20  # of the formal sums of the proof
+CLOCKS = 1000  # 32-bit entries of the vector clocks that are alive
 
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"
 
@@ -34,14 +35,16 @@ class Budget:
     >>> Budget(8, "the proof looks at more than {most} pieces").spend(8, span)
     """
 
-    __slots__ = ("help", "left", "message", "most")
+    __slots__ = ("error", "help", "left", "message", "most")
 
-    def __init__(self, most: int, message: str, help: str = WAY_OUT) -> None:
+    def __init__(
+        self, most: int, message: str, help: str = WAY_OUT, error: type[ScheduleError] = ScheduleError
+    ) -> None:
         self.most = self.left = most
-        self.message, self.help = message, help
+        self.message, self.help, self.error = message, help, error
 
     def foresee(self, amount: int, span: Span) -> None:
-        """Tell now that `amount`, which is still to be spent, will be too much."""
+        """Tell now that `amount`, which is in use or still to be spent, is too much."""
         if self.left < amount:
             self.spend(amount, span)
 
@@ -50,7 +53,7 @@ class Budget:
         self.left -= amount
         if self.left < 0:
             text = self.message.format(most=f"{self.most:,}")
-            raise ScheduleError((Diagnostic(span, text, help=self.help),))
+            raise self.error((Diagnostic(span, text, help=self.help),))
 
 
 def steps() -> Budget:

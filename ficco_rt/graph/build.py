@@ -509,7 +509,8 @@ class _Program:
             message = broken(op, tensors)
             if message is not None:
                 raise Mistake(s.span, message)
-            if all(region.elements for region in op.writes):  # a piece may be empty: nothing to do
+            idle = isinstance(op, ir.Gemm) and op.accumulate and not op.left.elements
+            if all(region.elements for region in op.writes) and not idle:  # a piece may be empty: nothing to do
                 self._run.phases[-1].append(op)
 
         return self._guarded(s.span, emit)

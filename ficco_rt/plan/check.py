@@ -17,6 +17,7 @@ from typing import TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
+from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from ..region import Box, BoxMap, Region, describe
 from .clock import Clock, start
 from .ir import (
@@ -264,12 +265,25 @@ class _Races:
         self.bits = 0
         self.holders: dict[int, list[_Holder]] = {}
         self.bases: dict[int, Clock] = {}  # what the launch at hand on a stream knew at its start
-        self.called: dict[int, list[int]] = {}
+        self.called: set[int] = set()
+        self.groups: dict[int, list[int]] = {}  # a collective's calls, as the streams that they are on
+        for stream in plan.streams:
+            for command in stream.commands:
+                if isinstance(command, CollectiveCall):
+                    self.groups.setdefault(command.group, []).append(stream.id)
         shapes = {t.name: t.shapes for t in plan.tensors}
         self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
         for writes, region, _ in accesses(plan):
             if writes and (region.tensor, region.rank) not in self.cells:
                 self.cells[region.tensor, region.rank] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
+        self.cells_left = Budget(
+            CELLS * most_ops(),
+            "the accesses of the plan meet in more than {most} pieces of its tensors",
+            error=PlanError,
+        )
+        self.memory = Budget(
+            CLOCKS * most_ops(), "the check of the plan needs clocks of more than {most} entries", error=PlanError
+        )
         self.ends = {o.before for o in plan.orders}
         self.finished: dict[int, _Access] = {}
         self.follows: dict[int, list[tuple[int, Span]]] = {}
@@ -286,8 +300,10 @@ class _Races:
                     self.clocks[s] = self.clocks[s].join(self.flags[f])
                 case Record(event=e):
                     self.events[e] = self.clocks[s].at(s, self.length[s])
+                    self._remember(command.origin)
                 case SignalFlag(flag=f):
                     self.flags[f] = self.clocks[s].at(s, self.length[s])
+                    self._remember(command.origin)
                 case CopyAsync():
                     self.length[s] += 1
                     for t in command.transfers:
@@ -301,6 +317,11 @@ class _Races:
                     self._work(s, command, command.works[work])
                 case CollectiveCall():
                     self._collective(s, command)
+
+    def _remember(self, origin: Span) -> None:
+        """Pay for the clocks that are kept."""
+        kept = len(self.clocks) + len(self.events) + len(self.flags)
+        self.memory.foresee(kept * (len(self.clocks) + self.bits // 32), origin)
 
     def _begin(self, s: int, i: int, launch: Launch) -> None:
         if launch.streamed and launch.attributes.sms is None:
@@ -328,25 +349,20 @@ class _Races:
             done = clock.at(s, self.length[s] - 1).with_work(bit)
             for f in work.signals:
                 self.flags[f] = done
+            self._remember(work.origin)
         self.clocks[s] = self.clocks[s].join(clock)
 
     def _collective(self, s: int, call: CollectiveCall) -> None:
         # The walk lets every call of a group begin before any is done, so the first one done sees all beginnings.
-        group = self.called.get(call.group)
-        if group is None:
-            group = [
-                stream.id
-                for stream in self.plan.streams
-                for c in stream.commands
-                if isinstance(c, CollectiveCall) and c.group == call.group
-            ]
+        group = self.groups[call.group]
+        if call.group not in self.called:
             met = self.clocks[s]
             for other in group:
                 met = met.join(self.clocks[other].at(other, self.length[other]))
             for other in group:
                 self.clocks[other] = met
                 self.length[other] += 1
-            self.called[call.group] = group
+            self.called.add(call.group)
         me = _Access(s, self.length[s], -1, call.origin, call.kind)
         self._order(call.op, self.clocks[s], me)
         self._read(call.src, self.clocks[s], me)
@@ -378,9 +394,10 @@ class _Races:
                         r for r in cell.readers if r.stream != me.stream or (r.position == me.position and r is not me)
                     )
                     new = renewed[cell] = _Cell(cell.writer, (*rest, me))
+                    self.cells_left.spend(len(rest) // 8, me.origin)
                 return new
 
-            cells.update(box, read)
+            self.cells_left.spend(cells.update(box, read), me.origin)
 
     def _write(self, region: Region, clock: Clock, me: _Access) -> None:
         cells = self.cells[region.tensor, region.rank]
@@ -395,7 +412,7 @@ class _Races:
                         self._race(region, box, reader, "reads", me, "writes")
                 return mine
 
-            cells.update(box, write)
+            self.cells_left.spend(cells.update(box, write), me.origin)
 
     def _order(self, op: int, clock: Clock, me: _Access) -> None:
         if op in self.ends:

@@ -14,12 +14,14 @@ import types
 import typing
 from collections.abc import Mapping
 from functools import cache
+from math import prod
 from typing import Any
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
+from ..graph.budget import PIECES, Budget, most_ops
 from ..region import Axis, Interval, Region
 from . import ir
 from .ir import VERSION, Plan
@@ -44,9 +46,12 @@ def from_json(text: str, path: str = "plan.json") -> Plan:
     without its hash."""
     try:
         data = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        line, column = getattr(error, "lineno", 1), getattr(error, "colno", 1)
-        raise _broken(path, f"this is no JSON: {getattr(error, 'msg', 'nested too deeply')}", line, column) from None
+    except json.JSONDecodeError as error:
+        raise _broken(path, f"this is no JSON: {error.msg}", error.lineno, error.colno) from None
+    except RecursionError:
+        raise _broken(path, "this is no plan: it is nested too deeply") from None
+    except ValueError:  # Python's own limit
+        raise _broken(path, "this is no plan: a number has thousands of digits") from None
     if not isinstance(data, dict) or "ficco_plan" not in data:
         raise _broken(path, "this JSON is no plan: it has no 'ficco_plan' version")
     if data["ficco_plan"] != VERSION:
@@ -54,9 +59,13 @@ def from_json(text: str, path: str = "plan.json") -> Plan:
     source = data.get("path")
     reader = _Reader(path, source if isinstance(source, str) else path)
     body = {k: v for k, v in data.items() if k not in ("ficco_plan", "hash", "path")}
-    plan = reader.read(Plan, body, "plan")
+    try:
+        plan = reader.read(Plan, body, "plan")
+        found = content_hash(plan)
+    except RecursionError:
+        raise _broken(path, "this is no plan: it is nested too deeply") from None
     assert isinstance(plan, Plan)
-    if data.get("hash") != content_hash(plan):
+    if data.get("hash") != found:
         raise _broken(path, "the plan's content does not match its hash: it was changed or cut; compile it again")
     return plan
 
@@ -129,6 +138,9 @@ class _Reader:
 
     def __init__(self, path: str, source: str) -> None:
         self.path, self.source = path, source
+        self.pieces_left = Budget(
+            PIECES * most_ops(), "the regions of the plan have more than {most} pieces", error=PlanError
+        )
         self.regions: dict[str, Region] = {}
         self.spans: dict[tuple[int, ...], Span] = {}
 
@@ -179,7 +191,7 @@ class _Reader:
         classes = {c.__name__: c for c in args if isinstance(c, type) and c in _kinds()}
         if isinstance(value, dict):
             name = value.get("type")
-            if name in classes:
+            if isinstance(name, str) and name in classes:
                 return self._object(classes[name], {k: v for k, v in value.items() if k != "type"}, at)
             raise self.fail(at, f"type {name!r} is none of {', '.join(classes)}")
         if isinstance(value, list) and Region in args:
@@ -218,6 +230,7 @@ class _Reader:
                             out.append(Axis(tuple(Interval(a, b) for a, b in axis)))
                         case _:
                             raise self.fail(at, f"an axis is an index or a list of [start, stop], not {axis!r}")
+                self.pieces_left.spend(prod(len(a.segments) for a in out), Span(self.path, 1, 1, 1, 1))
                 return Region(tensor, rank, tuple(out))
         raise self.fail(at, f"a region is [tensor, rank, axis, …], not {json.dumps(value)[:40]}")
 

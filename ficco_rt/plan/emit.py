@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 
 from ficco_dsl.diagnostics import Span
 
 from ..graph import ir as graph_ir
+from ..graph.budget import PIECES, Budget, most_ops
 from ..region import Axis, Box, Interval, Region
 from .draft import Draft
 from .ir import (
@@ -57,6 +59,9 @@ class _Emitter:
         self.launches: dict[tuple[int, int], _Entry] = {}
         self.tensors = {t.name: t for t in self.graph.tensors}
         self.flag_homes: list[int] = []
+        self.transfers_left = Budget(
+            PIECES * most_ops(), "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
+        )
         self.events: dict[int, int] = {}  # op → event recorded after it
         self.flags: dict[tuple[int, int], int] = {}  # op, home rank → flag raised after it
         for v in draft.order:  # ids in the order of the ops that raise them, alike in every run
@@ -209,6 +214,7 @@ class _Emitter:
         out = []
         for dst, src in _aligned(op.dst, op.src):
             for d, s in _flat(dst, src, self._shape(op.dst), self._shape(op.src)):
+                self.transfers_left.spend(1, op.where.origin)
                 out.append(Transfer(_region(op.dst, d), _region(op.src, s), v, op.where.origin))
         return out
 
@@ -233,19 +239,32 @@ def _kept(region: Region) -> list[int]:
 
 def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:
     """Both sides cut at the segments of either: pairs of boxes of equal logical shape."""
-    for dst_box, dst_logical in dst.logical_boxes():
-        for src_box, src_logical in src.logical_boxes():
-            met = dst_logical.meet(src_logical) if dst_logical.start else dst_logical
-            if met is not None:
-                yield _narrowed(dst, dst_box, dst_logical, met), _narrowed(src, src_box, src_logical, met)
+    cuts = [_runs(dst.axes[d], src.axes[s]) for d, s in zip(_kept(dst), _kept(src), strict=True)]
+    for runs in product(*cuts):
+        sides = []
+        for side, region in enumerate((dst, src)):
+            start, stop = [a.segments[0].start for a in region.axes], [a.segments[0].stop for a in region.axes]
+            for d, run in zip(_kept(region), runs, strict=True):
+                start[d], stop[d] = run[side], run[side] + run[2]
+            sides.append(Box(tuple(start), tuple(stop)))
+        yield sides[0], sides[1]
 
 
-def _narrowed(region: Region, box: Box, logical: Box, met: Box) -> Box:
-    start, stop = list(box.start), list(box.stop)
-    for i, d in enumerate(_kept(region)):
-        start[d] = box.start[d] + met.start[i] - logical.start[i]
-        stop[d] = start[d] + met.stop[i] - met.start[i]
-    return Box(tuple(start), tuple(stop))
+def _runs(dst: Axis, src: Axis) -> list[tuple[int, int, int]]:
+    """Runs that are whole on both axes, which are of one size: start on either, and length."""
+    runs = []
+    i = j = done_i = done_j = 0
+    while i < len(dst.segments) and j < len(src.segments):
+        a, b = dst.segments[i], src.segments[j]
+        length = min(a.size - done_i, b.size - done_j)
+        if length:
+            runs.append((a.start + done_i, b.start + done_j, length))
+        done_i, done_j = done_i + length, done_j + length
+        if done_i == a.size:
+            i, done_i = i + 1, 0
+        if done_j == b.size:
+            j, done_j = j + 1, 0
+    return runs
 
 
 def _flat(dst: Box, src: Box, dst_shape: tuple[int, ...], src_shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:

@@ -6,10 +6,13 @@ A rule gives the mistakes it finds, with the line of the schedule that the comma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
+from ..graph import ir as graph_ir
+from ..graph.rules import broken
 from ..region import Region
 from .ir import (
     VERSION,
@@ -19,12 +22,15 @@ from .ir import (
     Launch,
     Plan,
     Record,
+    ReduceWork,
     SignalFlag,
     WaitEvent,
     WaitFlag,
 )
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
+MOST_DIMENSIONS = 8
+MOST_EXTENT = 2**31 - 1
 
 
 def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
@@ -34,20 +40,42 @@ def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:
-    """Stream i has id i and runs on a rank of the plan; every tensor has a shape on every rank."""
+    """Stream i has id i and runs on a rank of the plan."""
     for i, stream in enumerate(plan.streams):
         if stream.id != i or not 0 <= stream.rank < plan.ranks:
             yield Diagnostic(PLACELESS, f"stream {stream.id} (rank {stream.rank}) stands at place {i}")
+    for home in plan.flag_homes:
+        if not 0 <= home < plan.ranks:
+            yield Diagnostic(PLACELESS, f"a flag lives on rank {home}; the plan has {plan.ranks}")
+
+
+def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
+    """Every tensor is declared once, with a shape on every rank, of as many dimensions and no dimension empty."""
+    for name, times in Counter(t.name for t in plan.tensors).items():
+        if times > 1:
+            yield Diagnostic(PLACELESS, f"{name} is declared {times} times")
     for tensor in plan.tensors:
-        if len(tensor.shapes) != plan.ranks:
+        if len(tensor.shapes) != plan.ranks or not tensor.shapes:
             yield Diagnostic(tensor.origin, f"{tensor.name} has {len(tensor.shapes)} shapes for {plan.ranks} ranks")
+        elif len(set(map(len, tensor.shapes))) > 1 or not 1 <= len(tensor.shapes[0]) <= MOST_DIMENSIONS:
+            yield Diagnostic(
+                tensor.origin, f"{tensor.name} has shapes of {sorted(set(map(len, tensor.shapes)))} dimensions"
+            )
+        elif any(not 1 <= extent <= MOST_EXTENT for shape in tensor.shapes for extent in shape):
+            yield Diagnostic(tensor.origin, f"{tensor.name} has a dimension that is no size")
 
 
 def names_exist(plan: Plan) -> Iterator[Diagnostic]:
-    """Every region lies inside a tensor of the plan; every user kernel is declared."""
+    """Every region lies inside a tensor of the plan; every user kernel is declared; a claim has a target a rank."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[Region] = set()
-    for _, region, origin in accesses(plan):
+    for claim in plan.claims:
+        if [t.rank for t in claim.targets] != list(range(plan.ranks)):
+            yield Diagnostic(
+                claim.origin, f"{claim.text}: the claim has {len(claim.targets)} targets; it needs one a rank"
+            )
+    claimed = ((False, region, claim.origin) for claim in plan.claims for region in claim.targets)
+    for _, region, origin in chain(accesses(plan), claimed):
         if region in seen:
             continue
         seen.add(region)
@@ -76,7 +104,8 @@ def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
-    """A transfer moves one box to one box of as many elements."""
+    """A transfer moves one box to one box of as many elements and the same type, from or to its rank."""
+    dtypes = {t.name: t.dtype for t in plan.tensors}
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, CopyAsync):
@@ -85,11 +114,18 @@ def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
                 for t in command.transfers:
                     if len(t.dst.boxes) != 1 or len(t.src.boxes) != 1 or t.dst.elements != t.src.elements:
                         yield Diagnostic(t.origin, f"transfer {t.src} → {t.dst}: not one box to one of equal size")
+                    elif dtypes[t.dst.tensor] != dtypes[t.src.tensor]:
+                        yield Diagnostic(t.origin, f"transfer {t.src} → {t.dst}: the types differ")
+                    elif stream.rank not in (t.dst.rank, t.src.rank):
+                        yield Diagnostic(
+                            t.origin, f"transfer {t.src} → {t.dst} on rank {stream.rank}, which has neither"
+                        )
 
 
 def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
     """A plain launch is one work without flags; works fit their operands; works stay on their rank."""
     kernels = {k.name for k in plan.kernels}
+    dtypes = {t.name: t.dtype for t in plan.tensors}
     for stream in plan.streams:
         for command in stream.commands:
             if not isinstance(command, Launch):
@@ -102,12 +138,26 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
                 if any(r.rank != stream.rank for r in work.writes):
                     yield Diagnostic(work.origin, f"a work on rank {stream.rank} writes another rank's memory")
                 if isinstance(work, GemmWork):
-                    m, k = work.left.shape[::-1] if work.left_transposed else work.left.shape
-                    k2, n = work.right.shape[::-1] if work.right_transposed else work.right.shape
-                    if k != k2 or work.out.shape != (m, n):
+                    if not _multiplies(work, dtypes):
                         yield Diagnostic(work.origin, f"gemm {work.left} · {work.right} does not give {work.out}")
-                elif hasattr(work, "kernel") and work.kernel not in kernels:
+                    if any(r.rank != stream.rank for r in work.reads):
+                        yield Diagnostic(work.origin, f"a gemm on rank {stream.rank} reads another rank's memory")
+                elif isinstance(work, ReduceWork):
+                    if not work.terms or any(t.shape != work.out.shape for t in work.terms):
+                        yield Diagnostic(work.origin, f"reduce {work.out}: a term has another shape, or there is none")
+                elif work.kernel not in kernels:
                     yield Diagnostic(work.origin, f"kernel '{work.kernel}' is not declared in the plan")
+                elif not (1 <= len(work.grid) <= 3 and 1 <= len(work.block) <= 3 and min(*work.grid, *work.block) > 0):
+                    yield Diagnostic(work.origin, f"kernel '{work.kernel}' has no grid or block of one to three sizes")
+
+
+def _multiplies(work: GemmWork, dtypes: Mapping[str, str]) -> bool:
+    if any(len(r.shape) != 2 for r in (work.left, work.right, work.out)):
+        return False
+    m, k = work.left.shape[::-1] if work.left_transposed else work.left.shape
+    k2, n = work.right.shape[::-1] if work.right_transposed else work.right.shape
+    left, right, out = (dtypes[r.tensor] for r in (work.left, work.right, work.out))
+    return k == k2 and work.out.shape == (m, n) and left == right and out in (left, "fp32")
 
 
 def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
@@ -144,12 +194,18 @@ def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
-    """Every rank calls a collective once, with the same kind."""
+    """Every rank calls a collective once, with the same kind, on regions that fit it."""
+    tensors = {t.name: t for t in plan.tensors}
     groups: dict[int, list[tuple[int, CollectiveCall]]] = {}
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, CollectiveCall):
                 groups.setdefault(command.group, []).append((stream.rank, command))
+                where = graph_ir.Where(stream.rank, 0, 0, graph_ir.Resources(), command.origin)
+                op = graph_ir.Collective(where, command.kind, command.group, command.dst, command.src)
+                message = broken(op, tensors)
+                if message is not None:
+                    yield Diagnostic(command.origin, message)
     for calls in groups.values():
         ranks = sorted(rank for rank, _ in calls)
         if ranks != list(range(plan.ranks)) or len({c.kind for _, c in calls}) > 1:
@@ -159,6 +215,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
 RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (
     version_is_known,
     streams_belong_to_ranks,
+    tensors_have_sizes,
     names_exist,
     engines_fit,
     transfers_are_flat,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph import ir
+from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from .clock import Clock, start
 from .draft import Draft, Need
 from .ir import Order
@@ -70,6 +71,8 @@ class _Synchroniser:
         self.clocks: list[Clock] = [start(len(draft.streams))] * len(draft.streams)
         self.length = [0] * len(draft.streams)
         self.stamps: dict[int, _Stamp] = {}
+        self.choices = Budget(CELLS * most_ops(), "the statements have more than {most} waits to choose from")
+        self.memory = Budget(CLOCKS * most_ops(), "the dependencies need clocks of more than {most} entries")
         self.launches: dict[tuple[int, int], _Launch] = {}
         self.works = 0
         self.needs: dict[int, tuple[Need, ...]] = {}
@@ -164,6 +167,7 @@ class _Synchroniser:
             for u in self.ends.get((stage, where.rank), ()):
                 found.append(u)
                 self.orders.append(Order(u, v, where.origin))
+        self.choices.spend(len(found), where.origin)
         return found
 
     def _release(self, v: int) -> None:
@@ -176,6 +180,8 @@ class _Synchroniser:
     def _keep(self, v: int, stamp: _Stamp) -> None:
         if self.users[v]:
             self.stamps[v] = stamp
+            entries = len(self.clocks) + self.works // 32
+            self.memory.foresee((len(self.stamps) + len(self.clocks)) * entries, self.graph.ops[v].where.origin)
         if v in self.awaited:
             self.latest[self.draft.stream_of[v]] = v
 
@@ -209,6 +215,7 @@ class _Synchroniser:
             return clock
         into_work = not launch and self.graph.stages[self.graph.ops[v].where.stage].streamed
         chosen = []
+        self.choices.spend(len(candidates) ** 2 if len(candidates) > 1 else 0, self.graph.ops[v].where.origin)
         for u in _irredundant(candidates):
             stamp = candidates[u]
             chosen.append(Need(u, flag=into_work or stamp.bit >= 0, launch=launch))

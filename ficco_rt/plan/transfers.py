@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -39,30 +40,28 @@ def phases(graph: ir.Graph) -> Iterator[list[int]]:
 
 
 def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
-    """Each round every rank issues at most one copy, over ports that the round has not used yet."""
+    """Each round every rank issues at most one copy, over ports that the round has not used yet: of those that it
+    has for its peers next, the one for which it has waited longest, then the nearest."""
     ranks = graph.ranks
     inside = set(block)
-    pending: dict[int, list[tuple[int, int, int]]] = {r: [] for r in range(ranks)}  # occurrence, distance, op
-    seen: dict[tuple[int, int], int] = {}
+    queues: list[dict[int, deque[int]]] = [{} for _ in range(ranks)]  # rank → peer → copies in the text's order
     for i in block:
         op = graph.ops[i]
         assert isinstance(op, ir.Copy)
         rank, peer = op.where.rank, op.dst.rank if op.dst.rank != op.where.rank else op.src.rank
-        occurrence = seen.get((rank, peer), 0)
-        seen[rank, peer] = occurrence + 1
-        pending[rank].append((occurrence, (peer - rank - 1) % ranks, i))
-    for queue in pending.values():
-        queue.sort()
+        queues[rank].setdefault(peer, deque()).append(i)
+    sent: dict[tuple[int, int], int] = {}
     done: set[int] = set()
-    while any(pending.values()):
+    while any(queues):
         sending: set[int] = set()
         receiving: set[int] = set()
         taken: list[int] = []
         for rank in range(ranks):
-            for entry in pending[rank]:
-                op = graph.ops[entry[2]]
+            for peer in sorted(queues[rank], key=lambda p: (sent.get((rank, p), 0), (p - rank - 1) % ranks)):
+                i = queues[rank][peer][0]
+                op = graph.ops[i]
                 assert isinstance(op, ir.Copy)
-                if any(d.before in inside and d.before not in done for d in graph.deps[entry[2]]):
+                if any(d.before in inside and d.before not in done for d in graph.deps[i]):
                     continue
                 src, dst = op.src.rank, op.dst.rank
                 if src != dst and (src in sending or dst in receiving):
@@ -70,8 +69,11 @@ def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
                 if src != dst:
                     sending.add(src)
                     receiving.add(dst)
-                pending[rank].remove(entry)
-                taken.append(entry[2])
+                queues[rank][peer].popleft()
+                if not queues[rank][peer]:
+                    del queues[rank][peer]
+                sent[rank, peer] = sent.get((rank, peer), 0) + 1
+                taken.append(i)
                 break
         done.update(taken)
         yield from taken

@@ -1,0 +1,267 @@
+"""Where the fuzzers' texts come from. Every generator is a function of a `random.Random`: a seed names its text."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+from collections.abc import Callable, Sequence
+
+from ficco_dsl import parser
+from tests import cases
+
+NAMES = ("A", "B", "C", "G", "S", "M", "N", "K", "c", "p", "rank", "ranks", "peers", "all", "q", "dma", "x", "counts")
+NUMBERS = ("0", "1", "2", "3", "4", "7", "8", "16", "65536", "1_000_000", "4611686018427387903", "96 KiB", "9 GiB")
+
+# ---------------------------------------------------------------- from the grammar's own rules
+
+
+@functools.cache
+def _rules() -> dict[str, list[list[tuple[bool, str]]]]:
+    """Rule -> its expansions; each a list of (is it a terminal, its name). Read from the parser's tables, so that
+    a construct that is new in the grammar is fuzzed from its first day."""
+    found: dict[str, list[list[tuple[bool, str]]]] = {}
+    for rule in parser._load_parser().rules:
+        found.setdefault(rule.origin.name, []).append([(s.is_term, s.name) for s in rule.expansion])
+    return found
+
+
+@functools.cache
+def _heights() -> dict[str, int]:
+    """The least depth at which a rule comes to an end."""
+    heights: dict[str, int] = {}
+    while len(heights) < len(_rules()):
+        for name, expansions in _rules().items():
+            known = [e for e in expansions if all(t or s in heights for t, s in e)]
+            if name not in heights and known:
+                heights[name] = 1 + min(max((0 if t else heights[s] for t, s in e), default=0) for e in known)
+    return heights
+
+
+def _terminal(name: str, rng: random.Random) -> str:
+    if name == "NAME":
+        return rng.choice(NAMES)
+    if name == "INT":
+        return rng.choice(NUMBERS)
+    if name == "STRING":
+        return rng.choice(('"k.cu"', '"k"', '""', '"k.py:k"'))
+    return parser._terminals()[name]
+
+
+def from_grammar(rng: random.Random, start: str = "start", depth: int = 14) -> str:
+    """A text that parses, of random rules; its names seldom make sense."""
+    out: list[str] = []
+    todo: list[tuple[bool, str, int]] = [(False, start, depth)]
+    while todo and len(out) < 3000:
+        terminal, name, left = todo.pop()
+        if terminal:
+            out.append(_terminal(name, rng))
+            continue
+        expansions = _rules()[name]
+        fitting = [e for e in expansions if max((0 if t else _heights()[s] for t, s in e), default=0) < left]
+        chosen = rng.choice(fitting or [min(expansions, key=lambda e: sum(0 if t else _heights()[s] for t, s in e))])
+        todo.extend((t, s, left - 1) for t, s in reversed(chosen))
+    text = " ".join(out)
+    return text if rng.random() < 0.2 else re.sub(r" (?=(?:stage|param|copy|gemm|input|output|queue)\b)", "\n", text)
+
+
+# ---------------------------------------------------------------- programs that nearly make sense
+
+
+class Program:
+    """A schedule made of known-good parts, each chosen at random, then bent in a few places."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.ranks = rng.choice((1, 2, 3, 4))
+        self.text = self._write()
+
+    def pick(self, *options: str) -> str:
+        return self.rng.choice(options)
+
+    def number(self, depth: int = 0) -> str:
+        """An expression for a number."""
+        simple = ("0", "1", "2", "3", "rank", "ranks", "rank + 1", "(rank + 1) % ranks", "chunks", "len(peers)", "M")
+        if depth > 2 or self.rng.random() < 0.7:
+            return self.rng.choice(simple)
+        a, b = self.number(depth + 1), self.number(depth + 1)
+        return self.pick(
+            f"({a} + {b})", f"({a} - {b})", f"{a} * {b}", f"{a} // {b}", f"{a} / {b}", f"{a} % {b}", f"-{a}",
+            f"min({a}, {b})", f"max([{a}, {b}])", f"ceil({a}, {b})", f"part({a}, {b} of ranks)", f"counts[{a}]",
+            f"sum([i for i in 0..{a}])", f"rows(G) // {a}", f"len([{a}, {b}])",
+        )  # fmt: skip
+
+    def whole(self) -> str:
+        return self.pick("ranks", "chunks", "counts", "2", "3", "[2, 1, 1]", "[0, 1, 3]", self.number())
+
+    def members(self) -> str:
+        return self.pick(
+            "peers", "all", "reversed(peers)", "0..chunks", "0..2", "[0, 1]", "[1, 1]", f"0..{self.number()}"
+        )
+
+    def region(self, tensor: str) -> str:
+        text = tensor
+        for _ in range(self.rng.choice((0, 1, 1, 1, 2))):
+            index = self.members() if self.rng.random() < 0.25 else self.number()
+            text += self.pick(
+                f".rows({index} of {self.whole()})", f".cols({index} of {self.whole()})",
+                f".rows(rank of ranks, {index} of {self.whole()})", f"[{self.number()}]",
+                f"[{self.number()}:{self.number()}]", f"[:, {self.number()}:]",
+            )  # fmt: skip
+        return text + (".T" if self.rng.random() < 0.05 else "")
+
+    def statement(self, queue: str, depth: int = 0) -> str:
+        """A statement that the queue can run; seldom one that it cannot."""
+        g = lambda: self.region(self.pick("A", "B", "G", "S"))  # noqa: E731
+        to = lambda: self.region(self.pick("G", "S", "S", "C"))  # noqa: E731
+        if depth < 2 and self.rng.random() < 0.4:
+            inner = self.statement(queue, depth + 1)
+            return self.pick(
+                f"for p in {self.members()} {{ {inner} }}", f"for c in 0..chunks, p in {self.members()} {{ {inner} }}",
+                f"step s in {self.members()} {{ {inner} }}", f"if {self.number()} < {self.number()} {{ {inner} }}",
+                f"let x = {self.number()} {inner}", f"if rank == {self.number()} {{ {inner} }} else {{ {inner} }}",
+            )  # fmt: skip
+        at = self.pick("", "", " @ (rank + 1) % ranks", f" @ {self.number()}")
+        copies = [
+            f"copy {to()}{at} <- {g()}",
+            f"copy {to()} <- {g()}{at}",
+            "copy S <- G",
+            "copy S.rows(0 of 2) <- G.rows(1 of 2)",
+        ]
+        products = [
+            f"gemm {to()} = {g()} * {g()}", f"gemm {to()} += {g()} * {g()}", f"reduce {to()} = sum({g()}, {g()})",
+            "reduce S = sum(G, G)", "reduce S.rows(0 of 2) = sum(G.rows(0..2 of 2))", "gemm C += S * B",
+        ]  # fmt: skip
+        calls = [f"all_gather {to()} <- {g()}", "all_gather G <- A", "all_reduce S <- G", f"all_to_all {to()} <- {g()}"]
+        launches = [f"launch k({g()}, {to()}, {self.number()})"] if self.rng.random() < 0.2 else []
+        options = {"dma": copies, "compute": [*products, *products, *copies, *launches], "vendor": calls}
+        return self.rng.choice(options[queue if self.rng.random() < 0.95 else self.pick(*options)])
+
+    def _gather(self) -> str:
+        """All of A into G, in one of several right ways."""
+        cut = self.pick("", ", c of chunks", ", c of counts")
+        over = {"": "", ", c of chunks": "c in 0..chunks, ", ", c of counts": "c in 0..len(counts), "}[cut]
+        src = f"A.rows({cut[2:]})" if cut else "A"
+        own = f"{f'for {over[:-2]} ' if over else ''}{{ copy G.rows(rank of ranks{cut}) <- {src} }}"
+        own = own if over else f"copy G.rows(rank of ranks) <- {src}"
+        push = f"for {over}p in peers {{ copy G.rows(rank of ranks{cut}) @ p <- {src} }}"
+        pull = f"for {over}p in peers {{ copy G.rows(p of ranks{cut}) <- {src} @ p }}"
+        every = f"for {over}p in all {{ copy G.rows(rank of ranks{cut}) @ p <- {src} }}"
+        shift = f"step s in 1..ranks {{ copy G.rows(rank of ranks) @ (rank + s) % ranks <- A }} {own}"
+        return self.pick(f"{push} {own}", f"{pull} {own}", every, shift)
+
+    def _multiply(self) -> str:
+        """C = G * B, in one of several right ways."""
+        return self.pick(
+            "gemm C = G * B",
+            "for p in all { gemm C.rows(p of ranks) = G.rows(p of ranks) * B }",
+            "for c in 0..chunks { gemm C.rows(all of ranks, c of chunks) = G.rows(all of ranks, c of chunks) * B }",
+            "for c in 0..chunks { gemm C += G.cols(c of chunks) * B.rows(c of chunks) }",
+            "for c in 0..len(counts) { gemm C.cols(c of counts) = G * B.cols(c of counts) }",
+            "for c in 0..chunks, j in 0..2 "
+            "{ gemm C.rows(c of chunks).cols(j of 2) = G.rows(c of chunks) * B.cols(j of 2) }",
+            "for p in reversed(peers) { gemm C.rows(p of ranks) = G.rows(p of ranks) * B } "
+            "gemm C.rows(rank of ranks) = A * B",
+        )  # fmt: skip
+
+    def _write(self) -> str:
+        r = self.rng
+        m, n, k = (r.choice((1, 2, 3, 4, 6, 8)) for _ in range(3))
+        stages = [("gather", self.pick("dma", "dma", "compute"), self._gather()), ("mm", "compute", self._multiply())]
+        for i in range(r.choice((0, 0, 0, 1, 2))):
+            queue = self.pick("dma", "compute", "vendor")
+            stages.insert(r.randrange(len(stages) + 1), (f"extra{i}", queue, self.statement(queue)))
+        lines = [
+            "schedule fuzzed", f"param M = {m} * ranks", f"param N = {n}", f"param K = {k}",
+            f"param chunks = {r.choice((1, 2, 3, 4))}", f"param counts = {self.pick('[1, 2]', '[3, 0, 1]', '[1]')}",
+            f"type T = {self.pick('fp32', 'fp32', 'bf16')}",
+            "input A[M / ranks, K] : T", "input B[K, N] : T", "output C[M, N] : T", "scratch G[M, K] : T",
+            "scratch S[M, K] : T", "computes C = all_gather(A, rows) * B",
+            "queue dma { engine = copy " + self.pick("", "order = auto ", "priority = high ") + "}",
+            "queue compute { engine = sm " + self.pick("", "sms = 8 ", "residency = 2 ", "smem = 64 KiB ") + "}",
+            "queue vendor { engine = nccl }",
+            'kernel k(read x, write y, int n) from "k.cu" entry "k" { grid = ceil(rows(x), 4) block = 32 }',
+        ]  # fmt: skip
+        for i, (name, queue, body) in enumerate(stages):
+            streamed = " streamed" if queue == "compute" and "copy" not in body and r.random() < 0.3 else ""
+            after = f" after {stages[r.randrange(i)][0]}" if i and r.random() < 0.15 else ""
+            lines.append(f"stage {name} on {queue}{streamed}{after} {{ {body} }}")
+        text = "\n".join(lines) + "\n"
+        kind = r.random()
+        return bent(text, r, r.choice((1, 2, 4))) if kind < 0.1 else self._turned(text) if kind < 0.6 else text
+
+    def _turned(self, text: str) -> str:
+        """The text with a word or two of its stages replaced by another of its kind: often wrong, seldom nonsense."""
+        kinds = (
+            ("rank", "p", "0", "1", "(rank + 1) % ranks", "(p + 1) % ranks"), ("G", "S", "A"), ("rows", "cols"),
+            ("chunks", "ranks", "2", "3", "counts"), ("peers", "all", "reversed(peers)", "0..ranks"), ("=", "+="),
+        )  # fmt: skip
+        start = text.index("\nstage")
+        tokens = _TOKEN.findall(text[start:])
+        for _ in range(self.rng.choice((1, 1, 2, 3))):
+            places = [(i, kind) for i, token in enumerate(tokens) for kind in kinds if token in kind]
+            i, kind = self.rng.choice(places)
+            tokens[i] = self.rng.choice(kind)
+        return text[:start] + "".join(tokens)
+
+
+# ---------------------------------------------------------------- texts that were right, damaged
+
+_TOKEN = re.compile(r"\s+|\w+|\.\.|<-|\+=|==|//|[^\w\s]")
+_GLYPHS = ("{", "}", "(", ")", "[", "]", "<-", "=", "+=", "*", ".", "..", ",", ":", "@", '"', "#", "-", "%", "/", "\n")
+
+
+def bent(text: str, rng: random.Random, times: int) -> str:
+    """`text` with tokens dropped, doubled, swapped or replaced."""
+    tokens = _TOKEN.findall(text)
+    for _ in range(times):
+        i, j = (rng.randrange(len(tokens)) for _ in range(2))
+        kind = rng.randrange(6)
+        if kind == 0:
+            tokens[i] = ""
+        elif kind == 1:
+            tokens[i] += " " + tokens[i]
+        elif kind == 2:
+            tokens[i], tokens[j] = tokens[j], tokens[i]
+        elif kind == 3:
+            tokens[i] = rng.choice(NAMES)
+        elif kind == 4:
+            numbers = [n for n, token in enumerate(tokens) if token.isdigit()]
+            tokens[rng.choice(numbers) if numbers else i] = rng.choice(NUMBERS)
+        else:
+            tokens[i] += rng.choice(_GLYPHS)
+    return "".join(tokens)
+
+
+def shipped(rng: random.Random) -> str:
+    """A shipped schedule with a few tokens damaged, or with lines of another."""
+    text = _text(rng.choice(cases.SCHEDULES))
+    if rng.random() < 0.2:
+        lines, others = text.splitlines(), _text(rng.choice(cases.SCHEDULES)).splitlines()
+        for _ in range(3):
+            lines[rng.randrange(len(lines))] = rng.choice(others)
+        return "\n".join(lines)
+    return bent(text, rng, rng.choice((1, 1, 2, 3, 8)))
+
+
+@functools.cache
+def _text(name: str) -> str:
+    from ficco_rt import library
+
+    return library.find(name).read_text(encoding="utf-8")
+
+
+def shipped_bytes(rng: random.Random) -> bytes:
+    """A shipped schedule with bytes damaged."""
+    data = bytearray(_text(rng.choice(cases.SCHEDULES)).encode())
+    for _ in range(rng.choice((1, 2, 5, 40))):
+        i = rng.randrange(len(data))
+        edit: Sequence[Callable[[], None]] = (
+            lambda i=i: data.__setitem__(i, rng.randrange(256)),
+            lambda i=i: data.__delitem__(slice(i, i + rng.randrange(1, 30))),
+            lambda i=i: data.__setitem__(slice(i, i), data[i : i + rng.randrange(1, 60)]),
+        )
+        rng.choice(edit)()
+        if not data:
+            break
+    return bytes(data)
