@@ -78,9 +78,11 @@ class Region:
     axes: tuple[Axis, ...]
     shape: tuple[int, ...] = field(init=False, compare=False, repr=False)  # without dropped dimensions
     boxes: tuple[Box, ...] = field(init=False, compare=False, repr=False)  # the first axis runs slowest
+    kept: tuple[int, ...] = field(init=False, compare=False, repr=False)  # dimensions that are not dropped
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(a.size for a in self.axes if not a.dropped))
+        object.__setattr__(self, "kept", tuple(d for d, a in enumerate(self.axes) if not a.dropped))
         boxes = []
         for segments in product(*(a.segments for a in self.axes)):
             boxes.append(Box(tuple(s.start for s in segments), tuple(s.stop for s in segments)))
@@ -97,6 +99,7 @@ class Region:
             ("axes", self.axes),
             ("shape", self.shape),
             ("boxes", self.boxes),
+            ("kept", self.kept),
         ):
             object.__setattr__(new, name, value)
         return new
@@ -121,7 +124,7 @@ class Region:
                 pairs.append((s, Interval(at, at + s.size)))
                 at += s.size
             spans.append(pairs)
-        kept = [i for i, a in enumerate(self.axes) if not a.dropped]
+        kept = self.kept
         for choice in product(*spans):
             tensor = Box(tuple(c[0].start for c in choice), tuple(c[0].stop for c in choice))
             logical = Box(tuple(choice[i][1].start for i in kept), tuple(choice[i][1].stop for i in kept))

@@ -408,7 +408,7 @@ class _Program:
             members = domain(scope)
             if members and turns:
                 self.ops_left.foresee(prod(len(t(scope)) for t in (domain, *turns)), first.span)
-            self.ops_left.spend(len(members) + weight, first.span)
+            self._turns(scope, len(members), weight, first.span)
             shadow = self._inner(scope, first.span)
             for value in members:
                 shadow[name] = value
@@ -416,6 +416,12 @@ class _Program:
                     e(shadow)
 
         return self._guarded(first.span, emit)
+
+    def _turns(self, scope: Scope, count: int, weight: int, span: Span) -> None:
+        """Pay for a loop. Its turns count as little as a list's members: what they hold is counted by itself."""
+        self.ops_left.foresee(count, span)
+        self.ops_left.spend(weight, span)
+        scope[STEPS].spend(count, span)
 
     def _inner(self, scope: Scope, span: Span) -> Scope:
         """A copy of the scope for the inside of a loop."""
@@ -445,7 +451,7 @@ class _Program:
 
         def emit(scope: Scope) -> None:
             members = domain(scope)
-            self.ops_left.spend(len(members) + weight, s.binding.span)
+            self._turns(scope, len(members), weight, s.binding.span)
             shadow = self._inner(scope, s.binding.span)
             for value in members:
                 self._run.new_phase(s.span)

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
-from ..region import Box, BoxMap, Interval, Region, describe
+from ..region import Box, BoxMap, Region, describe, whole
 from . import ir
+from .combine import combine, equal_shares
+from .difference import difference, show
 from .rules import broken, misplaced
 from .symbolic import (
-    SUMMED,
+    FIXED,
     UNWRITTEN,
     Algebra,
-    Element,
     Pieces,
     Sum,
     Unwritten,
     Value,
     added,
-    joined,
     multiply,
     to_logical,
     to_tensor,
@@ -182,7 +182,7 @@ class _Proof:
         ordered = [by_rank[r] for r in range(ranks)]
         values = [self._read(m.src, m) for m in ordered]
         shapes = [m.src.shape for m in ordered]
-        cuts = tuple(ir_shares(shape[0], ranks) for shape in shapes)
+        cuts = tuple(equal_shares(shape[0], ranks) for shape in shapes)
         results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
         for m, (pieces, _) in zip(ordered, results, strict=True):
             self._write(m.dst, pieces)
@@ -190,8 +190,11 @@ class _Proof:
     # -- the claims
 
     def compare(self) -> None:
-        """Hold every claimed element against the claim."""
+        """Hold every claimed element against the claim; of unproven outputs see that they are written."""
         unproven = {t.name for t in self.graph.tensors if t.unproven}
+        for tensor in self.graph.tensors:
+            if tensor.unproven:
+                self._see_written(tensor)
         for claim in self.graph.claims:
             if claim.targets[0].tensor in unproven:
                 continue
@@ -230,8 +233,15 @@ class _Proof:
             wanted = to_tensor(self.algebra, target, tensor_box, logical_box, value)
             for box, has in held.items(tensor_box):
                 self.algebra.look_at(1)
-                if has is not wanted:
+                if has is not wanted and not self._same_on(box, has, wanted):
                     self._mismatch(claim, target, box, has, wanted)
+
+    def _same_on(self, box: Box, has: Value, wanted: Sum) -> bool:
+        """Along a dimension in which the box is one element wide, `x[axis] + offset` is a fixed number."""
+        if isinstance(has, Unwritten) or 1 not in box.shape:
+            return False
+        axes = tuple((FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
+        return self.algebra.moved(has, axes) is self.algebra.moved(wanted, axes)
 
     def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: Value, wanted: Sum) -> None:
         writer = self._last_writer(target, box)
@@ -252,13 +262,21 @@ class _Proof:
             message = f"{place}: the proof does not see into {has.opaque[0]}"
             help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
         else:
-            lacks, extra = _difference(wanted, has), _difference(has, wanted)
-            alien = _difference(extra, wanted)
-            again = _difference(extra, alien)
+            lacks, extra = difference(wanted, has), difference(has, wanted)
+            alien = difference(extra, wanted)
+            again = difference(extra, alien)
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
-            told = [f"{words} {_show(part, box)}" for words, part in parts if part.inputs or part.products]
+            told = [f"{words} {show(part, box)}" for words, part in parts if part.inputs or part.products]
             message = f"{place}: {'; '.join(told)}"
         self.mistakes[origin] = Diagnostic(origin, message, notes, help)
+
+    def _see_written(self, tensor: ir.Tensor) -> None:
+        for rank, shape in enumerate(tensor.shapes):
+            target = whole(tensor.name, rank, shape)
+            for box, has in self.state[tensor.name, rank].items(target.boxes[0]):
+                if isinstance(has, Unwritten) and tensor.origin not in self.mistakes:
+                    place = f"{tensor.name}@{rank} {describe(self._unwritten_part(target, box))}"
+                    self.mistakes[tensor.origin] = Diagnostic(tensor.origin, f"{place}: nothing writes them")
 
     def _unwritten_part(self, target: Region, box: Box) -> Box:
         """All that is not written of what is claimed, where that is one box; else the part that was met."""
@@ -293,81 +311,6 @@ class _Proof:
         return None if last < 0 else self.graph.ops[last]
 
 
-# ---------------------------------------------------------------- collectives
-
-
-def ir_shares(extent: int, ranks: int) -> tuple[int, ...]:
-    """Equal pieces of an extent."""
-    return tuple((i + 1) * extent // ranks - i * extent // ranks for i in range(ranks))
-
-
-def combine(
-    algebra: Algebra,
-    kind: ir.CollectiveKind,
-    values: Sequence[Pieces],
-    shapes: Sequence[tuple[int, ...]],
-    axis: int,
-    shares: tuple[tuple[int, ...], ...] | None,
-) -> list[tuple[Pieces, tuple[int, ...]]]:
-    """What every rank holds after a collective of the ranks' values along `axis`."""
-    ranks = len(values)
-    if kind == "all_gather":
-        gathered = _concatenated(algebra, values, shapes, axis)
-        return [gathered] * ranks
-    if kind in ("all_reduce", "reduce_scatter"):
-        total = added(algebra, list(values), shapes[0])
-        if kind == "all_reduce":
-            return [(total, shapes[0])] * ranks
-        assert shares is not None
-        return [_taken(algebra, total, shapes[0], axis, shares[0], r) for r in range(ranks)]
-    assert shares is not None
-    out = []
-    for r in range(ranks):
-        parts = [_taken(algebra, values[p], shapes[p], axis, shares[p], r) for p in range(ranks)]
-        out.append(_concatenated(algebra, [p for p, _ in parts], [s for _, s in parts], axis))
-    return out
-
-
-def _along(shape: tuple[int, ...], axis: int, start: int, stop: int) -> Box:
-    low = tuple(start if d == axis else 0 for d in range(len(shape)))
-    return Box(low, tuple(stop if d == axis else n for d, n in enumerate(shape)))
-
-
-def _offset(algebra: Algebra, pieces: Pieces, axis: int, by: int, dims: int) -> Pieces:
-    """Pieces moved `by` along an axis."""
-    axes = tuple((d, -by if d == axis else 0) for d in range(dims))
-
-    def moved(box: Box) -> Box:
-        def add(at: tuple[int, ...]) -> tuple[int, ...]:
-            return tuple(x + by if d == axis else x for d, x in enumerate(at))
-
-        return Box(add(box.start), add(box.stop))
-
-    return [(moved(box), algebra.moved(value, axes)) for box, value in pieces]
-
-
-def _concatenated(
-    algebra: Algebra, values: Sequence[Pieces], shapes: Sequence[tuple[int, ...]], axis: int
-) -> tuple[Pieces, tuple[int, ...]]:
-    out: Pieces = []
-    at = 0
-    for pieces, shape in zip(values, shapes, strict=True):
-        out.extend(_offset(algebra, pieces, axis, at, len(shape)))
-        at += shape[axis]
-    return out, tuple(at if d == axis else n for d, n in enumerate(shapes[0]))
-
-
-def _taken(
-    algebra: Algebra, pieces: Pieces, shape: tuple[int, ...], axis: int, lengths: Sequence[int], index: int
-) -> tuple[Pieces, tuple[int, ...]]:
-    """Piece `index` of an array cut into `lengths`, in coordinates of its own."""
-    start = sum(lengths[:index])
-    window = _along(shape, axis, start, start + lengths[index])
-    kept = [(met, value) for box, value in pieces if (met := box.meet(window)) is not None]
-    result = _offset(algebra, kept, axis, -start, len(shape))
-    return result, tuple(lengths[index] if d == axis else n for d, n in enumerate(shape))
-
-
 # ---------------------------------------------------------------- pieces of regions
 
 
@@ -375,7 +318,7 @@ def _shifted(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box
     """A part of a tensor box in logical coordinates."""
     if box == tensor_box:
         return logical_box
-    kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
+    kept = region.kept
     start = tuple(box.start[d] - tensor_box.start[d] + logical_box.start[i] for i, d in enumerate(kept))
     return Box(start, tuple(s + box.stop[d] - box.start[d] for s, d in zip(start, kept, strict=True)))
 
@@ -384,7 +327,7 @@ def _cut(
     algebra: Algebra, region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces
 ) -> Iterator[tuple[Box, Box, Sum]]:
     """Logical pieces cut at the region's segments: (box of the tensor, its logical box, value)."""
-    kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
+    kept = region.kept
     search = len(boxes) * len(pieces) > 64  # many of both: find the pieces of a box by search
     if search:
         index: BoxMap[Sum | None] = BoxMap(region.shape, None)
@@ -406,62 +349,3 @@ def _cut(
 def _hull(boxes: Sequence[Box]) -> Box:
     start = tuple(map(min, zip(*(b.start for b in boxes), strict=True)))
     return Box(start, tuple(map(max, zip(*(b.stop for b in boxes), strict=True))))
-
-
-# ---------------------------------------------------------------- what differs, in words
-
-
-def _difference(a: Sum, b: Sum) -> Sum:
-    """The part of `a` that `b` lacks, counting how often."""
-    times = dict(b.inputs)
-    inputs = tuple((e, n - times.get(e, 0)) for e, n in a.inputs if n > times.get(e, 0))
-    terms = dict(b.products)
-    products = []
-    for term, intervals in a.products:
-        left = _subtract(intervals, terms.get(term, ()))
-        if left:
-            products.append((term, left))
-    return Sum(inputs, tuple(products), ())
-
-
-def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, ...]:
-    """Intervals of `a` without as many of `b`."""
-    marks: dict[int, int] = {}
-    for sign, intervals in ((1, a), (-1, b)):
-        for i in intervals:
-            marks[i.start] = marks.get(i.start, 0) + sign
-            marks[i.stop] = marks.get(i.stop, 0) - sign
-    out: list[Interval] = []
-    depth, begin = 0, 0
-    for at in sorted(marks):
-        if depth > 0:
-            out.extend([Interval(begin, at)] * depth)
-        depth, begin = depth + marks[at], at
-    return joined(out)
-
-
-def _show(value: Sum, box: Box) -> str:
-    """The terms of a sum for the elements of `box`, at most three."""
-    texts = []
-    for element, n in value.inputs[:3]:
-        texts.append(_source(element, box, None) + (f", {n} times" if n > 1 else ""))
-    for term, intervals in value.products[:3]:
-        for k in intervals[:3]:
-            texts.append(f"{_source(term.left, box, k)} × {_source(term.right, box, k)}")
-    count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
-    return ", ".join(texts) if count <= 3 else ", ".join(texts[:3]) + f" and {count - 3} more"
-
-
-def _source(e: Element, box: Box, k: Interval | None) -> str:
-    start, stop = [], []
-    for c in e.coordinates:
-        if c.axis == SUMMED:
-            assert k is not None
-            low, high = k.start, k.stop
-        elif c.axis < 0:
-            low, high = 0, 1
-        else:
-            low, high = box.start[c.axis], box.stop[c.axis]
-        start.append(low + c.offset)
-        stop.append(high + c.offset)
-    return f"{e.tensor}@{e.rank} {describe(Box(tuple(start), tuple(stop)))}"

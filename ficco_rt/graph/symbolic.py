@@ -13,7 +13,7 @@ Values are interned: equal values are one object within an `Algebra`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -125,6 +125,29 @@ class Algebra:
             self._moved[key] = found
         return found
 
+    def unfixed(self, value: Sum, box: Box) -> Sum:
+        """`value`, whose box is one element wide somewhere, with fixed coordinates written as x[axis] + offset over
+        such dimensions: so rows copied one by one hold the same value as rows copied at once."""
+        free = [d for d in reversed(range(len(box.start))) if box.stop[d] - box.start[d] == 1]
+
+        def element(e: Element) -> Element:
+            left = [d for d in free if all(c.axis != d for c in e.coordinates)]
+            out = []
+            for c in reversed(e.coordinates):
+                if c.axis == FIXED and left:
+                    d = left.pop(0)
+                    c = Coordinate(d, c.offset - box.start[d])
+                out.append(c)
+            return Element(e.tensor, e.rank, tuple(reversed(out)))
+
+        if not any(c.axis == FIXED for e in _elements(value) for c in e.coordinates):
+            return value
+        return self._make(
+            [(element(e), n) for e, n in value.inputs],
+            [(Term(element(t.left), element(t.right)), ks) for t, ks in value.products],
+            value.opaque,
+        )
+
     # -- sums and products
 
     def add(self, *values: Sum) -> Sum:
@@ -192,6 +215,13 @@ class Algebra:
                 tuple(sorted(set(opaque))),
             )
         )
+
+
+def _elements(value: Sum) -> Iterator[Element]:
+    yield from (e for e, _ in value.inputs)
+    for term, _ in value.products:
+        yield term.left
+        yield term.right
 
 
 def _contracted(e: Element, axis: int, kept: int, shift: int) -> Element:
@@ -278,7 +308,7 @@ def to_logical(algebra: Algebra, region: Region, tensor_box: Box, logical_box: B
 def to_tensor(algebra: Algebra, region: Region, tensor_box: Box, logical_box: Box, value: Sum) -> Sum:
     """The other way: a logical value as the tensor's elements hold it."""
     axes = []
-    kept = [d for d, axis in enumerate(region.axes) if not axis.dropped]
-    for logical, d in enumerate(kept):
+    for logical, d in enumerate(region.kept):
         axes.append((d, logical_box.start[logical] - tensor_box.start[d]))
-    return algebra.moved(value, tuple(axes))
+    held = algebra.moved(value, tuple(axes))
+    return algebra.unfixed(held, tensor_box) if 1 in tensor_box.shape else held

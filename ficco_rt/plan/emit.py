@@ -223,8 +223,7 @@ class _Emitter:
 
 
 def _tiles(region: Region, axis: int, tile: int) -> int:
-    kept = [a for a in region.axes if not a.dropped]
-    return sum(-(-s.size // tile) for s in kept[axis].segments)
+    return sum(-(-s.size // tile) for s in region.axes[region.kept[axis]].segments)
 
 
 def _region(like: Region, box: Box) -> Region:
@@ -233,18 +232,14 @@ def _region(like: Region, box: Box) -> Region:
     return Region(like.tensor, like.rank, tuple(axes))
 
 
-def _kept(region: Region) -> list[int]:
-    return [d for d, axis in enumerate(region.axes) if not axis.dropped]
-
-
 def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:
     """Both sides cut at the segments of either: pairs of boxes of equal logical shape."""
-    cuts = [_runs(dst.axes[d], src.axes[s]) for d, s in zip(_kept(dst), _kept(src), strict=True)]
+    cuts = [_runs(dst.axes[d], src.axes[s]) for d, s in zip(dst.kept, src.kept, strict=True)]
     for runs in product(*cuts):
         sides = []
         for side, region in enumerate((dst, src)):
             start, stop = [a.segments[0].start for a in region.axes], [a.segments[0].stop for a in region.axes]
-            for d, run in zip(_kept(region), runs, strict=True):
+            for d, run in zip(region.kept, runs, strict=True):
                 start[d], stop[d] = run[side], run[side] + run[2]
             sides.append(Box(tuple(start), tuple(stop)))
         yield sides[0], sides[1]

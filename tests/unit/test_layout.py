@@ -19,6 +19,7 @@ GRAPH = {"ficco_rt.graph"}
 KERNELS = {"ficco_rt.kernels"}
 PLAN = {"ficco_rt.plan"}
 DRIVER_API = {"ficco_rt.driver.api"}
+IRS = {"ficco_rt.plan.ir", "ficco_rt.graph.ir"}
 
 ALLOWED: dict[str, set[str]] = {
     "ficco_dsl": set(),
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.graph": LEAVES | NODES,
     "ficco_rt.plan": LEAVES | NODES | MACHINE | GRAPH | KERNELS,
     # a driver carries plans out: it knows their commands, not how they came about
-    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | {"ficco_rt.plan.ir", "ficco_rt.graph.ir", "ficco_rt.library"},
+    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | IRS | {"ficco_rt.library"},
     "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir", "ficco_rt.sim"},
     "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | {"ficco_rt.graph.ir"},
     "ficco_rt.select": LEAVES | NODES | MACHINE | KERNELS | PLAN | GRAPH | {"ficco_rt.sim", "ficco_rt.compiler"},

@@ -147,9 +147,11 @@ schedule cubes
 input   A[3, 6, 8] : fp32
 output  G[3, 6, 8] : fp32 unproven
 queue dma { engine = copy }
+queue other { engine = copy }
 stage move on dma { copy G.rows(0 of 2).cols(1 of 2) <- A.rows(1 of 2).cols(0 of 2) }
+stage rest on other { copy G.rows(1 of 2) <- A.rows(1 of 2)  copy G.rows(0 of 2).cols(0 of 2) <- A.rows(0 of 2).cols(0 of 2) }
 """
-    (stream,) = plan(text, 1).streams
+    stream = plan(text, 1).streams[0]
     (batch,) = stream.commands
     assert isinstance(batch, CopyAsync)
     assert [str(t.dst) for t in batch.transfers] == [f"G@0[{i}:{i + 1}, 0:3, 4:8]" for i in range(3)]

@@ -1,0 +1,81 @@
+"""What collectives do to symbolic values: alike for the vendors' operations and for `computes` lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..region import Box
+from . import ir
+from .symbolic import Algebra, Pieces, added
+
+
+def equal_shares(extent: int, ranks: int) -> tuple[int, ...]:
+    """Equal pieces of an extent."""
+    return tuple((i + 1) * extent // ranks - i * extent // ranks for i in range(ranks))
+
+
+def combine(
+    algebra: Algebra,
+    kind: ir.CollectiveKind,
+    values: Sequence[Pieces],
+    shapes: Sequence[tuple[int, ...]],
+    axis: int,
+    shares: tuple[tuple[int, ...], ...] | None,
+) -> list[tuple[Pieces, tuple[int, ...]]]:
+    """What every rank holds after a collective of the ranks' values along `axis`."""
+    ranks = len(values)
+    if kind == "all_gather":
+        gathered = _concatenated(algebra, values, shapes, axis)
+        return [gathered] * ranks
+    if kind in ("all_reduce", "reduce_scatter"):
+        total = added(algebra, list(values), shapes[0])
+        if kind == "all_reduce":
+            return [(total, shapes[0])] * ranks
+        assert shares is not None
+        return [_taken(algebra, total, shapes[0], axis, shares[0], r) for r in range(ranks)]
+    assert shares is not None
+    out = []
+    for r in range(ranks):
+        parts = [_taken(algebra, values[p], shapes[p], axis, shares[p], r) for p in range(ranks)]
+        out.append(_concatenated(algebra, [p for p, _ in parts], [s for _, s in parts], axis))
+    return out
+
+
+def _along(shape: tuple[int, ...], axis: int, start: int, stop: int) -> Box:
+    low = tuple(start if d == axis else 0 for d in range(len(shape)))
+    return Box(low, tuple(stop if d == axis else n for d, n in enumerate(shape)))
+
+
+def _offset(algebra: Algebra, pieces: Pieces, axis: int, by: int, dims: int) -> Pieces:
+    """Pieces moved `by` along an axis."""
+    axes = tuple((d, -by if d == axis else 0) for d in range(dims))
+
+    def moved(box: Box) -> Box:
+        def add(at: tuple[int, ...]) -> tuple[int, ...]:
+            return tuple(x + by if d == axis else x for d, x in enumerate(at))
+
+        return Box(add(box.start), add(box.stop))
+
+    return [(moved(box), algebra.moved(value, axes)) for box, value in pieces]
+
+
+def _concatenated(
+    algebra: Algebra, values: Sequence[Pieces], shapes: Sequence[tuple[int, ...]], axis: int
+) -> tuple[Pieces, tuple[int, ...]]:
+    out: Pieces = []
+    at = 0
+    for pieces, shape in zip(values, shapes, strict=True):
+        out.extend(_offset(algebra, pieces, axis, at, len(shape)))
+        at += shape[axis]
+    return out, tuple(at if d == axis else n for d, n in enumerate(shapes[0]))
+
+
+def _taken(
+    algebra: Algebra, pieces: Pieces, shape: tuple[int, ...], axis: int, lengths: Sequence[int], index: int
+) -> tuple[Pieces, tuple[int, ...]]:
+    """Piece `index` of an array cut into `lengths`, in coordinates of its own."""
+    start = sum(lengths[:index])
+    window = _along(shape, axis, start, start + lengths[index])
+    kept = [(met, value) for box, value in pieces if (met := box.meet(window)) is not None]
+    result = _offset(algebra, kept, axis, -start, len(shape))
+    return result, tuple(lengths[index] if d == axis else n for d, n in enumerate(shape))

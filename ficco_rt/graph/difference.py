@@ -1,0 +1,78 @@
+"""Where two symbolic values differ, in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from ..region import Box, Interval, describe
+from .symbolic import FIXED, SUMMED, Element, Sum, joined
+
+
+def difference(a: Sum, b: Sum) -> Sum:
+    """The part of `a` that `b` lacks, counting how often."""
+    times = dict(b.inputs)
+    inputs = tuple((e, n - times.get(e, 0)) for e, n in a.inputs if n > times.get(e, 0))
+    terms = dict(b.products)
+    products = []
+    for term, intervals in a.products:
+        left = _subtract(intervals, terms.get(term, ()))
+        if left:
+            products.append((term, left))
+    return Sum(inputs, tuple(products), ())
+
+
+def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, ...]:
+    """Intervals of `a` without as many of `b`."""
+    marks: dict[int, int] = {}
+    for sign, intervals in ((1, a), (-1, b)):
+        for i in intervals:
+            marks[i.start] = marks.get(i.start, 0) + sign
+            marks[i.stop] = marks.get(i.stop, 0) - sign
+    out: list[Interval] = []
+    depth, begin = 0, 0
+    for at in sorted(marks):
+        if depth > 0:
+            out.extend([Interval(begin, at)] * depth)
+        depth, begin = depth + marks[at], at
+    return joined(out)
+
+
+def show(value: Sum, box: Box) -> str:
+    """The terms of a sum for the elements of `box`, at most three."""
+    texts = []
+    for element, n in value.inputs[:3]:
+        texts.append(_source(element, box, None, ascending) + (f", {n} times" if n > 1 else ""))
+    for term, intervals in value.products[:3]:
+        for k in intervals[:3]:
+            texts.append(f"{_source(term.left, box, k, summed_last)} × {_source(term.right, box, k, ascending)}")
+    count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
+    return ", ".join(texts) if count <= 3 else ", ".join(texts[:3]) + f" and {count - 3} more"
+
+
+def ascending(axis: int) -> int:
+    """The order of coordinates in an input and in a right factor: SUMMED is below all axes."""
+    return axis
+
+
+def summed_last(axis: int) -> int:
+    """The order of coordinates in a left factor."""
+    return axis if axis >= 0 else sys.maxsize
+
+
+def _source(e: Element, box: Box, k: Interval | None, order: Callable[[int], int]) -> str:
+    """Where an element comes from; `.T` if its coordinates do not stand in the usual order."""
+    start, stop = [], []
+    for c in e.coordinates:
+        if c.axis == SUMMED:
+            assert k is not None
+            low, high = k.start, k.stop
+        elif c.axis < 0:
+            low, high = 0, 1
+        else:
+            low, high = box.start[c.axis], box.stop[c.axis]
+        start.append(low + c.offset)
+        stop.append(high + c.offset)
+    given = [order(c.axis) for c in e.coordinates if c.axis != FIXED]
+    turned = "" if given == sorted(given) else ".T"
+    return f"{e.tensor}@{e.rank}{turned} {describe(Box(tuple(start), tuple(stop)))}"

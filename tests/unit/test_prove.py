@@ -1,0 +1,136 @@
+"""What the proof accepts though it is written unusually, and the words in which it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+import ficco_dsl
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.errors import ScheduleError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+
+
+def compiled(text: str, ranks: int = 2, machine: str = "h200-switch") -> Plan:
+    return plan_of(build(ficco_dsl.parse(f"schedule x\n{text}", "x.ficco"), ranks), profile(machine, ranks))
+
+
+def right(plan: Plan) -> bool:
+    with Executor(plan, order="adversarial") as executor:
+        return verified_run(executor, values="exact").ok
+
+
+def refusal(text: str, ranks: int = 2) -> list[str]:
+    with pytest.raises(ScheduleError) as caught:
+        compiled(text, ranks)
+    return [d.message for d in caught.value.diagnostics]
+
+
+QUEUES = "queue dma { engine = copy }\nqueue sm { engine = sm }\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in 0..4 { copy C[i] <- A[i] }",
+        "for i in 0..4 { copy C[i:i + 1] <- A[i:i + 1] }",
+        "for j in 0..6 { copy C.cols(j of 6) <- A.cols(j of 6) }",
+        "for i in 0..4, j in 0..6 { copy C[i, j] <- A[i, j] }",
+        "for i in 0..4 { copy C.rows(i of 4) <- A.rows(i of 4) }",
+    ],
+)
+def test_a_tensor_copied_by_index_is_the_tensor(body: str) -> None:
+    text = f"input A[4, 6] : fp32\noutput C[4, 6] : fp32\ncomputes C = A\n{QUEUES}stage s on dma {{ {body} }}"
+    assert right(compiled(text))
+
+
+def test_operands_filled_by_index_multiply_as_one() -> None:
+    text = f"""
+input A[4, 6] : fp32
+input B[6, 4] : fp32
+output C[4, 4] : fp32
+scratch X[4, 6] : fp32
+scratch Y[6, 4] : fp32
+computes C = A * B
+{QUEUES}
+stage fill on dma {{
+  for i in 0..4 {{ copy X[i] <- A[i] }}
+  for k in 0..6 {{ copy Y[k] <- B[k] }}
+}}
+stage mm on sm {{ gemm C = X * Y }}
+"""
+    assert right(compiled(text))
+
+
+def test_rows_in_the_wrong_order_are_refused() -> None:
+    text = f"input A[4, 6] : fp32\noutput C[4, 6] : fp32\ncomputes C = A\n{QUEUES}"
+    (message,) = refusal(text + "stage s on dma { for i in 0..4 { copy C[i] <- A[3 - i] } }")
+    assert message == (
+        "C@0 rows 0, columns 0–5 (last written by stage 's' on rank 0): "
+        "lacks A@0 rows 0, columns 0–5; has besides A@0 rows 3, columns 0–5"
+    )
+
+
+def test_a_wrong_transpose_is_called_by_its_name() -> None:
+    text = f"input A[4, 4] : fp32\ninput B[4, 4] : fp32\noutput C[4, 4] : fp32\ncomputes C = A * B\n{QUEUES}"
+    (message,) = refusal(text + "stage s on sm { gemm C = A * B.T }", 1)
+    assert message.endswith("has besides A@0 rows 0–3, columns 0–3 × B@0.T rows 0–3, columns 0–3")
+    (message,) = refusal(text + "stage s on sm { gemm C = A.T * B }", 1)
+    assert message.endswith("has besides A@0.T rows 0–3, columns 0–3 × B@0 rows 0–3, columns 0–3")
+
+
+def test_an_unproven_output_is_written_all_the_same() -> None:
+    text = f"input A[4, 6] : fp32\noutput C[8, 6] : fp32 unproven\n{QUEUES}"
+    assert refusal(text + "stage s on dma { copy C.rows(0 of 2) <- A }") == [
+        "C@0 rows 4–7, columns 0–5: nothing writes them"
+    ]
+
+
+def test_twice_is_not_once() -> None:
+    text = f"input A[4, 4] : fp32\ninput B[4, 4] : fp32\noutput C[4, 4] : fp32\ncomputes C = A * B\n{QUEUES}"
+    (message,) = refusal(text + "stage s on sm { gemm C = A * B  gemm C += A * B }", 1)
+    assert "has once too often A@0 rows 0–3, columns 0–3 × B@0 rows 0–3, columns 0–3" in message
+
+
+DOUBLE = f"""
+param iters = 4
+input  A[iters, 8, 8] : fp32
+input  B[8, 8] : fp32
+output H[iters, 8, 8] : fp32
+scratch X[2, 8, 8] : fp32
+computes H[i] = A[i] * B for i in 0..iters
+{QUEUES}
+queue other {{ engine = sm }}
+step i in 0..iters {{
+  stage bring on dma {{ for c in 0..2 {{ copy X[i % 2].rows(c of 2) <- A[i].rows(c of 2) }} }}
+  stage mm on sm streamed LIMIT {{ for c in ORDER {{ gemm H[i].rows(c of 2) = X[i % 2].rows(c of 2) * B }} }}
+}}
+"""
+
+
+@pytest.mark.parametrize("order", ["0..2", "reversed(0..2)"])
+@pytest.mark.parametrize("limit", ["", "with sms = 64"])
+@pytest.mark.parametrize("machine", ["h200-switch", "mi300x-mesh", "h200-ring"])
+def test_iterations_over_two_buffers_with_a_streamed_stage(machine: str, limit: str, order: str) -> None:
+    """Flags go from works of one launch to copies and on to works of the next."""
+    assert right(compiled(DOUBLE.replace("LIMIT", limit).replace("ORDER", order), 2, machine))
+
+
+def test_streamed_stages_on_two_queues_of_one_device() -> None:
+    text = f"""
+input A[8, 8] : fp32
+output C[8, 8] : fp32
+output D[8, 8] : fp32
+scratch X[8, 8] : fp32
+scratch Y[8, 8] : fp32
+computes C = A * A
+computes D = A * A
+{QUEUES}
+queue other {{ engine = sm }}
+stage bring on dma {{ copy X <- A  copy Y <- A }}
+stage one on sm streamed {{ gemm C = X * X }}
+stage two on other streamed {{ gemm D = Y * Y }}
+"""
+    assert right(compiled(text))
