@@ -149,7 +149,10 @@ output  G[3, 6, 8] : fp32 unproven
 queue dma { engine = copy }
 queue other { engine = copy }
 stage move on dma { copy G.rows(0 of 2).cols(1 of 2) <- A.rows(1 of 2).cols(0 of 2) }
-stage rest on other { copy G.rows(1 of 2) <- A.rows(1 of 2)  copy G.rows(0 of 2).cols(0 of 2) <- A.rows(0 of 2).cols(0 of 2) }
+stage rest on other {
+  copy G.rows(1 of 2) <- A.rows(1 of 2)
+  copy G.rows(0 of 2).cols(0 of 2) <- A.rows(0 of 2).cols(0 of 2)
+}
 """
     stream = plan(text, 1).streams[0]
     (batch,) = stream.commands
