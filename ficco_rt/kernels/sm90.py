@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
@@ -295,7 +296,10 @@ def _common(a: Sequence[Interval], b: Sequence[Interval]) -> list[tuple[int, int
 
 def _cut(pieces: Sequence[tuple[int, int, int]], step: int) -> Rows:
     """Tiles of one axis: rows of (start in a, start in b, size ≤ step)."""
-    tiles = [np.stack([a + at, b + at, np.minimum(step, n - at)], 1) for a, b, n in pieces for at in [np.arange(0, n, step)]]
+    tiles = []
+    for a, b, n in pieces:
+        at = np.arange(0, n, step)
+        tiles.append(np.stack([a + at, b + at, np.minimum(step, n - at)], 1))
     return np.concatenate(tiles)
 
 
@@ -440,7 +444,7 @@ def _split(rest: Rows, splits: int, cluster: int, depths: list[tuple[int, int, i
             parts = min(splits, key[1])
             edges = [key[1] * s // parts for s in range(parts + 1)]
             made[key] = []
-            for low, high in zip(edges, edges[1:], strict=False):
+            for low, high in pairwise(edges):
                 made[key].append((len(depths), high - low))
                 at, i = 0, key[0]
                 while at < high:

@@ -100,11 +100,12 @@ __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
         : "memory");
 }
 // arrive on the same barrier of block `cta` of the cluster
+// NOTE no `.release.cluster`: it costs a fence of the whole GPU, and what is released are reads, already complete
 __device__ __forceinline__ void barrier_arrive(u32 bar, u32 cta) {
 #if CLUSTER > 1
     asm volatile(
         "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(cta)
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(cta)
         : "memory");
 #else
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
