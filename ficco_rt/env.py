@@ -25,3 +25,8 @@ _DEFAULTS = {s.name: s.default for s in SWITCHES}
 def get(name: str) -> str:
     """The value of a switch of the table."""
     return os.environ.get(name, _DEFAULTS[name])
+
+
+def ask(name: str, value: str) -> None:
+    """Set a vendor's switch for this process, unless the user has set it."""
+    os.environ.setdefault(name, value)
