@@ -15,6 +15,7 @@ class Switch:
 
 SWITCHES: tuple[Switch, ...] = (
     Switch("FICCO_MAX_OPS", "500000", "statements that a schedule may expand to, over all ranks"),
+    Switch("FICCO_CACHE", "", "folder of compiled kernels; empty: ficco_rt in the user's cache folder"),
     Switch("FICCO_DEBUG", "", "when not empty: the traceback of an internal error, and the draft after each pass"),
 )
 
@@ -24,3 +25,8 @@ _DEFAULTS = {s.name: s.default for s in SWITCHES}
 def get(name: str) -> str:
     """The value of a switch of the table."""
     return os.environ.get(name, _DEFAULTS[name])
+
+
+def ask(name: str, value: str) -> None:
+    """Set a vendor's switch for this process, unless the user has set it."""
+    os.environ.setdefault(name, value)

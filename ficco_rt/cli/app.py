@@ -51,7 +51,11 @@ _version_option = click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
 )
 _gpus = click.option(
-    "--gpus", "-n", type=_number(1, 1024), metavar="N", help="Ranks, one a GPU.  [default: 8, or the plan's own]"
+    "--gpus",
+    "-n",
+    type=_number(1, 1024),
+    metavar="N",
+    help="Ranks, one a GPU.  [default: all GPUs, 8 without any, or the plan's own]",
 )
 _set = click.option(
     "--set",
@@ -72,8 +76,27 @@ _run_options = _options(
     click.option(
         "--backend",
         default="auto",
-        metavar="auto|host|sim",
-        help="What runs it; sim models time alone.  [default: auto]",
+        metavar="auto|cuda|host|sim",
+        help="What runs it; auto takes GPUs if there are any, sim models time alone.  [default: auto]",
+    ),
+    click.option(
+        "--ranks-per-gpu",
+        type=_number(1, 1024),
+        default=1,
+        metavar="N",
+        help="Ranks that share a GPU, so that fewer GPUs do.  [default: 1]",
+    ),
+    click.option(
+        "--graph/--no-graph",
+        default=False,
+        help="Replay the plan as one captured graph on GPUs; checked against the same run on streams.",
+    ),
+    click.option(
+        "--timeout",
+        type=_number(1, 1_000_000),
+        default=60,
+        metavar="SECONDS",
+        help="How long a run on GPUs may take before it is given up.  [default: 60]",
     ),
     _machine,
     click.option(

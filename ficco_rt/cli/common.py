@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,17 +91,19 @@ def machine_of(name: str | None, ranks: int) -> Machine:
     return profile(name or DEFAULT, ranks)
 
 
-def compile_job(request: Request, progress: Progress) -> Job:
-    """Everything from text (or stored plan) to a proven, checked plan."""
+def compile_job(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Job:
+    """Everything from text (or stored plan) to a proven, checked plan. `found` gives the machine of so many ranks
+    that is at hand, where the request names none."""
     if is_plan(request.target):
-        return _stored(request, progress)
+        return _stored(request, progress, found)
     from .. import compiler, library
     from ..graph.prove import prove
     from ..plan.check import check
     from ..plan.lower import lower
 
     schedule, graph = build_graph(request, progress)
-    machine = machine_of(request.machine, graph.ranks)
+    at_hand = found is not None and request.machine is None
+    machine = found(graph.ranks) if found is not None and at_hand else machine_of(request.machine, graph.ranks)
     with compiler.no_collection():
         with progress.step("proving"):
             prove(graph)
@@ -113,7 +115,7 @@ def compile_job(request: Request, progress: Progress) -> Job:
     return Job(schedule.path, title, machine, plan, graph, compiler.lint(graph, machine))
 
 
-def _stored(request: Request, progress: Progress) -> Job:
+def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
     with progress.step("reading and checking the plan"):
         plan = load_plan(request.target)
     if request.settings:
@@ -122,7 +124,8 @@ def _stored(request: Request, progress: Progress) -> Job:
         raise UsageError(f"{request.target}: is a plan for {count(plan.ranks, 'GPU')}, not for {request.gpus}")
     if request.machine not in (None, plan.machine):
         raise UsageError(f"{request.target}: is a plan for {plan.machine}, not for {request.machine}")
-    return Job(request.target, "", machine_of(plan.machine, plan.ranks), plan, None, ())
+    machine = machine_of(plan.machine, plan.ranks) if found is None else found(plan.ranks)
+    return Job(request.target, "", machine, plan, None, ())
 
 
 def describe_params(schedule: Schedule) -> str:

@@ -6,9 +6,9 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..errors import NumbersError, UsageError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..exec.verify import Verification
     from ..trace import Trace
 
-BACKENDS = ("auto", "host", "sim")
+BACKENDS = ("auto", "cuda", "host", "sim")
 SKETCHED = 16  # the most streams that are sketched under a report
 
 
@@ -44,6 +44,9 @@ class Options:
     gpus: int | None
     settings: tuple[str, ...]
     backend: str
+    ranks_per_gpu: int
+    graph: bool
+    timeout: int
     machine: str | None
     order: str
     iters: int | None
@@ -62,6 +65,8 @@ class Result:
 
     job: Job
     backend: str
+    devices: str
+    graph: bool
     plan_hash: str
     seed: int
     order: str
@@ -103,8 +108,9 @@ def run(options: Options) -> int:
         return _emit(options)
     if options.backend not in BACKENDS:
         raise UsageError(
-            f"there is no backend '{options.backend}' in this version; there is: auto, host "
-            "(numpy on this machine's CPU, times modelled for --machine), sim (modelled times alone, any size)"
+            f"there is no backend '{options.backend}' in this version; there is: auto, "
+            "cuda (NVIDIA GPUs), host (numpy on this machine's CPU, times modelled for --machine), "
+            "sim (modelled times alone, any size)"
         )
     if options.backend == "sim" and (options.iters is not None or options.warmup):
         raise UsageError("--iters and --warmup repeat a run, and sim runs nothing: its times are the same every time")
@@ -117,12 +123,16 @@ def run(options: Options) -> int:
         check_picture(options.timeline)
     progress = Progress()
     request = Request(options.target, options.gpus, options.settings, options.machine)
-    job = compile_job(request, progress)
+    backend = _backend_of(options)
+    if backend == "cuda":
+        job = _cuda_job(request, options, progress)
+    else:
+        job = compile_job(request, progress)
     warn(job.warnings)
-    if options.backend == "sim":
+    if backend == "sim":
         result = _simulate(job, options, progress)
     else:
-        result = _execute(job, options, order, progress)
+        result = _execute(job, options, backend, order, progress)
     if options.trace:
         from .tracefile import to_json
 
@@ -141,6 +151,37 @@ def run(options: Options) -> int:
         sys.stdout.flush()
         sys.stderr.write(error_text(result.error, "ficco-run") + "\n")
     return 4
+
+
+def _backend_of(options: Options) -> Literal["cuda", "host", "sim"]:
+    """The backend that is meant: auto is cuda where there are GPUs and nothing else asks for the host."""
+    backend = options.backend
+    for_gpus = options.graph or options.ranks_per_gpu != 1
+    if backend == "auto":
+        from ..driver.api import device_count
+
+        hosts = options.order != "fifo" or options.machine is not None
+        backend = "cuda" if for_gpus or (not hosts and device_count("cuda")) else "host"
+    if backend == "cuda":
+        if options.order != "fifo":
+            raise UsageError("--order steps the host backend; GPUs run in the order that the plan leaves them")
+        return "cuda"
+    if for_gpus:
+        name = "--graph" if options.graph else "--ranks-per-gpu"
+        raise UsageError(f"{name} is for GPUs: --backend cuda")
+    return "sim" if backend == "sim" else "host"
+
+
+def _cuda_job(request: Request, options: Options, progress: Progress) -> Job:
+    """Compiled for the GPUs at hand."""
+    from ..driver.api import device_count, discover
+
+    if request.gpus is None and not is_plan(request.target):
+        request = replace(request, gpus=max(1, device_count("cuda")) * options.ranks_per_gpu)
+    ranks = request.gpus
+    if ranks is not None:
+        discover("cuda", ranks, options.ranks_per_gpu)  # no GPU, or too few: said before anything is compiled
+    return compile_job(request, progress, lambda n: discover("cuda", n, options.ranks_per_gpu))
 
 
 def parse_order(text: str) -> str:
@@ -197,6 +238,8 @@ def _simulate(job: Job, options: Options, progress: Progress) -> Result:
     return Result(
         job=job,
         backend="sim",
+        devices="",
+        graph=False,
         plan_hash=content_hash(job.plan),
         seed=options.seed,
         order=options.order,
@@ -211,12 +254,12 @@ def _simulate(job: Job, options: Options, progress: Progress) -> Result:
     )
 
 
-def _execute(job: Job, options: Options, order: str, progress: Progress) -> Result:
+def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order: str, progress: Progress) -> Result:
     """One verified run, then the timed ones; without --iters the verified run is the timed one."""
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
         from ..exec.ideal import ideal
-        from ..exec.verify import fresh_inputs, verified_run
+        from ..exec.verify import check_replay, fresh_inputs, verified_run
         from ..plan.codec import content_hash
 
         yardstick = ideal(job.plan, job.machine)
@@ -230,10 +273,13 @@ def _execute(job: Job, options: Options, order: str, progress: Progress) -> Resu
         def run(self, **words: Any) -> None:
             start = time.perf_counter()
             super().run(**words)
-            host.append((time.perf_counter() - start) * 1e6)
+            # the host is through with a run on GPUs when all of it is issued
+            host.append(self.issued_in if backend == "cuda" else (time.perf_counter() - start) * 1e6)
 
-    with Timed(job.plan, "host", machine=job.machine, order=order) as executor:
+    shared, timeout = options.ranks_per_gpu, float(options.timeout)
+    with Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout) as executor:
         verification = None
+        executor.traced = True
         if options.no_verify:
             with progress.step("making inputs"):
                 for name, arrays in fresh_inputs(job.plan, options.seed).items():
@@ -242,8 +288,16 @@ def _execute(job: Job, options: Options, order: str, progress: Progress) -> Resu
         else:
             with progress.step("running and verifying"):
                 verification = verified_run(executor, seed=options.seed, progress=progress.report)
-        times = [executor.trace.duration] if verification else []
+        times = [executor.duration] if verification else []
+        trace = executor.trace if verification else None
         timed = options.iters or (0 if verification else 1)
+        if backend == "cuda" and trace is None:
+            executor.run(progress=progress.report)
+            trace = executor.trace
+        executor.traced, executor.graph = False, options.graph
+        if options.graph and verification is not None and verification.ok:
+            with progress.step("comparing the replayed graph"):
+                check_replay(executor)
         if timed or options.warmup:
             for number in range(options.warmup + timed):
                 if number == options.warmup:
@@ -251,11 +305,15 @@ def _execute(job: Job, options: Options, order: str, progress: Progress) -> Resu
                     host.clear()
                 with progress.step(f"run {number + 1} of {options.warmup + timed}"):
                     executor.run(progress=progress.report)
-                times.append(executor.trace.duration)
-        trace = executor.trace
+                times.append(executor.duration)
+        if backend == "host" or trace is None:
+            trace = executor.trace
+        devices = executor.driver.describe()
     return Result(
         job=job,
-        backend="host",
+        backend=backend,
+        devices=devices,
+        graph=options.graph,
         plan_hash=plan_hash,
         seed=options.seed,
         order=order,
@@ -278,6 +336,8 @@ def record(result: Result) -> dict[str, object]:
         "path": job.path,
         "title": job.title,
         "backend": result.backend,
+        "devices": result.devices,
+        "graph": result.graph,
         "machine": job.machine.name,
         "clock": result.trace.clock,
         "ranks": plan.ranks,
@@ -335,6 +395,7 @@ def report(result: Result, style: Style) -> str:
     share = f", {100 * result.share_of_ideal:.0f} % of it reached" if result.share_of_ideal is not None else ""
     gain = _gain(result.serial, result.time)
     clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
+    estimate = "" if modelled else " (modelled)"
     limits = f"max(computing {show_time(result.compute_alone)}, moving {show_time(result.communication_alone)})"
     rows = [
         ("why", f"named on the command line ({show_path(job.path)})"),
@@ -342,8 +403,8 @@ def report(result: Result, style: Style) -> str:
         ("params", show_params(plan.params) or "none"),
         ("numbers", _numbers(result, style)),
         ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
-        ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}"),
-        ("ideal", f"{show_time(result.ideal)} = {limits}{share}"),
+        ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}{estimate}"),
+        ("ideal", f"{show_time(result.ideal)} = {limits}{share}{estimate}"),
         ("exposed", f"{show_time(result.exposed)} of communication with no computing beside it"),
         ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
         ("plan", result.plan_hash[:16]),
@@ -354,12 +415,17 @@ def report(result: Result, style: Style) -> str:
 
 def _backend(result: Result) -> str:
     machine = result.job.machine
+    if result.backend == "cuda":
+        how = "one graph" if result.graph else "streams"
+        return f"cuda: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
     ranks = count(result.job.plan.ranks, "virtual GPU")
     how = "no data moves" if result.backend == "sim" else "on numpy"
     return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
 
 
 def _host(result: Result) -> str:
+    if result.backend == "cuda":
+        return "to issue a run"
     return "of modelling" if result.backend == "sim" else "a run"
 
 

@@ -7,9 +7,11 @@ each command of the plan once: views or addresses are resolved, arguments packed
     driver.begin_run()
     for call in calls:
         call()              # puts the command on its stream, and returns at once
+    driver.end_run()
     driver.synchronize()    # until all streams are through, or an error names what is in the way
 
-with no decision in it. Calls come in an order in which every Record and SignalFlag stands before its waits.
+with no decision in it. Calls come in an order in which every Record and SignalFlag stands before its waits, and
+the calls of one collective stand together.
 Events and flags hold for one run: `begin_run` takes them down.
 
 Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver
@@ -28,6 +30,7 @@ import numpy.typing as npt
 
 from ..errors import UsageError
 from ..graph.ir import Dtype, Kernel
+from ..machine.model import Machine
 from ..plan.ir import (
     CollectiveCall,
     Command,
@@ -48,10 +51,11 @@ Buffer = NewType("Buffer", int)
 StreamHandle = NewType("StreamHandle", int)
 Event = NewType("Event", int)
 Flag = NewType("Flag", int)
+Graph = NewType("Graph", int)
 
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
-DriverName: TypeAlias = Literal["host"]
+DriverName: TypeAlias = Literal["host", "cuda"]
 
 NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),
@@ -67,6 +71,14 @@ class Pool:
     name: str  # for messages: "this machine's memory", "NVIDIA H200 (device 3)"
     ranks: tuple[int, ...]
     free: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceArray:
+    """A caller's dense row-major tensor in a GPU's memory."""
+
+    address: int
+    shape: tuple[int, ...]
 
 
 class Call(Protocol):
@@ -88,6 +100,13 @@ class Driver(Protocol):
     @property
     def clock(self) -> Clock:
         """Whether `spans` are measured on devices; if not, `ficco_rt.sim` models them for a machine."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether buffers lie in devices' memory: callers then give DeviceArrays, else numpy arrays."""
+
+    def describe(self) -> str:
+        """What the ranks run on, for people."""
 
     # ---- memory
 
@@ -145,15 +164,38 @@ class Driver(Protocol):
 
     # ---- running
 
-    def begin_run(self) -> None:
-        """Everything of the last run is complete or given up; no event is recorded, no flag is up."""
+    def unbind(self) -> None:
+        """Forget all bound calls; none of them is issued any more."""
+
+    def begin_run(self, streams: Sequence[object] = ()) -> None:
+        """What is issued from here on comes after all of the last run and after what stands on the callers'
+        `streams`, one a rank; no event is recorded, no flag is up."""
+
+    def end_run(self) -> None:
+        """All of the run is issued; the callers' streams go on when it is complete."""
+
+    def abandon(self) -> None:
+        """In place of `end_run`, after an error while calls were issued."""
+
+    def capture(self, calls: Sequence[Call]) -> Graph:
+        """The whole run of `calls` as one graph. UsageError where the driver has none."""
+
+    def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
+        """A whole run, from begin to end, by a captured graph."""
+
+    def forget(self, graph: Graph) -> None:
+        """Give a graph back."""
 
     def synchronize(self, progress: Progress | None = None) -> None:
         """Return when all that was issued is complete on all ranks. A run that cannot end is a DeviceError
         that names who waits for what."""
 
+    def elapsed(self) -> float | None:
+        """Microseconds from the last run's begin to its end; None if only the spans tell."""
+
     def spans(self) -> tuple[Span, ...]:
-        """The last completed run's record, ordered by stream and start; nothing where the clock is virtual."""
+        """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
+        that is `Marked` has one only of runs that were issued while it was marking."""
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
@@ -166,13 +208,50 @@ class Stepped(Protocol):
     order: str
 
 
-def open_driver(name: DriverName, plan: Plan, *, order: str = "fifo") -> Driver:
+@runtime_checkable
+class Marked(Protocol):
+    """A driver that records spans on demand, since marks cost time: cuda."""
+
+    marking: bool
+
+
+def open_driver(
+    name: DriverName,
+    plan: Plan,
+    *,
+    order: str = "fifo",
+    ranks_per_gpu: int = 1,
+    timeout: float | None = None,
+) -> Driver:
     """The driver `name` for a plan; a vendor's bindings are imported here and not before.
 
-    `order` is the host driver's way to step through what may run (see `host.order`).
+    `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
+    GPU; `timeout` is the seconds that a run may take.
     """
     if name == "host":
         from .host.driver import HostDriver
 
         return HostDriver(plan, order=order)
-    raise UsageError(f"no driver is called '{name}'; there is: host")
+    if name == "cuda":
+        from .cuda.driver import CudaDriver
+
+        return CudaDriver(plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
+    raise UsageError(f"no driver is called '{name}'; there are: host, cuda")
+
+
+def device_count(name: DriverName) -> int:
+    """GPUs that the driver `name` finds; 0 where anything that it needs is missing."""
+    if name != "cuda":
+        return 0
+    from .cuda.devices import device_count as cuda_devices
+
+    return cuda_devices()
+
+
+def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
+    """The GPUs of this machine, as the driver `name` sees them. DeviceError if they are too few for the ranks."""
+    if name != "cuda":
+        raise UsageError(f"the {name} driver has no GPUs to discover")
+    from .cuda.devices import discover as cuda_machine
+
+    return cuda_machine(ranks, ranks_per_gpu)

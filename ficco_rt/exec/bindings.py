@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..driver.api import NUMPY_DTYPES, Array
+from ..driver.api import NUMPY_DTYPES, Array, DeviceArray
 from ..errors import UsageError
 from ..graph.ir import Tensor
 from ..plan.ir import Plan
+from .device_arrays import look
 
 
 def checked(plan: Plan, given: Mapping[str, object]) -> dict[tuple[str, int], Array]:
     """The caller's arrays by (tensor, rank), or a UsageError that says which one is wrong and what fits."""
-    bound: dict[tuple[str, int], Array] = {}
+    bound = {key: _array(tensor, key[1], array) for key, tensor, array in _matched(plan, given, "arrays")}
+    _no_overlap({t.name: t for t in plan.tensors}, bound)
+    return bound
+
+
+def checked_on_device(plan: Plan, given: Mapping[str, object]) -> dict[tuple[str, int], DeviceArray]:
+    """The caller's tensors on GPUs by (tensor, rank), or a UsageError that says which one is wrong and what fits."""
+    bound: dict[tuple[str, int], DeviceArray] = {}
+    for key, tensor, array in _matched(plan, given, "tensors"):
+        wanted = partial(_wanted, tensor, key[1])
+        seen = look(array, wanted)
+        if seen.dtype != tensor.dtype or seen.shape != tensor.shapes[key[1]]:
+            raise UsageError(f"{wanted()}; given {seen.dtype} of shape {list(seen.shape)}")
+        if not seen.dense:
+            raise UsageError(f"{wanted()}; given one with gaps or another order of dimensions: take .contiguous()")
+        if tensor.kind == "output" and seen.read_only:
+            raise UsageError(f"{wanted()}; given a tensor that cannot be written")
+        bound[key] = DeviceArray(seen.address, seen.shape)
+    _apart(plan, bound)
+    return bound
+
+
+def _wanted(tensor: Tensor, rank: int) -> str:
+    return f"{tensor.kind} {tensor.name}, rank {rank}: wanted {tensor.dtype} of shape {list(tensor.shapes[rank])}"
+
+
+def _apart(plan: Plan, bound: Mapping[tuple[str, int], DeviceArray]) -> None:
+    """No output shares memory with another tensor. Dense tensors are compared by their ends."""
+    kinds = {t.name: (t.kind, NUMPY_DTYPES[t.dtype].itemsize) for t in plan.tensors}
+    ends: list[tuple[int, int, tuple[str, int]]] = []
+    for key, array in bound.items():
+        size = kinds[key[0]][1] * int(np.prod(array.shape, dtype=np.int64))
+        if size:
+            ends.append((array.address, array.address + size, key))
+    active: list[tuple[int, tuple[str, int]]] = []
+    for start, stop, key in sorted(ends):
+        active = [(end, other) for end, other in active if end > start]
+        for _, other in active:
+            if "output" in (kinds[key[0]][0], kinds[other[0]][0]):
+                (a, ra), (b, rb) = sorted((key, other))
+                raise UsageError(f"{a} of rank {ra} and {b} of rank {rb} share memory; an output needs its own")
+        active.append((stop, key))
+
+
+def _matched(plan: Plan, given: Mapping[str, object], what: str) -> Iterator[tuple[tuple[str, int], Tensor, object]]:
+    """The given arrays one by one with the tensors that they are for."""
     tensors = {t.name: t for t in plan.tensors if t.kind != "scratch"}
     for name, arrays in given.items():
         if name not in tensors:
@@ -24,12 +71,10 @@ def checked(plan: Plan, given: Mapping[str, object]) -> dict[tuple[str, int], Ar
             raise UsageError(f"'{name}' {kind}; the tensors of schedule '{plan.schedule}' to give are {known}")
         tensor = tensors[name]
         if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence) or len(arrays) != plan.ranks:
-            got = f"{len(arrays)} arrays" if isinstance(arrays, list | tuple) else f"one {type(arrays).__name__}"
-            raise UsageError(f"{tensor.kind} {name}: wanted a list of {plan.ranks} arrays, one a rank; given {got}")
+            got = f"{len(arrays)} {what}" if isinstance(arrays, list | tuple) else f"one {type(arrays).__name__}"
+            raise UsageError(f"{tensor.kind} {name}: wanted a list of {plan.ranks} {what}, one a rank; given {got}")
         for rank, array in enumerate(arrays):
-            bound[name, rank] = _array(tensor, rank, array)
-    _no_overlap(tensors, bound)
-    return bound
+            yield (name, rank), tensor, array
 
 
 def _array(tensor: Tensor, rank: int, array: object) -> Array:

@@ -4,13 +4,17 @@
         executor.run(A=[...], B=[...], C=[...])   # one array a rank; C is written in place
         executor.trace                            # what happened when
 
+On GPUs arrays are tensors of any library that speaks DLPack or has `__cuda_array_interface__`, and with
+`streams=[…]`, the caller's, one a rank, `run` returns at once.
+
 All that can be decided is decided when arrays are bound; a run then is a walk of ready calls.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -20,14 +24,18 @@ from ..driver.api import (
     Array,
     Buffer,
     Call,
+    DeviceArray,
     Driver,
     DriverName,
     Event,
     Flag,
+    Graph,
+    Marked,
     Memory,
     Progress,
     Stepped,
     StreamHandle,
+    discover,
     open_driver,
 )
 from ..errors import DeviceError, InternalError, UsageError
@@ -48,16 +56,18 @@ from ..plan.ir import (
 )
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
-from .bindings import checked
+from .bindings import checked, checked_on_device
 from .issue import issue_order
 
 
 class Executor:
     """Owns what a plan needs to run, many times.
 
-    `driver` is a name ("host", the default) or a Driver made for this plan, which the executor then owns.
+    `driver` is a name ("host", the default, or "cuda") or a Driver made for this plan, which the executor then owns.
     `machine` prices virtual time, where the driver has no clock of devices; by default it is the stored
-    profile that the plan names. `order` is how the host driver steps: fifo, random(SEED), adversarial, lazy(STREAM).
+    profile that the plan names, or the GPUs found. `order` is how the host driver steps: fifo, random(SEED),
+    adversarial, lazy(STREAM). On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as one captured
+    graph, and a run that takes more than `timeout` seconds is given up with a report of who waits for what.
 
     Raises UsageError (a user kernel without host function, no such machine), DeviceError (memory).
     """
@@ -69,18 +79,29 @@ class Executor:
         *,
         machine: Machine | None = None,
         order: str = "fifo",
+        ranks_per_gpu: int = 1,
+        graph: bool = False,
+        timeout: float | None = None,
     ) -> None:
         self.plan = plan
-        self.machine = machine if machine is not None else profile(plan.machine, plan.ranks)
+        if machine is None:
+            if driver == "cuda":
+                machine = discover("cuda", plan.ranks, ranks_per_gpu)
+            else:
+                machine = profile(plan.machine, plan.ranks)
+        self.machine = machine
+        self.graph = graph
+        self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):
-            driver = open_driver(driver or "host", plan, order=order)
+            driver = open_driver(driver or "host", plan, order=order, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
         self.driver: Driver = driver
         self._closed = False
         self._owned: dict[tuple[str, int], Buffer] = {}
-        self._adopted: dict[tuple[str, int], tuple[Array, Buffer]] = {}
+        self._adopted: dict[tuple[str, int], tuple[Array | DeviceArray, Buffer]] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
         self._memory: dict[tuple[str, int], Buffer] = {}  # what the calls are bound to
         self._calls: list[Call] = []
+        self._captured: Graph | None = None  # of these calls
         self._trace: Trace | None = None
         self._ran = False
         try:
@@ -120,8 +141,14 @@ class Executor:
 
     # ---- running
 
-    def run(self, *, progress: Progress | None = None, **tensors: object) -> None:
-        """Run the plan once, to its end.
+    def run(
+        self, *, streams: Sequence[object] | None = None, progress: Progress | None = None, **tensors: object
+    ) -> None:
+        """Run the plan once: to its end, or, given the callers' `streams`, to be run on the devices.
+
+        `streams`: one a rank, of the rank's GPU, as an int handle or an object of PyTorch, CuPy or any library with
+        `__cuda_stream__`. The run begins when what stands on all of them is done, and what is put on any of them
+        later begins when all of the run is done. `synchronize` waits for it, and only then its errors show.
 
         `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
         plan's shape and dtype, bound by reference and written in place. An input that is not given must have
@@ -132,12 +159,51 @@ class Executor:
         """
         self._open()
         self._ran, self._trace = False, None
-        self._bind(checked(self.plan, tensors))
-        self.driver.begin_run()
-        for call in self._calls:
-            call()
-        self.driver.synchronize(progress)
+        self._bind(checked_on_device(self.plan, tensors) if self.driver.on_device else checked(self.plan, tensors))
+        begun = time.perf_counter()
+        if self.graph and not self.traced:
+            if self._captured is None:
+                self._captured = self.driver.capture(self._calls)
+                begun = time.perf_counter()
+            self.driver.replay(self._captured, streams or ())
+        else:
+            self._issue_all(streams or ())
+        self.issued_in = (time.perf_counter() - begun) * 1e6
+        if streams is None:
+            self.driver.synchronize(progress)
         self._ran = True
+
+    def _issue_all(self, streams: Sequence[object]) -> None:
+        try:
+            self.driver.begin_run(streams)
+            for call in self._calls:
+                call()
+            self.driver.end_run()
+        except BaseException:
+            self.driver.abandon()
+            raise
+
+    def synchronize(self) -> None:
+        """Wait for the last run's end."""
+        self._open()
+        self.driver.synchronize()
+
+    @property
+    def duration(self) -> float:
+        """Microseconds that the last run took on the devices, or takes on the virtual clock."""
+        measured = self.driver.elapsed()
+        return self.trace.duration if measured is None else measured
+
+    @property
+    def traced(self) -> bool:
+        """Whether runs are recorded for `trace`. On GPUs that puts marks between the commands, which cost some time,
+        and a run is then issued command by command, with `graph` too."""
+        return isinstance(self.driver, Marked) and self.driver.marking
+
+    @traced.setter
+    def traced(self, on: bool) -> None:
+        if isinstance(self.driver, Marked):
+            self.driver.marking = on
 
     @property
     def trace(self) -> Trace:
@@ -151,6 +217,8 @@ class Executor:
             else:
                 lanes = tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams)
                 machine, spans = self.machine.name, self.driver.spans()
+                if not spans and self._calls:
+                    raise UsageError("the last run was not traced: set executor.traced = True before it")
                 self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
         return self._trace
 
@@ -233,7 +301,7 @@ class Executor:
 
     # ---- binding
 
-    def _bind(self, given: dict[tuple[str, int], Array]) -> None:
+    def _bind(self, given: Mapping[tuple[str, int], Array | DeviceArray]) -> None:
         """Bind all commands to the given arrays and to the executor's own buffers for the rest."""
         names = {name for name, _ in given}
         mine = [t for t in self.plan.tensors if t.name not in names]
@@ -247,7 +315,7 @@ class Executor:
                 )
         gone: list[Buffer] = []
         for key, (array, buffer) in list(self._adopted.items()):
-            if given.get(key) is not array:
+            if not _same(given.get(key), array):
                 gone.append(buffer)
                 del self._adopted[key]
         for (name, rank), array in given.items():
@@ -260,6 +328,11 @@ class Executor:
             for r in range(self.plan.ranks)
         }
         if memory != self._memory or not self._calls:
+            if self._captured is not None:
+                self.driver.forget(self._captured)
+                self._captured = None
+            self._calls = []
+            self.driver.unbind()
             self._calls = [self._bind_command(s, self.plan.streams[s].commands[p], memory) for s, p in self._issue]
             self._memory = memory
         for buffer in gone:
@@ -306,6 +379,11 @@ class Executor:
             if kernel is None:
                 raise InternalError(f"the plan launches kernel '{name}' and does not declare it")
             self.driver.kernel(kernel)
+
+
+def _same(a: object, b: object) -> bool:
+    """Whether calls bound to b serve a: the same array, or the same place on a device."""
+    return a is b or (isinstance(a, DeviceArray) and a == b)
 
 
 def _bytes(tensor: Tensor, rank: int) -> int:

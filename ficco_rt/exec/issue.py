@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from heapq import heappop, heappush
 
-from ..plan.ir import Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
+from ..plan.ir import CollectiveCall, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
 
 
 def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -14,7 +14,8 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     Each stream's commands keep their order, and every Record and SignalFlag, and every launch whose works
     raise a flag, comes before the WaitEvents and WaitFlags for it: a device takes a wait for an event that
     has not been recorded as no wait at all. Works of a streamed launch wait on the device, so they put
-    nothing off. Within that, streams advance side by side, so that all devices get work early.
+    nothing off. The calls of one collective stand together, behind what every rank does before its call. Within
+    that, streams advance side by side, so that all devices get work early.
 
     In a plan that cannot end some waits have no raiser before them; what is left then follows stream by
     stream, for the driver to report.
@@ -22,6 +23,7 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     issued: list[tuple[int, int]] = []
     raised: set[tuple[str, int]] = set()
     waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
+    called: dict[int, list[int]] = defaultdict(list)  # collective → streams that have come to it
     position = [0] * len(plan.streams)
     heads = [(0, s) for s in range(len(plan.streams))]  # sorted, so already a heap
 
@@ -34,6 +36,15 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
         need = _wait_of(command)
         if need is not None and need not in raised:
             waiting[need].append(s)
+            continue
+        if isinstance(command, CollectiveCall):
+            members = called[command.group]
+            members.append(s)
+            if len(members) == plan.ranks:
+                for member in members:
+                    issued.append((member, position[member]))
+                    position[member] += 1
+                    heappush(heads, (position[member], member))
             continue
         issued.append((s, position[s]))
         position[s] += 1

@@ -115,10 +115,11 @@ def _seconds(words: list[str]) -> float:
 def test_help_offers_only_what_exists(run: Callable[..., Ending]) -> None:
     text = run("ficco-run", "--help").out
     for option in ("--gpus", "--set", "--backend", "--machine", "--order", "--iters", "--warmup", "--no-verify",
-                   "--seed", "--trace", "--timeline", "--emit", "--json"):  # fmt: skip
+                   "--seed", "--trace", "--timeline", "--emit", "--json", "--ranks-per-gpu", "--timeout"):  # fmt: skip
         assert f"{option} " in text
-    assert "--graph" not in text
-    assert "cuda" not in text
+    assert "--graph / --no-graph" in text
+    assert "auto|cuda|host|sim" in text
+    assert "hip" not in text
 
 
 def test_version(run: Callable[..., Ending]) -> None:
@@ -512,7 +513,8 @@ def test_explain(run: Callable[..., Ending], here: Path) -> None:
 
 
 FIELDS = [
-    "schedule", "path", "title", "backend", "machine", "clock", "ranks", "params", "verified", "unproven", "rel_err",
+    "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "verified",
+    "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "host_us", "plan_hash", "version",
 ]  # fmt: skip
@@ -623,9 +625,13 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--backend", "cuda"], "there is no backend 'cuda' in this version; there is: auto, host "
-                                "(numpy on this machine's CPU, times modelled for --machine), "
-                                "sim (modelled times alone, any size)"),
+        (["--backend", "hip"], "there is no backend 'hip' in this version; there is: auto, cuda (NVIDIA GPUs), host "
+                               "(numpy on this machine's CPU, times modelled for --machine), "
+                               "sim (modelled times alone, any size)"),
+        (["--backend", "host", "--graph"], "--graph is for GPUs: --backend cuda"),
+        (["--backend", "sim", "--ranks-per-gpu", "2"], "--ranks-per-gpu is for GPUs: --backend cuda"),
+        (["--backend", "cuda", "--order", "adversarial"], "--order steps the host backend; GPUs run in the order "
+                                                          "that the plan leaves them"),
         (["--backend", "sim", "--iters", "3"], "--iters and --warmup repeat a run, and sim runs nothing: "
                                                "its times are the same every time"),
         (["--order", "random"], "--order random: there are fifo, random:SEED, adversarial and lazy:STREAM, "

@@ -31,7 +31,7 @@ from ...plan.ir import (
 )
 from ...region import Region
 from ...trace import Clock, Span
-from ..api import NUMPY_DTYPES, Array, Buffer, Call, Event, Flag, Memory, Pool, Progress, StreamHandle
+from ..api import NUMPY_DTYPES, Array, Buffer, Call, Event, Flag, Graph, Memory, Pool, Progress, StreamHandle
 from .deadlock import at, describe_deadlock
 from .kernels import HostFunction, bind_transfers, bind_work, host_function
 from .memory import available
@@ -84,6 +84,13 @@ class HostDriver:
     @property
     def clock(self) -> Clock:
         return "virtual"
+
+    @property
+    def on_device(self) -> bool:
+        return False
+
+    def describe(self) -> str:
+        return "numpy"
 
     @property
     def order(self) -> str:
@@ -198,13 +205,33 @@ class HostDriver:
 
     # ---- running
 
-    def begin_run(self) -> None:
+    def unbind(self) -> None:
+        pass  # a task that is not issued holds nothing
+
+    def begin_run(self, streams: Sequence[object] = ()) -> None:
+        if streams:
+            raise UsageError("the host driver has no streams of the caller's to wait for")
         for stream in self._streams.values():
             stream.queue.clear()
             stream.head = 0
         for signal in (*self._events.values(), *self._flags.values()):
             signal.up = False
             signal.waiters.clear()
+
+    def end_run(self) -> None:
+        pass  # nothing runs before `synchronize`
+
+    def abandon(self) -> None:
+        pass
+
+    def capture(self, calls: Sequence[Call]) -> Graph:
+        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
+
+    def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
+        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
+
+    def forget(self, graph: Graph) -> None:
+        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
 
     def synchronize(self, progress: Progress | None = None) -> None:
         streams = sorted(self._streams.values(), key=lambda s: s.id)
@@ -221,6 +248,9 @@ class HostDriver:
         stuck = unfinished(streams)
         if stuck:
             raise DeviceError(describe_deadlock(stuck, stepper.arrived, self._ranks))
+
+    def elapsed(self) -> float | None:
+        return None
 
     def spans(self) -> tuple[Span, ...]:
         return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`

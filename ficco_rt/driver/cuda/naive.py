@@ -1,0 +1,179 @@
+"""The naive kernels' side of the driver: works packed into the tables that kernels/src/naive.cu reads."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from ...graph.ir import ITEM_BYTES
+from ...plan.ir import GemmWork, Launch, ReduceWork, Work
+from ...region import Axis, Region
+from .cells import cells, strides
+from .tensors import Resolve, Tensor
+
+TILE, DEPTH, THREADS = 128, 32, 256
+REDUCE_TILE = 4 * THREADS  # accesses a tile
+TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
+
+GEMM = struct.Struct("<9q24i")  # struct Gemm
+REDUCE = struct.Struct("<4q12i")
+TERM = struct.Struct("<Qqii")
+RUN = struct.Struct("<2q")
+FLAG = struct.Struct("<Q")
+TABLE = struct.Struct("<4Q4i")
+
+FlagAddress = Callable[[int], int]
+
+
+@dataclass(slots=True)
+class Packed:
+    """A launch of a naive kernel: its table's parts, and what the launch needs."""
+
+    entry: str
+    defines: dict[str, int]
+    smem: int  # dynamic, the least that the kernel needs
+    works: bytearray = field(default_factory=bytearray)
+    runs: bytearray = field(default_factory=bytearray)  # or the terms of a sum
+    flags: bytearray = field(default_factory=bytearray)
+    count: int = 0
+    tiles: int = 0
+    counters: int = 2  # words: tickets, ended blocks, one a work
+
+    def sync(self, waits: Sequence[int], signals: Sequence[int], address: FlagAddress) -> tuple[int, int, int, int]:
+        """The work's flags, appended: first wait, waits, first signal, signals."""
+        first = len(self.flags) // FLAG.size
+        for flag in (*waits, *signals):
+            self.flags += FLAG.pack(address(flag))
+        return first, len(waits), first + len(waits), len(signals)
+
+
+def pack(command: Launch, resolve: Resolve, address: FlagAddress) -> list[Packed]:
+    """The launches that do a launch's works, in order: one for each run of works that one kernel can do, products or
+    sums of the same types. A work waits only for what stands before it in the text, so that launches one after
+    another carry a streamed launch's order as well."""
+
+    def kind(work: Work) -> tuple[str, ...]:
+        if isinstance(work, GemmWork):
+            return ("gemm", resolve(work.left).dtype, resolve(work.out).dtype)
+        return ("reduce", resolve(work.writes[0]).dtype)
+
+    launches = []
+    for (name, *_), group in groupby(command.works, kind):
+        works = list(group)
+        if name == "gemm":
+            launches.append(_gemms([w for w in works if isinstance(w, GemmWork)], resolve, address))
+        else:
+            launches.append(_sums([w for w in works if isinstance(w, ReduceWork)], resolve, address))
+    return launches
+
+
+def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) -> Packed:
+    left, out = resolve(works[0].left), resolve(works[0].out)
+    types = {"IN": TYPES[left.dtype], "OUT": TYPES[out.dtype]}
+    packed = Packed("naive_gemm", types, 2 * TILE * DEPTH * ITEM_BYTES[left.dtype])
+    for work in works:
+        out_rows, out_columns = _axes(work.out, resolve(work.out))
+        left_axes = _axes(work.left, resolve(work.left))
+        right_axes = _axes(work.right, resolve(work.right))
+        left_rows, left_depth = reversed(left_axes) if work.left_transposed else left_axes
+        right_depth, right_columns = reversed(right_axes) if work.right_transposed else right_axes
+        m, n, k = out_rows.size, out_columns.size, left_depth.size
+        columns = -(-n // TILE)
+        tiles = -(-m // TILE) * columns
+        maps: list[int] = []
+        for axis in (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns):
+            maps += _runs(packed, axis.axis)
+        packed.works += GEMM.pack(
+            _base(work.out, resolve(work.out)), _base(work.left, resolve(work.left)),
+            _base(work.right, resolve(work.right)),
+            out_rows.step, out_columns.step, left_rows.step, left_depth.step, right_depth.step, right_columns.step,
+            *maps, m, n, k, int(work.accumulate), packed.tiles, tiles, columns, packed.count,
+            *packed.sync(work.waits, work.signals, address),
+        )  # fmt: skip
+        packed.count += 1
+        packed.counters += 1
+        packed.tiles += tiles
+    return packed
+
+
+def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -> Packed:
+    dtype = resolve(works[0].out).dtype
+    packed = Packed("naive_reduce", {"IN": TYPES[dtype], "OUT": TYPES[dtype]}, 0)
+    for number, work in enumerate(works):
+        add_sum(packed, work.out, work.terms, resolve, number, packed.sync(work.waits, work.signals, address))
+    return packed
+
+
+def sum_of(out: Region, terms: Sequence[Region], resolve: Resolve) -> Packed:
+    """A single sum without flags, for collectives and for copies that run on multiprocessors."""
+    dtype = resolve(out).dtype
+    packed = Packed("naive_reduce", {"IN": TYPES[dtype], "OUT": TYPES[dtype]}, 0)
+    add_sum(packed, out, terms, resolve, 0, (0, 0, 0, 0))
+    return packed
+
+
+def add_sum(
+    packed: Packed, out: Region, terms: Sequence[Region], resolve: Resolve, work: int, sync: tuple[int, int, int, int]
+) -> None:
+    """One work of a sum, as jobs that are rows of one pitch on every side."""
+    regions = (out, *terms)
+    tensors = [resolve(r) for r in regions]
+    dtype = tensors[0].dtype
+    item = ITEM_BYTES[dtype]
+    wide = 16 // item
+    jobs = []
+    for cell in cells(regions, [t.shape for t in tensors]):
+        sides = [
+            (t.address + s.offset * ITEM_BYTES[t.dtype], s.pitch) for t, s in zip(tensors, cell.sides, strict=True)
+        ]
+        alike = all(t.dtype == dtype for t in tensors)
+        vector = alike and cell.columns % wide == 0
+        vector = vector and all(a % 16 == 0 and (cell.rows == 1 or p % wide == 0) for a, p in sides)
+        tiles = -(-cell.rows * cell.columns // (REDUCE_TILE * (wide if vector else 1)))
+        jobs.append((cell, sides, wide if vector else 1, tiles))
+    total = sum(tiles for *_, tiles in jobs)
+    for cell, sides, vector_width, tiles in jobs:
+        first = len(packed.runs) // TERM.size
+        for tensor, (at, pitch) in zip(tensors[1:], sides[1:], strict=True):
+            packed.runs += TERM.pack(at, pitch, int(tensor.dtype == "fp32"), 0)
+        (at, pitch) = sides[0]
+        packed.works += REDUCE.pack(
+            at, pitch, cell.rows, cell.columns, first, len(terms), vector_width, work,
+            packed.tiles, tiles, work, total, *sync,
+        )  # fmt: skip
+        packed.count += 1
+        packed.tiles += tiles
+    packed.counters = max(packed.counters, 3 + work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    axis: Axis
+    step: int  # elements from one index to the next
+
+    @property
+    def size(self) -> int:
+        return self.axis.size
+
+
+def _axes(region: Region, tensor: Tensor) -> tuple[_Dimension, _Dimension]:
+    """The two dimensions of a matrix."""
+    rows, columns = (_Dimension(a, s) for a, s in zip(region.axes, strides(tensor.shape), strict=True) if not a.dropped)
+    return rows, columns
+
+
+def _base(region: Region, tensor: Tensor) -> int:
+    """The address of element [0, 0] of the matrix that the fixed dimensions leave."""
+    fixed = zip(region.axes, strides(tensor.shape), strict=True)
+    return tensor.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * ITEM_BYTES[tensor.dtype]
+
+
+def _runs(packed: Packed, axis: Axis) -> tuple[int, int]:
+    """The axis's runs, appended: the first one's number and how many."""
+    first, at = len(packed.runs) // RUN.size, 0
+    for s in axis.segments:
+        packed.runs += RUN.pack(at + s.size, s.start - at)
+        at += s.size
+    return first, len(axis.segments)

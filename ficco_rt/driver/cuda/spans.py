@@ -1,0 +1,184 @@
+"""A run's marks as spans of a trace, and the words for a run that does not end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...errors import Span as Place
+from ...graph.ir import ITEM_BYTES
+from ...plan.ir import (
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    GemmWork,
+    KernelWork,
+    Launch,
+    Record,
+    ReduceWork,
+    SignalFlag,
+    Transfer,
+    WaitEvent,
+    WaitFlag,
+    Work,
+)
+from ...region import Region, describe
+from ...trace import Kind, Span
+from .streams import Bound, CudaStream
+
+WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
+
+
+def place_of(place: Place) -> str:
+    return f"{place.path}:{place.line}"
+
+
+def spans_of(
+    stream: CudaStream, dtypes: Mapping[str, str], time: Callable[[Any], float], raisers: Mapping[tuple[str, int], str]
+) -> Iterator[Span]:
+    """What a stream did in a marked run; `time` of a mark is microseconds from the run's start."""
+    free = 0.0
+    waited: Command | None = None
+    for bound in stream.issued:
+        command = bound.command
+        if isinstance(command, WaitEvent | WaitFlag):
+            waited = command
+        if not bound.pieces or not isinstance(command, CopyAsync | Launch | CollectiveCall):
+            continue
+        times = [time(mark) for mark in bound.marks]
+        if waited is not None and times[0] - free > WAIT_SHOWN:
+            kind, number = _signal(waited)
+            label = f"waits for {kind} {number} of {raisers.get((kind, number), 'nobody')}"
+            rank, place = stream.plan.rank, place_of(waited.origin)
+            yield Span(rank, stream.plan.id, "wait", label, command.stage, free, times[0], place)
+        waited = None
+        yield from _timed(stream, command, times, dtypes)
+        free = times[-1]
+
+
+def _timed(
+    stream: CudaStream, command: CopyAsync | Launch | CollectiveCall, times: list[float], dtypes: Mapping[str, str]
+) -> Iterator[Span]:
+    rank, number, stage = stream.plan.rank, stream.plan.id, command.stage
+
+    def size(region: Region) -> int:
+        return region.elements * ITEM_BYTES[dtypes[region.tensor]]
+
+    if isinstance(command, CopyAsync):
+        for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
+            peer = None if t.src.rank == t.dst.rank else t.dst.rank if t.src.rank == rank else t.src.rank
+            label = f"{stage}  {_transfer(t, rank)}"
+            place = place_of(t.origin)
+            yield Span(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
+        return
+    start, stop, place = times[0], times[-1], place_of(command.origin)
+    if isinstance(command, CollectiveCall):
+        label = f"{stage}  {command.kind} {command.src.tensor} → {command.dst.tensor}"
+        moved = size(command.dst if command.kind == "all_gather" else command.src)
+        yield Span(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
+        return
+    moved = sum(size(r) for work in command.works for r in (*work.reads, *work.writes))
+    flops = sum(2 * w.out.elements * _depth(w) for w in command.works if isinstance(w, GemmWork))
+    kind, label = _launch(command)
+    yield Span(rank, number, kind, f"{stage}  {label}", stage, start, stop, place, bytes=moved, flops=flops)
+
+
+def _transfer(t: Transfer, rank: int) -> str:
+    source = t.src.tensor if t.src.rank == rank else f"{t.src.tensor}@{t.src.rank}"
+    target = t.dst.tensor if t.dst.rank == rank else f"{t.dst.tensor}@{t.dst.rank}"
+    return f"{source} → {target} {_box(t.dst)}"
+
+
+def _depth(work: GemmWork) -> int:
+    return work.left.shape[0] if work.left_transposed else work.left.shape[1]
+
+
+def _launch(command: Launch) -> tuple[Kind, str]:
+    kind, label = _work(command.works[0])
+    return kind, label if len(command.works) == 1 else f"{label} and {len(command.works) - 1} more works"
+
+
+def _work(work: Work) -> tuple[Kind, str]:
+    match work:
+        case GemmWork(out=out):
+            return "gemm", f"{out.tensor} {_box(out)}"
+        case ReduceWork(out=out):
+            return "reduce", f"{out.tensor} {_box(out)}"
+        case KernelWork():
+            return "kernel", work.kernel
+
+
+def _box(region: Region) -> str:
+    first = describe(region.boxes[0])
+    return first if len(region.boxes) == 1 else f"{first} and {len(region.boxes) - 1} more"
+
+
+def _signal(command: Command) -> tuple[str, int]:
+    match command:
+        case WaitEvent(event=number) | Record(event=number):
+            return "event", number
+        case WaitFlag(flag=number) | SignalFlag(flag=number):
+            return "flag", number
+        case _:
+            return "", -1
+
+
+# ---------------------------------------------------------------- a run that does not end
+
+
+def words(command: Command) -> str:
+    """A command for people, with its line."""
+    match command:
+        case CopyAsync(transfers=transfers):
+            t = transfers[0]
+            more = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
+            text = f"copy of stage '{command.stage}' ({t.src.tensor}@{t.src.rank} → {t.dst.tensor}@{t.dst.rank}{more})"
+        case Launch():
+            text = f"launch of stage '{command.stage}' ({_launch(command)[1]})"
+        case CollectiveCall():
+            text = f"{command.kind} of stage '{command.stage}'"
+        case WaitEvent() | WaitFlag():
+            text = "wait for {} {}".format(*_signal(command))
+        case Record() | SignalFlag():
+            text = "signal of {} {}".format(*_signal(command))
+    return f"{text} ({place_of(command.origin)})"
+
+
+def stuck(
+    stream: CudaStream, done: Callable[[Bound], bool | None], raisers: Mapping[tuple[str, int], str]
+) -> str | None:
+    """How far a stream got; None if it is through. `done` of a command: None if nothing tells."""
+    last: Bound | None = None
+    pending: Bound | None = None
+    for bound in stream.issued:
+        known = done(bound)
+        if known:
+            last, pending = bound, None
+        elif pending is None:
+            pending = bound
+    if pending is None:
+        return None
+    finished = f"finished {words(last.command)}" if last is not None else "finished nothing that can be told"
+    text = f"{stream} ({stream.device}): {finished}; pending is {words(pending.command)}"
+    if isinstance(pending.command, WaitEvent | WaitFlag):
+        text += f", which {raisers.get(_signal(pending.command), 'nothing')} gives"
+    elif isinstance(pending.command, Launch):
+        flags = sorted({f for w in pending.command.works for f in w.waits})
+        givers = sorted({raisers.get(("flag", f), "nothing") for f in flags})
+        if flags:
+            text += f", whose works wait for flags {', '.join(map(str, flags[:8]))} of {', '.join(givers)}"
+    return text
+
+
+def raisers_of(streams: list[CudaStream]) -> dict[tuple[str, int], str]:
+    """Who gives each event and flag: `rank 1 stream dma (x.ficco:20)`."""
+    found: dict[tuple[str, int], str] = {}
+    for stream in streams:
+        for command in stream.plan.commands:
+            if isinstance(command, Record | SignalFlag):
+                found[_signal(command)] = f"{stream} ({place_of(command.origin)})"
+            elif isinstance(command, Launch):
+                for work in command.works:
+                    for flag in work.signals:
+                        found["flag", flag] = f"{stream} ({place_of(work.origin)})"
+    return found

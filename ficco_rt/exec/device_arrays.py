@@ -1,0 +1,97 @@
+"""Tensors of other libraries on GPUs, looked at without importing any of them.
+
+DLPack is asked first: it knows bf16. The capsule is read and dropped; the caller keeps the tensor alive, as one does
+who puts work on a stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+
+_ON_GPU = {2: "cuda", 10: "rocm", 13: "cuda"}  # DLDeviceType: CUDA, ROCM, CUDA managed
+_DLPACK_DTYPES = {(2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16"}  # (DLDataTypeCode, bits)
+_TYPESTR_DTYPES = {"<f2": "fp16", "<f4": "fp32", "<V2": "bf16"}
+NO_SYNC = -1  # the caller's stream carries the order
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a tensor says of itself."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    dense: bool  # row-major, without gaps
+    read_only: bool
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def look(array: Any, wanted: Callable[[], str]) -> Seen:
+    """The tensor behind `array`. `wanted` gives the UsageError's beginning if there is none on a GPU."""
+    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        kind = int(array.__dlpack_device__()[0])
+        if kind not in _ON_GPU:
+            raise UsageError(f"{wanted()}, on a GPU; given {type(array).__name__} in host memory")
+        return _from_dlpack(array, wanted)
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if isinstance(interface, Mapping):
+        return _from_interface(interface, wanted)
+    raise UsageError(f"{wanted()}, on a GPU, with DLPack or __cuda_array_interface__; given {type(array).__name__}")
+
+
+def _from_dlpack(array: Any, wanted: Callable[[], str]) -> Seen:
+    try:
+        capsule = array.__dlpack__(stream=NO_SYNC)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires grad
+        raise UsageError(f"{wanted()}; given {type(array).__name__} gives no DLPack: {error}") from error
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    steps = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits), f"a type of {tensor.bits} bits")
+    address = int(tensor.data or 0) + int(tensor.byte_offset)
+    return Seen(address, shape, dtype, _dense(shape, steps), False)
+
+
+def _from_interface(interface: Mapping[str, Any], wanted: Callable[[], str]) -> Seen:
+    address, read_only = interface["data"]
+    shape = tuple(int(n) for n in interface["shape"])
+    typestr = str(interface["typestr"])
+    dtype = _TYPESTR_DTYPES.get(typestr, f"type {typestr}")
+    strides = interface.get("strides")
+    item = int(typestr[2:])
+    steps = None if strides is None else tuple(int(s) // item for s in strides)
+    if not address and 0 not in shape:
+        raise UsageError(f"{wanted()}; given a tensor without memory")
+    return Seen(int(address), shape, dtype, _dense(shape, steps), bool(read_only))
+
+
+def _dense(shape: Sequence[int], steps: Sequence[int] | None) -> bool:
+    if steps is None or 0 in shape:
+        return True
+    want = 1
+    for n, step in zip(reversed(shape), reversed(steps), strict=True):
+        if n != 1 and step != want:
+            return False
+        want *= n
+    return True

@@ -1,0 +1,311 @@
+// The twins that any GPU runs: naive_gemm and naive_reduce.
+//
+// Compiled by NVRTC with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No
+// header is included, so the compiler alone suffices.
+//
+// Both kernels take a table of works and walk their tiles in order. A launch that is not streamed gives the
+// tiles out by block number; a streamed one by a counter in memory, so that whatever comes earlier in the order
+// has been taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
+//
+// Layouts of the structs: ficco_rt/driver/cuda/tables.py.
+
+typedef long long i64;
+typedef unsigned long long u64;
+typedef unsigned int u32;
+
+#if IN == 2
+typedef float In;
+#else
+typedef unsigned short In;
+#endif
+#if OUT == 2
+typedef float Out;
+#else
+typedef unsigned short Out;
+#endif
+
+template <int TYPE> __device__ __forceinline__ float widen(unsigned short x) {
+    float f;
+    if (TYPE == 0) return __uint_as_float((u32)x << 16);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));
+    return f;
+}
+template <int TYPE> __device__ __forceinline__ float widen(float x) { return x; }
+
+template <int TYPE> __device__ __forceinline__ void narrow(float f, unsigned short &x) {
+    if (TYPE == 0) {
+        u32 u = __float_as_uint(f);
+        if ((u & 0x7fffffffu) > 0x7f800000u) { x = (unsigned short)(u >> 16 | 0x40); return; }  // stays NaN
+        x = (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);                             // nearest, ties to even
+    } else {
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(f));
+    }
+}
+template <int TYPE> __device__ __forceinline__ void narrow(float f, float &x) { x = f; }
+
+// A logical axis as runs of a tensor's: logical index i < end lies at i + shift.
+struct Run { i64 end, shift; };
+struct Map { int first, count; };  // its runs
+
+struct Sync { int first_wait, waits, first_signal, signals; };  // addresses of flags
+
+struct Gemm {
+    u64 out, left, right;                                       // addresses of element [0, 0]
+    i64 out_m, out_n, left_m, left_k, right_k, right_n;         // strides, elements
+    Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
+    int m, n, k, accumulate;
+    int first_tile, tiles, columns, counter;                    // tiles: in all; columns: tiles a row of tiles
+    Sync sync;
+};
+
+struct Reduce {
+    u64 out;
+    i64 out_pitch, rows, columns;                               // elements
+    int first_term, terms, vector, counter;                     // vector: elements of one 16-byte access, or 1
+    int first_tile, tiles, work, work_tiles;                    // jobs of one work share a counter
+    Sync sync;
+};
+struct Term { u64 address; i64 pitch; int wide, unused; };      // wide: fp32, whatever OUT is
+
+struct Table {
+    u64 works, runs, flags, counters;                           // counters: [0] tickets, [1] blocks that ended, then works
+    int count, tiles, streamed, unused;
+};
+
+__device__ __forceinline__ u32 load_acquire(const u32 *p) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_release(u32 *p, u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+// The next tile of this block, or -1. `round` counts the block's tiles.
+__device__ int next_tile(const Table &t, int round) {
+    if (!t.streamed) {
+        i64 tile = (i64)round * gridDim.x + blockIdx.x;
+        return tile < t.tiles ? (int)tile : -1;
+    }
+    __shared__ int ticket;
+    u32 *counters = (u32 *)t.counters;
+    __syncthreads();
+    if (threadIdx.x == 0) ticket = (int)atomicAdd(&counters[0], 1u);
+    __syncthreads();
+    if (ticket < t.tiles) return ticket;
+    if (threadIdx.x == 0 && atomicAdd(&counters[1], 1u) == gridDim.x - 1) {
+        counters[0] = 0;  // the last block leaves all as it was found: the next run finds zeros
+        counters[1] = 0;
+    }
+    return -1;
+}
+
+__device__ void wait_for(const Table &t, const Sync &s) {
+    if (!s.waits) return;
+    if (threadIdx.x == 0) {
+        const u64 *flags = (const u64 *)t.flags + s.first_wait;
+        for (int i = 0; i < s.waits; i++)
+            while (load_acquire((const u32 *)flags[i]) == 0) __nanosleep(64);
+    }
+    __syncthreads();
+}
+
+// A tile of the work is written; who writes its last tile raises its flags.
+__device__ void tile_done(const Table &t, const Sync &s, int counter, int tiles) {
+    if (!s.signals) return;
+    __syncthreads();
+    if (threadIdx.x) return;
+    u32 *done = (u32 *)t.counters + 2 + counter;
+    __threadfence_system();
+    if (atomicAdd(done, 1u) != (u32)tiles - 1) return;
+    *done = 0;
+    __threadfence_system();
+    const u64 *flags = (const u64 *)t.flags + s.first_signal;
+    for (int i = 0; i < s.signals; i++) store_release((u32 *)flags[i], 1u);
+}
+
+template <class Work> __device__ int find(const Work *works, int count, int tile) {
+    int low = 0, high = count - 1;
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (works[middle].first_tile <= tile) low = middle;
+        else high = middle - 1;
+    }
+    return low;
+}
+
+__device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
+    const Run *r = runs + map.first;
+    for (int i = 1; i < map.count && index >= r->end; i++) r++;
+    return index + r->shift;
+}
+
+// ---------------------------------------------------------------- out (+)= left · right
+//
+// 256 threads make a tile of 128 × 128, 32 deep, 8 × 8 outputs each, summed in fp32. Any strides, any runs of
+// rows, columns and depth on every operand. Dynamic shared memory: 256 · 32 elements of In.
+
+constexpr int TILE = 128, DEPTH = 32, THREADS = 256;
+
+extern "C" __global__ void __launch_bounds__(THREADS) naive_gemm(Table t) {
+    extern __shared__ __align__(16) unsigned char dynamic[];
+    In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
+    __shared__ i64 at_m[TILE], at_n[TILE];
+    const Run *runs = (const Run *)t.runs;
+    const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
+
+    for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
+        const Gemm &w = ((const Gemm *)t.works)[find((const Gemm *)t.works, t.count, tile)];
+        const int row = (tile - w.first_tile) / w.columns * TILE, column = (tile - w.first_tile) % w.columns * TILE;
+        wait_for(t, w.sync);
+        const In *left = (const In *)w.left, *right = (const In *)w.right;
+        __syncthreads();  // the last tile's places are not read any more
+        if (thread < TILE) {
+            if (row + thread < w.m) at_m[thread] = place(runs, w.map_left_m, row + thread) * w.left_m;
+        } else if (column + thread - TILE < w.n) {
+            at_n[thread - TILE] = place(runs, w.map_right_n, column + thread - TILE) * w.right_n;
+        }
+        __syncthreads();
+
+        float sum[8][8] = {};
+        for (int k0 = 0; k0 < w.k; k0 += DEPTH) {
+            // lanes run along whichever dimension lies together in memory; (m ^ k) spreads both over the banks
+            const bool left_by_k = w.left_k == 1, right_by_k = w.right_k == 1;
+#pragma unroll 4
+            for (int i = thread; i < TILE * DEPTH; i += THREADS) {
+                int k = left_by_k ? i % DEPTH : i / TILE, m = left_by_k ? i / DEPTH : i % TILE;
+                In v = 0;
+                if (row + m < w.m && k0 + k < w.k) v = left[at_m[m] + place(runs, w.map_left_k, k0 + k) * w.left_k];
+                left_tile[k * TILE + (m ^ k)] = v;
+                k = right_by_k ? i % DEPTH : i / TILE;
+                int n = right_by_k ? i / DEPTH : i % TILE;
+                v = 0;
+                if (column + n < w.n && k0 + k < w.k)
+                    v = right[at_n[n] + place(runs, w.map_right_k, k0 + k) * w.right_k];
+                right_tile[k * TILE + (n ^ k)] = v;
+            }
+            __syncthreads();
+#pragma unroll 4
+            for (int k = 0; k < DEPTH; k++) {
+                float a[8], b[8];
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    a[i] = widen<IN>(left_tile[k * TILE + ((ty + 16 * i) ^ k)]);
+                    b[i] = widen<IN>(right_tile[k * TILE + ((tx + 16 * i) ^ k)]);
+                }
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+#pragma unroll
+                    for (int j = 0; j < 8; j++) sum[i][j] = fmaf(a[i], b[j], sum[i][j]);
+            }
+            __syncthreads();
+        }
+
+        Out *out = (Out *)w.out;
+        for (int i = 0; i < 8; i++) {
+            const int m = row + ty + 16 * i;
+            if (m >= w.m) break;
+            Out *line = out + place(runs, w.map_out_m, m) * w.out_m;
+            for (int j = 0; j < 8; j++) {
+                const int n = column + tx + 16 * j;
+                if (n >= w.n) break;
+                Out *to = line + place(runs, w.map_out_n, n) * w.out_n;
+                float value = 0;
+#pragma unroll
+                for (int a = 0; a < 8; a++)
+#pragma unroll
+                    for (int b = 0; b < 8; b++)
+                        if (a == i && b == j) value = sum[a][b];  // keeps the sums in registers
+                if (w.accumulate) value += widen<OUT>(*to);
+                narrow<OUT>(value, *to);
+            }
+        }
+        tile_done(t, w.sync, w.counter, w.tiles);
+    }
+}
+
+// ---------------------------------------------------------------- out = the sum of terms, in fp32
+//
+// A job is rows × columns of one pitch. A tile is 1024 accesses, four a thread, of 16 bytes where every address,
+// pitch and width allows it.
+
+struct __align__(16) Vector { u32 x, y, z, w; };
+
+template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *sum) {
+    const u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        if (TYPE == 2) {
+            sum[i] += __uint_as_float(words[i]);
+        } else {
+            sum[2 * i] += widen<TYPE>((unsigned short)words[i]);
+            sum[2 * i + 1] += widen<TYPE>((unsigned short)(words[i] >> 16));
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) naive_reduce(Table t) {
+    constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 4;
+    const Term *all_terms = (const Term *)t.runs;
+
+    for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
+        const Reduce &w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];
+        wait_for(t, w.sync);
+        const Term *terms = all_terms + w.first_term;
+        Out *out = (Out *)w.out;
+        const i64 begin = (i64)(tile - w.first_tile) * THREADS * EACH + threadIdx.x;
+        if (w.vector > 1) {
+            const i64 width = w.columns / WIDE, count = w.rows * width;
+            float sum[EACH][WIDE] = {};
+            i64 r[EACH], c[EACH];
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                const i64 i = begin + e * THREADS;
+                r[e] = w.rows == 1 ? 0 : (count <= 0x7fffffff ? (i64)((u32)i / (u32)width) : i / width);
+                c[e] = (i - r[e] * width) * WIDE;
+            }
+            for (int s = 0; s < w.terms; s++) {
+                const Out *term = (const Out *)terms[s].address;
+                const i64 pitch = terms[s].pitch;
+                Vector v[EACH];
+#pragma unroll
+                for (int e = 0; e < EACH; e++)
+                    if (begin + e * THREADS < count) v[e] = *(const Vector *)(term + r[e] * pitch + c[e]);
+#pragma unroll
+                for (int e = 0; e < EACH; e++)
+                    if (begin + e * THREADS < count) add<OUT>(v[e], sum[e]);
+            }
+#pragma unroll
+            for (int e = 0; e < EACH; e++) {
+                if (begin + e * THREADS >= count) break;
+                Out line[WIDE];
+#pragma unroll
+                for (int i = 0; i < WIDE; i++) narrow<OUT>(sum[e][i], line[i]);
+                Vector v;
+                if (OUT == 2) {
+                    v = {__float_as_uint(sum[e][0]), __float_as_uint(sum[e][1]), __float_as_uint(sum[e][2]),
+                         __float_as_uint(sum[e][3])};
+                } else {
+                    v = {(u32)line[0] | (u32)line[1] << 16, (u32)line[2] | (u32)line[3] << 16,
+                         (u32)line[WIDE - 4] | (u32)line[WIDE - 3] << 16, (u32)line[WIDE - 2] | (u32)line[WIDE - 1] << 16};
+                }
+                *(Vector *)(out + r[e] * w.out_pitch + c[e]) = v;
+            }
+        } else {
+            const i64 count = w.rows * w.columns;
+            for (int e = 0; e < EACH; e++) {
+                const i64 i = begin + e * THREADS;
+                if (i >= count) break;
+                const i64 row = i / w.columns, column = i % w.columns;
+                float sum = 0;
+                for (int s = 0; s < w.terms; s++) {
+                    const i64 at = row * terms[s].pitch + column;
+                    sum += terms[s].wide ? ((const float *)terms[s].address)[at]
+                                         : widen<OUT>(((const Out *)terms[s].address)[at]);
+                }
+                narrow<OUT>(sum, out[row * w.out_pitch + column]);
+            }
+        }
+        tile_done(t, w.sync, w.counter, w.work_tiles);
+    }
+}

@@ -1,0 +1,551 @@
+// out (+)= left · right on Hopper: bf16 or fp16 operands, fp32 accumulation, output in either.
+//
+// One warp group feeds shared memory by TMA; CONSUMERS others multiply with wgmma and store. The grid is
+// persistent: cluster c makes the tiles c, c + clusters, … of a table that the host writes (kernels/sm90.py), so
+// the order of tiles, the pieces of a fused operand, splits of K and what a tile waits for are data, not code.
+//
+// Compiled once for each variant, with
+//   ENTRY                      the kernel's name
+//   TILE_N                     columns of a block's tile, a multiple of 16 up to 256
+//   BLOCKS_M                   64-row blocks that a consumer makes; the tile has 64 · BLOCKS_M · CONSUMERS rows
+//   CONSUMERS                  consumer warp groups, 1 or 2
+//   CLUSTER                    1, or 2 blocks whose tiles share the right operand: each loads half of it for both
+//   HALF                       1: fp16, 0: bf16
+//   OUT_FP32                   1: the output is fp32, 0: as the operands
+//   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
+//   PRODUCER_REGS, CONSUMER_REGS   for setmaxnreg
+//
+// Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
+// multiples of 64 but for one that ends where the operand does. Rows are free.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+
+constexpr int TILE_K = 64;                 // 128 bytes: one swizzle row
+constexpr int TILE_M = 64 * BLOCKS_M * CONSUMERS;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr int WARPS = 4 * CONSUMERS;       // that store
+constexpr int ATOM = 64 * 128;             // bytes of 64 swizzle rows
+constexpr int LEFT_BYTES = TILE_M * TILE_K * 2;
+constexpr int RIGHT_ATOMS = (TILE_N + 63) / 64;
+constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
+constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;   // 128 bytes of a row of the output
+constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
+constexpr int CHUNK_BYTES = 16 * 128;      // a warp stores 16 rows at a time, on its own: no barrier among warps
+constexpr int MAX_STAGES = 16;
+constexpr int ACC = TILE_N / 2;            // accumulators of a thread for each 64-row block
+
+static_assert(TILE_N % 16 == 0 && TILE_N <= 256, "wgmma shapes");
+static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
+static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's share of the right tile is whole atoms");
+
+struct alignas(64) TensorMap { u8 opaque[128]; };
+
+struct Operands {
+    TensorMap left, right, out_map;
+    u8* out;
+    long long out_pitch;   // elements
+    u64 unused[6];
+};
+
+struct alignas(64) Tile {
+    int left_row, right_col;   // where its operands start
+    int out_row, out_col;
+    int rows, cols;            // what of it is stored
+    int k_first, k_blocks;     // its pieces of K: Depth[k_first …], k_blocks · 64 deep in all
+    int operands;              // index into Parameters.operands
+    int accumulate;
+    int wait_first, wait_count;   // Parameters.flags that must be up before it reads
+    int signal;                // index into Parameters.signals, or -1
+    int splits, split;         // it makes partial `split` of `splits`
+    int slot;                  // partial and counter of split 0
+};
+
+struct Depth { int left, right, blocks, unused; };
+
+struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
+
+struct Parameters {
+    Operands operands[4];
+    const Tile* tiles;
+    const Depth* depths;
+    const u64* flags;       // addresses of 32-bit words, here or on a peer
+    const Signal* signals;
+    u32* signal_counts;     // zero before the first launch, left zero by each
+    u32* split_counts;      // likewise
+    float* partials;
+    const u32* epoch;       // what an up flag holds at least; null: 1
+    const u32* abort;       // not zero: stop waiting (the host's watchdog); null: never
+    int tile_count;
+    int stages;
+};
+
+// ---------------------------------------------------------------- PTX, one line each
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count));
+}
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(bar), "r"(parity)
+        : "memory");
+}
+// arrive on the same barrier of block `cta` of the cluster
+// NOTE no `.release.cluster`: it costs a fence of the whole GPU, and what is released are reads, already complete
+__device__ __forceinline__ void barrier_arrive(u32 bar, u32 cta) {
+#if CLUSTER > 1
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(cta)
+        : "memory");
+#else
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+#endif
+}
+__device__ __forceinline__ void load_box(u32 dst, const TensorMap* map, int x, int y, u32 bar) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+        ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar)
+        : "memory");
+}
+__device__ __forceinline__ void load_box_for_all(u32 dst, const TensorMap* map, int x, int y, u32 bar) {
+#if CLUSTER > 1
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar), "h"((u16)((1 << CLUSTER) - 1))
+        : "memory");
+#else
+    load_box(dst, map, x, y, bar);
+#endif
+}
+__device__ __forceinline__ void store_box(const TensorMap* map, int x, int y, u32 src) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(src)
+                 : "memory");
+}
+__device__ __forceinline__ void wait_stores_read_but_one() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
+__device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_release(u32* p, u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ u32 count_up(u32* p) {
+    u32 old;
+    asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
+    return old;
+}
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+__device__ __forceinline__ u32 block_in_cluster() {
+    u32 r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+__device__ __forceinline__ void sync_cluster() {
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    __syncthreads();
+#endif
+}
+
+// volatile: the compiler must not gather more of them in registers than it has
+__device__ __forceinline__ float4 load_partial(const float4* p) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+    return v;
+}
+
+// ---------------------------------------------------------------- wgmma, for the one shape of this variant
+
+// shared-memory descriptor, 128-byte swizzle. Stored along K: `lead` is unused. Stored along M or N: `lead` is the
+// step from 64 columns to the next 64. `step` goes from 8 swizzle rows to the next 8.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
+    return ((u64)(address & 0x3ffff) >> 4) | ((u64)(lead >> 4) << 16) | ((u64)(step >> 4) << 32) | (1ull << 62);
+}
+
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+#define P10(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9,"
+#define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+              "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
+#if TILE_N == 256
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) P10(11) \
+               "%120,%121,%122,%123,%124,%125,%126,%127"
+#define VALUES D32(0), D32(32), D32(64), D32(96)
+#define ARGS "%128, %129, use, 1, 1, "
+#define USE "%130"
+#elif TILE_N == 192
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) "%90,%91,%92,%93,%94,%95"
+#define VALUES D32(0), D32(32), D32(64)
+#define ARGS "%96, %97, use, 1, 1, "
+#define USE "%98"
+#elif TILE_N == 160
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define VALUES D32(0), D32(32), D8(64), D8(72)
+#define ARGS "%80, %81, use, 1, 1, "
+#define USE "%82"
+#elif TILE_N == 128
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) "%60,%61,%62,%63"
+#define VALUES D32(0), D32(32)
+#define ARGS "%64, %65, use, 1, 1, "
+#define USE "%66"
+#elif TILE_N == 64
+#define PLACES P10() P10(1) P10(2) "%30,%31"
+#define VALUES D32(0)
+#define ARGS "%32, %33, use, 1, 1, "
+#define USE "%34"
+#else
+#error "no wgmma for this TILE_N"
+#endif
+#if HALF
+#define TYPES ".f32.f16.f16 "
+#else
+#define TYPES ".f32.bf16.bf16 "
+#endif
+
+// d = left · right + (use ? d : 0), 16 deep
+__device__ __forceinline__ void wgmma(float (&d)[ACC], u64 left, u64 right, int use) {
+#if RIGHT_T && LEFT_T
+#define MAJOR "1, 0;"
+#elif RIGHT_T
+#define MAJOR "0, 0;"
+#elif LEFT_T
+#define MAJOR "1, 1;"
+#else
+#define MAJOR "0, 1;"
+#endif
+    asm volatile("{\n.reg .pred use;\nsetp.ne.b32 use, " USE ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n" TEXT_OF(TILE_N) "k16" TYPES "{" PLACES "}, " ARGS MAJOR "\n}"
+                 : VALUES
+                 : "l"(left), "l"(right), "r"(use));
+}
+
+// ---------------------------------------------------------------- numbers
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 v;
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#endif
+    return v;
+}
+__device__ __forceinline__ void add_packed(float& low, float& high, u32 v) {
+#if HALF
+    float a, b;
+    asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(a), "=f"(b) : "r"(v));
+    low += a;
+    high += b;
+#else
+    low += __uint_as_float(v << 16);
+    high += __uint_as_float(v & 0xffff0000u);
+#endif
+}
+
+// ---------------------------------------------------------------- the kernel
+
+// Until every flag of the tile is up. Copy engines and peers write both flags and data: acquire at system scope.
+__device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count) {
+    const u32 goal = p.epoch ? *(const volatile u32*)p.epoch : 1u;
+    for (int i = 0; i < count; ++i) {
+        const u32* flag = (const u32*)p.flags[first + i];
+        u32 turns = 0;
+        while ((int)(load_acquire(flag) - goal) < 0)
+            if (p.abort && (++turns & 255) == 0 && *(const volatile u32*)p.abort) return;
+    }
+}
+
+__device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full, u32 empty) {
+    const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
+    int stage = 0;
+    u32 phase = 0;
+    int waited = -1;
+    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+        const Tile* t = p.tiles + index;
+        const Operands* o = p.operands + t->operands;
+        if (t->wait_count > 0 && t->wait_first != waited) {
+            wait_flags(p, t->wait_first, t->wait_count);
+            fence_async_proxy();   // NOTE the loads below are the async proxy's: acquire alone does not order them
+            waited = t->wait_first;
+        }
+        const int left_row = t->left_row, right_col = t->right_col, blocks = t->k_blocks;
+        const Depth* depth = p.depths + t->k_first;
+        int left_k = 0, right_k = 0, remain = 0;
+        for (int b = 0; b < blocks; ++b) {
+            if (remain == 0) {
+                left_k = depth->left;
+                right_k = depth->right;
+                remain = depth->blocks;
+                ++depth;
+            }
+            barrier_wait(empty + 8 * stage, phase ^ 1);
+            const u32 bar = full + 8 * stage;
+            const u32 left = ring + stage * STAGE_BYTES;
+            const u32 right = left + LEFT_BYTES;
+            barrier_expect(bar, STAGE_BYTES);
+            if (LEFT_T) {
+#pragma unroll
+                for (int i = 0; i < TILE_M / 64; ++i) load_box(left + i * ATOM, &o->left, left_row + 64 * i, left_k, bar);
+            } else {
+                load_box(left, &o->left, left_k, left_row, bar);
+            }
+            if (RIGHT_T) {   // a share is some of the columns
+                constexpr int share = TILE_N / CLUSTER;
+                load_box_for_all(right + me * share * 128, &o->right, right_k, right_col + me * share, bar);
+            } else {         // a share is some of the depth, of every 64 columns
+                constexpr int share = TILE_K / CLUSTER;
+#pragma unroll
+                for (int i = 0; i < RIGHT_ATOMS; ++i)
+                    load_box_for_all(right + i * ATOM + me * share * 128, &o->right, right_col + 64 * i,
+                                     right_k + me * share, bar);
+            }
+            left_k += TILE_K;
+            right_k += TILE_K;
+            --remain;
+            if (++stage == p.stages) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+// 16 rows of a warp: to shared memory, 128 bytes of each row at a time, and out. `row`: the first, in the tile.
+__device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 staging,
+                                           u32& turn) {
+    const Operands* o = p.operands + t.operands;
+    const int lane = threadIdx.x & 31;
+    const int rows = min(16, t.rows - row), tile_cols = t.cols, out_row = t.out_row + row, out_col = t.out_col;
+    if (rows <= 0) return;
+    constexpr int item = OUT_FP32 ? 4 : 2;
+    u8* const corner = o->out + ((long long)out_row * o->out_pitch + out_col) * item;
+    const long long pitch = o->out_pitch * item;
+    if (t.accumulate) {
+        // the accumulators' own places: 8 rows of 4 threads, two neighbours each
+        const int r = lane >> 2, c = (lane & 3) * 2;
+#pragma unroll
+        for (int j = 0; j < ACC / 4; ++j) {
+            if (8 * j + c < tile_cols) {
+                const u8* at = corner + r * pitch + (8 * j + c) * item;
+#if OUT_FP32
+                if (r < rows) { float2 v = __ldcg((const float2*)at); d[4 * j] += v.x; d[4 * j + 1] += v.y; }
+                if (r + 8 < rows) { float2 v = __ldcg((const float2*)(at + 8 * pitch)); d[4 * j + 2] += v.x; d[4 * j + 3] += v.y; }
+#else
+                if (r < rows) add_packed(d[4 * j], d[4 * j + 1], __ldcg((const u32*)at));
+                if (r + 8 < rows) add_packed(d[4 * j + 2], d[4 * j + 3], __ldcg((const u32*)(at + 8 * pitch)));
+#endif
+            }
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int cols = min(CHUNK_COLS, tile_cols - c * CHUNK_COLS);
+        if (cols <= 0) break;
+        const u32 buffer = staging + turn * CHUNK_BYTES;
+        turn ^= 1;
+        if (lane == 0) wait_stores_read_but_one();   // the store before last read this buffer
+        __syncwarp();
+#if OUT_FP32
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int k = (4 * c + j) * 4;
+            if (k >= ACC) break;
+            const u32 r = lane >> 2, unit = 2 * j + ((lane & 3) >> 1), half = (lane & 1) * 8;
+            const u32 at = buffer + r * 128 + ((unit ^ r) << 4) + half;
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(d[k]), "f"(d[k + 1]) : "memory");
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + 1024), "f"(d[k + 2]), "f"(d[k + 3]) : "memory");
+        }
+#else
+#pragma unroll
+        for (int j = 0; j < 8; j += 2) {
+            const int k = (8 * c + j) * 4;
+            if (k >= ACC) break;
+            const u32 r = lane & 15, unit = j + (lane >> 4);
+            const u32 at = buffer + r * 128 + ((unit ^ (r & 7)) << 4);
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                         "r"(pack(d[k], d[k + 1])), "r"(pack(d[k + 2], d[k + 3])), "r"(pack(d[k + 4], d[k + 5])),
+                         "r"(pack(d[k + 6], d[k + 7]))
+                         : "memory");
+        }
+#endif
+        fence_async_shared();
+        __syncwarp();
+        if (rows == 16 && cols == CHUNK_COLS) {
+            if (lane == 0) store_box(&o->out_map, out_col + c * CHUNK_COLS, out_row, buffer);
+        } else {   // a piece ends inside: only what belongs to it
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const u32 r = (lane >> 3) + 4 * i, unit = lane & 7;
+                if (r < rows && unit * (16 / item) < cols) {
+                    uint4 v;
+                    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                                 : "r"(buffer + r * 128 + ((unit ^ (r & 7)) << 4)) : "memory");
+                    *(uint4*)(corner + r * pitch + c * 128 + unit * 16) = v;
+                }
+            }
+            // NOTE an empty group keeps the count of groups equal to the count of chunks
+            if (lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            __syncwarp();
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 staging, u32 full, u32 empty) {
+    const int thread = threadIdx.x - 128, group = thread >> 7, warp = thread >> 5, lane = thread & 31;
+    int stage = 0;
+    u32 phase = 0, turn = 0;
+    staging += warp * 2 * CHUNK_BYTES;
+    // where this group's rows start in a stage
+    const u32 left_base = ring + group * BLOCKS_M * ATOM;
+    constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
+    int blocks = blockIdx.x < p.tile_count ? __ldg(&p.tiles[blockIdx.x].k_blocks) : 0;
+    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+        float d[BLOCKS_M][ACC];
+        const int next = index + gridDim.x;
+        // asked for now, needed after the loop; brings the entry near, too
+        const int next_blocks = next < p.tile_count ? __ldg(&p.tiles[next].k_blocks) : 0;
+        int before = 0;
+        for (int b = 0; b < blocks; ++b) {
+            barrier_wait(full + 8 * stage, phase);
+            const u32 left = left_base + stage * STAGE_BYTES;
+            const u64 right = descriptor(ring + stage * STAGE_BYTES + LEFT_BYTES, ATOM, 1024);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < TILE_K / 16; ++k)
+#pragma unroll
+                for (int m = 0; m < BLOCKS_M; ++m)
+                    wgmma(d[m], descriptor(left + m * ATOM, ATOM, 1024) + k * (left_step >> 4),
+                          right + k * (right_step >> 4), k > 0 ? 1 : b);
+            wgmma_commit();
+            wgmma_wait<1>();   // the stage before this one is read
+            if (b > 0 && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+            before = stage;
+            if (++stage == p.stages) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
+        wgmma_wait<0>();
+        if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+        blocks = next_blocks;
+
+        const Tile& t = p.tiles[index];
+        const int splits = t.splits;
+        if (splits > 1) {
+            // every split leaves its part; the warp that comes last adds them in order and goes on
+            constexpr int vectors = BLOCKS_M * ACC / 4;   // of a thread
+            float4* mine = (float4*)p.partials + ((long long)(t.slot + t.split) * WARPS + warp) * vectors * 32 + lane;
+            const bool any = group * 64 * BLOCKS_M + (warp & 3) * 16 < t.rows;
+            if (any) {
+#pragma unroll
+                for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+                    for (int i = 0; i < ACC / 4; ++i)
+                        __stcg(mine + (m * (ACC / 4) + i) * 32,
+                               make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]));
+            }
+            __threadfence();
+            __syncwarp();
+            u32 old = 0;
+            if (lane == 0) old = atomicAdd(p.split_counts + t.slot * WARPS + warp, 1u);
+            old = __shfl_sync(0xffffffffu, old, 0);
+            if (old != splits - 1) continue;
+            __threadfence();
+            if (lane == 0) p.split_counts[t.slot * WARPS + warp] = 0;
+            if (any) {
+                const float4* part = (const float4*)p.partials + ((long long)t.slot * WARPS + warp) * vectors * 32 + lane;
+#pragma unroll
+                for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+                    for (int i = 0; i < ACC; ++i) d[m][i] = 0.0f;
+#pragma unroll 1
+                for (int s = 0; s < splits; ++s, part += WARPS * vectors * 32) {
+#pragma unroll
+                    for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+                        for (int i = 0; i < ACC / 4; ++i) {
+                            const float4 v = load_partial(part + (m * (ACC / 4) + i) * 32);
+                            d[m][4 * i] += v.x;
+                            d[m][4 * i + 1] += v.y;
+                            d[m][4 * i + 2] += v.z;
+                            d[m][4 * i + 3] += v.w;
+                        }
+                }
+            }
+        }
+        if (t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
+            if (lane == 0) wait_flags(p, t.wait_first, t.wait_count);
+            __syncwarp();
+        }
+#pragma unroll
+        for (int m = 0; m < BLOCKS_M; ++m)
+            store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, staging, turn);
+        if (t.signal >= 0) {
+            __threadfence_system();
+            __syncwarp();
+            if (lane == 0) {
+                wait_stores_done();
+                fence_async_proxy();
+                const Signal s = p.signals[t.signal];
+                if (count_up(p.signal_counts + t.signal) + 1 == s.target) {
+                    p.signal_counts[t.signal] = 0;
+                    const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
+                    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.flags[s.flag_first + i], value);
+                }
+            }
+            __syncwarp();
+        }
+    }
+    if (lane == 0) wait_stores_done();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ Parameters p) {
+    extern __shared__ u8 dynamic[];
+    __shared__ alignas(8) u64 barriers[2 * MAX_STAGES];
+    const u32 ring = (shared_address(dynamic) + 1023) & ~1023u;
+    const u32 staging = ring + p.stages * STAGE_BYTES;
+    const u32 full = shared_address(barriers), empty = full + 8 * MAX_STAGES;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < p.stages; ++i) {
+            barrier_init(full + 8 * i, 1);
+            barrier_init(empty + 8 * i, CONSUMERS * CLUSTER);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    sync_cluster();
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
+        if (threadIdx.x == 0) produce(p, ring, full, empty);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));
+        consume(p, ring, staging, full, empty);
+    }
+#if CLUSTER > 1
+    __syncwarp();
+    sync_cluster();   // a block must not go while its neighbour still arrives on its barriers
+#endif
+}

@@ -1,0 +1,277 @@
+"""What of the cuda driver needs no GPU: where regions lie, how works are packed, what tensors and devices tell."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ficco_rt import compiler
+from ficco_rt.driver import api
+from ficco_rt.driver.cuda import naive
+from ficco_rt.driver.cuda.call import call
+from ficco_rt.driver.cuda.cells import cells, part
+from ficco_rt.driver.cuda.driver import stream_handle
+from ficco_rt.driver.cuda.tensors import Tensor
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.exec.bindings import checked_on_device
+from ficco_rt.exec.device_arrays import look
+from ficco_rt.exec.issue import issue_order
+from ficco_rt.machine.discover import DeviceFacts, machine
+from ficco_rt.plan.ir import CollectiveCall, GemmWork, Launch
+from ficco_rt.region import Axis, Interval, Region
+
+# ---------------------------------------------------------------- regions
+
+
+def regions(rng: random.Random) -> tuple[list[Region], list[tuple[int, ...]]]:
+    """Three regions of one logical shape, each cut its own way in a tensor of its own shape."""
+    logical = [rng.randint(1, 6) for _ in range(rng.randint(1, 3))]
+    found, shapes = [], []
+    for name in "abc":
+        axes, shape = [], []
+        for n in logical:
+            if rng.random() < 0.2:
+                shape.append(rng.randint(1, 3))
+                at = rng.randrange(shape[-1])
+                axes.append(Axis((Interval(at, at + 1),), dropped=True))
+            cuts = sorted({0, n, *(rng.randint(0, n) for _ in range(rng.randint(0, 2)))})
+            sizes = [b - a for a, b in pairwise(cuts)]
+            gaps = [rng.randint(0, 2) if rng.random() < 0.5 else 0 for _ in sizes]
+            places, at = [], 0
+            for size, gap in zip(sizes, gaps, strict=True):
+                places.append(Interval(at + gap, at + gap + size))
+                at += gap + size
+            rng.shuffle(places)
+            # the logical order is that of the list: sizes must match, so shuffle the tensor's order of whole pieces
+            axes.append(Axis(tuple(places)))
+            shape.append(at + rng.randint(0, 2))
+        found.append(Region(name, 0, tuple(axes)))
+        shapes.append(tuple(shape))
+    return found, shapes
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_cells_cover_regions_in_step(seed: int) -> None:
+    given, shapes = regions(random.Random(seed))
+    wanted = [_logical(region, shape) for region, shape in zip(given, shapes, strict=True)]
+    together: list[tuple[int, ...]] = []
+    for cell in cells(given, shapes):
+        for row in range(cell.rows):
+            for column in range(cell.columns):
+                together.append(tuple(side.offset + row * side.pitch + column for side in cell.sides))
+    assert sorted(together) == sorted(zip(*wanted, strict=True)), f"seed {seed}"
+
+
+def test_a_dense_region_is_one_row() -> None:
+    region = Region("a", 0, (Axis((Interval(2, 4),)), Axis((Interval(0, 8),))))
+    (cell,) = cells((region, region), ((6, 8), (6, 8)))
+    assert (cell.rows, cell.columns, cell.sides[0].offset) == (1, 16, 16)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_part_takes_logical_rows(seed: int) -> None:
+    rng = random.Random(seed)
+    (region, *_), (shape, *_) = regions(rng)
+    n = region.shape[0]
+    a = rng.randint(0, n - 1)
+    b = rng.randint(a + 1, n)
+    inner = len(_logical(region, shape)) // n
+    assert _logical(part(region, a, b), shape) == _logical(region, shape)[a * inner : b * inner]
+
+
+def _logical(region: Region, shape: tuple[int, ...]) -> list[int]:
+    """The region's elements, as offsets in its tensor, in logical order."""
+    offsets = np.arange(int(np.prod(shape))).reshape(shape)
+    index = np.ix_(*([i for s in axis.segments for i in range(s.start, s.stop)] for axis in region.axes))
+    return [int(i) for i in offsets[index].ravel()]
+
+
+# ---------------------------------------------------------------- the naive kernels' tables
+
+
+def test_structs_have_the_sizes_of_the_source() -> None:
+    sizes = [s.size for s in (naive.GEMM, naive.REDUCE, naive.TERM, naive.RUN, naive.TABLE)]
+    assert sizes == [168, 80, 24, 16, 48]
+
+
+def packed(name: str, ranks: int) -> Iterator[tuple[Launch, list[naive.Packed]]]:
+    plan = compiler.compile_schedule(name, ranks)
+    tensors = {(t.name, r): Tensor(4096, t.shapes[r], t.dtype, r, True) for t in plan.tensors for r in range(ranks)}
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, Launch):
+                yield command, naive.pack(command, lambda r: tensors[r.tensor, r.rank], lambda flag: 8 * flag)
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/hetero_fused_1d", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring"])
+def test_every_work_is_packed_once(name: str) -> None:
+    for command, launches in packed(name, 4):
+        assert len(launches) == 1
+        (launch,) = launches
+        flags = sum(len(w.waits) + len(w.signals) for w in command.works)
+        assert len(launch.flags) == flags * naive.FLAG.size
+        if isinstance(command.works[0], GemmWork):
+            assert launch.count == len(command.works)
+            tiles = 0
+            for i, work in enumerate(command.works):
+                assert isinstance(work, GemmWork)
+                fields = naive.GEMM.unpack_from(launch.works, i * naive.GEMM.size)
+                m, n, k, accumulate, first = fields[21:26]
+                assert (m, n) == work.out.shape
+                assert k == work.left.shape[1]
+                assert accumulate == work.accumulate
+                assert first == tiles
+                tiles += fields[26]
+            assert tiles == launch.tiles
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+@pytest.mark.parametrize("types", [(0, 0), (1, 1), (2, 2), (0, 2)])
+def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int], tmp_path: Any) -> None:
+    pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
+    from importlib import resources
+
+    from ficco_rt.kernels.compiler import compile_text
+
+    text = resources.files("ficco_rt.kernels").joinpath("src", "naive.cu").read_text(encoding="utf-8")
+    options = ["-std=c++17", f"-arch={arch}", f"-DIN={types[0]}", f"-DOUT={types[1]}", "--ptxas-options=-v"]
+    made = compile_text(text, "naive.cu", options, tmp_path)
+    assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 2, made.log
+    assert b"naive_gemm" in made.code
+    assert b"naive_reduce" in made.code
+
+
+# ---------------------------------------------------------------- order of issue
+
+
+def test_the_calls_of_a_collective_stand_together() -> None:
+    plan = compiler.compile_schedule("gemm_ar/serial", 4)
+    issued = [plan.streams[s].commands[p] for s, p in issue_order(plan)]
+    places = [i for i, c in enumerate(issued) if isinstance(c, CollectiveCall)]
+    assert len(places) == 4
+    assert places == list(range(places[0], places[0] + 4))
+    assert len(issued) == sum(len(s.commands) for s in plan.streams)
+
+
+# ---------------------------------------------------------------- callers' tensors and streams
+
+
+class OnGpu:
+    """A tensor that says where it lies, and is nowhere."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], typestr: str = "<f4", **more: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "shape": shape, "typestr": typestr, "version": 3, **more,
+        }  # fmt: skip
+
+
+class Dlpack:
+    """The same by DLPack."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], code: int, bits: int, device: int = 2) -> None:
+        self.shape = (ctypes.c_int64 * len(shape))(*shape)
+        self.device = device
+        data = np.zeros(48, np.uint8)
+        data[0:8] = np.array([address], np.uint64).view(np.uint8)
+        data[8:20] = np.array([device, 0, len(shape)], np.int32).view(np.uint8)
+        data[20:22] = (code, bits)
+        data[22:24] = np.array([1], np.uint16).view(np.uint8)
+        data[24:32] = np.array([ctypes.addressof(self.shape)], np.uint64).view(np.uint8)
+        self.data = data
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device, 0
+
+    def __dlpack__(self, stream: int | None = None) -> object:
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return make(self.data.ctypes.data, b"dltensor", None)
+
+
+def test_tensors_are_looked_at() -> None:
+    seen = look(Dlpack(4096, (3, 5), 4, 16), lambda: "x")
+    assert (seen.address, seen.shape, seen.dtype, seen.dense) == (4096, (3, 5), "bf16", True)
+    seen = look(OnGpu(64, (4, 2), "<f2", strides=(4, 2)), lambda: "x")
+    assert (seen.dtype, seen.dense) == ("fp16", True)
+    assert not look(OnGpu(64, (4, 2), "<f2", strides=(2, 8)), lambda: "x").dense
+
+
+def test_tensors_that_do_not_fit() -> None:
+    plan = compiler.compile_schedule("ag_gemm/serial", 2, {"M": 8, "N": 8, "K": 8, "T": "fp32"})
+
+    def refused(c: list[object]) -> str:
+        with pytest.raises(UsageError) as caught:
+            checked_on_device(plan, {"C": c})
+        return str(caught.value)
+
+    good = [OnGpu(4096, (8, 4)), OnGpu(8192, (8, 4))]
+    assert checked_on_device(plan, {"C": good})["C", 1] == api.DeviceArray(8192, (8, 4))
+    wanted = "output C, rank 0: wanted fp32 of shape [8, 4]"
+    assert refused([np.zeros((8, 4), np.float32), good[1]]) == f"{wanted}, on a GPU; given ndarray in host memory"
+    assert refused([OnGpu(4096, (4, 8)), good[1]]) == f"{wanted}; given fp32 of shape [4, 8]"
+    assert refused([OnGpu(4096, (8, 4), "<f2"), good[1]]) == f"{wanted}; given fp16 of shape [8, 4]"
+    assert refused([OnGpu(4096, (8, 4), strides=(4, 32)), good[1]]).endswith("take .contiguous()")
+    assert refused([OnGpu(4096, (8, 4), data=(4096, True)), good[1]]).endswith("given a tensor that cannot be written")
+    assert (
+        refused([good[0], OnGpu(4100, (8, 4))]) == "C of rank 0 and C of rank 1 share memory; an output needs its own"
+    )
+    assert refused(good[:1]) == "output C: wanted a list of 2 tensors, one a rank; given 1 tensors"
+    assert refused([None, good[1]]).startswith(
+        f"{wanted}, on a GPU, with DLPack or __cuda_array_interface__; given None"
+    )
+
+
+def test_streams_of_other_libraries() -> None:
+    assert stream_handle(SimpleNamespace(cuda_stream=7), 0) == 7
+    assert stream_handle(SimpleNamespace(ptr=8), 0) == 8
+    assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0) == 9
+    assert stream_handle(0, 0) == 0
+    with pytest.raises(UsageError, match="rank 3's is str, not a CUDA stream"):
+        stream_handle("x", 3)
+
+
+# ---------------------------------------------------------------- devices and errors
+
+H200 = DeviceFacts("NVIDIA H200", (9, 0), 132, 233472, 232448, 1024, 32, 150 * 10**9, 1980000, 3201000, 6144, 3)
+
+
+def test_a_machine_of_what_the_driver_says() -> None:
+    known = machine([H200] * 4, 4)
+    assert (known.name, known.ranks, known.device.arch) == ("4×NVIDIA H200", 4, "sm_90a")
+    assert known.device.gemm_rate == (("bf16", 760e6), ("fp16", 760e6), ("fp32", 50e6))
+    other = machine([replace(H200, name="NVIDIA A100", capability=(8, 0), sms=108, clock_khz=1410000)], 4, 4)
+    assert (other.name, other.device.arch) == ("1×NVIDIA A100, 4 ranks each", "sm_80")
+    assert 150e6 < dict(other.device.gemm_rate)["bf16"] < 312e6
+    plan = compiler.compile_schedule("ag_gemm/hetero_fused_1d", 4, machine=other)
+    assert plan.machine == other.name
+    with pytest.raises(UsageError, match="device 1 is NVIDIA A100 and device 0 is NVIDIA H200"):
+        machine([H200, replace(H200, name="NVIDIA A100")], 2)
+
+
+def test_an_error_names_call_code_and_advice() -> None:
+    def cuMemAlloc(size: int) -> tuple[object, None]:
+        code = SimpleNamespace(name="CUDA_ERROR_OUT_OF_MEMORY")
+        return code, None
+
+    with pytest.raises(DeviceError) as caught:
+        call(cuMemAlloc, 8, what="[4, 2] of fp32 for rank 1")
+    assert str(caught.value) == (
+        "cuMemAlloc ([4, 2] of fp32 for rank 1): CUDA_ERROR_OUT_OF_MEMORY: the GPU's memory is full; "
+        "take smaller sizes with --set"
+    )
+    assert call(lambda: (0, 5)) == 5
+    assert call(lambda: (0, 5, 6)) == (5, 6)
+
+
+def test_without_gpus_there_are_none() -> None:
+    assert api.device_count("host") == 0
+    with pytest.raises(UsageError, match="the host driver has no GPUs to discover"):
+        api.discover("host", 2)

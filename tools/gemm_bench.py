@@ -1,0 +1,421 @@
+"""Our GEMM beside cuBLAS (PyTorch's), in one run: correctness first, then interleaved timing.
+
+    python tools/gemm_bench.py                  # check, then the table over tools/gemm_shapes.json, both layouts
+    python tools/gemm_bench.py --explore        # every variant and split on every shape: what `choose` should say
+    python tools/gemm_bench.py --check-only
+
+Needs one Hopper GPU, PyTorch and cuda-bindings. Inputs are fresh normal numbers and rotate through more memory
+than L2 holds; each side is captured as a graph and replayed in turn with the other; medians, and the spread
+(p10 – p90) as a share of the median. Ratio: cuBLAS's time over ours, so 1 is its rate and more is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dsl")]
+
+import torch
+from cuda.bindings import driver as cu
+
+from ficco_rt.kernels import compiler, sm90
+from ficco_rt.region import Interval
+
+TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LAYOUTS = ((False, "B[K,N]"), (True, "B[N,K]"))
+SMEM = 232448 - 1024  # what a block may ask for beside the kernel's static barriers
+_functions: dict[tuple[object, ...], Any] = {}
+
+
+def call(name: str, *args: Any) -> Any:
+    code, *values = getattr(cu, name)(*args)
+    if code != cu.CUresult.CUDA_SUCCESS:
+        raise SystemExit(f"{name}: {code.name}")
+    return values[0] if len(values) == 1 else values
+
+
+def compiled(key: tuple[Any, ...]) -> bytes:
+    return compiler.compile_file(sm90.SOURCE, sm90.options(*key)).code
+
+
+def function(*key: Any) -> Any:
+    """The loaded kernel of (variant, dtype, out dtype, left transposed, right transposed)."""
+    if key not in _functions:
+        module = call("cuModuleLoadData", compiled(key))
+        f = call("cuModuleGetFunction", module, sm90.entry(*key).encode())
+        call("cuFuncSetAttribute", f, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SMEM)
+        _functions[key] = f
+    return _functions[key]
+
+
+def encode(m: sm90.TensorMap) -> bytes:
+    kind = {
+        "bf16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "fp16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "fp32": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }[m.dtype]
+    made = call(
+        "cuTensorMapEncodeTiled",
+        kind,
+        2,
+        m.address,
+        [cu.cuuint64_t(d) for d in m.dims],
+        [cu.cuuint64_t(m.pitch)],
+        [cu.cuuint32_t(b) for b in m.box],
+        [cu.cuuint32_t(1)] * 2,
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    return ctypes.string_at(int(made.getPtr()), 128)
+
+
+class Launch:
+    """A table on the device, and its launch on PyTorch's current stream."""
+
+    def __init__(self, table: sm90.Table, *key: Any) -> None:
+        self.table = table
+        self.function = function(table.variant, *key)
+        self.constants = torch.frombuffer(bytearray(table.constants), dtype=torch.uint8).cuda()
+        self.scratch = torch.zeros(max(256, table.scratch_bytes), dtype=torch.uint8, device="cuda")
+        block = table.parameters(
+            self.constants.data_ptr(), self.scratch.data_ptr(), [encode(m) for m in table.maps]
+        )
+        raw = (ctypes.c_uint8 * (len(block) + 64))()
+        base = -(-ctypes.addressof(raw) // 64) * 64
+        ctypes.memmove(base, block, len(block))
+        self.keep = (raw, (ctypes.c_void_p * 1)(base))
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = table.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = table.variant.threads, 1, 1
+        config.sharedMemBytes = table.smem
+        if table.variant.cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = cu.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = table.variant.cluster, 1, 1
+            attribute.value = value
+            config.attrs, config.numAttrs = [attribute], 1
+        self.config = config
+
+    def __call__(self) -> None:
+        self.config.hStream = torch.cuda.current_stream().cuda_stream
+        call("cuLaunchKernelEx", self.config, self.function, ctypes.addressof(self.keep[1]), 0)
+
+
+def matrix(t: torch.Tensor) -> sm90.Matrix:
+    return sm90.Matrix(t.data_ptr(), t.shape[0], t.shape[1], t.stride(0))
+
+
+def whole(n: int) -> tuple[Interval, ...]:
+    return (Interval(0, n),)
+
+
+def plain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: sm90.Choice, **more: Any) -> Launch:
+    """c = a · b over whole matrices."""
+    m, k = a.shape
+    n = c.shape[1]
+    work = sm90.Work(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
+                     whole(m), whole(n))  # fmt: skip
+    table = sm90.build(
+        [work], choice.variant, "bf16", "bf16", False, right_t,
+        sms=sms(), stages=choice.variant.stages(SMEM, right_t), tail_splits=choice.tail_splits, **more,
+    )  # fmt: skip
+    return Launch(table, "bf16", "bf16", False, right_t)
+
+
+def sms() -> int:
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+# ---------------------------------------------------------------- correctness
+
+
+def pieces(rng: random.Random, total: int, n: int, step: int, size: int) -> tuple[Interval, ...]:
+    """n disjoint pieces of `total`, in random order, that sum to `size`; edges at multiples of `step`."""
+    units, room = size // step, total // step
+    cuts = sorted(rng.sample(range(1, units), min(n, units) - 1))
+    sizes = [b - a for a, b in zip([0, *cuts], [*cuts, units], strict=True)]
+    slack = sorted(rng.randint(0, room - units) for _ in sizes)
+    at, out = 0, []
+    for s, shift in zip(sizes, slack, strict=True):
+        out.append(Interval((at + shift) * step, (at + s + shift) * step))
+        at += s
+    rng.shuffle(out)
+    return tuple(out)
+
+
+def index(spans: tuple[Interval, ...]) -> torch.Tensor:
+    return torch.cat([torch.arange(s.start, s.stop) for s in spans]).cuda()
+
+
+def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
+    """One random case: sizes, pieces, splits, accumulation, flags. What is wrong with it, or None."""
+    v, dtype, out_dtype, left_t, right_t = key
+    m, n = rng.randint(1, 700), rng.randint(1, 80) * 8
+    several = rng.random() < 0.4
+    k = rng.randint(2, 9) * 64 if several else rng.randint(1, 90) * 8
+    total_m, total_n = (m + rng.randint(0, 90) + 7) // 8 * 8, n + rng.randint(0, 9) * 8
+    total_k = k + rng.randint(0, 3) * 64
+    parts = [rng.randint(1, 3) for _ in range(6)]
+    left_step = 8 if left_t else 1
+    m = max(left_step, m // left_step * left_step)
+    left_m, out_m = pieces(rng, total_m, parts[0], left_step, m), pieces(rng, total_m, parts[1], 1, m)
+    right_n, out_n = pieces(rng, total_n, parts[2], 8, n), pieces(rng, total_n, parts[3], 8, n)
+    if several:
+        left_k, right_k = pieces(rng, total_k, parts[4], 64, k), pieces(rng, total_k, parts[5], 64, k)
+    else:
+        left_k, right_k = pieces(rng, total_k, 1, 8, k), pieces(rng, total_k, 1, 8, k)
+    t = TORCH[dtype]
+    # outside the pieces of K all is NaN: it must not reach a sum
+    left = torch.full((total_m, total_k), math.nan, device="cuda", dtype=t)
+    right = torch.full((total_k, total_n), math.nan, device="cuda", dtype=t)
+    left[:, index(left_k)] = torch.randn(total_m, k, device="cuda").to(t)
+    right[index(right_k)] = torch.randn(k, total_n, device="cuda").to(t)
+    accumulate = rng.random() < 0.4
+    rows, columns = index(left_m), index(right_n)
+    product = left[rows][:, index(left_k)].double() @ right[index(right_k)][:, columns].double()
+    left_store, right_store = (left.T.contiguous() if left_t else left), (right.T.contiguous() if right_t else right)
+    out = torch.full((total_m, total_n), math.nan, device="cuda", dtype=TORCH[out_dtype])
+    at = torch.meshgrid(index(out_m), index(out_n), indexing="ij")
+    start = torch.randn(m, n, device="cuda").to(out.dtype)
+    expect = torch.full((total_m, total_n), math.nan, device="cuda", dtype=torch.float64)
+    expect[at] = product + start.double() if accumulate else product
+    flags = torch.tensor([1, 1, 0, 0], dtype=torch.int32, device="cuda")
+    flag = [flags.data_ptr() + 4 * i for i in range(4)]
+    work = sm90.Work(
+        matrix(left_store), matrix(right_store), matrix(out),
+        left_k if left_t else left_m, left_m if left_t else left_k,
+        right_n if right_t else right_k, right_k if right_t else right_n,
+        out_m, out_n, accumulate, tuple(flag[:2]), tuple(flag[2:]),
+    )  # fmt: skip
+    stages = rng.randint(2, v.stages(SMEM, right_t))
+    splits = rng.choice((1, 1, 2, 5))
+    count = rng.choice((sms(), 16, 4))
+    table = sm90.build([work], v, dtype, out_dtype, left_t, right_t, sms=count, stages=stages, tail_splits=splits)
+    launch = Launch(table, dtype, out_dtype, left_t, right_t)
+    what = (
+        f"{sm90.entry(*key)} m={m} n={n} k={k} of {total_m} {total_n} {total_k} += {accumulate} stages={stages} "
+        f"splits={splits} sms={count} tiles={len(table.tiles)} rows {left_m}→{out_m} columns {right_n}→{out_n} "
+        f"K {left_k} {right_k}"
+    )
+    for turn in range(2):
+        out.fill_(math.nan)
+        if accumulate:
+            out[at] = start
+        flags[2:] = 0
+        launch()
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as e:  # nothing works after it
+            raise SystemExit(f"check: {what}: turn {turn}: {e}") from e
+        got = out.double()
+        wrong = torch.isnan(got) != torch.isnan(expect)
+        if wrong.any():
+            first = wrong.nonzero()[0].tolist()
+            return f"{what}: turn {turn}: {int(wrong.sum())} elements missing or overwritten, the first {first}"
+        good = ~torch.isnan(expect)
+        error = float((got[good] - expect[good]).norm() / expect[good].norm())
+        limit = {"bf16": 3e-3, "fp16": 5e-4, "fp32": 1e-5}[out_dtype]
+        worst = float((got[good] - expect[good]).abs().max() / expect[good].abs().max())
+        if not error < limit or not worst < 4 * limit:
+            return f"{what}: turn {turn}: relative error {error:.2e}, worst element {worst:.2e}"
+        if flags.tolist() != [1, 1, 1, 1]:
+            return f"{what}: turn {turn}: flags {flags.tolist()}"
+    return None
+
+
+def check(seed: int, cases: int) -> int:
+    keys = [(v, "bf16", "bf16", lt, rt) for v in sm90.VARIANTS for lt in (False, True) for rt in (False, True)]
+    for v in (sm90.VARIANTS[0], sm90.VARIANTS[3], sm90.VARIANTS[-1]):
+        keys += [(v, "fp16", "fp16", False, True), (v, "bf16", "fp32", False, False), (v, "fp16", "fp32", False, True)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(compiled, keys))
+    rng, failures = random.Random(seed), []
+    torch.manual_seed(seed)
+    for key in keys:
+        for _ in range(cases):
+            failure = check_case(rng, key)
+            if failure:
+                failures.append(failure)
+    print(f"check: {len(keys)} kernels × {cases} random cases, seed {seed}: {len(failures)} failed", flush=True)
+    for failure in failures[:12]:
+        print("  " + failure)
+    return len(failures)
+
+
+# ---------------------------------------------------------------- timing
+
+
+def sets(m: int, n: int, k: int, right_t: bool) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Operands that together are several times L2, at least two."""
+    size = 2 * (m * k + k * n + m * n)
+    count = max(2, min(24, math.ceil(300e6 / size)))
+    out = []
+    for _ in range(count):
+        a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        b = torch.randn(*((n, k) if right_t else (k, n)), device="cuda", dtype=torch.bfloat16)
+        out.append((a, b, torch.full((m, n), math.nan, device="cuda", dtype=torch.bfloat16)))
+    return out
+
+
+def graph(calls: list[Any]) -> torch.cuda.CUDAGraph:
+    for c in calls:
+        c()
+    torch.cuda.synchronize()
+    g = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(g):
+        for c in calls:
+            c()
+    return g
+
+
+def times(graphs: list[torch.cuda.CUDAGraph], each: int, rounds: int) -> list[list[float]]:
+    """Microseconds a call, of each graph of `each` calls, replayed in turn."""
+    marks = []
+    for r in range(rounds + 2):
+        order = list(range(len(graphs)))
+        if r % 2:
+            order.reverse()
+        for i in order:
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            a.record()
+            graphs[i].replay()
+            b.record()
+            if r >= 2:
+                marks.append((i, a, b))
+    torch.cuda.synchronize()
+    out: list[list[float]] = [[] for _ in graphs]
+    for i, a, b in marks:
+        out[i].append(a.elapsed_time(b) * 1e3 / each)
+    return out
+
+
+def sampled_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool) -> float:
+    rows = torch.tensor(sorted({0, a.shape[0] - 1, *torch.randint(a.shape[0], (30,)).tolist()}), device="cuda")
+    if torch.isnan(c).any():
+        return math.nan
+    ref = a[rows].double() @ (b.T if right_t else b).double()
+    return float((c[rows].double() - ref).norm() / ref.norm())
+
+
+def spread(ts: list[float]) -> float:
+    s = sorted(ts)
+    return (s[int(0.9 * (len(s) - 1))] - s[int(0.1 * (len(s) - 1))]) / median(s) * 100
+
+
+def bench(shapes: dict[str, Any], rounds: int, out: Path | None) -> int:
+    bad, rows = 0, []
+    print(f"{'shape':20} {'m':>6} {'n':>6} {'k':>6} {'layout':7} {'kernel':24} {'ours µs':>9} {'cublas':>9} "
+          f"{'ratio':>6} {'TFLOP/s':>8} {'spread %':>9} {'error':>8}")  # fmt: skip
+    for group in ("large", "decode"):
+        for shape in shapes[group]:
+            for right_t, layout in LAYOUTS:
+                m, n, k = shape["m"], shape["n"], shape["k"]
+                choice = sm90.choose([m], [n], k, sms(), right_t)
+                data = sets(m, n, k, right_t)
+                ours = [plain(a, b, c, right_t, choice) for a, b, c in data]
+                ours[0]()
+                torch.cuda.synchronize()
+                error = sampled_error(*data[0], right_t)
+                bad += not error < 3e-3
+                theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
+                t = times([graph(ours), graph(theirs)], len(data), rounds)
+                mine, cublas = median(t[0]), median(t[1])
+                row = {
+                    "group": group, "name": shape["name"], "m": m, "n": n, "k": k, "right_t": right_t,
+                    "kernel": f"{choice.variant.name[10:]}/{choice.tail_splits}", "us": mine, "cublas_us": cublas,
+                    "ratio": cublas / mine, "tflops": 2e-6 * m * n * k / mine, "error": error,
+                    "spread": (spread(t[0]), spread(t[1])),
+                }  # fmt: skip
+                rows.append(row)
+                print(f"{row['name']:20} {m:6} {n:6} {k:6} {layout:7} {row['kernel']:24} {mine:9.1f} {cublas:9.1f} "
+                      f"{row['ratio']:6.3f} {row['tflops']:8.1f} {spread(t[0]):4.1f}/{spread(t[1]):4.1f} {error:8.1e}",
+                      flush=True)  # fmt: skip
+                del data, ours, theirs
+        ratios = [r["ratio"] for r in rows if r["group"] == group]
+        if ratios:
+            print(f"{group}: geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, "
+                  f"lowest {min(ratios):.3f}\n")  # fmt: skip
+    if out:
+        out.write_text(json.dumps(rows, indent=1))
+    return bad
+
+
+def explore(shapes: dict[str, Any], groups: list[str], bands: list[int], out: Path | None) -> None:
+    """Every variant and split beside cuBLAS; the best five of each shape."""
+    found = []
+    for group in groups:
+        for shape in shapes[group]:
+            for right_t, layout in LAYOUTS:
+                m, n, k = shape["m"], shape["n"], shape["k"]
+                data = sets(m, n, k, right_t)
+                small = m <= 256
+                tries, names = [], []
+                for v in sm90.VARIANTS:
+                    if (m > 64 and v.tile[0] == 64) or (m <= 64 and v.tile[0] > 64) or (m > 256 and v.tile[1] < 128):
+                        continue
+                    best = sm90.choose([m], [n], k, sms(), right_t)
+                    tiles = math.ceil(m / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
+                    tail = tiles % (sms() // v.cluster)
+                    most = max(1, min(16, (sms() // v.cluster) // tail if tail else 1, k // 256))
+                    for splits in sorted({1, most, max(1, most // 2)}):
+                        for band in bands if not small else [0]:
+                            choice = replace(best, variant=v, tail_splits=splits)
+                            tries.append([plain(a, b, c, right_t, choice, band=band or None) for a, b, c in data])
+                            names.append(f"{v.name[10:]}/{splits}" + (f"/band{band}" if band else ""))
+                theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
+                t = times([graph(theirs), *map(graph, tries)], len(data), 5)
+                cublas = median(t[0])
+                order = sorted(zip((cublas / median(x) for x in t[1:]), names, strict=True), reverse=True)
+                found.append({"name": shape["name"], "right_t": right_t, "cublas_us": cublas, "tries": order})
+                print(f"{shape['name']:20} {layout} cublas {cublas:8.1f} µs {2e-6 * m * n * k / cublas:6.1f} TFLOP/s  "
+                      + "  ".join(f"{name} {r:.3f}" for r, name in order[:6]), flush=True)  # fmt: skip
+    if out:
+        out.write_text(json.dumps(found, indent=1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("gemm_shapes.json"))
+    parser.add_argument("--group", choices=("large", "decode"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--explore", action="store_true")
+    parser.add_argument("--bands", type=int, nargs="*", default=[0])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        print("gemm_bench needs a Hopper GPU", file=sys.stderr)
+        return 3
+    torch.zeros(1, device="cuda")  # makes the context current
+    print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
+    bad = 0 if args.no_check else check(args.seed, args.cases)
+    if args.check_only or bad:
+        return 4 if bad else 0
+    shapes = json.loads(args.shapes.read_text())
+    if args.group:
+        shapes = {g: shapes[g] if g == args.group else [] for g in ("large", "decode")}
+    if args.explore:
+        explore(shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.json)
+        return 0
+    return 4 if bench(shapes, args.rounds, args.json) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
