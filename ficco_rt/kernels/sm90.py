@@ -248,20 +248,16 @@ class Table:
 
 def fits(work: Work, item: int, out_item: int, left_transposed: bool, right_transposed: bool) -> str | None:
     """Why the work cannot run here, or None. Rows of the output are free; the rest has the limits of TMA."""
+    if left_transposed:
+        return "the left operand is stored transposed"
     for name, matrix, bytes_ in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
         if matrix.address % 16 or matrix.pitch * bytes_ % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
-    columns = [*work.out_columns, *(work.right_rows if right_transposed else work.right_columns)]
-    if not right_transposed or any(s.start % 8 or s.size % 8 for s in work.out_columns):
-        for s in columns:
-            if s.start % 8 or s.size % 8:
-                return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
-    if left_transposed:
-        for s in work.left_columns:
-            if s.start % 8:
-                return f"rows {s.start}:{s.stop} of a transposed left operand do not start at a multiple of 8"
+    for s in work.out_columns if right_transposed else (*work.out_columns, *work.right_columns):
+        if s.start % 8 or s.size % 8:
+            return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
     for a, b, n in _common(*_depths(work, left_transposed, right_transposed)):
-        if (not left_transposed and a % 8) or (right_transposed and b % 8):
+        if a % 8 or (right_transposed and b % 8):
             return "a piece of K does not start at a multiple of 8"
         if n % DEPTH and len(_common(*_depths(work, left_transposed, right_transposed))) > 1:
             return f"one of several pieces of K has {n} elements, no multiple of {DEPTH}"
@@ -347,9 +343,7 @@ def build(
     # K pieces may end anywhere if the tensor map ends there too
     ends: dict[Matrix, int] = {}
     for w in works:
-        for matrix, spans in zip(
-            (w.left, w.right), _depths(w, left_transposed, right_transposed), strict=True
-        ):
+        for matrix, spans in zip((w.left, w.right), _depths(w, left_transposed, right_transposed), strict=True):
             ends[matrix] = max(ends.get(matrix, 0), *(s.stop for s in spans))
     for w in works:
         reason = fits(w, item, out_item, left_transposed, right_transposed)

@@ -16,6 +16,8 @@ from ficco_rt.errors import InternalError
 from ficco_rt.kernels import compiler, sm90
 from ficco_rt.region import Interval
 
+Spans = tuple[Interval, ...]
+
 
 @st.composite
 def pieces(draw: st.DrawFn, size: int, step: int) -> tuple[Interval, ...]:
@@ -147,7 +149,7 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     whole = (Interval(0, 256),)
     good = sm90.Matrix(0, 256, 256, 256)
 
-    def reason(left: sm90.Matrix = good, k: tuple[Interval, ...] = whole, n: tuple[Interval, ...] = whole) -> str | None:
+    def reason(left: sm90.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
         return sm90.fits(sm90.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)
 
     assert reason() is None
