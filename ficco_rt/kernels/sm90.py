@@ -73,8 +73,8 @@ class Variant:
     blocks_m: int  # 64-row blocks a consumer
     consumers: int
     cluster: int  # blocks that share the right operand
-    producer_registers: int = 40
-    consumer_registers: int = 232
+    producer_registers: int = 56
+    consumer_registers: int = 224
 
     @property
     def threads(self) -> int:
@@ -495,22 +495,24 @@ class Choice:
 
     variant: Variant
     tail_splits: int
-    estimate: float  # steps of 128 × 256 × 64 a multiprocessor makes one after another
+    estimate: float  # microseconds, for ranking only
 
 
-# What a variant's step takes, in units of a 128 × 256 × 64 step: arithmetic, or the way from L2 to shared memory.
+# For ranking; fitted to H100 (tools/gemm_bench.py --explore). µs of a step of 64 of K on one multiprocessor …
 _STEP = {
-    (128, 256): 1.0,
-    (256, 128): 1.02,
-    (128, 192): 0.80,
-    (128, 160): 0.70,
-    (128, 128): 0.58,
-    (128, 64): 0.42,
-    (64, 128): 0.42,
-    (64, 64): 0.30,
+    (128, 256): 0.57,
+    (256, 128): 0.58,
+    (128, 192): 0.44,
+    (128, 160): 0.375,
+    (128, 128): 0.325,
+    (128, 64): 0.18,
+    (64, 128): 0.20,
+    (64, 64): 0.165,
 }
-_TILE_COST = 3.0  # steps that a 128 × 256 tile's start and store add
-_SPLIT_COST = 6.0  # steps that leaving and adding partials of it add
+_TILE = 1.7  # … that a 128 × 256 tile's start and store add
+_LAUNCH = 6.0
+_BANDWIDTH = 3.0e6  # bytes of memory a µs
+_SPLIT = (1.0, 2.3)  # once, and for each partial of 128 × 256 that a multiprocessor leaves or adds
 
 
 def choose(
@@ -518,23 +520,25 @@ def choose(
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes."""
     best: Choice | None = None
+    m, n = sum(rows), sum(columns)
+    moved = 2 * (m * k + k * n + m * n) / _BANDWIDTH
     for v in VARIANTS:
         if v.stages(smem, right_transposed) < 2:
             continue
         m, n = v.tile
         size = m * n / (128 * 256)
-        step = _STEP[v.tile] * (1.0 if v.cluster == 2 or size < 0.5 else 1.1)
         high = ceil(sum(ceil(r / m) for r in rows) / v.cluster)
         tiles = high * sum(ceil(c / n) for c in columns)
         clusters = max(1, sms // v.cluster)
         waves, tail = divmod(tiles, clusters)
         depth = ceil(k / DEPTH)
-        whole = waves * (depth * step + _TILE_COST * size)
         for splits in {1, *(s for s in range(2, 17) if tail and tail * s <= clusters and depth // s >= 4)}:
-            cost = whole
+            busy = waves * (depth * _STEP[v.tile] + _TILE * size)
             if tail:
-                cost += ceil(depth / splits) * step + _TILE_COST * size
-                cost += 0 if splits == 1 else (_SPLIT_COST + 0.7 * splits) * size
+                busy += ceil(depth / splits) * _STEP[v.tile] + _TILE * size
+            cost = _LAUNCH + max(busy, moved) + 0.15 * min(busy, moved)
+            if splits > 1:
+                cost += _SPLIT[0] + _SPLIT[1] * splits * size
             if best is None or cost < best.estimate:
                 best = Choice(v, splits, cost)
     assert best is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.errors import InternalError
@@ -59,6 +59,7 @@ def works(draw: st.DrawFn) -> sm90.Work:
     )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(
     works(),
     st.sampled_from(sm90.VARIANTS),
