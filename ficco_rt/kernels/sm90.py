@@ -112,6 +112,7 @@ def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: in
 VARIANTS: tuple[Variant, ...] = (
     _variant(128, 256, 1, 2, 2),
     _variant(256, 128, 2, 2, 2),
+    _variant(256, 160, 2, 2, 2),
     _variant(128, 192, 1, 2, 2),
     _variant(128, 160, 1, 2, 2),
     _variant(128, 128, 1, 2, 2),
@@ -478,7 +479,10 @@ def _maps(
     left_dims = (left.columns, ends[left]) if left_transposed else (ends[left], left.rows)
     left_box = (64, DEPTH) if left_transposed else (DEPTH, rows)
     right_dims = (ends[right], right.rows) if right_transposed else (right.columns, ends[right])
-    right_box = (DEPTH, columns // variant.cluster) if right_transposed else (64, DEPTH // variant.cluster)
+    if right_transposed:
+        right_box = (DEPTH, columns // variant.cluster)
+    else:  # whole atoms for each block of the cluster, or a part of the depth of each
+        right_box = (64, DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster)
     out_item = 4 if out_dtype == "fp32" else 2
     return [
         TensorMap(left.address, dtype, left_dims, left.pitch * 2, left_box, at),
@@ -502,6 +506,7 @@ class Choice:
 _STEP = {
     (128, 256): 0.57,
     (256, 128): 0.58,
+    (256, 160): 0.72,
     (128, 192): 0.44,
     (128, 160): 0.375,
     (128, 128): 0.325,
@@ -511,6 +516,7 @@ _STEP = {
 }
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _LAUNCH = 6.0
+_CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _SPLIT = (1.0, 2.3)  # once, and for each partial of 128 × 256 that a multiprocessor leaves or adds
 
@@ -536,7 +542,7 @@ def choose(
             busy = waves * (depth * _STEP[v.tile] + _TILE * size)
             if tail:
                 busy += ceil(depth / splits) * _STEP[v.tile] + _TILE * size
-            cost = _LAUNCH + max(busy, moved) + 0.15 * min(busy, moved)
+            cost = _LAUNCH + _CLUSTER * (v.cluster - 1) + max(busy, moved) + 0.15 * min(busy, moved)
             if splits > 1:
                 cost += _SPLIT[0] + _SPLIT[1] * splits * size
             if best is None or cost < best.estimate:

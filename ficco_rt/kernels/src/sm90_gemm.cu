@@ -338,7 +338,13 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
             if (RIGHT_T) {   // a share is some of the columns
                 constexpr int share = TILE_N / CLUSTER;
                 load_box_for_all(right + me * share * 128, &o->right, right_k, right_col + me * share, bar);
-            } else {         // a share is some of the depth, of every 64 columns
+            } else if (RIGHT_ATOMS % CLUSTER == 0) {   // a share is some of the 64-column atoms
+                constexpr int share = RIGHT_ATOMS / CLUSTER;
+#pragma unroll
+                for (int i = 0; i < share; ++i)
+                    load_box_for_all(right + (me * share + i) * ATOM, &o->right, right_col + 64 * (me * share + i),
+                                     right_k, bar);
+            } else {                                   // a share is some of the depth of each
                 constexpr int share = TILE_K / CLUSTER;
 #pragma unroll
                 for (int i = 0; i < RIGHT_ATOMS; ++i)
