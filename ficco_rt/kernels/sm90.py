@@ -31,7 +31,7 @@ MAX_OPERANDS = 4  # different (left, right, out) triples in one launch
 MAX_STAGES = 16
 BARRIER_BYTES = 256  # static shared memory
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
-CHUNK_BYTES = 4096  # two buffers of 16 rows of 128 bytes, for each storing warp
+CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 PARAMETER_BYTES = 1920
 OPERAND_BYTES = 448
 
@@ -73,6 +73,7 @@ class Variant:
     blocks_m: int  # 64-row blocks a consumer
     consumers: int
     cluster: int  # blocks that share the right operand
+    staging: int = 2  # buffers of a storing warp
     producer_registers: int = 56
     consumer_registers: int = 224
 
@@ -96,23 +97,23 @@ class Variant:
 
     def smem(self, stages: int, right_transposed: bool) -> int:
         """Dynamic shared memory of a block."""
-        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.warps * CHUNK_BYTES
+        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.warps * self.staging * CHUNK_BYTES
 
     def stages(self, budget: int, right_transposed: bool) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
-        left = budget - ALIGN_BYTES - self.warps * CHUNK_BYTES
+        left = budget - ALIGN_BYTES - self.warps * self.staging * CHUNK_BYTES
         return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
 
 
-def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int) -> Variant:
+def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int, staging: int = 2) -> Variant:
     assert rows == 64 * blocks_m * consumers
-    return Variant(f"sm90_gemm_{rows}x{columns}_c{cluster}", (rows, columns), blocks_m, consumers, cluster)
+    return Variant(f"sm90_gemm_{rows}x{columns}_c{cluster}", (rows, columns), blocks_m, consumers, cluster, staging)
 
 
 VARIANTS: tuple[Variant, ...] = (
     _variant(128, 256, 1, 2, 2),
     _variant(256, 128, 2, 2, 2),
-    _variant(256, 160, 2, 2, 2),
+    _variant(256, 160, 2, 2, 2, 1),  # a buffer less, a stage more
     _variant(128, 192, 1, 2, 2),
     _variant(128, 160, 1, 2, 2),
     _variant(128, 128, 1, 2, 2),
@@ -147,6 +148,7 @@ def options(
         "OUT_FP32": int(out_dtype == "fp32"),
         "LEFT_T": int(left_transposed),
         "RIGHT_T": int(right_transposed),
+        "STAGING": variant.staging,
         "PRODUCER_REGS": variant.producer_registers,
         "CONSUMER_REGS": variant.consumer_registers,
     }

@@ -13,6 +13,7 @@
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
+//   STAGING                    buffers of a storing warp, 1 or 2
 //   PRODUCER_REGS, CONSUMER_REGS   for setmaxnreg
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
@@ -135,7 +136,9 @@ __device__ __forceinline__ void store_box(const TensorMap* map, int x, int y, u3
 __device__ __forceinline__ void fetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-__device__ __forceinline__ void wait_stores_read_but_one() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
+__device__ __forceinline__ void wait_staging() {   // until the buffer to be written next is read
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGING - 1) : "memory");
+}
 __device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 __device__ __forceinline__ u32 load_acquire(const u32* p) {
@@ -394,8 +397,8 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
         const int cols = min(CHUNK_COLS, tile_cols - c * CHUNK_COLS);
         if (cols <= 0) break;
         const u32 buffer = staging + turn * CHUNK_BYTES;
-        turn ^= 1;
-        if (lane == 0) wait_stores_read_but_one();   // the store before last read this buffer
+        turn = (turn + 1) % STAGING;
+        if (lane == 0) wait_staging();
         __syncwarp();
 #if OUT_FP32
 #pragma unroll
@@ -446,7 +449,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
     const int thread = threadIdx.x - 128, group = thread >> 7, warp = thread >> 5, lane = thread & 31;
     int stage = 0;
     u32 phase = 0, turn = 0;
-    staging += warp * 2 * CHUNK_BYTES;
+    staging += warp * STAGING * CHUNK_BYTES;
     // where this group's rows start in a stage
     const u32 left_base = ring + group * BLOCKS_M * ATOM;
     constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
