@@ -31,7 +31,7 @@ MAX_OPERANDS = 4  # different (left, right, out) triples in one launch
 MAX_STAGES = 16
 BARRIER_BYTES = 256  # static shared memory
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
-CHUNK_BYTES = 4096  # two buffers of 16 rows of 128 bytes, for each storing warp
+CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 PARAMETER_BYTES = 1920
 OPERAND_BYTES = 448
 
@@ -73,8 +73,9 @@ class Variant:
     blocks_m: int  # 64-row blocks a consumer
     consumers: int
     cluster: int  # blocks that share the right operand
-    producer_registers: int = 40
-    consumer_registers: int = 232
+    staging: int = 2  # buffers of a storing warp
+    producer_registers: int = 56
+    consumer_registers: int = 224
 
     @property
     def threads(self) -> int:
@@ -96,22 +97,23 @@ class Variant:
 
     def smem(self, stages: int, right_transposed: bool) -> int:
         """Dynamic shared memory of a block."""
-        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.warps * CHUNK_BYTES
+        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.warps * self.staging * CHUNK_BYTES
 
     def stages(self, budget: int, right_transposed: bool) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
-        left = budget - ALIGN_BYTES - self.warps * CHUNK_BYTES
+        left = budget - ALIGN_BYTES - self.warps * self.staging * CHUNK_BYTES
         return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
 
 
-def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int) -> Variant:
+def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int, staging: int = 2) -> Variant:
     assert rows == 64 * blocks_m * consumers
-    return Variant(f"sm90_gemm_{rows}x{columns}_c{cluster}", (rows, columns), blocks_m, consumers, cluster)
+    return Variant(f"sm90_gemm_{rows}x{columns}_c{cluster}", (rows, columns), blocks_m, consumers, cluster, staging)
 
 
 VARIANTS: tuple[Variant, ...] = (
     _variant(128, 256, 1, 2, 2),
     _variant(256, 128, 2, 2, 2),
+    _variant(256, 160, 2, 2, 2, 1),  # a buffer less, a stage more
     _variant(128, 192, 1, 2, 2),
     _variant(128, 160, 1, 2, 2),
     _variant(128, 128, 1, 2, 2),
@@ -146,6 +148,7 @@ def options(
         "OUT_FP32": int(out_dtype == "fp32"),
         "LEFT_T": int(left_transposed),
         "RIGHT_T": int(right_transposed),
+        "STAGING": variant.staging,
         "PRODUCER_REGS": variant.producer_registers,
         "CONSUMER_REGS": variant.consumer_registers,
     }
@@ -248,20 +251,16 @@ class Table:
 
 def fits(work: Work, item: int, out_item: int, left_transposed: bool, right_transposed: bool) -> str | None:
     """Why the work cannot run here, or None. Rows of the output are free; the rest has the limits of TMA."""
+    if left_transposed:
+        return "the left operand is stored transposed"
     for name, matrix, bytes_ in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
         if matrix.address % 16 or matrix.pitch * bytes_ % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
-    columns = [*work.out_columns, *(work.right_rows if right_transposed else work.right_columns)]
-    if not right_transposed or any(s.start % 8 or s.size % 8 for s in work.out_columns):
-        for s in columns:
-            if s.start % 8 or s.size % 8:
-                return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
-    if left_transposed:
-        for s in work.left_columns:
-            if s.start % 8:
-                return f"rows {s.start}:{s.stop} of a transposed left operand do not start at a multiple of 8"
+    for s in work.out_columns if right_transposed else (*work.out_columns, *work.right_columns):
+        if s.start % 8 or s.size % 8:
+            return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
     for a, b, n in _common(*_depths(work, left_transposed, right_transposed)):
-        if (not left_transposed and a % 8) or (right_transposed and b % 8):
+        if a % 8 or (right_transposed and b % 8):
             return "a piece of K does not start at a multiple of 8"
         if n % DEPTH and len(_common(*_depths(work, left_transposed, right_transposed))) > 1:
             return f"one of several pieces of K has {n} elements, no multiple of {DEPTH}"
@@ -347,9 +346,7 @@ def build(
     # K pieces may end anywhere if the tensor map ends there too
     ends: dict[Matrix, int] = {}
     for w in works:
-        for matrix, spans in zip(
-            (w.left, w.right), _depths(w, left_transposed, right_transposed), strict=True
-        ):
+        for matrix, spans in zip((w.left, w.right), _depths(w, left_transposed, right_transposed), strict=True):
             ends[matrix] = max(ends.get(matrix, 0), *(s.stop for s in spans))
     for w in works:
         reason = fits(w, item, out_item, left_transposed, right_transposed)
@@ -484,7 +481,10 @@ def _maps(
     left_dims = (left.columns, ends[left]) if left_transposed else (ends[left], left.rows)
     left_box = (64, DEPTH) if left_transposed else (DEPTH, rows)
     right_dims = (ends[right], right.rows) if right_transposed else (right.columns, ends[right])
-    right_box = (DEPTH, columns // variant.cluster) if right_transposed else (64, DEPTH // variant.cluster)
+    if right_transposed:
+        right_box = (DEPTH, columns // variant.cluster)
+    else:  # whole atoms for each block of the cluster, or a part of the depth of each
+        right_box = (64, DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster)
     out_item = 4 if out_dtype == "fp32" else 2
     return [
         TensorMap(left.address, dtype, left_dims, left.pitch * 2, left_box, at),
@@ -501,22 +501,26 @@ class Choice:
 
     variant: Variant
     tail_splits: int
-    estimate: float  # steps of 128 × 256 × 64 a multiprocessor makes one after another
+    estimate: float  # microseconds, for ranking only
 
 
-# What a variant's step takes, in units of a 128 × 256 × 64 step: arithmetic, or the way from L2 to shared memory.
+# For ranking; fitted to H100 (tools/gemm_bench.py --explore). µs of a step of 64 of K on one multiprocessor …
 _STEP = {
-    (128, 256): 1.0,
-    (256, 128): 1.02,
-    (128, 192): 0.80,
-    (128, 160): 0.70,
-    (128, 128): 0.58,
-    (128, 64): 0.42,
-    (64, 128): 0.42,
-    (64, 64): 0.30,
+    (128, 256): 0.57,
+    (256, 128): 0.58,
+    (256, 160): 0.72,
+    (128, 192): 0.44,
+    (128, 160): 0.375,
+    (128, 128): 0.325,
+    (128, 64): 0.18,
+    (64, 128): 0.20,
+    (64, 64): 0.165,
 }
-_TILE_COST = 3.0  # steps that a 128 × 256 tile's start and store add
-_SPLIT_COST = 6.0  # steps that leaving and adding partials of it add
+_TILE = 1.7  # … that a 128 × 256 tile's start and store add
+_LAUNCH = 6.0
+_CLUSTER = 0.8  # blocks of a cluster start and end together
+_BANDWIDTH = 3.0e6  # bytes of memory a µs
+_SPLIT = (1.0, 2.3)  # once, and for each partial of 128 × 256 that a multiprocessor leaves or adds
 
 
 def choose(
@@ -524,23 +528,25 @@ def choose(
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes."""
     best: Choice | None = None
+    m, n = sum(rows), sum(columns)
+    moved = 2 * (m * k + k * n + m * n) / _BANDWIDTH
     for v in VARIANTS:
         if v.stages(smem, right_transposed) < 2:
             continue
         m, n = v.tile
         size = m * n / (128 * 256)
-        step = _STEP[v.tile] * (1.0 if v.cluster == 2 or size < 0.5 else 1.1)
         high = ceil(sum(ceil(r / m) for r in rows) / v.cluster)
         tiles = high * sum(ceil(c / n) for c in columns)
         clusters = max(1, sms // v.cluster)
         waves, tail = divmod(tiles, clusters)
         depth = ceil(k / DEPTH)
-        whole = waves * (depth * step + _TILE_COST * size)
         for splits in {1, *(s for s in range(2, 17) if tail and tail * s <= clusters and depth // s >= 4)}:
-            cost = whole
+            busy = waves * (depth * _STEP[v.tile] + _TILE * size)
             if tail:
-                cost += ceil(depth / splits) * step + _TILE_COST * size
-                cost += 0 if splits == 1 else (_SPLIT_COST + 0.7 * splits) * size
+                busy += ceil(depth / splits) * _STEP[v.tile] + _TILE * size
+            cost = _LAUNCH + _CLUSTER * (v.cluster - 1) + max(busy, moved) + 0.15 * min(busy, moved)
+            if splits > 1:
+                cost += _SPLIT[0] + _SPLIT[1] * splits * size
             if best is None or cost < best.estimate:
                 best = Choice(v, splits, cost)
     assert best is not None

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.errors import InternalError
 from ficco_rt.kernels import compiler, sm90
 from ficco_rt.region import Interval
+
+Spans = tuple[Interval, ...]
 
 
 @st.composite
@@ -57,6 +59,7 @@ def works(draw: st.DrawFn) -> sm90.Work:
     )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(
     works(),
     st.sampled_from(sm90.VARIANTS),
@@ -147,7 +150,7 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     whole = (Interval(0, 256),)
     good = sm90.Matrix(0, 256, 256, 256)
 
-    def reason(left: sm90.Matrix = good, k: tuple[Interval, ...] = whole, n: tuple[Interval, ...] = whole) -> str | None:
+    def reason(left: sm90.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
         return sm90.fits(sm90.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)
 
     assert reason() is None

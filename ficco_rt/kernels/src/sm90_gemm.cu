@@ -13,6 +13,7 @@
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
+//   STAGING                    buffers of a storing warp, 1 or 2
 //   PRODUCER_REGS, CONSUMER_REGS   for setmaxnreg
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
@@ -132,7 +133,12 @@ __device__ __forceinline__ void store_box(const TensorMap* map, int x, int y, u3
                  "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(src)
                  : "memory");
 }
-__device__ __forceinline__ void wait_stores_read_but_one() { asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory"); }
+__device__ __forceinline__ void fetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ void wait_staging() {   // until the buffer to be written next is read
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGING - 1) : "memory");
+}
 __device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 __device__ __forceinline__ u32 load_acquire(const u32* p) {
@@ -147,6 +153,12 @@ __device__ __forceinline__ u32 count_up(u32* p) {
     u32 old;
     asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
     return old;
+}
+struct Quad { int x, y, z, w; };
+__device__ __forceinline__ Quad load_quad(const void* p) {   // of what no one writes; volatile: here, not where it is used
+    Quad q;
+    asm volatile("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(p));
+    return q;
 }
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async;" ::: "memory"); }
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -284,24 +296,37 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
     int stage = 0;
     u32 phase = 0;
     int waited = -1;
-    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+    // entries are read a tile ahead: their way from memory is longer than the ring is deep
+    Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count
+    int index = blockIdx.x;
+    if (index < p.tile_count) {
         const Tile* t = p.tiles + index;
-        const Operands* o = p.operands + t->operands;
-        if (t->wait_count > 0 && t->wait_first != waited) {
-            wait_flags(p, t->wait_first, t->wait_count);
+        place = load_quad(t), more = load_quad(&t->rows), wait = load_quad(&t->operands);
+        depth = load_quad(p.depths + more.z);
+    }
+    while (index < p.tile_count) {
+        const Operands* o = p.operands + wait.x;
+        if (wait.w > 0 && wait.z != waited) {
+            wait_flags(p, wait.z, wait.w);
             fence_async_proxy();   // NOTE the loads below are the async proxy's: acquire alone does not order them
-            waited = t->wait_first;
+            waited = wait.z;
         }
-        const int left_row = t->left_row, right_col = t->right_col, blocks = t->k_blocks;
-        const Depth* depth = p.depths + t->k_first;
-        int left_k = 0, right_k = 0, remain = 0;
+        const int left_row = place.x, right_col = place.y, blocks = more.w;
+        int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z;
+        index += gridDim.x;
+        const bool another = index < p.tile_count;
+        if (another) {
+            const Tile* t = p.tiles + index;
+            place = load_quad(t), more = load_quad(&t->rows), wait = load_quad(&t->operands);
+        }
         for (int b = 0; b < blocks; ++b) {
             if (remain == 0) {
-                left_k = depth->left;
-                right_k = depth->right;
-                remain = depth->blocks;
-                ++depth;
+                const Quad d = load_quad(p.depths + ++piece);
+                left_k = d.x;
+                right_k = d.y;
+                remain = d.z;
             }
+            if (another && b == min(4, blocks - 1)) depth = load_quad(p.depths + more.z);
             barrier_wait(empty + 8 * stage, phase ^ 1);
             const u32 bar = full + 8 * stage;
             const u32 left = ring + stage * STAGE_BYTES;
@@ -316,7 +341,13 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
             if (RIGHT_T) {   // a share is some of the columns
                 constexpr int share = TILE_N / CLUSTER;
                 load_box_for_all(right + me * share * 128, &o->right, right_k, right_col + me * share, bar);
-            } else {         // a share is some of the depth, of every 64 columns
+            } else if (RIGHT_ATOMS % CLUSTER == 0) {   // a share is some of the 64-column atoms
+                constexpr int share = RIGHT_ATOMS / CLUSTER;
+#pragma unroll
+                for (int i = 0; i < share; ++i)
+                    load_box_for_all(right + (me * share + i) * ATOM, &o->right, right_col + 64 * (me * share + i),
+                                     right_k, bar);
+            } else {                                   // a share is some of the depth of each
                 constexpr int share = TILE_K / CLUSTER;
 #pragma unroll
                 for (int i = 0; i < RIGHT_ATOMS; ++i)
@@ -366,8 +397,8 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
         const int cols = min(CHUNK_COLS, tile_cols - c * CHUNK_COLS);
         if (cols <= 0) break;
         const u32 buffer = staging + turn * CHUNK_BYTES;
-        turn ^= 1;
-        if (lane == 0) wait_stores_read_but_one();   // the store before last read this buffer
+        turn = (turn + 1) % STAGING;
+        if (lane == 0) wait_staging();
         __syncwarp();
 #if OUT_FP32
 #pragma unroll
@@ -418,7 +449,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
     const int thread = threadIdx.x - 128, group = thread >> 7, warp = thread >> 5, lane = thread & 31;
     int stage = 0;
     u32 phase = 0, turn = 0;
-    staging += warp * 2 * CHUNK_BYTES;
+    staging += warp * STAGING * CHUNK_BYTES;
     // where this group's rows start in a stage
     const u32 left_base = ring + group * BLOCKS_M * ATOM;
     constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
@@ -426,7 +457,10 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
     for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
         float d[BLOCKS_M][ACC];
         const int next = index + gridDim.x;
-        // asked for now, needed after the loop; brings the entry near, too
+        // asked for now, needed after the loop
+        const Tile* entry = p.tiles + index;
+        const Quad place = load_quad(entry), size = load_quad(&entry->rows);
+        const Quad rest = load_quad(&entry->operands), end = load_quad(&entry->signal);
         const int next_blocks = next < p.tile_count ? __ldg(&p.tiles[next].k_blocks) : 0;
         int before = 0;
         for (int b = 0; b < blocks; ++b) {
@@ -453,7 +487,8 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
         blocks = next_blocks;
 
-        const Tile& t = p.tiles[index];
+        const Tile t = {place.x, place.y, place.z, place.w, size.x, size.y, size.z, size.w,
+                        rest.x,  rest.y,  rest.z,  rest.w,  end.x,  end.y,  end.z,  end.w};
         const int splits = t.splits;
         if (splits > 1) {
             // every split leaves its part; the warp that comes last adds them in order and goes on
@@ -529,6 +564,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
     const u32 ring = (shared_address(dynamic) + 1023) & ~1023u;
     const u32 staging = ring + p.stages * STAGE_BYTES;
     const u32 full = shared_address(barriers), empty = full + 8 * MAX_STAGES;
+    if (threadIdx.x == 128) {
+        fetch_map(&p.operands[0].left);
+        fetch_map(&p.operands[0].right);
+        fetch_map(&p.operands[0].out_map);
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.stages; ++i) {
             barrier_init(full + 8 * i, 1);
