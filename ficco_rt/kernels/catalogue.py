@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from . import sm90
+
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -27,13 +29,18 @@ class GemmKernel:
 
 @dataclass(frozen=True, slots=True)
 class GemmRequest:
-    """What was asked: operand dtype, and the text's resources (None: free choice)."""
+    """What was asked: a launch's works, and the text's resources (None: free choice)."""
 
     arch: str
     dtype: str
     smem: int | None
     residency: int | None
     sms: int | None
+    rows: tuple[int, ...]  # sizes of the pieces that the output's rows come in, over all works
+    columns: tuple[int, ...]  # and of its columns, of one work
+    depth: int
+    right_transposed: bool
+    plain: bool  # operands that only `naive_gemm` can read; see `sm90.refusal`
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +99,32 @@ def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
     refusal = out_of_limits(request.sms, request.residency, request.smem, limits)
     if refusal is not None:
         return refusal
+    window = _window(request, limits)
+    if isinstance(window, str):
+        return window
+    floor, budget = window
+    if request.arch == sm90.ARCH and not request.plain:
+        config = _hopper(request, limits, floor, budget)
+        if config is not None:
+            return config
     reasons = []
     for kernel in GEMMS:
         if request.dtype not in kernel.dtypes or not any(request.arch.startswith(a) for a in kernel.archs):
             continue
-        config = _fit(kernel, request, limits)
-        if isinstance(config, GemmConfig):
-            return config
-        reasons.append(config)
+        found = _fit(kernel, request, floor, budget)
+        if isinstance(found, GemmConfig):
+            return found
+        reasons.append(found)
     return reasons[0] if reasons else f"no kernel multiplies {request.dtype} on {request.arch}"
 
 
-def _fit(kernel: GemmKernel, request: GemmRequest, limits: Limits) -> GemmConfig | str:
-    fewest, most = kernel.stages
+def gemm_names() -> frozenset[str]:
+    """Every kernel that a plan may name for a GEMM."""
+    return frozenset((*(k.name for k in GEMMS), *(v.name for v in sm90.VARIANTS)))
+
+
+def _window(request: GemmRequest, limits: Limits) -> tuple[int, int] | str:
+    """The least and the most dynamic shared memory of a block that the text's resources leave."""
     budget = limits.smem_per_block if request.smem is None else request.smem
     floor = 0
     if request.residency is not None:
@@ -118,6 +138,24 @@ def _fit(kernel: GemmKernel, request: GemmRequest, limits: Limits) -> GemmConfig
             )
         budget = min(budget, share)
         floor = min(floor, limits.smem_per_block)
+    return floor, budget
+
+
+def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> GemmConfig | None:
+    """The variant of the Hopper kernel that is fastest by estimate, if any fits the budget."""
+    left = budget - 1024  # for the kernel's static barriers, and what the system rounds up to
+    if all(v.stages(left, request.right_transposed) < 2 for v in sm90.VARIANTS):
+        return None
+    sms = request.sms or limits.sms
+    chosen = sm90.choose(request.rows, request.columns, request.depth, sms, request.right_transposed, left).variant
+    stages = chosen.stages(left, request.right_transposed)
+    smem = chosen.smem(stages, request.right_transposed)
+    smem = request.smem if request.smem is not None else max(smem, floor)
+    return GemmConfig(chosen.name, (*chosen.tile, sm90.DEPTH), stages, smem, request.residency, request.sms)
+
+
+def _fit(kernel: GemmKernel, request: GemmRequest, floor: int, budget: int) -> GemmConfig | str:
+    fewest, most = kernel.stages
     needed = kernel.smem(fewest, request.dtype)
     if needed > budget:
         return f"{kernel.name} needs {needed} bytes of shared memory a block; {budget} are left to it"

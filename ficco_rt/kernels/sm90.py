@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import ceil, sqrt
+from math import ceil, prod, sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..region import Interval
+from ..region import Interval, Region
 
 SOURCE = Path(__file__).with_name("src") / "sm90_gemm.cu"
 ARCH = "sm_90a"
@@ -166,6 +166,15 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix, and the pieces of its rows and columns that a work takes, in their logical order."""
+
+    matrix: Matrix
+    rows: tuple[Interval, ...]
+    columns: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """out (+)= left · right over pieces, in the coordinates of the stored matrices; pieces of one axis follow
     each other in the logical operand. A transposed left is stored [K, M], a transposed right [N, K].
@@ -185,6 +194,20 @@ class Work:
     accumulate: bool = False
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        left: Operand,
+        right: Operand,
+        out: Operand,
+        accumulate: bool,
+        waits: tuple[int, ...] = (),
+        signals: tuple[int, ...] = (),
+    ) -> Work:
+        """The work on three operands."""
+        pieces = (left.rows, left.columns, right.rows, right.columns, out.rows, out.columns)
+        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +247,11 @@ class Table:
         return (-(-4 * len(self.signals) // up) * up, -(-4 * self.partials * self.variant.warps // up) * up)
 
     @property
+    def counter_bytes(self) -> int:
+        """Of the scratch, from its start: what a launch that was given up may leave other than zero."""
+        return sum(self._counters)
+
+    @property
     def scratch_bytes(self) -> int:
         """Device memory that starts as zeros and belongs to this table alone."""
         rows, columns = self.variant.tile
@@ -247,6 +275,47 @@ class Table:
         block[at : at + 72] = np.array(pointers, np.uint64).view(np.uint8)
         block[at + 72 : at + 80] = np.array([len(self.tiles), self.stages], np.int32).view(np.uint8)
         return block.tobytes()
+
+
+def operand(region: Region, shape: tuple[int, ...], address: int, item: int) -> Operand | None:
+    """A region of a dense row-major tensor at `address` as a matrix and its pieces; None if its second dimension
+    is not the tensor's last: then columns are not side by side."""
+    if len(region.kept) != 2 or region.kept[1] != len(shape) - 1:
+        return None
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, strides, strict=True) if a.dropped)
+    row, column = region.kept
+    matrix = Matrix(address + fixed * item, shape[row], shape[column], strides[row])
+    return Operand(matrix, region.axes[row].segments, region.axes[column].segments)
+
+
+def refusal(
+    works: Sequence[Work], dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool
+) -> str | None:
+    """Why these works cannot be one launch of this kernel, or None."""
+    if dtype not in ("bf16", "fp16"):
+        return f"operands are {dtype}"
+    item, out_item = 2, 4 if out_dtype == "fp32" else 2
+    ends = _ends(works, left_transposed, right_transposed)
+    for w in works:
+        reason = fits(w, item, out_item, left_transposed, right_transposed)
+        if reason is not None:
+            return reason
+        for a, b, n in _common(*_depths(w, left_transposed, right_transposed)):
+            if n % DEPTH and (a + n != ends[w.left] or b + n != ends[w.right]):
+                return f"a piece of K of {n} elements ends before another of the same operand"
+    if len({(w.left, w.right, w.out) for w in works}) > MAX_OPERANDS:
+        return f"more than {MAX_OPERANDS} different triples of operands in one launch"
+    return None
+
+
+def _ends(works: Sequence[Work], left_transposed: bool, right_transposed: bool) -> dict[Matrix, int]:
+    """Where K ends in each operand: a piece of K may end anywhere if the tensor map ends there too."""
+    ends: dict[Matrix, int] = {}
+    for w in works:
+        for matrix, spans in zip((w.left, w.right), _depths(w, left_transposed, right_transposed), strict=True):
+            ends[matrix] = max(ends.get(matrix, 0), *(s.stop for s in spans))
+    return ends
 
 
 def fits(work: Work, item: int, out_item: int, left_transposed: bool, right_transposed: bool) -> str | None:
@@ -334,7 +403,6 @@ def build(
     """
     tile_m, tile_n = variant.tile
     cluster = variant.cluster
-    item, out_item = 2, 4 if out_dtype == "fp32" else 2
     clusters = max(1, sms // cluster)
     maps: list[TensorMap] = []
     triples: dict[tuple[object, ...], int] = {}
@@ -343,24 +411,15 @@ def build(
     flags: list[int] = []
     signals: list[tuple[int, int, int, int]] = []
     parts: list[Rows] = []
-    # K pieces may end anywhere if the tensor map ends there too
-    ends: dict[Matrix, int] = {}
+    reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
+    if reason is not None:
+        raise ValueError(reason)
+    ends = _ends(works, left_transposed, right_transposed)
     for w in works:
-        for matrix, spans in zip((w.left, w.right), _depths(w, left_transposed, right_transposed), strict=True):
-            ends[matrix] = max(ends.get(matrix, 0), *(s.stop for s in spans))
-    for w in works:
-        reason = fits(w, item, out_item, left_transposed, right_transposed)
         k_pieces = _common(*_depths(w, left_transposed, right_transposed))
-        for a, b, n in k_pieces:
-            if n % DEPTH and (a + n != ends[w.left] or b + n != ends[w.right]):
-                reason = f"a piece of K of {n} elements ends before another of the same operand"
-        if reason is not None:
-            raise ValueError(reason)
         key = (w.left, w.right, w.out)
         if key not in triples:
             index = triples[key] = len(triples)
-            if index == MAX_OPERANDS:
-                raise ValueError(f"more than {MAX_OPERANDS} different triples of operands in one launch")
             at = index * OPERAND_BYTES
             maps += _maps(key, variant, dtype, out_dtype, left_transposed, right_transposed, ends, at)
             outs.append((w.out.address, w.out.pitch))

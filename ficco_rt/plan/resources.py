@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
+from ..kernels import sm90
 from ..kernels.catalogue import REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
@@ -20,40 +22,55 @@ def limits_of(device: Device) -> Limits:
 def solve_resources(draft: Draft) -> Draft:
     """Every launch has a kernel, and shared memory that gives the residency asked for."""
     solver = _Solver(draft)
-    for i, op in enumerate(draft.graph.ops):
-        if isinstance(op, ir.Gemm | ir.Reduce | ir.Launch):
-            choice = solver.choose(op)
-            if isinstance(choice, str):
-                origin = op.where.origin
-                message = f"{choice} ({draft.machine.device.name})"
-                solver.mistakes.setdefault(origin, Diagnostic(origin, message))
-            else:
-                solver.choices[i] = choice
+    for ops in _launches(draft):
+        found = solver.choose(ops)
+        if isinstance(found, str):
+            origin = draft.graph.ops[ops[0]].where.origin
+            message = f"{found} ({draft.machine.device.name})"
+            solver.mistakes.setdefault(origin, Diagnostic(origin, message))
+        else:
+            solver.choices.update(dict.fromkeys(ops, found))
     if solver.mistakes:
         raise ScheduleError(tuple(sorted(solver.mistakes.values(), key=lambda d: (d.span.line, d.span.column))))
     return replace(draft, choices=solver.choices)
+
+
+def _launches(draft: Draft) -> Iterator[list[int]]:
+    """The ops of each kernel launch: one, or a rank's whole streamed stage."""
+    streamed: dict[tuple[int, int], list[int]] = {}
+    for i in draft.order:
+        op = draft.graph.ops[i]
+        if draft.graph.stages[op.where.stage].streamed:
+            streamed.setdefault((op.where.stage, op.where.rank), []).append(i)
+        elif isinstance(op, ir.Gemm | ir.Reduce | ir.Launch):
+            yield [i]
+    yield from streamed.values()
 
 
 class _Solver:
     def __init__(self, draft: Draft) -> None:
         self.graph, self.device = draft.graph, draft.machine.device
         self.limits = limits_of(self.device)
-        self.dtypes = {t.name: t.dtype for t in self.graph.tensors}
+        self.tensors = {t.name: t for t in self.graph.tensors}
+        # where the tensors of a rank might lie: far apart, and aligned as allocations are
+        self.addresses = {t.name: (i + 1) << 44 for i, t in enumerate(self.graph.tensors)}
         self.queues = {q.name: q.resources.priority for q in self.graph.queues}
-        self.known: dict[tuple[str, ir.Resources], GemmConfig | str] = {}
+        self.known: dict[tuple[object, ...], GemmConfig | str] = {}
         self.choices: dict[int, LaunchChoice] = {}
         self.mistakes: dict[Span, Diagnostic] = {}
 
-    def choose(self, op: ir.Gemm | ir.Reduce | ir.Launch) -> LaunchChoice | str:
-        """The op's kernel and attributes, or why there are none."""
+    def choose(self, ops: list[int]) -> LaunchChoice | str:
+        """The kernel and attributes of one launch, or why there are none."""
+        op = self.graph.ops[ops[0]]
         asked = op.where.resources
         queue = self.graph.stages[op.where.stage].queue
         priority = asked.priority if asked.priority != self.queues[queue] else None
         refusal = out_of_limits(asked.sms, asked.residency, asked.smem, self.limits)
         if refusal is not None:
             return refusal
-        if isinstance(op, ir.Gemm):
-            config = self._gemm(self.dtypes[op.left.tensor], asked)
+        gemms = [g for i in ops if isinstance(g := self.graph.ops[i], ir.Gemm)]
+        if gemms:
+            config = self._gemm(gemms, asked, alone=len(gemms) == len(ops))
             if isinstance(config, str):
                 return config
             attributes = LaunchAttributes(config.smem, config.residency, config.sms, priority)
@@ -64,9 +81,50 @@ class _Solver:
         kernel = op.kernel if isinstance(op, ir.Launch) else REDUCE
         return LaunchChoice(kernel, (1, 1), LaunchAttributes(smem, asked.residency, asked.sms, priority))
 
-    def _gemm(self, dtype: str, asked: ir.Resources) -> GemmConfig | str:
-        key = (dtype, asked)
+    def _gemm(self, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmConfig | str:
+        # ranks take the same parts of equal tensors: the graph holds each part's axes once
+        key: tuple[object, ...] = (asked, alone)
+        for g in gemms:
+            shapes = tuple(self.tensors[r.tensor].shapes[r.rank] for r in (g.left, g.right, g.out))
+            key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
+            key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
         if key not in self.known:
-            request = GemmRequest(self.device.arch, dtype, asked.smem, asked.residency, asked.sms)
-            self.known[key] = choose_gemm(request, self.limits)
+            self.known[key] = choose_gemm(self._request(gemms, asked, alone), self.limits)
         return self.known[key]
+
+    def _request(self, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmRequest:
+        first = gemms[0]
+        dtype, out_dtype = (self.tensors[r.tensor].dtype for r in (first.left, first.out))
+        turned = (first.left_transposed, first.right_transposed)
+        works = [self._work(g) for g in gemms]
+        fast = [w for w in works if w is not None]
+        alike = all(
+            (g.left_transposed, g.right_transposed, self.tensors[g.left.tensor].dtype, self.tensors[g.out.tensor].dtype)
+            == (*turned, dtype, out_dtype)
+            for g in gemms
+        )
+        plain = not alone or not alike or len(fast) < len(works)
+        plain = plain or sm90.refusal(fast, dtype, out_dtype, *turned) is not None
+        return GemmRequest(
+            arch=self.device.arch,
+            dtype=dtype,
+            smem=asked.smem,
+            residency=asked.residency,
+            sms=asked.sms,
+            rows=tuple(s.size for g in gemms for s in g.out.axes[g.out.kept[0]].segments),
+            columns=tuple(s.size for s in first.out.axes[first.out.kept[1]].segments),
+            depth=first.left.shape[0 if first.left_transposed else 1],
+            right_transposed=first.right_transposed,
+            plain=plain,
+        )
+
+    def _work(self, g: ir.Gemm) -> sm90.Work | None:
+        sides = []
+        for r in (g.left, g.right, g.out):
+            tensor = self.tensors[r.tensor]
+            item = ir.ITEM_BYTES[tensor.dtype]
+            sides.append(sm90.operand(r, tensor.shapes[r.rank], self.addresses[r.tensor], item))
+        left, right, out = sides
+        if left is None or right is None or out is None:
+            return None
+        return sm90.Work.of(left, right, out, g.accumulate)

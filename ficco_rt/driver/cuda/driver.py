@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -28,10 +28,12 @@ from ... import env
 from ...errors import DeviceError, UsageError
 from ...errors import Span as Place
 from ...graph.ir import ITEM_BYTES, Dtype, Kernel
+from ...kernels import sm90
 from ...plan.ir import (
     CollectiveCall,
     Command,
     CopyAsync,
+    GemmWork,
     KernelWork,
     Launch,
     LaunchAttributes,
@@ -58,11 +60,11 @@ from ..api import (
     Progress,
     StreamHandle,
 )
-from . import naive
+from . import hopper, naive
 from .call import Action, api, call, failure
 from .cells import cells, part
 from .devices import Device, close_devices, homes, open_devices
-from .modules import Entry, Modules
+from .modules import STANDARD, Entry, Modules
 from .spans import place_of, raisers_of, spans_of, stuck
 from .streams import Bound, CollectiveGroup, CollectiveMember, CudaStream, Piece
 from .tensors import Resolve, Tensor
@@ -390,7 +392,11 @@ class CudaDriver:
             pieces = [self._user(to, command, work, resolve) for work in works]
             return Bound(self, to, command, [tuple(action for piece in pieces for action in piece)])
         # the one place where the plan's choice picks the kernel: catalogue name → what packs and launches it
-        if command.kernel in ("naive_gemm", "naive_reduce"):
+        if hopper.is_hopper(command.kernel):
+            action = self._hopper(to, command, resolve, address)
+            if action is not None:
+                return Bound(self, to, command, [(action,)])
+        if command.kernel in ("naive_gemm", "naive_reduce") or hopper.is_hopper(command.kernel):
             packed = naive.pack(command, resolve, address)
             launches = [self._naive(to, command.attributes, p, command.streamed, command.origin) for p in packed]
             return Bound(self, to, command, [tuple(action for launch in launches for action in launch)])
@@ -399,11 +405,42 @@ class CudaDriver:
             f"launch; compile the schedule again"
         )
 
+    def _hopper(
+        self, to: CudaStream, command: Launch, resolve: Resolve, address: Callable[[int], int]
+    ) -> Action | None:
+        device, attributes = to.device, command.attributes
+        sms = attributes.sms or device.facts.sms
+        if command.streamed:
+            sms = min(sms, self._room(device))
+        packed = hopper.pack(command, resolve, address, sms)
+        if packed is None:
+            return None
+        table, dtype, out_dtype = packed
+        first = command.works[0]
+        assert isinstance(first, GemmWork)
+        key = (table.variant, dtype, out_dtype, first.left_transposed, first.right_transposed)
+        entry = self._modules.own(sm90.SOURCE.name, sm90.entry(*key), device, sm90.options(*key))
+        with self._in(device):
+            entry.allow(table.smem)
+            size = len(table.constants) + 256 + table.scratch_bytes
+            base = int(call(self.cu.cuMemAlloc, size, what=f"a launch's table on {device}"))
+            scratch = base + -(-len(table.constants) // 256) * 256
+            self._uploads.append(_Upload(device, base, scratch, table.counter_bytes // 4))
+            self._to_device(device, base, np.frombuffer(table.constants, np.uint8))
+            if table.scratch_bytes:
+                self._to_device(device, scratch, np.zeros(table.scratch_bytes, np.uint8))
+            parameters = table.parameters(base, scratch, [hopper.encode(m) for m in table.maps])
+        block = (table.variant.threads,)
+        cluster = table.variant.cluster
+        return self._launch(to, entry, (table.grid,), block, attributes, table.smem, [parameters], cluster)
+
     def _naive(
         self, to: CudaStream, attributes: LaunchAttributes, packed: naive.Packed, streamed: bool, place: Place
     ) -> Piece:
         device = to.device
-        entry = self._modules.own("naive.cu", packed.entry, device, packed.defines)
+        defines = [f"-D{k}={v}" for k, v in sorted(packed.defines.items())]
+        options = (STANDARD, f"-arch={device.facts.arch}", *defines)
+        entry = self._modules.own("naive.cu", packed.entry, device, options)
         # what the text asks for counts all of a block's shared memory
         smem = max(packed.smem, attributes.smem - entry.static_smem)
         with self._in(device):
@@ -459,6 +496,7 @@ class CudaDriver:
         attributes: LaunchAttributes,
         smem: int,
         arguments: Sequence[bytes],
+        cluster: int = 1,
     ) -> Action:
         """A launch with its arguments packed: the call reads them from memory that the action keeps."""
         cu = self.cu
@@ -467,11 +505,21 @@ class CudaDriver:
         config.blockDimX, config.blockDimY, config.blockDimZ = (*block, 1, 1)[:3]
         config.sharedMemBytes = smem
         config.hStream = to.handle
+        wanted = []
         if attributes.priority is not None:  # otherwise the stream's, in a captured node too
             attribute = cu.CUlaunchAttribute()
             attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
             attribute.value.priority = self._priority(attributes.priority)
-            config.attrs, config.numAttrs = [attribute], 1
+            wanted.append(attribute)
+        if cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = cu.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+            attribute.value = value
+            wanted.append(attribute)
+        if wanted:
+            config.attrs, config.numAttrs = wanted, len(wanted)
         values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
         launch = cu.cuLaunchKernelEx

@@ -44,15 +44,14 @@ class Modules:
 
     def __init__(self) -> None:
         self._loaded: dict[tuple[int, bytes], Any] = {}
-        self._own: dict[tuple[str, str, int, tuple[tuple[str, int], ...]], Entry] = {}
+        self._own: dict[tuple[str, str, int, tuple[str, ...]], Entry] = {}
 
-    def own(self, source: str, entry: str, device: Device, defines: Mapping[str, int]) -> Entry:
-        """An entry of one of our own sources."""
-        key = (source, entry, device.ordinal, tuple(sorted(defines.items())))
+    def own(self, source: str, entry: str, device: Device, options: tuple[str, ...]) -> Entry:
+        """An entry of one of our own sources, compiled with `options`."""
+        key = (source, entry, device.ordinal, options)
         if key in self._own:
             return self._own[key]
         text = resources.files("ficco_rt.kernels").joinpath("src", source).read_text(encoding="utf-8")
-        options = [STANDARD, f"-arch={device.facts.arch}", *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
         code = compile_text(text, source, options).code
         self._own[key] = self._entry(code, entry, entry, device)
         return self._own[key]
