@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,11 @@ _DEFAULTS = {s.name: s.default for s in SWITCHES}
 def get(name: str) -> str:
     """The value of a switch of the table."""
     return os.environ.get(name, _DEFAULTS[name])
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept between runs."""
+    chosen = get("FICCO_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ficco_rt"
