@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,11 @@ def get(name: str) -> str:
 def ask(name: str, value: str) -> None:
     """Set a vendor's switch for this process, unless the user has set it."""
     os.environ.setdefault(name, value)
+
+
+def cache_folder() -> Path:
+    """Where compiled kernels are kept between runs."""
+    chosen = get("FICCO_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ficco_rt"

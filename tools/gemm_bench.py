@@ -90,9 +90,7 @@ class Launch:
         self.function = function(table.variant, *key)
         self.constants = torch.frombuffer(bytearray(table.constants), dtype=torch.uint8).cuda()
         self.scratch = torch.zeros(max(256, table.scratch_bytes), dtype=torch.uint8, device="cuda")
-        block = table.parameters(
-            self.constants.data_ptr(), self.scratch.data_ptr(), [encode(m) for m in table.maps]
-        )
+        block = table.parameters(self.constants.data_ptr(), self.scratch.data_ptr(), [encode(m) for m in table.maps])
         raw = (ctypes.c_uint8 * (len(block) + 64))()
         base = -(-ctypes.addressof(raw) // 64) * 64
         ctypes.memmove(base, block, len(block))

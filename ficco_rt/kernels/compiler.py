@@ -44,21 +44,13 @@ def compile_text(text: str, name: str, options: Sequence[str], cache: Path | Non
     nvrtc = _nvrtc()
     major, minor = _call(nvrtc, "nvrtcVersion")
     key = _key(text, options, f"nvrtc {major}.{minor}")
-    path = (cache or cache_folder()) / f"{key}.cubin"
+    path = (cache or env.cache_folder()) / f"{key}.cubin"
     code = _read(path)
     if code is not None:
         return Cubin(code, key, True, "")
     code, log = _compile(nvrtc, text, name, options)
     _publish(path, code)
     return Cubin(code, key, False, log)
-
-
-def cache_folder() -> Path:
-    """Where cubins are kept: FICCO_CACHE, or ficco_rt in the user's cache folder."""
-    chosen = env.get("FICCO_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ficco_rt"
 
 
 def _key(text: str, options: Sequence[str], compiler: str) -> str:

@@ -70,9 +70,7 @@ def works(draw: st.DrawFn) -> sm90.Work:
 def test_tiles_make_every_element_once_from_the_right_operands(
     work: sm90.Work, variant: sm90.Variant, sms: int, splits: int, band: int | None
 ) -> None:
-    table = sm90.build(
-        [work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, tail_splits=splits, band=band
-    )
+    table = sm90.build([work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, tail_splits=splits, band=band)
     # where each element of the output must come from
     rows = dict(zip(flat(work.out_rows).tolist(), flat(work.left_rows).tolist(), strict=True))
     columns = dict(zip(flat(work.out_columns).tolist(), flat(work.right_columns).tolist(), strict=True))
@@ -201,9 +199,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("variant", sm90.VARIANTS, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: sm90.Variant, cache: Path) -> None:
-    for (dtype, out), left_t, right_t in product(
-        [("bf16", "bf16"), ("fp16", "fp32")], [False, True], [False, True]
-    ):
+    for (dtype, out), left_t, right_t in product([("bf16", "bf16"), ("fp16", "fp32")], [False, True], [False, True]):
         cubin = compiler.compile_file(sm90.SOURCE, sm90.options(variant, dtype, out, left_t, right_t), cache)
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers
