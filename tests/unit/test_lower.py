@@ -12,6 +12,7 @@ from ficco_rt.compiler import build, lint, plan_of
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.kernels import sm90
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CopyAsync, GemmWork, Launch, Plan
@@ -227,7 +228,11 @@ def test_tiles_break_at_segments() -> None:
     made = plan_of(graph, profile("h200-switch", 4))
     works = [w for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works]
     fused = [w for w in works if isinstance(w, GemmWork) and len(w.out.boxes) == 3]
-    assert {w.tiles for w in fused} == {(3 * 2, 2)}  # three pieces of 150 rows: two tiles of 128 each; 200 columns
+    (kernel,) = {
+        c.kernel for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works if w in fused
+    }
+    rows, columns = sm90.variant(kernel).tile
+    assert {w.tiles for w in fused} == {(3 * -(-150 // rows), -(-200 // columns))}  # three pieces of 150 rows
 
 
 def test_passes_can_be_watched(caplog: pytest.LogCaptureFixture) -> None:
@@ -243,3 +248,44 @@ def test_a_plan_is_the_machine_s_own() -> None:
     small = dataclasses.replace(profile("h200-switch", 4), name="other")
     assert plan(text, 4, small).machine == "other"
     assert plan(text).machine == "h200-switch"
+
+
+PRODUCT = """
+schedule product
+param K = 64
+param N = 64
+type T = bf16
+input  A[64, K] : T
+input  B[K, N] : T
+output C[64, N] : T
+computes C = A * B
+queue compute { engine = sm }
+stage mm on compute { gemm C = A * B }
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "params", "hopper"),
+    [
+        ("h200-switch", {}, True),
+        ("h200-switch", {"T": "fp16"}, True),
+        ("h200-switch", {"T": "fp32"}, False),  # tensor cores take 16 bits here
+        ("h200-switch", {"N": 60}, False),  # columns in multiples of 8
+        ("h200-switch", {"K": 68}, False),  # rows of A are no multiple of 16 bytes
+        ("h200-switch", {"K": 72}, True),
+        ("mi300x-mesh", {}, False),
+    ],
+)
+def test_the_hopper_kernel_where_it_fits(machine: str, params: dict[str, object], hopper: bool) -> None:
+    (command,) = plan(PRODUCT, 1, machine, **params).streams[0].commands
+    assert isinstance(command, Launch)
+    assert command.kernel.startswith("sm90_gemm" if hopper else "naive_gemm")
+
+
+def test_a_streamed_launch_has_one_kernel_for_all_its_works() -> None:
+    graph = build(cases.schedule("ag_gemm/streamed"), 4, {"M": 4096, "N": 1024, "K": 512})
+    made = plan_of(graph, profile("h200-switch", 4))
+    launches = [c for s in made.streams for c in s.commands if isinstance(c, Launch)]
+    assert [c.streamed for c in launches] == [True] * 4
+    assert len({c.kernel for c in launches}) == 1
+    assert launches[0].kernel.startswith("sm90_gemm")
