@@ -14,7 +14,9 @@ from ..errors import UsageError
 # All as multiples of FICCO_MAX_OPS.
 STEPS = 40  # of expressions: members of the lists that are made or walked
 PIECES = 4  # boxes that the regions of all ops consist of
-CELLS = 40  # pieces of tensors that one pass looks at
+NAMES = 40  # in scope on all ranks
+CELLS = 40  # pieces of tensors that one pass of the compiler looks at
+CHECKED = 10  # pieces of tensors that the check of a plan looks at; it does more for each
 TERMS = 20  # of the formal sums of the proof
 CLOCKS = 1000  # 32-bit entries of the vector clocks that are alive
 

@@ -14,7 +14,7 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ..errors import UsageError
 from ..region import BoxMap, Region, describe
 from . import ir
-from .budget import CELLS, PIECES, Budget, most_ops, steps
+from .budget import CELLS, NAMES, PIECES, Budget, most_ops, steps
 from .claims import build_claims
 from .evaluate import (
     DEEPEST,
@@ -54,7 +54,8 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
         raise UsageError(f"{ranks} ranks; a schedule runs on 1 to {MOST_RANKS}")
     bound, types = bind_params(schedule, ranks, params or {})
     budget = steps()
-    budget.spend(ranks * (ranks + len(bound) + 2 * len(schedule.tensors)), schedule.span)
+    names = Budget(NAMES * most_ops(), "the schedule declares more than {most} names over all ranks", "declare fewer")
+    names.spend(ranks * (ranks + len(bound) + 2 * len(schedule.tensors)), schedule.span)
     scopes = [{**base_scope(rank, ranks, budget), **bound} for rank in range(ranks)]
     tensors = build_tensors(schedule, scopes, types)
     by_name = {t.name: t for t in tensors}

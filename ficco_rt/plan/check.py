@@ -17,7 +17,7 @@ from typing import TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
-from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
+from ..graph.budget import CHECKED, CLOCKS, Budget, most_ops
 from ..region import Box, BoxMap, Region, describe
 from .clock import Clock, start
 from .ir import (
@@ -277,7 +277,7 @@ class _Races:
             if writes and (region.tensor, region.rank) not in self.cells:
                 self.cells[region.tensor, region.rank] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
         self.cells_left = Budget(
-            CELLS * most_ops(),
+            CHECKED * most_ops(),
             "the accesses of the plan meet in more than {most} pieces of its tensors",
             error=PlanError,
         )
@@ -388,6 +388,12 @@ class _Races:
                 if cell.writer is not None and cell.writer is not me and not self._known(cell.writer, clock, me):
                     self._race(region, box, cell.writer, "writes", me, "reads")
                 new = renewed.get(cell)
+                if (
+                    new is None
+                    and me.bit < 0
+                    and any(r.stream == me.stream and r.position == me.position for r in cell.readers)
+                ):
+                    return cell  # another copy of the batch: they end together, so one speaks for all
                 if new is None:
                     # an earlier reader on this stream is over when this one is
                     rest = tuple(

@@ -9,7 +9,7 @@ from itertools import product
 from ficco_dsl.diagnostics import Span
 
 from ..graph import ir as graph_ir
-from ..graph.budget import PIECES, Budget, most_ops
+from ..graph.budget import Budget, most_ops
 from ..region import Axis, Box, Interval, Region
 from .draft import Draft
 from .ir import (
@@ -38,7 +38,7 @@ class _Entry:
 
     waits: list[Command] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
-    ops: list[int] = field(default_factory=list)  # of a batch of copies
+    ops: set[int] = field(default_factory=set)  # of a batch of copies
     works: list[Work] = field(default_factory=list)
     call: CollectiveCall | None = None
     marks: list[Command] = field(default_factory=list)
@@ -60,7 +60,7 @@ class _Emitter:
         self.tensors = {t.name: t for t in self.graph.tensors}
         self.flag_homes: list[int] = []
         self.transfers_left = Budget(
-            PIECES * most_ops(), "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
+            most_ops(), "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
         )
         self.events: dict[int, int] = {}  # op → event recorded after it
         self.flags: dict[tuple[int, int], int] = {}  # op, home rank → flag raised after it
@@ -148,7 +148,7 @@ class _Emitter:
                 entry = _Entry(waits, stage=stage.label)
                 stream.append(entry)
             entry.transfers.extend(transfers)
-            entry.ops.append(v)
+            entry.ops.add(v)
         else:
             entry = _Entry(waits, stage=stage.label, first=v)
             stream.append(entry)
