@@ -167,12 +167,14 @@ class _Reader:
             return self._object(typing.cast(type, hint), value, at)
         if type(value) is not hint:
             raise self.fail(at, f"{typing.cast(type, hint).__name__} expected, found {json.dumps(value)[:40]}")
+        if hint is str and not _is_text(value):
+            raise self.fail(at, f"{json.dumps(value)[:40]} is no text")
         return value
 
     def _param(self, value: Any, at: str) -> Any:
         if isinstance(value, list):
             return tuple(self._param(v, at) for v in value)
-        if isinstance(value, int | str):
+        if type(value) is int or (isinstance(value, str) and _is_text(value)):
             return value
         raise self.fail(at, f"a param is a number, a list or a type, not {json.dumps(value)[:40]}")
 
@@ -218,11 +220,11 @@ class _Reader:
 
     def _new_region(self, value: Any, at: str) -> Region:
         match value:
-            case [str(tensor), int(rank), *axes]:
+            case [str(tensor), rank, *axes] if type(rank) is int:
                 out = []
                 for axis in axes:
                     match axis:
-                        case int():
+                        case int() if type(axis) is int:  # no truth value
                             out.append(Axis((Interval(axis, axis + 1),), True))
                         case list() if axis and all(
                             isinstance(s, list) and len(s) == 2 and all(type(x) is int for x in s) for s in axis
@@ -235,9 +237,14 @@ class _Reader:
         raise self.fail(at, f"a region is [tensor, rank, axis, …], not {json.dumps(value)[:40]}")
 
     def _span(self, value: Any, at: str) -> Span:
-        if not isinstance(value, list) or len(value) != 4 or not all(type(x) is int for x in value):
-            raise self.fail(at, "a span is [line, column, end line, end column]")
+        if not isinstance(value, list) or len(value) != 4 or not all(type(x) is int and x > 0 for x in value):
+            raise self.fail(at, "a span is [line, column, end line, end column], counted from 1")
         key = tuple(value)
         if key not in self.spans:
             self.spans[key] = Span(self.source, *value)
         return self.spans[key]
+
+
+def _is_text(value: str) -> bool:
+    """JSON can spell half a character, which nothing can print."""
+    return not any("\ud800" <= c <= "\udfff" for c in value)

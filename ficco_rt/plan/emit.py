@@ -30,6 +30,7 @@ from .ir import (
     WaitFlag,
     Work,
 )
+from .rules import pitched
 
 
 @dataclass(slots=True)
@@ -264,7 +265,7 @@ def _runs(dst: Axis, src: Axis) -> list[tuple[int, int, int]]:
 
 def _flat(dst: Box, src: Box, dst_shape: tuple[int, ...], src_shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:
     """Pairs cut until both sides are runs of memory, or such runs at one pitch."""
-    if _pitched(dst, dst_shape) and _pitched(src, src_shape):
+    if pitched(dst, dst_shape) and pitched(src, src_shape):
         yield dst, src
         return
     # cut along the first long dimension; the two sides have their long dimensions in the same order
@@ -278,15 +279,3 @@ def _one(box: Box, dim: int, k: int) -> Box:
     start[dim] += k
     stop[dim] = start[dim] + 1
     return Box(tuple(start), tuple(stop))
-
-
-def _pitched(box: Box, shape: tuple[int, ...]) -> bool:
-    """At most one dimension of runs outside a contiguous run."""
-    runs, inside = 0, True  # inside: everything further in is taken whole
-    for n, extent in zip(reversed(box.shape), reversed(shape), strict=True):
-        if n > 1 and not inside:
-            runs += 1
-            inside = n == extent
-        elif n != extent:
-            inside = False
-    return runs <= 1

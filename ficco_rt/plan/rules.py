@@ -1,60 +1,82 @@
 """What a well-formed plan is: rules that hold before ordering is even looked at. Run on every plan, also stored ones.
 
-A rule gives the mistakes it finds, with the line of the schedule that the command comes from.
+A rule gives the mistakes it finds, with the line of the schedule that the command comes from. What passes them
+all, and then the check of the order, every driver can run. What a single copy, GEMM, reduce, collective or user
+kernel may be stands in `graph/rules.py` and holds here too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, pairwise
+from typing import get_args
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir as graph_ir
-from ..graph.rules import broken
-from ..region import Region
+from ..graph import rules as graph_rules
+from ..kernels.catalogue import GEMMS, REDUCE, GemmKernel
+from ..region import Box, Region
+from .claims import misfit, operands
 from .ir import (
     VERSION,
     CollectiveCall,
+    Command,
     CopyAsync,
     GemmWork,
+    KernelWork,
     Launch,
     Plan,
     Record,
     ReduceWork,
     SignalFlag,
+    Stream,
+    Transfer,
     WaitEvent,
     WaitFlag,
+    Work,
 )
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
+NOTHING = graph_ir.Resources()
 MOST_DIMENSIONS = 8
 MOST_EXTENT = 2**31 - 1
 
 
 def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
-    """This code reads one version of plans."""
+    """This code reads one version of plans, for at least one rank."""
     if plan.version != VERSION:
         yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {VERSION}")
+    if plan.ranks < 1:
+        yield Diagnostic(PLACELESS, f"the plan is for {plan.ranks} ranks")
 
 
 def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:
-    """Stream i has id i and runs on a rank of the plan."""
+    """Stream i has id i, runs on a rank of the plan with a known engine and priority; only a copy engine's stream
+    has a link, which leads to a rank of the plan."""
     for i, stream in enumerate(plan.streams):
         if stream.id != i or not 0 <= stream.rank < plan.ranks:
             yield Diagnostic(PLACELESS, f"stream {stream.id} (rank {stream.rank}) stands at place {i}")
-    for home in plan.flag_homes:
-        if not 0 <= home < plan.ranks:
-            yield Diagnostic(PLACELESS, f"a flag lives on rank {home}; the plan has {plan.ranks}")
+        elif stream.engine not in get_args(graph_ir.Engine) or stream.priority not in get_args(graph_ir.Priority):
+            yield Diagnostic(
+                PLACELESS, f"stream {i} has engine '{stream.engine}' and priority '{stream.priority}', not both known"
+            )
+        elif stream.link is not None and (stream.engine != "copy" or not 0 <= stream.link < plan.ranks):
+            yield Diagnostic(
+                PLACELESS, f"stream {i}, engine {stream.engine}, has link {stream.link} in a plan of {plan.ranks} ranks"
+            )
 
 
 def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
-    """Every tensor is declared once, with a shape on every rank, of as many dimensions and no dimension empty."""
+    """Every tensor is declared once, of a known type, with a shape on every rank, of as many dimensions and no
+    dimension empty."""
     for name, times in Counter(t.name for t in plan.tensors).items():
         if times > 1:
             yield Diagnostic(PLACELESS, f"{name} is declared {times} times")
     for tensor in plan.tensors:
+        if tensor.dtype not in graph_ir.ITEM_BYTES:
+            yield Diagnostic(tensor.origin, f"{tensor.name} has type '{tensor.dtype}', which is unknown")
         if len(tensor.shapes) != plan.ranks or not tensor.shapes:
             yield Diagnostic(tensor.origin, f"{tensor.name} has {len(tensor.shapes)} shapes for {plan.ranks} ranks")
         elif len(set(map(len, tensor.shapes))) > 1 or not 1 <= len(tensor.shapes[0]) <= MOST_DIMENSIONS:
@@ -65,30 +87,60 @@ def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(tensor.origin, f"{tensor.name} has a dimension that is no size")
 
 
-def names_exist(plan: Plan) -> Iterator[Diagnostic]:
-    """Every region lies inside a tensor of the plan; every user kernel is declared; a claim has a target a rank."""
+def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
+    """Every region, of commands and of claims, lies inside a tensor of the plan and is not empty."""
     shapes = {t.name: t.shapes for t in plan.tensors}
-    seen: set[Region] = set()
-    for claim in plan.claims:
-        if [t.rank for t in claim.targets] != list(range(plan.ranks)):
-            yield Diagnostic(
-                claim.origin, f"{claim.text}: the claim has {len(claim.targets)} targets; it needs one a rank"
-            )
-    claimed = ((False, region, claim.origin) for claim in plan.claims for region in claim.targets)
+    seen: set[int] = set()  # by identity: the plan keeps them, and a region's hash takes longer than its check
+    claimed = ((False, r, c.origin) for c in plan.claims for r in chain(c.targets, operands(c.value)))
     for _, region, origin in chain(accesses(plan), claimed):
-        if region in seen:
+        if id(region) in seen:
             continue
-        seen.add(region)
-        if region.tensor not in shapes or not 0 <= region.rank < plan.ranks:
+        seen.add(id(region))
+        of_ranks = shapes.get(region.tensor)
+        if of_ranks is None or not 0 <= region.rank < plan.ranks:
             yield Diagnostic(origin, f"{region} is in no tensor of the plan")
             continue
-        shape = shapes[region.tensor][region.rank]
+        shape = of_ranks[region.rank]
         if len(shape) != len(region.axes):
             yield Diagnostic(origin, f"{region} has {len(region.axes)} dimensions; the tensor has {len(shape)}")
-        elif any(
-            a < 0 or b > n or a >= b for box in region.boxes for a, b, n in zip(box.start, box.stop, shape, strict=True)
-        ):
+            continue
+        if not _inside(region, shape):
             yield Diagnostic(origin, f"{region} is outside its tensor, {' × '.join(map(str, shape))}")
+
+
+def _inside(region: Region, shape: tuple[int, ...]) -> bool:
+    for axis, extent in zip(region.axes, shape, strict=True):
+        for start, stop in axis.segments:
+            if not 0 <= start < stop <= extent:
+                return False
+    return bool(region.boxes)
+
+
+def writes_are_single(plan: Plan) -> Iterator[Diagnostic]:
+    """No input is written, and what is written names every element once."""
+    inputs = {t.name for t in plan.tensors if t.kind == "input"}
+    for written, region, origin in accesses(plan):
+        if written:
+            if region.tensor in inputs:
+                yield Diagnostic(origin, f"{region} is written; {region.tensor} is an input")
+            elif len(region.boxes) > 1 and any(
+                b.start < a.stop for axis in region.axes for a, b in pairwise(sorted(axis.segments))
+            ):
+                yield Diagnostic(origin, f"{region} is written; it names an element twice")
+
+
+def claims_fit(plan: Plan) -> Iterator[Diagnostic]:
+    """A claim has one target a rank, in one output, of the shape of the value, which is made of inputs."""
+    kinds = {t.name: t.kind for t in plan.tensors}
+    for claim in plan.claims:
+        if [t.rank for t in claim.targets] != list(range(min(plan.ranks, len(claim.targets) + 1))):
+            message = f"the claim has {len(claim.targets)} targets; it needs one a rank, in order"
+        elif any(kinds[t.tensor] != "output" for t in claim.targets) or len({t.tensor for t in claim.targets}) > 1:
+            message = "the claim's targets are not of one output"
+        else:
+            message = misfit(claim, kinds) or ""
+        if message:
+            yield Diagnostic(claim.origin, f"{claim.text}: {message}")
 
 
 def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
@@ -103,65 +155,143 @@ def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
                 )
 
 
-def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
-    """A transfer moves one box to one box of as many elements and the same type, from or to its rank."""
-    dtypes = {t.name: t.dtype for t in plan.tensors}
+def commands_do_something(plan: Plan) -> Iterator[Diagnostic]:
+    """A copy has transfers and a launch has works."""
     for stream in plan.streams:
         for command in stream.commands:
-            if isinstance(command, CopyAsync):
-                if not command.transfers:
-                    yield Diagnostic(PLACELESS, f"an empty copy on stream {stream.name} of rank {stream.rank}")
-                for t in command.transfers:
-                    if len(t.dst.boxes) != 1 or len(t.src.boxes) != 1 or t.dst.elements != t.src.elements:
-                        yield Diagnostic(t.origin, f"transfer {t.src} → {t.dst}: not one box to one of equal size")
-                    elif dtypes[t.dst.tensor] != dtypes[t.src.tensor]:
-                        yield Diagnostic(t.origin, f"transfer {t.src} → {t.dst}: the types differ")
-                    elif stream.rank not in (t.dst.rank, t.src.rank):
-                        yield Diagnostic(
-                            t.origin, f"transfer {t.src} → {t.dst} on rank {stream.rank}, which has neither"
-                        )
+            if isinstance(command, CopyAsync) and not command.transfers:
+                yield Diagnostic(PLACELESS, f"an empty copy on stream {stream.name} of rank {stream.rank}")
+            elif isinstance(command, Launch) and not command.works:
+                yield Diagnostic(PLACELESS, f"an empty launch on stream {stream.name} of rank {stream.rank}")
+
+
+def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
+    """A transfer is a legal copy, of one box to one box, either of them contiguous or with one pitch."""
+    tensors = {t.name: t for t in plan.tensors}
+    for stream, transfer in _transfers(plan):
+        dst, src = transfer.dst, transfer.src
+        where = graph_ir.Where(stream.rank, 0, 0, NOTHING, transfer.origin)
+        message = graph_rules.copy_fits(graph_ir.Copy(where, dst, src), tensors)
+        if message is not None:
+            yield Diagnostic(transfer.origin, message)
+        elif len(dst.boxes) != 1 or len(src.boxes) != 1:
+            yield Diagnostic(transfer.origin, f"transfer {src} → {dst}: not one box to one box")
+        elif not all(len(r.axes) <= 2 or pitched(r.boxes[0], tensors[r.tensor].shapes[r.rank]) for r in (dst, src)):
+            yield Diagnostic(transfer.origin, f"transfer {src} → {dst}: more than one pitch")
+
+
+def pitched(box: Box, shape: tuple[int, ...]) -> bool:
+    """At most one dimension of runs outside a contiguous run."""
+    runs, inside = 0, True  # inside: everything further in is taken whole
+    for n, extent in zip(reversed(box.shape), reversed(shape), strict=True):
+        if n > 1 and not inside:
+            runs += 1
+            inside = n == extent
+        elif n != extent:
+            inside = False
+    return runs <= 1
 
 
 def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
-    """A plain launch is one work without flags; works fit their operands; works stay on their rank."""
-    kernels = {k.name for k in plan.kernels}
-    dtypes = {t.name: t.dtype for t in plan.tensors}
+    """A plain launch is one work without flags, a streamed one has GEMMs and reduces; attributes are sizes."""
+    for stream, launch in _launches(plan):
+        if not launch.streamed and (len(launch.works) > 1 or launch.works[0].waits or launch.works[0].signals):
+            yield Diagnostic(launch.origin, "a launch that is not streamed has one work and no flags")
+        if launch.streamed and any(isinstance(w, KernelWork) for w in launch.works):
+            yield Diagnostic(launch.origin, "a streamed launch has GEMMs and reduces, no user kernel")
+        a = launch.attributes
+        if a.smem < 0 or (a.residency is not None and a.residency < 1) or (a.sms is not None and a.sms < 1):
+            yield Diagnostic(
+                launch.origin,
+                f"launch on stream {stream.name} of rank {stream.rank}: no sizes are smem = {a.smem}, "
+                f"residency = {a.residency}, sms = {a.sms}",
+            )
+
+
+def works_fit(plan: Plan) -> Iterator[Diagnostic]:
+    """A work is a legal GEMM, reduce or user kernel of its rank: only a reduce reads the memory of peers."""
+    tensors = {t.name: t for t in plan.tensors}
+    for stream, launch in _launches(plan):
+        for work in launch.works:
+            message = _unfit(work, graph_ir.Where(stream.rank, 0, 0, NOTHING, work.origin), tensors)
+            if message is not None:
+                yield Diagnostic(work.origin, message)
+
+
+def _unfit(work: Work, where: graph_ir.Where, tensors: Mapping[str, graph_ir.Tensor]) -> str | None:
+    match work:
+        case GemmWork():
+            op = graph_ir.Gemm(
+                where, work.out, work.left, work.right, work.left_transposed, work.right_transposed, work.accumulate
+            )
+            return graph_rules.gemm_fits(op, tensors)
+        case ReduceWork():
+            return graph_rules.reduce_fits(graph_ir.Reduce(where, work.out, work.terms), tensors)
+        case KernelWork():
+            if not (1 <= len(work.grid) <= 3 and 1 <= len(work.block) <= 3):
+                return f"kernel '{work.kernel}' has no grid or block of one to three sizes"
+            if any((a.mode == "int") != isinstance(a.value, int) for a in work.arguments):
+                return f"kernel '{work.kernel}' has an argument that is a number and a region"
+            launch = graph_ir.Launch(where, work.kernel, work.arguments, work.grid, work.block, 0)
+            return graph_rules.launch_fits(launch, tensors)
+
+
+def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
+    """A launch names the catalogue's kernel for its first work, or a declared one; GEMM tiles are the kernel's."""
+    declared = Counter(k.name for k in plan.kernels)
+    gemms = {k.name: k for k in GEMMS}
+    for kernel in plan.kernels:
+        if declared[kernel.name] > 1:
+            yield Diagnostic(kernel.origin, f"kernel '{kernel.name}' is declared {declared[kernel.name]} times")
+    for _, launch in _launches(plan):
+        match launch.works[0]:
+            case KernelWork(kernel=name):
+                known = name == launch.kernel and name in declared
+            case GemmWork():
+                known = launch.kernel in gemms
+            case ReduceWork():
+                known = launch.kernel == REDUCE
+        if not known:
+            yield Diagnostic(launch.origin, f"there is no kernel '{launch.kernel}' for the first work of the launch")
+            continue
+        kernels = (gemms[launch.kernel],) if launch.kernel in gemms else GEMMS
+        for work in launch.works:
+            if isinstance(work, GemmWork) and work.tiles not in [tiles(work.out, k) for k in kernels]:
+                rows, columns = tiles(work.out, kernels[0])
+                yield Diagnostic(
+                    work.origin,
+                    f"gemm {work.out} has {work.tiles[0]} × {work.tiles[1]} tiles; "
+                    f"{kernels[0].name} makes {rows} × {columns}",
+                )
+
+
+def tiles(out: Region, kernel: GemmKernel) -> tuple[int, int]:
+    """The grid of output tiles that a kernel makes of a matrix: no tile goes over the end of a segment."""
+    height, width, _ = kernel.tile
+    if len(out.boxes) == 1:
+        return -(-out.shape[0] // height), -(-out.shape[1] // width)
+    rows, columns = (a.segments for a in out.axes if not a.dropped)
+    return sum(-(-s.size // height) for s in rows), sum(-(-s.size // width) for s in columns)
+
+
+def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
+    """An op of the schedule is one work, one call, or transfers of one copy; `after` orders ops of the plan."""
+    places: dict[int, object] = {}
     for stream in plan.streams:
         for command in stream.commands:
-            if not isinstance(command, Launch):
-                continue
-            if not command.works:
-                yield Diagnostic(PLACELESS, f"an empty launch on stream {stream.name} of rank {stream.rank}")
-            if not command.streamed and (len(command.works) > 1 or any(w.waits or w.signals for w in command.works)):
-                yield Diagnostic(command.origin, "a launch that is not streamed has one work and no flags")
-            for work in command.works:
-                if any(r.rank != stream.rank for r in work.writes):
-                    yield Diagnostic(work.origin, f"a work on rank {stream.rank} writes another rank's memory")
-                if isinstance(work, GemmWork):
-                    if not _multiplies(work, dtypes):
-                        yield Diagnostic(work.origin, f"gemm {work.left} · {work.right} does not give {work.out}")
-                    if any(r.rank != stream.rank for r in work.reads):
-                        yield Diagnostic(work.origin, f"a gemm on rank {stream.rank} reads another rank's memory")
-                elif isinstance(work, ReduceWork):
-                    if not work.terms or any(t.shape != work.out.shape for t in work.terms):
-                        yield Diagnostic(work.origin, f"reduce {work.out}: a term has another shape, or there is none")
-                elif work.kernel not in kernels:
-                    yield Diagnostic(work.origin, f"kernel '{work.kernel}' is not declared in the plan")
-                elif not (1 <= len(work.grid) <= 3 and 1 <= len(work.block) <= 3 and min(*work.grid, *work.block) > 0):
-                    yield Diagnostic(work.origin, f"kernel '{work.kernel}' has no grid or block of one to three sizes")
-
-
-def _multiplies(work: GemmWork, dtypes: Mapping[str, str]) -> bool:
-    if any(len(r.shape) != 2 for r in (work.left, work.right, work.out)):
-        return False
-    m, k = work.left.shape[::-1] if work.left_transposed else work.left.shape
-    k2, n = work.right.shape[::-1] if work.right_transposed else work.right.shape
-    left, right, out = (dtypes[r.tensor] for r in (work.left, work.right, work.out))
-    return k == k2 and work.out.shape == (m, n) and left == right and out in (left, "fp32")
+            for op, origin, place in _ops(command):
+                if op < 0:
+                    yield Diagnostic(origin, f"there is no op {op}")
+                elif places.setdefault(op, place) is not place:
+                    yield Diagnostic(origin, f"op {op} stands in two places")
+    for order in plan.orders:
+        for op in (order.before, order.after):
+            if op not in places:
+                yield Diagnostic(order.origin, f"'after' speaks of op {op}, which is not in the plan")
 
 
 def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
-    """An event is recorded once, a flag raised once, and nothing waits for one that nobody gives."""
+    """Every event of the plan is recorded once, every flag raised once, and nothing waits for any other."""
     records: Counter[int] = Counter()
     raised: Counter[int] = Counter()
     for stream in plan.streams:
@@ -171,13 +301,17 @@ def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
             elif isinstance(command, SignalFlag):
                 raised[command.flag] += 1
             elif isinstance(command, Launch):
-                raised.update(f for work in command.works for f in work.signals)
+                for work in command.works:
+                    if work.signals:
+                        raised.update(work.signals)
     for what, counts, size in (("event", records, plan.events), ("flag", raised, len(plan.flag_homes))):
         for i, n in counts.items():
             if n > 1:
                 yield Diagnostic(PLACELESS, f"{what} {i} is given {n} times")
             if not 0 <= i < size:
                 yield Diagnostic(PLACELESS, f"{what} {i} is not in the plan's table of {size}")
+        if len(counts) < size:
+            yield Diagnostic(PLACELESS, f"the plan's table has {size} {what}s, of which {len(counts)} are given")
     for stream in plan.streams:
         for command in stream.commands:
             missing: list[tuple[str, int, Span]] = []
@@ -186,43 +320,105 @@ def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
             elif isinstance(command, WaitFlag) and command.flag not in raised:
                 missing.append(("flag", command.flag, command.origin))
             elif isinstance(command, Launch):
-                missing.extend(("flag", f, w.origin) for w in command.works for f in w.waits if f not in raised)
+                missing.extend(
+                    ("flag", f, w.origin) for w in command.works if w.waits for f in w.waits if f not in raised
+                )
             for what, i, origin in missing:
                 yield Diagnostic(
                     origin, f"rank {stream.rank} stream {stream.name} waits for {what} {i}, which nothing gives"
                 )
 
 
+def flags_are_awaited_at_home(plan: Plan) -> Iterator[Diagnostic]:
+    """A flag lives on the rank that waits for it."""
+    homes = plan.flag_homes
+    for flag, home in enumerate(homes):
+        if not 0 <= home < plan.ranks:
+            yield Diagnostic(PLACELESS, f"flag {flag} lives on rank {home}; the plan has {plan.ranks} ranks")
+    for stream in plan.streams:
+        for command in stream.commands:
+            waits: tuple[tuple[int, Span], ...] = ()
+            if isinstance(command, WaitFlag):
+                waits = ((command.flag, command.origin),)
+            elif isinstance(command, Launch) and command.streamed:
+                waits = tuple((f, work.origin) for work in command.works for f in work.waits)
+            for flag, origin in waits:
+                if homes[flag] != stream.rank:
+                    yield Diagnostic(
+                        origin, f"rank {stream.rank} waits for flag {flag}, which lives on rank {homes[flag]}"
+                    )
+
+
 def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
-    """Every rank calls a collective once, with the same kind, on regions that fit it."""
+    """Every rank calls a collective once, with the same kind, on as much of its own memory, of one type."""
     tensors = {t.name: t for t in plan.tensors}
     groups: dict[int, list[tuple[int, CollectiveCall]]] = {}
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, CollectiveCall):
                 groups.setdefault(command.group, []).append((stream.rank, command))
-                where = graph_ir.Where(stream.rank, 0, 0, graph_ir.Resources(), command.origin)
+                where = graph_ir.Where(stream.rank, 0, 0, NOTHING, command.origin)
                 op = graph_ir.Collective(where, command.kind, command.group, command.dst, command.src)
-                message = broken(op, tensors)
+                message = graph_rules.collective_fits(op, tensors)
                 if message is not None:
                     yield Diagnostic(command.origin, message)
+                elif not stream.rank == command.dst.rank == command.src.rank:
+                    yield Diagnostic(
+                        command.origin, f"{command.kind} of rank {stream.rank} works on another rank's memory"
+                    )
     for calls in groups.values():
-        ranks = sorted(rank for rank, _ in calls)
+        ranks, kind, origin = sorted(rank for rank, _ in calls), calls[0][1].kind, calls[0][1].origin
         if ranks != list(range(plan.ranks)) or len({c.kind for _, c in calls}) > 1:
-            yield Diagnostic(calls[0][1].origin, f"{calls[0][1].kind} is called by ranks {ranks}; all take part once")
+            yield Diagnostic(origin, f"{kind} is called by ranks {ranks}; all take part once")
+        elif len({(c.src.shape, tensors[c.src.tensor].dtype) for _, c in calls}) > 1:
+            yield Diagnostic(origin, f"{kind}: the sources of the ranks differ in shape or type")
 
 
-RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (
+RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: a later one may rely on the earlier
     version_is_known,
     streams_belong_to_ranks,
     tensors_have_sizes,
-    names_exist,
+    commands_do_something,
+    regions_lie_inside,
+    writes_are_single,
+    claims_fit,
     engines_fit,
     transfers_are_flat,
     launches_are_whole,
+    works_fit,
+    kernels_exist,
+    ops_stand_once,
     signals_are_single,
+    flags_are_awaited_at_home,
     collectives_are_complete,
 )
+
+
+def _transfers(plan: Plan) -> Iterator[tuple[Stream, Transfer]]:
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, CopyAsync):
+                for transfer in command.transfers:
+                    yield stream, transfer
+
+
+def _launches(plan: Plan) -> Iterator[tuple[Stream, Launch]]:
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, Launch):
+                yield stream, command
+
+
+def _ops(command: Command) -> Iterator[tuple[int, Span, object]]:
+    """A command's ops, each with what carries it out."""
+    if isinstance(command, CopyAsync):
+        for transfer in command.transfers:
+            yield transfer.op, transfer.origin, command
+    elif isinstance(command, Launch):
+        for work in command.works:
+            yield work.op, work.origin, work
+    elif isinstance(command, CollectiveCall):
+        yield command.op, command.origin, command
 
 
 def accesses(plan: Plan) -> Iterator[tuple[bool, Region, Span]]:

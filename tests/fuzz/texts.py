@@ -197,12 +197,7 @@ class Program:
             ("chunks", "ranks", "2", "3", "counts"), ("peers", "all", "reversed(peers)", "0..ranks"), ("=", "+="),
         )  # fmt: skip
         start = text.index("\nstage")
-        tokens = _TOKEN.findall(text[start:])
-        for _ in range(self.rng.choice((1, 1, 2, 3))):
-            places = [(i, kind) for i, token in enumerate(tokens) for kind in kinds if token in kind]
-            i, kind = self.rng.choice(places)
-            tokens[i] = self.rng.choice(kind)
-        return text[:start] + "".join(tokens)
+        return text[:start] + turned(text[start:], kinds, self.rng)
 
 
 # ---------------------------------------------------------------- texts that were right, damaged
@@ -231,6 +226,51 @@ def bent(text: str, rng: random.Random, times: int) -> str:
         else:
             tokens[i] += rng.choice(_GLYPHS)
     return "".join(tokens)
+
+
+def turned(text: str, kinds: Sequence[Sequence[str]], rng: random.Random) -> str:
+    """`text` with one to three words replaced by another of their kind."""
+    tokens = _TOKEN.findall(text)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        places = [(i, kind) for i, token in enumerate(tokens) for kind in kinds if token in kind]
+        i, kind = rng.choice(places)
+        tokens[i] = rng.choice(kind)
+    return "".join(tokens)
+
+
+_KINDS = (
+    ("rank", "p", "q", "(rank + 1) % ranks", "(p + 1) % ranks"), ("c", "0", "1", "2", "s", "(c + 1) % chunks"),
+    ("ranks", "chunks", "2"), ("peers", "all", "reversed(peers)", "[(rank + 1) % ranks]"), ("rows", "cols"),
+    ("A", "B", "C", "G", "P", "S", "R"), ("B", "B.T"), ("for", "step"), ("=", "+="), ("+", "-"), ("streamed", ""),
+    ("dma", "compute"),
+)  # fmt: skip
+
+
+def shipped_and_turned(rng: random.Random) -> str:
+    """A shipped schedule with a few words of its stages turned, a statement dropped or doubled, or two stages
+    swapped."""
+    text = _text(rng.choice(cases.SCHEDULES))
+    head, *stages = re.split(r"(?m)^(?=step |stage )", text)
+    kind = rng.random()
+    if kind < 0.8:
+        stages = [turned("".join(stages), _KINDS, rng)]
+    elif kind < 0.9 and len(stages) > 1:
+        i, j = rng.sample(range(len(stages)), 2)
+        stages[i], stages[j] = stages[j], stages[i]
+    else:
+        lines = "".join(stages).splitlines(keepends=True)
+        i = rng.choice([i for i, line in enumerate(lines) if re.match(r"\s*(copy|gemm|reduce|all_)", line)])
+        lines[i] *= rng.choice((0, 2))
+        stages = lines
+    return head + "".join(stages)
+
+
+def small_sizes(text: str, ranks: int, rng: random.Random) -> dict[str, object]:
+    """Sizes for a shipped schedule that a run takes milliseconds for; most divide well, some do not."""
+    declared = re.findall(r"(?m)^param (\w+)", text)
+    size = rng.choice((24, 12 * ranks, 30 * ranks))
+    chosen = {name: size if rng.random() < 0.8 else rng.choice((24, 36, 48)) for name in "MNK"}
+    return {k: v for k, v in {**chosen, "chunks": rng.choice((1, 2, 3, 5))}.items() if k in declared}
 
 
 def shipped(rng: random.Random) -> str:

@@ -64,5 +64,6 @@ def _part(array: Array, region: Region, box: Box) -> Array:
 
 
 def malformed(place: Place, message: str) -> PlanError:
-    """The plan asks for something that has no meaning. `check` finds this too; a driver must not go on."""
+    """The plan asks for something that has no meaning. `check` refuses such plans (`plan/rules.py`); a driver that
+    is given one unchecked must not go on."""
     return PlanError((Diagnostic(place, message),))
