@@ -70,6 +70,12 @@ GEMMS: tuple[GemmKernel, ...] = (
 
 REDUCE: Literal["naive_reduce"] = "naive_reduce"
 
+# Rows and columns of an output tile of every kernel that a plan may name for a GEMM.
+TILES: dict[str, tuple[int, int]] = {
+    **{k.name: k.tile[:2] for k in GEMMS},
+    **{v.name: v.tile for v in sm90.VARIANTS},
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -116,11 +122,6 @@ def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
             return found
         reasons.append(found)
     return reasons[0] if reasons else f"no kernel multiplies {request.dtype} on {request.arch}"
-
-
-def gemm_names() -> frozenset[str]:
-    """Every kernel that a plan may name for a GEMM."""
-    return frozenset((*(k.name for k in GEMMS), *(v.name for v in sm90.VARIANTS)))
 
 
 def _window(request: GemmRequest, limits: Limits) -> tuple[int, int] | str:

@@ -30,7 +30,7 @@ from .ir import (
     WaitFlag,
     Work,
 )
-from .rules import pitched
+from .rules import pitched, tiles
 
 
 @dataclass(slots=True)
@@ -194,11 +194,10 @@ class _Emitter:
         origin: Span = op.where.origin
         match op:
             case graph_ir.Gemm():
-                tile = self.draft.choices[v].tile
-                tiles = (_tiles(op.out, 0, tile[0]), _tiles(op.out, 1, tile[1]))
+                grid = tiles(op.out, self.draft.choices[v].tile)
                 return GemmWork(
                     op.out, op.left, op.right, op.left_transposed, op.right_transposed, op.accumulate,
-                    tiles, waits, signals, v, origin,
+                    grid, waits, signals, v, origin,
                 )  # fmt: skip
             case graph_ir.Reduce():
                 return ReduceWork(op.out, op.terms, waits, signals, v, origin)
@@ -221,10 +220,6 @@ class _Emitter:
 
     def _shape(self, region: Region) -> tuple[int, ...]:
         return self.tensors[region.tensor].shapes[region.rank]
-
-
-def _tiles(region: Region, axis: int, tile: int) -> int:
-    return sum(-(-s.size // tile) for s in region.axes[region.kept[axis]].segments)
 
 
 def _region(like: Region, box: Box) -> Region:

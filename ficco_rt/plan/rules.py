@@ -16,7 +16,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
-from ..kernels.catalogue import GEMMS, REDUCE, GemmKernel
+from ..kernels.catalogue import GEMMS, REDUCE, TILES
 from ..region import Box, Region
 from .claims import misfit, operands
 from .ir import (
@@ -237,41 +237,40 @@ def _unfit(work: Work, where: graph_ir.Where, tensors: Mapping[str, graph_ir.Ten
 
 
 def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
-    """A launch names the catalogue's kernel for its first work, or a declared one; GEMM tiles are the kernel's."""
+    """A launch names a kernel that does its works: a declared one, or the catalogue's; GEMM tiles are the kernel's."""
     declared = Counter(k.name for k in plan.kernels)
-    gemms = {k.name: k for k in GEMMS}
     for kernel in plan.kernels:
         if declared[kernel.name] > 1:
             yield Diagnostic(kernel.origin, f"kernel '{kernel.name}' is declared {declared[kernel.name]} times")
     for _, launch in _launches(plan):
-        match launch.works[0]:
-            case KernelWork(kernel=name):
-                known = name == launch.kernel and name in declared
-            case GemmWork():
-                known = launch.kernel in gemms
-            case ReduceWork():
-                known = launch.kernel == REDUCE
+        user = [w for w in launch.works if isinstance(w, KernelWork)]
+        gemms = [w for w in launch.works if isinstance(w, GemmWork)]
+        if user:
+            known = launch.kernel in declared and all(w.kernel == launch.kernel for w in user)
+        elif gemms:  # only the plain kernel's launch may hold sums as well
+            alone = len(gemms) == len(launch.works)
+            known = launch.kernel in TILES and (alone or launch.kernel in {k.name for k in GEMMS})
+        else:
+            known = launch.kernel == REDUCE
         if not known:
-            yield Diagnostic(launch.origin, f"there is no kernel '{launch.kernel}' for the first work of the launch")
+            yield Diagnostic(launch.origin, f"there is no kernel '{launch.kernel}' for the works of the launch")
             continue
-        kernels = (gemms[launch.kernel],) if launch.kernel in gemms else GEMMS
-        for work in launch.works:
-            if isinstance(work, GemmWork) and work.tiles not in [tiles(work.out, k) for k in kernels]:
-                rows, columns = tiles(work.out, kernels[0])
+        for work in gemms:
+            rows, columns = tiles(work.out, TILES[launch.kernel])
+            if work.tiles != (rows, columns):
                 yield Diagnostic(
                     work.origin,
                     f"gemm {work.out} has {work.tiles[0]} × {work.tiles[1]} tiles; "
-                    f"{kernels[0].name} makes {rows} × {columns}",
+                    f"{launch.kernel} makes {rows} × {columns}",
                 )
 
 
-def tiles(out: Region, kernel: GemmKernel) -> tuple[int, int]:
+def tiles(out: Region, tile: tuple[int, int]) -> tuple[int, int]:
     """The grid of output tiles that a kernel makes of a matrix: no tile goes over the end of a segment."""
-    height, width, _ = kernel.tile
     if len(out.boxes) == 1:
-        return -(-out.shape[0] // height), -(-out.shape[1] // width)
-    rows, columns = (a.segments for a in out.axes if not a.dropped)
-    return sum(-(-s.size // height) for s in rows), sum(-(-s.size // width) for s in columns)
+        return -(-out.shape[0] // tile[0]), -(-out.shape[1] // tile[1])
+    rows, columns = (out.axes[d].segments for d in out.kept)
+    return sum(-(-s.size // tile[0]) for s in rows), sum(-(-s.size // tile[1]) for s in columns)
 
 
 def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:

@@ -292,18 +292,18 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     # kernels
     "no such gemm": (
         f"{GEMMS}.kernel", "no_such_kernel",
-        "ruled.ficco:17:47: there is no kernel 'no_such_kernel' for the first work of the launch",
+        "ruled.ficco:17:47: there is no kernel 'no_such_kernel' for the works of the launch",
     ),
     "gemm's kernel reduces": (
         f"{REDUCE}.kernel", "naive_gemm",
-        "ruled.ficco:18:26: there is no kernel 'naive_gemm' for the first work of the launch",
+        "ruled.ficco:18:26: there is no kernel 'naive_gemm' for the works of the launch",
     ),
     "undeclared kernel": (
-        "kernels", (), "ruled.ficco:19:28: there is no kernel 'twist' for the first work of the launch",
+        "kernels", (), "ruled.ficco:19:28: there is no kernel 'twist' for the works of the launch",
     ),
     "kernel of another work": (
         f"{TWIST}.works.0.kernel", "turn",
-        "ruled.ficco:19:28: there is no kernel 'twist' for the first work of the launch",
+        "ruled.ficco:19:28: there is no kernel 'twist' for the works of the launch",
     ),
     "kernel twice": ("kernels", (KERNEL, KERNEL), "ruled.ficco:15:3: kernel 'twist' is declared 2 times"),
     "tiles": (

@@ -30,9 +30,8 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, sms: int) -> t
             tensor = resolve(region)
             sides.append(sm90.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype]))
         left, right, out = sides
-        assert left is not None
-        assert right is not None
-        assert out is not None
+        if left is None or right is None or out is None:
+            return None
         waits, signals = tuple(map(address, work.waits)), tuple(map(address, work.signals))
         works.append(sm90.Work.of(left, right, out, work.accumulate, waits, signals))
     first = command.works[0]
