@@ -12,19 +12,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Executor", "compile"]
+__all__ = ["Executor", "compile", "errors", "load_plan", "plan_hash", "save_plan", "simulate"]
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from . import errors
     from .exec.executor import Executor
     from .machine.model import Machine
     from .plan.ir import Plan
+    from .trace import Trace
 
 
-def compile(schedule: str, ranks: int, machine: str | Machine | None = None, **params: object) -> Plan:
+def compile(schedule: str | Path, ranks: int, machine: str | Machine | None = None, **params: object) -> Plan:
     """The proven, checked plan of a schedule (a path, or a library name) for `ranks` GPUs.
 
-    `params` replace the schedule's own, e.g. M=16384 or T="fp32". `machine` is a stored profile's name or a
-    Machine; the default is an 8-GPU switch. Raises the errors of `ficco_rt.errors`.
+    `params` replace the schedule's own, e.g. M=16384 or T="fp32"; numbers may be numpy's. `machine` is a stored
+    profile's name or a Machine; the default is an 8-GPU switch.
+
+    Raises ScheduleError (the text, with its lines), UsageError (unknown names, values that do not fit).
+
+    Example: `compile("ag_gemm/hetero_fused_1d", ranks=4, M=256, N=128, K=64)`.
     """
     from .compiler import compile_schedule
     from .machine.profiles import DEFAULT
@@ -32,9 +40,74 @@ def compile(schedule: str, ranks: int, machine: str | Machine | None = None, **p
     return compile_schedule(schedule, ranks, params, DEFAULT if machine is None else machine)
 
 
+def load_plan(path: str | Path) -> Plan:
+    """The plan of a file that `save_plan` or `ficco compile` wrote, checked again for races and deadlocks.
+
+    It equals the plan that was stored: ranks, params and all shapes are bound in it.
+
+    Raises UsageError (no such file, not text), PlanError (no plan, of another version, changed by hand, or wrong).
+
+    Example: `Executor(load_plan("plan.json"))`.
+    """
+    from .compiler import load_plan
+
+    return load_plan(path)
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Store a plan as JSON with its content hash: the whole file or nothing, whatever interrupts.
+
+    Raises UsageError (the file cannot be written, no plan is given).
+
+    Example: `save_plan(compile("ag_gemm/serial", ranks=8), "plan.json")`.
+    """
+    from .compiler import save_plan
+
+    save_plan(plan, path)
+
+
+def plan_hash(plan: Plan) -> str:
+    """The SHA-256, 64 hexadecimal digits, of all that a plan does: equal for plans that do the same.
+
+    Names of files and places in them do not count. Raises UsageError (no plan is given).
+
+    Example: `plan_hash(load_plan("plan.json")) == plan_hash(plan)`.
+    """
+    from .compiler import a_plan
+    from .plan.codec import content_hash
+
+    return content_hash(a_plan(plan))
+
+
+def simulate(plan: Plan, machine: str | Machine | None = None) -> Trace:
+    """When everything of a run would happen on a machine: times modelled in microseconds, no data moved.
+
+    `machine` is a stored profile's name or a Machine; the default is the one that the plan names. The trace has
+    a span (rank, stream, start, stop, bytes, operations) for each thing that a stream does, and `duration`.
+
+    Raises UsageError (no such machine, no plan is given).
+
+    Example: `simulate(plan, "mi300x-mesh").duration`.
+    """
+    from .compiler import a_plan
+    from .machine.profiles import chosen
+    from .sim.simulate import simulate
+
+    a_plan(plan)
+    return simulate(plan, chosen(plan.machine if machine is None else machine, plan.ranks))
+
+
 def __getattr__(name: str) -> Any:
     if name == "Executor":  # imported late: it brings numpy
         from .exec.executor import Executor
 
         return Executor
+    if name == "errors":
+        from importlib import import_module
+
+        return import_module(".errors", __name__)
     raise AttributeError(f"module 'ficco_rt' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,13 +11,14 @@ import ficco_dsl
 from ficco_dsl.diagnostics import Diagnostic
 from ficco_dsl.nodes import Schedule
 
-from . import library
-from .errors import UsageError
+from . import files, library
+from .arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
 from .graph.build import build as build_graph
 from .graph.prove import prove
 from .machine.model import Machine
-from .machine.profiles import DEFAULT, profile
+from .machine.profiles import DEFAULT, chosen
+from .plan import codec
 from .plan import ir as plan_ir
 from .plan import lint as plan_lint
 from .plan.check import check
@@ -27,17 +28,15 @@ from .plan.lower import lower
 def load(name_or_path: str | Path) -> Schedule:
     """Read and parse a schedule: a path, or a name in the library such as `ag_gemm/serial`."""
     path = library.find(str(name_or_path))
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    return ficco_dsl.parse_bytes(data, library.shown(path))
+    return ficco_dsl.parse_bytes(files.read_bytes(path), library.shown(path))
 
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
-    """The graph of a schedule; see `ficco_rt.graph.build`."""
+    """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`."""
+    number = whole(ranks, "ranks")
+    given = {name: plain(value) for name, value in (params or {}).items()}
     with no_collection():
-        return build_graph(schedule, ranks, params)
+        return build_graph(schedule, number, given)
 
 
 def plan_of(graph: graph_ir.Graph, machine: Machine) -> plan_ir.Plan:
@@ -78,5 +77,28 @@ def compile_schedule(
     Raises ScheduleError (the text), PlanError (the plan) or UsageError (unknown names).
     """
     schedule = load(name_or_path)
-    target = profile(machine, ranks) if isinstance(machine, str) else machine
+    target = chosen(machine, whole(ranks, "ranks"))
     return plan_of(build(schedule, ranks, params), target)
+
+
+def load_plan(path: str | Path) -> plan_ir.Plan:
+    """A stored plan, read and checked. Raises UsageError (the file), PlanError (what is in it)."""
+    return plan_from(files.read_bytes(path), str(path))
+
+
+def plan_from(data: bytes, name: str) -> plan_ir.Plan:
+    """The checked plan of a file's content; `name` is what messages call it."""
+    plan = codec.from_json(files.decoded(data, name), name)
+    check(plan)
+    return plan
+
+
+def save_plan(plan: plan_ir.Plan, path: str | Path) -> None:
+    """Store a plan: the whole file or nothing. Raises UsageError."""
+    files.check_target(path)
+    files.write_atomic(path, codec.to_json(a_plan(plan)))
+
+
+def a_plan(value: object) -> plan_ir.Plan:
+    """The value, if it is a plan."""
+    return of_kind(value, plan_ir.Plan, "a plan is needed, as compile() or load_plan() gives it")

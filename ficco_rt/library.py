@@ -31,14 +31,18 @@ def entries() -> tuple[Entry, ...]:
     """All shipped schedules, by name."""
     base = root()
     return tuple(
-        Entry(str(path.relative_to(base).with_suffix("").as_posix()), path, title(path))
+        Entry(
+            str(path.relative_to(base).with_suffix("").as_posix()),
+            path,
+            title(path.read_text(encoding="utf-8", errors="replace")),
+        )
         for path in sorted(base.rglob(f"*{SUFFIX}"))
     )
 
 
-def title(path: Path) -> str:
+def title(text: str) -> str:
     """What a schedule says of itself: its first comment line."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         if line.startswith("#"):
             return line.lstrip("# ").rstrip()
         if line.strip():
@@ -63,12 +67,20 @@ def located(name: str) -> Path:
 
 
 def find(name: str) -> Path:
-    """The file of a schedule: a path as given, or a library name with or without the suffix."""
+    """The file of a schedule: a path as given (pipes and devices, too), or a library name with or without the suffix.
+
+    Raises UsageError that says what is near.
+    """
     path = Path(name)
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise UsageError(f"{name} is a folder; name a {SUFFIX} file in it")
+    try:
+        if path.is_dir():
+            raise UsageError(f"{name} is a folder; name a {SUFFIX} file in it")
+        if path.exists():
+            return path
+    except OSError as error:  # a name too long, a folder that may not be entered
+        raise UsageError(f"{name[:200]}: cannot be read: {error.strerror}") from error
+    except ValueError:  # a zero byte: no file has such a name
+        pass
     known = {e.name: e.path for e in entries()}
     wanted = name.removesuffix(SUFFIX).removeprefix("schedules/")
     if wanted in known:

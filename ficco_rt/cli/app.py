@@ -50,13 +50,14 @@ def _version(context: click.Context, _: click.Parameter, value: bool) -> None:
 _version_option = click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version and exit."
 )
-_gpus = click.option(
-    "--gpus",
-    "-n",
-    type=_number(1, 1024),
-    metavar="N",
-    help="Ranks, one a GPU.  [default: all GPUs, 8 without any, or the plan's own]",
-)
+
+
+def _gpus(default: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--gpus", "-n", type=_number(1, 1024), metavar="N", help=f"Ranks, one a GPU.  [default: {default}]"
+    )
+
+
 _set = click.option(
     "--set",
     "settings",
@@ -71,7 +72,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 _run_options = _options(
     click.argument("target", metavar="SCHEDULE|plan.json"),
-    _gpus,
+    _gpus("all GPUs, 8 without any, or the plan's own"),
     _set,
     click.option(
         "--backend",
@@ -101,7 +102,7 @@ _run_options = _options(
     _machine,
     click.option(
         "--order",
-        default="fifo",
+        default=None,
         metavar="ORDER",
         help="What the host backend takes first: fifo, random:SEED, adversarial or lazy:STREAM.  [default: fifo]",
     ),
@@ -148,7 +149,8 @@ def _run(**options: Any) -> int:
 def run(**options: Any) -> int:
     """Compile a schedule, run it, and say how right and how fast it is.
 
-    SCHEDULE is a .ficco file or a name in the library (see `ficco list`), such as ag_gemm/hetero_fused_1d.
+    SCHEDULE is a .ficco file, a name in the library (see `ficco list`) such as ag_gemm/hetero_fused_1d, or `-`
+    for standard input, which may hold a plan, too.
     """
     return _run(**options)
 
@@ -168,12 +170,18 @@ def run_verb(**options: Any) -> int:
 
 @ficco.command("check", short_help="Prove schedules and check their plans.", no_args_is_help=True)
 @click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...")
-@click.option("--gpus", "-n", default=None, metavar="N,N,...", help="Numbers of ranks to check at.  [default: 8]")
+@click.option(
+    "--gpus",
+    "-n",
+    default=None,
+    metavar="N,N,...",
+    help="Numbers of ranks to check at.  [default: 8, or the plan's own]",
+)
 @_set
 @_machine
 @_json
 def check(**options: Any) -> int:
-    """Prove schedules and check their plans, without running them."""
+    """Prove schedules and check their plans, without running them; `-` is standard input."""
     from .check import check
 
     return check(**options)
@@ -191,12 +199,12 @@ def fmt(**options: Any) -> int:
 
 @ficco.command("compile", short_help="Write a schedule's plan as JSON.", no_args_is_help=True)
 @click.argument("target", metavar="SCHEDULE")
-@_gpus
+@_gpus("8")
 @_set
 @_machine
 @click.option("--output", "-o", metavar="plan.json", help="The file to write.  [default: standard output]")
 def compile_verb(**options: Any) -> int:
-    """Write the proven, checked plan of a schedule as JSON."""
+    """Write the proven, checked plan of a schedule as JSON; `-` is standard input."""
     from .compile import compile_plan
 
     return compile_plan(**options)
@@ -213,12 +221,15 @@ def list_verb(**options: Any) -> int:
 
 @ficco.command("explain", short_help="Tell in plain words what a schedule does.", no_args_is_help=True)
 @click.argument("target", metavar="SCHEDULE")
-@_gpus
+@_gpus("8")
 @_set
 @_machine
 @_json
 def explain(**options: Any) -> int:
-    """Tell in plain words what a schedule does: stages, bytes a link, operations, memory, what waits for what."""
+    """Tell in plain words what a schedule does: stages, bytes a link, operations, memory, what waits for what.
+
+    `-` is standard input.
+    """
     from .explain import explain
 
     return explain(**options)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..errors import exit_code
 from ..plan.ir import Plan, WaitEvent, WaitFlag
-from .common import Job, Request, compile_job, count, gpu_list, is_plan, join_words, unproven_outputs
+from .common import STDIN, Job, Request, compile_job, count, gpu_list, join_words, parse, read, unproven_outputs
 from .console import Progress
-from .report import as_ours, diagnostic_record, error_record, error_text, print_json, warn
+from .report import as_ours, diagnostic_record, error_record, error_text, print_json, say, warn
 
 
 def check(
@@ -20,30 +21,53 @@ def check(
     numbers = gpu_list(gpus) if gpus else (None,)
     progress = Progress()
     results: list[dict[str, object]] = []
-    told: set[Diagnostic] = set()
+    told: set[object] = set()
     worst = 0
+
+    def wrong(target: str, ranks: int | None, caught: Exception) -> None:
+        nonlocal worst
+        error = as_ours(caught)
+        worst = max(worst, exit_code(error))
+        results.append({"target": target, "ranks": ranks, "ok": False, "error": error_record(error)})
+        if not as_json:
+            at = f": {count(ranks, 'rank')}" if ranks else ""
+            sys.stdout.write(f"{_shown(target)}{at}: WRONG\n")
+            text = error_text(error, "ficco check")
+            if text not in told:  # the same at every number of ranks
+                told.add(text)
+                say(text)
+
     for target in targets:
-        for ranks in (None,) if is_plan(target) and gpus is None else numbers:
+        try:
+            source = read(target)
+            if not source.is_plan:
+                parse(source)
+        except Exception as caught:  # noqa: BLE001  the same at every number of ranks; the next target has its turn
+            wrong(target, numbers[0] if len(numbers) == 1 else None, caught)
+            continue
+        for ranks in (None,) if source.is_plan and gpus is None else numbers:
             try:
-                job = compile_job(Request(target, ranks, settings, machine), progress)
-            except Exception as caught:  # noqa: BLE001  told at once, then the next target has its turn
-                error = as_ours(caught)
-                worst = max(worst, exit_code(error))
-                results.append({"target": target, "ranks": ranks, "ok": False, "error": error_record(error)})
-                if not as_json:
-                    at = f": {count(ranks, 'rank')}" if ranks else ""
-                    sys.stdout.write(f"{target}{at}: WRONG\n")
-                    sys.stdout.flush()
-                    sys.stderr.write(error_text(error, "ficco check") + "\n")
+                job = compile_job(Request(source, ranks, settings, machine), progress)
+            except Exception as caught:  # noqa: BLE001  told at once, then the next one has its turn
+                wrong(target, ranks, caught)
                 continue
             results.append(_record(target, job))
-            warn(tuple(d for d in job.warnings if d not in told))
-            told.update(job.warnings)
+            warn([d for d in job.warnings if _cause(d) not in told], job.texts)
+            told.update(map(_cause, job.warnings))
             if not as_json:
-                sys.stdout.write(f"{target}: {_sentence(job)}\n")
+                sys.stdout.write(f"{_shown(target)}: {_sentence(job)}\n")
     if as_json:
         print_json({"ok": worst == 0, "results": results})
     return worst
+
+
+def _shown(target: str) -> str:
+    return STDIN if target == "-" else target
+
+
+def _cause(warning: Diagnostic) -> object:
+    """A statement and what is slow about it: its numbers, which differ from one number of ranks to the next, aside."""
+    return warning.span, warning.help or re.sub(r"[0-9.]+", "", warning.message)
 
 
 def waits(plan: Plan) -> int:

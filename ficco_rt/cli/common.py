@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import files
 from ..errors import UsageError
-from .console import Progress, Sources
-from .files import read_text
+from .console import Progress, Sources, sourced
 from .settings import parse_settings
 
 if TYPE_CHECKING:
@@ -21,13 +23,25 @@ if TYPE_CHECKING:
 
 MAX_GPUS = 1024
 DEFAULT_GPUS = 8
+STDIN = "<stdin>"  # what messages call it
+PLAN_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a target's name has led to, as read. `texts` are kept for messages where it cannot be read again."""
+
+    name: str  # for messages, plans and traces
+    data: bytes
+    is_plan: bool
+    texts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """What the command line says of the work: a schedule (or a stored plan) and all that binds its sizes."""
 
-    target: str
+    source: Source
     gpus: int | None
     settings: tuple[str, ...]
     machine: str | None
@@ -43,45 +57,58 @@ class Job:
     plan: Plan
     graph: Graph | None
     warnings: tuple[Diagnostic, ...]
+    texts: Mapping[str, str]
 
 
-def is_plan(target: str) -> bool:
-    """Whether the name is that of a stored plan rather than a schedule."""
-    return target.endswith(".json")
+def read(target: str) -> Source:
+    """A schedule or a stored plan: `-` for standard input, a path (a pipe, too), or a library name."""
+    if target == "-":
+        return _source(STDIN, read_stdin(), STDIN)
+    if target.endswith(PLAN_SUFFIX):  # no library name
+        return _source(target, files.read_bytes(target), target)
+    from .. import library
+
+    path = library.find(target)
+    return _source(library.shown(path), files.read_bytes(path), path)
 
 
-def load(target: str) -> Schedule:
-    """The schedule of a path or a library name."""
-    from .. import compiler
+def _source(name: str, data: bytes, path: str | Path) -> Source:
+    # a plan is a JSON object; no schedule begins like one
+    is_plan = name.endswith(PLAN_SUFFIX) or data.lstrip()[:1] == b"{"
+    again = Path(path).is_file()
+    return Source(name, data, is_plan, {} if again else {name: data.decode("utf-8", "replace")})
 
+
+def read_stdin() -> bytes:
+    """All of standard input."""
+    if sys.stdin is None:
+        raise UsageError(f"{STDIN}: standard input is closed")
     try:
-        return compiler.load(target)
-    except OSError as error:  # a name too long, a folder that may not be entered
-        raise UsageError(f"{target[:200]}: cannot be read: {error.strerror}") from error
+        return sys.stdin.buffer.read()
+    except OSError as error:  # a folder
+        raise UsageError(f"{STDIN}: cannot be read: {error.strerror}") from error
 
 
-def load_plan(target: str) -> Plan:
-    """A stored plan, read and checked."""
-    from ..plan import codec
-    from ..plan.check import check
+def parse(source: Source) -> Schedule:
+    """The source's syntax tree."""
+    import ficco_dsl
 
-    plan = codec.from_json(read_text(target), target)
-    check(plan)
-    return plan
+    with sourced(source.texts):
+        return ficco_dsl.parse_bytes(source.data, source.name)
 
 
-def build_graph(request: Request, progress: Progress) -> tuple[Schedule, Graph]:
+def build_graph(request: Request, progress: Progress) -> Graph:
     """Parse and bind: the schedule's graph on `request.gpus` ranks, not yet proven."""
     from ..compiler import build
 
     with progress.step("importing and parsing"):
-        schedule = load(request.target)
+        schedule = parse(request.source)
     try:
         settings = parse_settings(request.settings)
     except UsageError as error:
-        raise UsageError(f"{error}\n{describe_params(schedule)}") from error
+        raise UsageError(f"{error}\n{describe_params(schedule, request.source.texts)}") from error
     with progress.step("binding sizes"):
-        return schedule, build(schedule, request.gpus or DEFAULT_GPUS, settings)
+        return build(schedule, request.gpus or DEFAULT_GPUS, settings)
 
 
 def machine_of(name: str | None, ranks: int) -> Machine:
@@ -94,43 +121,47 @@ def machine_of(name: str | None, ranks: int) -> Machine:
 def compile_job(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Job:
     """Everything from text (or stored plan) to a proven, checked plan. `found` gives the machine of so many ranks
     that is at hand, where the request names none."""
-    if is_plan(request.target):
+    if request.source.is_plan:
         return _stored(request, progress, found)
     from .. import compiler, library
     from ..graph.prove import prove
     from ..plan.check import check
     from ..plan.lower import lower
 
-    schedule, graph = build_graph(request, progress)
-    at_hand = found is not None and request.machine is None
-    machine = found(graph.ranks) if found is not None and at_hand else machine_of(request.machine, graph.ranks)
-    with compiler.no_collection():
+    source = request.source
+    with sourced(source.texts), compiler.no_collection():
+        graph = build_graph(request, progress)
+        at_hand = found is not None and request.machine is None
+        machine = found(graph.ranks) if found is not None and at_hand else machine_of(request.machine, graph.ranks)
         with progress.step("proving"):
             prove(graph)
         with progress.step("lowering"):
             plan = lower(graph, machine)
         with progress.step("checking the plan"):
             check(plan)
-    title = library.title(library.located(schedule.path))
-    return Job(schedule.path, title, machine, plan, graph, compiler.lint(graph, machine))
+    title = library.title(source.data.decode("utf-8", "replace"))
+    return Job(source.name, title, machine, plan, graph, compiler.lint(graph, machine), source.texts)
 
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
-    with progress.step("reading and checking the plan"):
-        plan = load_plan(request.target)
+    from ..compiler import plan_from
+
+    source = request.source
+    with progress.step("reading and checking the plan"), sourced(source.texts):
+        plan = plan_from(source.data, source.name)
     if request.settings:
-        raise UsageError(f"{request.target}: a plan has its sizes bound; --set belongs to a schedule")
+        raise UsageError(f"{source.name}: a plan has its sizes bound; --set belongs to a schedule")
     if request.gpus not in (None, plan.ranks):
-        raise UsageError(f"{request.target}: is a plan for {count(plan.ranks, 'GPU')}, not for {request.gpus}")
+        raise UsageError(f"{source.name}: is a plan for {count(plan.ranks, 'GPU')}, not for {request.gpus}")
     if request.machine not in (None, plan.machine):
-        raise UsageError(f"{request.target}: is a plan for {plan.machine}, not for {request.machine}")
+        raise UsageError(f"{source.name}: is a plan for {plan.machine}, not for {request.machine}")
     machine = machine_of(plan.machine, plan.ranks) if found is None else found(plan.ranks)
-    return Job(request.target, "", machine, plan, None, ())
+    return Job(source.name, "", machine, plan, None, (), {})
 
 
-def describe_params(schedule: Schedule) -> str:
+def describe_params(schedule: Schedule, texts: Mapping[str, str]) -> str:
     """The params and types of a schedule with their defaults, as it writes them."""
-    sources = Sources()
+    sources = Sources(texts)
     entries = [f"{p.name} = {_text(p.value.span, sources)}" for p in schedule.params]
     entries += [f"{t.name} = {t.dtype}" for t in schedule.types]
     if not entries:
@@ -151,10 +182,10 @@ def unproven_outputs(plan: Plan) -> tuple[str, ...]:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 GPU`, `8 GPUs`, `3 copies`."""
+    """`1 GPU`, `8 GPUs`, `3 copies`, `2 launches`."""
     if number == 1:
         return f"1 {noun}"
-    plural = {"copy": "copies", "launch": "launches"}.get(noun, noun + "s")
+    plural = noun[:-1] + "ies" if noun.endswith("py") else noun + ("es" if noun.endswith("ch") else "s")
     return f"{number:,} {plural}".replace(",", "\u202f") if number >= 10_000 else f"{number} {plural}"
 
 

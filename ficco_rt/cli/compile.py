@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from ..errors import UsageError
+from ..files import check_target, write_atomic
 from .check import operations, proof_words
-from .common import Request, compile_job, count, is_plan
+from .common import Request, compile_job, count, read
 from .console import Progress
-from .files import check_target, write_atomic
 from .report import warn
 
 
@@ -16,17 +16,18 @@ def compile_plan(
     target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, output: str | None
 ) -> int:
     """Write the plan as JSON to a file or to standard output."""
-    if is_plan(target):
-        raise UsageError(f"{target}: is a plan already; 'ficco check' checks it, 'ficco-run' runs it")
     if output:
         check_target(output)
     progress = Progress()
-    job = compile_job(Request(target, gpus, settings, machine), progress)
+    source = read(target)
+    if source.is_plan:
+        raise UsageError(f"{source.name}: is a plan already; 'ficco check' checks it, 'ficco-run' runs it")
+    job = compile_job(Request(source, gpus, settings, machine), progress)
     from ..plan.codec import content_hash, to_json
 
     with progress.step("writing the plan"):
         text = to_json(job.plan)
-    warn(job.warnings)
+    warn(job.warnings, job.texts)
     if output is None:
         sys.stdout.write(text)
         return 0

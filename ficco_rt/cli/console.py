@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..library import located
 
@@ -37,6 +37,29 @@ class Style:
             return text
         red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
         return f"\x1b[38;2;{red};{green};{blue}m{text}\x1b[0m"
+
+
+class SourcedError(ScheduleError):
+    """Mistakes in texts that cannot be read again, such as standard input; `texts` are theirs by path.
+
+    `kind` is the class of the error that it stands for.
+    """
+
+    def __init__(self, diagnostics: tuple[Diagnostic, ...], texts: Mapping[str, str], kind: str) -> None:
+        super().__init__(diagnostics)
+        self.texts = texts
+        self.kind = kind
+
+
+@contextmanager
+def sourced(texts: Mapping[str, str]) -> Iterator[None]:
+    """Mistakes that are found in the block take along the texts that they point into."""
+    try:
+        yield
+    except ScheduleError as error:
+        if not texts or isinstance(error, SourcedError):
+            raise
+        raise SourcedError(error.diagnostics, texts, type(error).__name__) from error
 
 
 class Sources:

@@ -13,7 +13,7 @@ from ..machine.model import Machine
 from ..plan import ir as plan_ir
 from ..plan.ir import Plan
 from .check import operations, proof_words, waits
-from .common import Job, Request, compile_job, count, is_plan, join_words, unproven_outputs
+from .common import Job, Request, compile_job, count, join_words, read, unproven_outputs
 from .console import Progress, Style, table
 from .drawing import show_bytes, show_flops, show_time
 from .report import diagnostic_record, print_json, warn
@@ -27,15 +27,17 @@ SHAPES = 3  # different sizes of a stage's operations that are listed
 
 def explain(target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, as_json: bool) -> int:
     """Print the explanation of a schedule."""
-    if is_plan(target):
-        raise UsageError(f"{target}: is a plan; explain works on the schedule, 'ficco-run --emit plan' prints a plan")
-    job = compile_job(Request(target, gpus, settings, machine), Progress())
+    source = read(target)
+    if source.is_plan:
+        name = source.name
+        raise UsageError(f"{name}: is a plan; explain works on the schedule, 'ficco-run --emit plan' prints a plan")
+    job = compile_job(Request(source, gpus, settings, machine), Progress())
     facts = gather(job)
     if as_json:
         print_json(facts)
     else:
         sys.stdout.write(render(facts, Style(sys.stdout)))
-        warn(job.warnings)
+        warn(job.warnings, job.texts)
     return 0
 
 
@@ -343,8 +345,8 @@ def render(facts: Facts, style: Style) -> str:
         f"{count(facts['ranks'], 'rank')} of {facts['machine']}, with "
         + (show_params(facts["params"].items()) or "no params")
     )
-    for text in facts["computes"]:
-        out.append(f"computes {text.removeprefix('computes').strip()}: {facts['proof']}")
+    for text in facts["computes"]:  # a claim without its proof has been an error
+        out.append(f"computes {text.removeprefix('computes').strip()}: proven")
     if facts["unproven"]:
         out.append(style(f"UNPROVEN: nothing says what {join_words(facts['unproven'])} must hold", "yellow"))
     for title, lines in (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from ..errors import ScheduleError
-from .files import read_bytes, write_atomic
-from .report import SourcedError
-
-STDIN = "<stdin>"
+from ..errors import ScheduleError, UsageError
+from ..files import is_special, read_bytes, write_atomic
+from .common import STDIN, read_stdin
+from .console import SourcedError
 
 
 def fmt(files: tuple[str, ...], check_only: bool) -> int:
@@ -19,7 +19,9 @@ def fmt(files: tuple[str, ...], check_only: bool) -> int:
     texts: dict[str, str] = {}
     changed = 0
     for name in files:
-        data = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
+        if name != "-" and not check_only and is_special(Path(name)):
+            raise UsageError(f"{name}: is no file that could be rewritten; 'ficco fmt -' formats standard input")
+        data = read_stdin() if name == "-" else read_bytes(name)
         path = STDIN if name == "-" else name
         try:
             ficco_dsl.parse_bytes(data, path)  # says where bytes are not UTF-8, too
@@ -39,5 +41,5 @@ def fmt(files: tuple[str, ...], check_only: bool) -> int:
             write_atomic(name, formatted)
             sys.stdout.write(f"formatted {path}\n")
     if mistakes:
-        raise SourcedError(tuple(mistakes), texts)
+        raise SourcedError(tuple(mistakes), texts, "ScheduleError")
     return 1 if check_only and changed else 0

@@ -8,14 +8,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TextIO, cast
 
 import click
 
 from .. import env
 
 INTERRUPTED = 130
+NO_OUTPUT = 3  # a device: the disk is full
 BROKEN_PIPE = 141  # what a shell shows for a command that SIGPIPE ended
 
 
@@ -34,6 +36,11 @@ def execute(program: str, arguments: Sequence[str]) -> int:
     from .app import ficco as verbs
     from .app import run
 
+    if sys.stderr is None:  # closed by the shell
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  until the process ends
+    if sys.stdout is None:
+        sys.stderr.write(f"{program}: standard output is closed\n")
+        return NO_OUTPUT
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:
@@ -41,17 +48,67 @@ def execute(program: str, arguments: Sequence[str]) -> int:
     if env.get("FICCO_DEBUG"):
         logging.basicConfig(level=logging.DEBUG, format="%(name)s: %(message)s")
     as_json = "--json" in arguments
+    stdout = sys.stdout
+    sys.stdout = cast(TextIO, _Output(stdout))
     try:
         code = _invoke(run if program == "ficco-run" else verbs, program, list(arguments), as_json)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # the reader has gone; a second flush at exit must not complain either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _forget(stdout)  # the reader has gone
         return BROKEN_PIPE
+    except _OutputError as error:
+        _forget(stdout)
+        with suppress(OSError):
+            sys.stderr.write(f"{program}: {error}\n")
+        return NO_OUTPUT
     except KeyboardInterrupt:
         sys.stderr.write(f"\n{program}: interrupted\n")
         return INTERRUPTED
+    finally:
+        sys.stdout = stdout
+        try:
+            sys.stderr.flush()
+        except OSError:
+            _forget(sys.stderr)
+
+
+class _OutputError(Exception):
+    """Standard output cannot be written: its disk is full, say."""
+
+
+class _Output:
+    """Standard output with its errors told from those of other files; all else is the stream's own."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _telling():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with _telling():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise _OutputError(f"standard output cannot be written: {reason[:1].lower()}{reason[1:]}") from error
+
+
+def _forget(stream: TextIO) -> None:
+    """Whatever is still to be written goes nowhere: the flush at exit must not complain as well."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _invoke(command: click.Command, program: str, arguments: list[str], as_json: bool) -> int:
@@ -65,7 +122,7 @@ def _invoke(command: click.Command, program: str, arguments: list[str], as_json:
         return end.exit_code
     except (KeyboardInterrupt, click.Abort):
         raise KeyboardInterrupt from None
-    except BrokenPipeError:
+    except (BrokenPipeError, _OutputError):
         raise
     except click.ClickException as error:
         from .report import report_usage

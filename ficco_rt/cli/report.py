@@ -6,7 +6,8 @@ import json
 import platform
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import PurePath
 
 import click
@@ -16,17 +17,9 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from .. import __version__, env
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError, exit_code
 from .common import count
-from .console import Sources, Style, show_diagnostic
+from .console import SourcedError, Sources, Style, show_diagnostic
 
 _LEAD: dict[type[Exception], str] = {DeviceError: "device error: ", NumbersError: "the numbers are wrong: "}
-
-
-class SourcedError(ScheduleError):
-    """Mistakes in texts that cannot be read again, such as standard input; `texts` are theirs by path."""
-
-    def __init__(self, diagnostics: tuple[Diagnostic, ...], texts: Mapping[str, str]) -> None:
-        super().__init__(diagnostics)
-        self.texts = texts
 
 
 def report_usage(error: click.ClickException, program: str, as_json: bool) -> int:
@@ -40,7 +33,7 @@ def report_usage(error: click.ClickException, program: str, as_json: bool) -> in
         print_json({"error": {"class": "UsageError", "exit_code": 2, "message": message, "diagnostics": []}})
     else:
         message = message[:1].lower() + message[1:].rstrip(".")
-        _say(f"{path}: {message}\ntry '{path} --help'")
+        say(f"{path}: {message}\ntry '{path} --help'")
     return 2
 
 
@@ -53,7 +46,7 @@ def report_error(error: Exception, program: str, as_json: bool) -> int:
     if as_json:
         print_json({"error": error_record(error)})
     else:
-        _say(error_text(error, program))
+        say(error_text(error, program))
     return code
 
 
@@ -81,7 +74,7 @@ def error_text(error: Exception, program: str) -> str:
 def error_record(error: Exception) -> dict[str, object]:
     """The error as JSON knows it."""
     code = exit_code(error)
-    name = "ScheduleError" if isinstance(error, SourcedError) else type(error).__name__
+    name = error.kind if isinstance(error, SourcedError) else type(error).__name__
     return {
         "class": name,
         "exit_code": code,
@@ -96,11 +89,11 @@ def diagnostic_record(diagnostic: Diagnostic) -> dict[str, object]:
     return {**_place(diagnostic.span), "message": diagnostic.message, "notes": notes, "help": diagnostic.help}
 
 
-def warn(diagnostics: tuple[Diagnostic, ...]) -> None:
-    """Warnings go to stderr, with or without --json."""
-    sources, style = Sources(), Style(sys.stderr)
+def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
+    """Warnings go to stderr, with or without --json. `texts` are those that are not files."""
+    sources, style = Sources(texts), Style(sys.stderr)
     for diagnostic in diagnostics:
-        _say(show_diagnostic(diagnostic, sources, style, "warning: "))
+        say(show_diagnostic(diagnostic, sources, style, "warning: "))
 
 
 def print_json(value: object) -> None:
@@ -136,6 +129,9 @@ def _bug(error: Exception) -> str:
     return "\n".join(lines)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line on stderr, after what stdout has so far. Where nobody can listen, the exit code has to do."""
     sys.stdout.flush()
-    sys.stderr.write(text + "\n")
+    with suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()

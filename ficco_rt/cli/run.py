@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -12,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..errors import NumbersError, UsageError
+from ..files import check_target, write_atomic
 from .common import (
     Job,
     Request,
     build_graph,
     compile_job,
     count,
-    is_plan,
     join_words,
+    read,
     unproven_outputs,
 )
-from .console import Progress, Style, show_path, table
+from .console import Progress, Style, show_path, sourced, table
 from .drawing import rank_uses, show_time
-from .files import check_target, write_atomic
-from .report import error_record, error_text, print_json, warn
+from .report import error_record, error_text, print_json, say, warn
 from .settings import show_params
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Options:
     graph: bool
     timeout: int
     machine: str | None
-    order: str
+    order: str | None
     iters: int | None
     warmup: int
     no_verify: bool
@@ -69,7 +68,7 @@ class Result:
     graph: bool
     plan_hash: str
     seed: int
-    order: str
+    order: str | None
     verification: Verification | None
     trace: Trace
     times: tuple[float, ...]
@@ -114,7 +113,9 @@ def run(options: Options) -> int:
         )
     if options.backend == "sim" and (options.iters is not None or options.warmup):
         raise UsageError("--iters and --warmup repeat a run, and sim runs nothing: its times are the same every time")
-    order = parse_order(options.order)
+    if options.backend == "sim" and options.order is not None:
+        raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
+    _order(options.order)  # before the long work; whether the stream exists the plan will say
     if options.trace:
         check_target(options.trace)
     if options.timeline:
@@ -122,17 +123,15 @@ def run(options: Options) -> int:
 
         check_picture(options.timeline)
     progress = Progress()
-    request = Request(options.target, options.gpus, options.settings, options.machine)
+    request = Request(read(options.target), options.gpus, options.settings, options.machine)
     backend = _backend_of(options)
-    if backend == "cuda":
-        job = _cuda_job(request, options, progress)
-    else:
-        job = compile_job(request, progress)
-    warn(job.warnings)
+    job = _cuda_job(request, options, progress) if backend == "cuda" else compile_job(request, progress)
+    order = _order(options.order, job)
+    warn(job.warnings, job.texts)
     if backend == "sim":
         result = _simulate(job, options, progress)
     else:
-        result = _execute(job, options, backend, order, progress)
+        result = _execute(job, options, backend, order or "fifo", progress)
     if options.trace:
         from .tracefile import to_json
 
@@ -148,8 +147,7 @@ def run(options: Options) -> int:
     if result.error is None:
         return 0
     if not options.as_json:
-        sys.stdout.flush()
-        sys.stderr.write(error_text(result.error, "ficco-run") + "\n")
+        say(error_text(result.error, "ficco-run"))
     return 4
 
 
@@ -160,10 +158,10 @@ def _backend_of(options: Options) -> Literal["cuda", "host", "sim"]:
     if backend == "auto":
         from ..driver.api import device_count
 
-        hosts = options.order != "fifo" or options.machine is not None
+        hosts = options.order is not None or options.machine is not None
         backend = "cuda" if for_gpus or (not hosts and device_count("cuda")) else "host"
     if backend == "cuda":
-        if options.order != "fifo":
+        if options.order is not None:
             raise UsageError("--order steps the host backend; GPUs run in the order that the plan leaves them")
         return "cuda"
     if for_gpus:
@@ -176,7 +174,7 @@ def _cuda_job(request: Request, options: Options, progress: Progress) -> Job:
     """Compiled for the GPUs at hand."""
     from ..driver.api import device_count, discover
 
-    if request.gpus is None and not is_plan(request.target):
+    if request.gpus is None and not request.source.is_plan:
         request = replace(request, gpus=max(1, device_count("cuda")) * options.ranks_per_gpu)
     ranks = request.gpus
     if ranks is not None:
@@ -184,35 +182,39 @@ def _cuda_job(request: Request, options: Options, progress: Progress) -> Job:
     return compile_job(request, progress, lambda n: discover("cuda", n, options.ranks_per_gpu))
 
 
-def parse_order(text: str) -> str:
-    """`random:7`, which a shell leaves alone, as the driver's `random(7)`; the driver's own form passes, too."""
-    match = re.fullmatch(r"(random|lazy)[:(]([0-9]{1,18})\)?", text)
-    if match:
-        return f"{match[1]}({match[2]})"
-    if text in ("fifo", "adversarial"):
-        return text
-    raise UsageError(f"--order {text}: there are fifo, random:SEED, adversarial and lazy:STREAM, such as random:7")
+def _order(text: str | None, job: Job | None = None) -> str | None:
+    """`--order` in the driver's own form; with a job, a stream that it names is one of the job's plan."""
+    if text is None:
+        return None
+    from ..exec.order import host_order, order_form
+
+    try:
+        return order_form(text) if job is None else host_order(text, job.plan)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from error
 
 
 def _emit(options: Options) -> int:
     """Print an intermediate form instead of running."""
     if options.as_json:
         raise UsageError("--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON")
-    for name in ("trace", "timeline"):
+    for name in ("order", "trace", "timeline"):
         if getattr(options, name):
             raise UsageError(f"--{name} needs a run and --emit does not run")
     progress = Progress()
-    request = Request(options.target, options.gpus, options.settings, options.machine)
+    source = read(options.target)
+    request = Request(source, options.gpus, options.settings, options.machine)
     if options.emit == "graph":
-        if is_plan(options.target):
-            raise UsageError(f"{options.target}: a plan has no graph any more; --emit graph works on a schedule")
+        if source.is_plan:
+            raise UsageError(f"{source.name}: a plan has no graph any more; --emit graph works on a schedule")
         from ..graph.text import to_text as graph_text
 
         # not proven: who wants to see the graph often wants to see why
-        sys.stdout.write(graph_text(build_graph(request, progress)[1]))
+        with sourced(source.texts):
+            sys.stdout.write(graph_text(build_graph(request, progress)))
         return 0
     job = compile_job(request, progress)
-    warn(job.warnings)
+    warn(job.warnings, job.texts)
     if options.emit == "plan":
         from ..plan.text import to_text as plan_text
 
@@ -330,7 +332,10 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
 
 def record(result: Result) -> dict[str, object]:
     """What --json prints."""
-    job, plan, verification = result.job, result.job.plan, result.verification
+    job, plan = result.job, result.job.plan
+    compared = result.verification  # None, too, where nothing is claimed: nothing was verified then
+    if compared is not None and compared.rel_err is None:
+        compared = None
     facts: dict[str, object] = {
         "schedule": plan.schedule,
         "path": job.path,
@@ -342,10 +347,10 @@ def record(result: Result) -> dict[str, object]:
         "clock": result.trace.clock,
         "ranks": plan.ranks,
         "params": dict(plan.params),
-        "verified": verification.ok if verification else None,
+        "verified": compared.ok if compared else None,
         "unproven": unproven_outputs(plan),
-        "rel_err": verification.rel_err if verification else None,
-        "tolerance": verification.tolerance if verification else None,
+        "rel_err": compared.rel_err if compared else None,
+        "tolerance": compared.tolerance if compared else None,
         "seed": result.seed,
         "order": result.order,
         "iters": len(result.times),
@@ -449,7 +454,7 @@ def _numbers(result: Result, style: Style) -> str:
         return style("not verified", "yellow") + " (--no-verify)"
     words: Sequence[str]
     if found.rel_err is None:
-        words = [style("nothing to compare with", "yellow"), "every element was written"]
+        words = [style("not verified", "yellow"), "nothing is claimed; every element was written"]
     elif found.ok:
         words = [style("correct", "green"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
     else:

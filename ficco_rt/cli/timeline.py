@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from ..errors import UsageError
+from ..files import check_target, read_text, write_atomic
 from ..trace import Span, Trace
 from . import tracefile
 from .console import Style
 from .drawing import base_name, clock_words, show_time, stage_colours
-from .files import check_target, read_text, write_atomic
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160

@@ -19,6 +19,7 @@ from types import TracebackType
 
 import numpy as np
 
+from ..arguments import of_kind, whole
 from ..driver.api import (
     NUMPY_DTYPES,
     Array,
@@ -41,7 +42,7 @@ from ..driver.api import (
 from ..errors import DeviceError, InternalError, UsageError
 from ..graph.ir import ITEM_BYTES, Tensor
 from ..machine.model import Machine
-from ..machine.profiles import profile
+from ..machine.profiles import chosen
 from ..plan.ir import (
     CollectiveCall,
     Command,
@@ -58,18 +59,20 @@ from ..sim.simulate import simulate
 from ..trace import Lane, Trace
 from .bindings import checked, checked_on_device
 from .issue import issue_order
+from .order import host_order
 
 
 class Executor:
     """Owns what a plan needs to run, many times.
 
     `driver` is a name ("host", the default, or "cuda") or a Driver made for this plan, which the executor then owns.
-    `machine` prices virtual time, where the driver has no clock of devices; by default it is the stored
-    profile that the plan names, or the GPUs found. `order` is how the host driver steps: fifo, random(SEED),
-    adversarial, lazy(STREAM). On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as one captured
-    graph, and a run that takes more than `timeout` seconds is given up with a report of who waits for what.
+    `machine` (a Machine, or a stored profile's name) prices virtual time, where the driver has no clock of
+    devices; by default it is the stored profile that the plan names, or the GPUs found. `order` is how the host
+    driver steps: fifo, random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line
+    has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as one captured graph, and a
+    run that takes more than `timeout` seconds is given up with a report of who waits for what.
 
-    Raises UsageError (a user kernel without host function, no such machine), DeviceError (memory).
+    Raises UsageError (a user kernel without host function, no such machine or stream), DeviceError (memory).
     """
 
     def __init__(
@@ -77,22 +80,20 @@ class Executor:
         plan: Plan,
         driver: Driver | DriverName | None = None,
         *,
-        machine: Machine | None = None,
+        machine: Machine | str | None = None,
         order: str = "fifo",
         ranks_per_gpu: int = 1,
         graph: bool = False,
         timeout: float | None = None,
     ) -> None:
-        self.plan = plan
-        if machine is None:
-            if driver == "cuda":
-                machine = discover("cuda", plan.ranks, ranks_per_gpu)
-            else:
-                machine = profile(plan.machine, plan.ranks)
-        self.machine = machine
+        self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
+        if machine is None and driver == "cuda":
+            machine = discover("cuda", plan.ranks, ranks_per_gpu)
+        self.machine = chosen(plan.machine if machine is None else machine, plan.ranks)
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):
+            order = host_order(order, plan)
             driver = open_driver(driver or "host", plan, order=order, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
         self.driver: Driver = driver
         self._closed = False
@@ -230,7 +231,7 @@ class Executor:
     @order.setter
     def order(self, text: str) -> None:
         self._open()
-        self._stepped().order = text
+        self._stepped().order = host_order(text, self.plan)
 
     def _stepped(self) -> Stepped:
         if not isinstance(self.driver, Stepped):
@@ -240,9 +241,16 @@ class Executor:
     # ---- tensors that the executor owns
 
     def write(self, tensor: str, rank: int, array: Array) -> None:
-        """Set the executor's own copy of an input, for runs that are not given one."""
+        """Set the executor's own copy of an input, for runs that are not given one.
+
+        Raises UsageError: the tensor is no input (runs write outputs and scratch), or the array does not fit.
+        """
         self._open()
+        rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
+        if found.kind != "input":
+            names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
+            raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
         shape, dtype = found.shapes[rank], NUMPY_DTYPES[found.dtype]
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
             got = (
@@ -256,6 +264,7 @@ class Executor:
     def read(self, tensor: str, rank: int) -> Array:
         """A copy of a tensor as the executor holds it: of the caller's array where the last run was given one."""
         self._open()
+        rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
         if (tensor, rank) not in self._memory:
             self._own([found])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..arguments import of_kind
 from ..errors import UsageError
 from .model import Device, Links, Machine
 
@@ -72,3 +73,10 @@ def profile(name: str, ranks: int) -> Machine:
         if machine.name == name:
             return replace(machine, ranks=ranks)
     raise UsageError(f"no machine is called '{name}'; stored are {', '.join(m.name for m in PROFILES)}")
+
+
+def chosen(machine: str | Machine, ranks: int) -> Machine:
+    """The machine that a caller means: one of its own, or the name of a stored one."""
+    if isinstance(machine, str):
+        return profile(machine, ranks)
+    return of_kind(machine, Machine, f"machine is a Machine or one of {', '.join(m.name for m in PROFILES)}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ficco_rt.cli import files
+from ficco_rt import files
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.settings import parse_settings, show_value
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
@@ -305,6 +305,8 @@ def test_ctrl_c(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> 
 def test_ctrl_c_in_a_process_leaves_nothing_half_written(here: Path) -> None:
     words = command("ficco", "compile", "good.ficco", "-o", "plan.json")
     words[2] = (
+        # a parent that ignores the signal, such as nohup, hands that on
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "import ficco_rt.plan.codec as c, time; c.to_json = lambda p: print('now', flush=True) or time.sleep(30); "
         + words[2]
     )
@@ -664,11 +666,167 @@ def test_an_unproven_output_is_named_everywhere(run: Callable[..., Ending], here
     ending = run("ficco-run", "un.ficco", "--gpus", "2")
     assert ending.code == 0
     assert "UNPROVEN: nothing says what C must hold\n" in ending.out
-    assert "  numbers  nothing to compare with: every element was written; C unproven and not compared\n" in ending.out
+    assert (
+        "  numbers  not verified: nothing is claimed; every element was written; C unproven and not compared\n"
+        in ending.out
+    )
     facts = run("ficco-run", "un.ficco", "--gpus", "2", "--json").record
-    assert (facts["unproven"], facts["rel_err"]) == (["C"], None)
+    assert [facts[f] for f in ("unproven", "verified", "rel_err", "tolerance")] == [["C"], None, None, None]
 
 
 def test_a_library_name_runs(run: Callable[..., Ending]) -> None:
     words = ["--gpus", "2", "--set", "M=64", "--set", "N=64", "--set", "K=64", "--json"]
     assert run("ficco-run", "ag_gemm/hetero_unfused_1d", *words).record["verified"] is True
+
+
+# ---------------------------------------------------------------- standard input, pipes, standard output
+
+
+def piped(program: str, *words: str, text: str | bytes, cwd: Path | None = None) -> Ending:
+    """A command in a process of its own, with `text` on standard input."""
+    data = text.encode() if isinstance(text, str) else text
+    done = subprocess.run(command(program, *words), input=data, capture_output=True, env=ENVIRONMENT, cwd=cwd)
+    return Ending(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_schedules_and_plans_on_standard_input(here: Path, name: str) -> None:
+    shown = "<stdin>" if name == "-" else name
+    compiled = piped("ficco", "compile", name, "-n", "2", text=GOOD, cwd=here)
+    assert (compiled.code, json.loads(compiled.out)["path"]) == (0, shown)
+    for text, proof, words in ((GOOD, "proven", ["-n", "2"]), (compiled.out, "proven when compiled", [])):
+        ending = piped("ficco", "check", name, *words, text=text, cwd=here)
+        facts = "no race, no deadlock, 6 operations, 4 streams, 4 waits"
+        assert ending == Ending(0, f"{shown}: 2 ranks: {proof}, {facts}\n", ending.err)
+        ending = piped("ficco_run", name, "--json", *words, text=text, cwd=here)
+        assert (ending.code, ending.record["verified"], ending.record["path"]) == (0, True, shown)
+    explained = piped("ficco", "explain", name, "-n", "2", text=GOOD, cwd=here)
+    assert explained.out.startswith("small: All-gather, then one GEMM.\n")
+    assert " |     copy G.rows(rank of ranks) @ p <- A\n" in explained.err
+    for verb in ("compile", "explain"):
+        refused = piped("ficco", verb, name, text=compiled.out, cwd=here)
+        assert refused.code == 2
+        assert refused.err.startswith(f"ficco {verb}: {shown}: is a plan")
+
+
+def test_mistakes_on_standard_input_show_their_line(here: Path) -> None:
+    for verb in ("check", "compile", "explain"):
+        unknown = piped("ficco", verb, "-", "-n", "1", text=GOOD.replace("gemm C", "gemm Q"), cwd=here)
+        assert unknown.code == 1
+        assert "   26 |   gemm Q = G * B\n      |        ^\n" in unknown.err
+        unproven = piped("ficco", verb, "-", "-n", "2", text=MISSING, cwd=here)
+        assert unproven.code == 1
+        assert "<stdin>:" in unproven.err
+        assert "^" in unproven.err
+    ending = piped("ficco_run", "-", "--json", text="schedule x\nparam M=!\n")
+    error = ending.record["error"]
+    assert (error["class"], error["diagnostics"][0]["path"]) == ("ScheduleError", "<stdin>")
+    ending = piped("ficco_run", "-", "--json", text='{"ficco_plan": 1}')
+    assert ending.record["error"]["class"] == "PlanError"
+
+
+def test_fifos_are_read_and_not_rewritten(run: Callable[..., Ending], here: Path) -> None:
+    os.mkfifo("pipe")
+    for words in (["check", "pipe", "-n", "1,2"], ["explain", "pipe", "-n", "2"], ["fmt", "--check", "pipe"]):
+        with subprocess.Popen(command("ficco", *words), env=ENVIRONMENT, stdout=subprocess.DEVNULL) as process:
+            Path("pipe").write_text(GOOD)
+            assert process.wait(timeout=20) in (0, 1)
+    refused = "ficco fmt: pipe: is no file that could be rewritten; 'ficco fmt -' formats standard input\n"
+    assert run("ficco", "fmt", "pipe") == Ending(2, "", refused)
+
+
+def test_a_file_without_end_is_refused(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST", 1 << 20)
+    message = "ficco check: /dev/zero: has more than 1 GiB; nothing that ficco reads is as large\n"
+    assert run("ficco", "check", "/dev/zero").err == message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["list"], ["list", "--json"], ["--help"], ["explain", "ag_gemm/serial"], ["check", "nowhere"],
+     ["check", "--json", "nowhere"]],
+)  # fmt: skip
+@pytest.mark.parametrize(("redirection", "reason"), [
+    (">/dev/full", "cannot be written: no space left on device"), (">&-", "is closed"),
+])  # fmt: skip
+def test_standard_output_that_takes_nothing(words: list[str], redirection: str, reason: str) -> None:
+    line = ["sh", "-c", f'"$@" {redirection}', "sh", *command("ficco", *words)]
+    done = subprocess.run(line, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == f"ficco: standard output {reason}"
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_standard_error_that_takes_nothing(redirection: str) -> None:
+    line = ["sh", "-c", f'"$@" {redirection}', "sh", *command("ficco", "explain", "nowhere")]
+    assert subprocess.run(line, capture_output=True, env=ENVIRONMENT).returncode == 2
+
+
+def test_closed_standard_input() -> None:
+    line = ["sh", "-c", '"$@" <&-', "sh", *command("ficco", "explain", "-")]
+    done = subprocess.run(line, capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (2, "ficco explain: <stdin>: standard input is closed\n")
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_each_claim_is_proven_and_what_is_unproven_is_named_once(run: Callable[..., Ending], here: Path) -> None:
+    text = GOOD.replace("output C[M, N] : T\n", "output C[M, N] : T\noutput D[M, N] : T\noutput Z[M, N] : T unproven\n")
+    text = text.replace("* B\n\nqueue", "* B\ncomputes D = all_gather(A, rows) * B\n\nqueue")
+    text = text.replace("  gemm C = G * B\n", "  gemm C = G * B\n  gemm D = G * B\n  gemm Z = G * B\n")
+    (here / "two.ficco").write_text(text)
+    out = run("ficco", "explain", "two.ficco", "-n", "2").out
+    assert "\ncomputes C = all_gather(A, rows) * B: proven\ncomputes D = all_gather(A, rows) * B: proven\n" in out
+    assert out.count("UNPROVEN") == 1
+    assert "\nUNPROVEN: nothing says what Z must hold\n" in out
+
+
+def test_plurals() -> None:
+    from ficco_rt.cli.common import count
+
+    nouns = ["copy", "persistent launch", "launch", "GEMM", "rank"]
+    assert [count(2, n) for n in nouns] == ["2 copies", "2 persistent launches", "2 launches", "2 GEMMs", "2 ranks"]
+    assert count(1, "persistent launch") == "1 persistent launch"
+
+
+def test_help_says_what_the_command_takes(run: Callable[..., Ending]) -> None:
+    for words, own in (
+        (["ficco-run"], True), (["ficco", "run"], True), (["ficco", "check"], True),
+        (["ficco", "explain"], False), (["ficco", "compile"], False),
+    ):  # fmt: skip
+        text = " ".join(run(*words, "--help").out.split())
+        assert ("or the plan's own" in text) is own
+        assert "standard input" in text or words[1:] == ["run"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--order", "lazy:99"], "--order lazy:99: the plan has no stream 99; it has 0 (dma of rank 0), "
+                                 "1 (compute of rank 0), 2 (dma of rank 1), 3 (compute of rank 1)"),
+        (["--order", "random:7)"], "--order random:7): there are fifo, random:SEED, adversarial and lazy:STREAM, "
+                                   "such as random:7"),
+        (["--order", "fifo", "--backend", "sim"], "--order is how the host backend steps, and sim runs nothing: "
+                                                  "its times know no order"),
+        (["--order", "fifo", "--emit", "plan"], "--order needs a run and --emit does not run"),
+    ],
+)  # fmt: skip
+def test_orders_that_would_mean_nothing(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    assert run("ficco-run", "good.ficco", "-n", "2", *words) == Ending(2, "", f"ficco-run: {message}\n")
+
+
+def test_a_warning_is_told_once_a_statement(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "check", "good.ficco", "-n", "1,2,4,8")
+    assert ending.code == 0
+    assert ending.err.count("warning: ") == 1
+    results = run("ficco", "check", "good.ficco", "-n", "1,2,4,8", "--json").record["results"]
+    assert [len(r["warnings"]) for r in results] == [0, 1, 1, 1]
+
+
+def test_a_mistake_is_told_once_whatever_the_ranks(run: Callable[..., Ending], here: Path) -> None:
+    (here / "bad.ficco").write_text("schedule x\nparam M=!\n")
+    ending = run("ficco", "check", "bad.ficco", "-n", "1,2,4")
+    assert (ending.code, ending.out, ending.err.count("bad.ficco:2:9: ")) == (1, "bad.ficco: WRONG\n", 1)

@@ -7,23 +7,34 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import UsageError
+from .errors import UsageError
+
+MOST = 1 << 30  # bytes; /dev/zero has no end
 
 
 def read_bytes(path: Path | str) -> bytes:
-    """The file's content."""
+    """The content of a file, a pipe or a device."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(MOST + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise UsageError(_sentence(path, "read", error)) from error
+    if len(data) > MOST:
+        raise UsageError(f"{path}: has more than 1 GiB; nothing that ficco reads is as large")
+    return data
+
+
+def decoded(data: bytes, name: Path | str) -> str:
+    """The content as text, which must be UTF-8; `name` is what messages call it."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name}: is not UTF-8 text (byte {error.start})") from error
 
 
 def read_text(path: Path | str) -> str:
     """The file's content, which must be UTF-8."""
-    try:
-        return read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 text (byte {error.start})") from error
+    return decoded(read_bytes(path), path)
 
 
 def check_target(path: Path | str) -> None:
@@ -33,7 +44,7 @@ def check_target(path: Path | str) -> None:
         raise UsageError(f"{path}: is a directory; name a file in it")
     if not target.parent.is_dir():
         raise UsageError(f"{path}: there is no directory '{target.parent}'")
-    place = target if _is_special(target) else target.parent
+    place = target if is_special(target) else target.parent
     if not os.access(place, os.W_OK):
         raise UsageError(f"{path}: cannot be written: permission denied")
 
@@ -44,8 +55,8 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
     data = content.encode("utf-8") if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     try:
-        if _is_special(target):  # /dev/stdout, a pipe: there is nothing to rename over
-            target.write_bytes(data)
+        if is_special(Path(path)):  # /dev/stdout, a pipe: there is nothing to rename over
+            Path(path).write_bytes(data)
             return
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.", suffix=".tmp")
@@ -64,8 +75,9 @@ def write_atomic(path: Path | str, content: str | bytes) -> None:
         raise UsageError(_sentence(path, "written", error)) from error
 
 
-def _is_special(path: Path) -> bool:
-    return path.exists() and not path.is_file()
+def is_special(path: Path) -> bool:
+    """A pipe or a device: read once, written in place."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _umask() -> int:

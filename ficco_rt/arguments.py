@@ -1,0 +1,48 @@
+"""What callers of the Python interface give, made plain: a numpy integer counts as the int that it is."""
+
+from __future__ import annotations
+
+import operator
+from typing import TypeVar
+
+from .errors import UsageError
+
+T = TypeVar("T")
+_DEPTH = 8  # more than params nest; what lies deeper is refused where params are bound
+
+
+def whole(value: object, what: str) -> int:
+    """The number: anything with `__index__`. A bool is no number, nor is 4.0 or "4"."""
+    number = _index(value)
+    if number is None:
+        raise UsageError(f"{what} is a whole number, such as 4; given {_shown(value)}")
+    return number
+
+
+def plain(value: object, depth: int = 0) -> object:
+    """A param's value with Python's own ints in it, in lists too. What is no number stays as it is."""
+    if isinstance(value, list | tuple) and depth < _DEPTH:
+        return tuple(plain(v, depth + 1) for v in value)
+    number = _index(value)
+    return value if number is None else number
+
+
+def of_kind(value: object, kind: type[T], what: str) -> T:
+    """The value, if it is of the kind; `what` says what is needed and where it comes from."""
+    if not isinstance(value, kind):
+        raise UsageError(f"{what}; given {_shown(value)}")
+    return value
+
+
+def _index(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 60 else text[:59] + '…'} ({type(value).__name__})"

@@ -1,0 +1,203 @@
+"""The public names: what they take, what they give, how they refuse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ficco_rt as ficco
+from ficco_rt.errors import PlanError, UsageError
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+
+NAME = "ag_gemm/serial"
+SIZES: dict[str, Any] = {"M": 32, "N": 32, "K": 32}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return ficco.compile(NAME, 2, **SIZES)
+
+
+def test_all_public_names_are_there_and_told_of() -> None:
+    assert set(ficco.__all__) <= set(dir(ficco))
+    for name in ficco.__all__:
+        assert getattr(ficco, name).__doc__, name
+    assert ficco.errors.UsageError is UsageError
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = ficco.nothing
+
+
+# ---------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array])
+def test_whole_numbers_of_any_type(plan: Plan, kind: Any) -> None:
+    made = ficco.compile(NAME, kind(2), **{name: kind(size) for name, size in SIZES.items()})
+    assert made == plan
+    assert all(type(value) is int for _, value in made.params if not isinstance(value, str))
+
+
+def test_lists_of_whole_numbers(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "schedules/ag_gemm/serial.ficco").read_text()
+    (tmp_path / "s.ficco").write_text(text.replace("param M", "param L = [1, [2]]\nparam M", 1))
+    made = ficco.compile(tmp_path / "s.ficco", 2, L=[np.int64(3), (np.int8(4), 5)], **SIZES)
+    assert dict(made.params)["L"] == (3, (4, 5))
+
+
+@pytest.mark.parametrize("ranks", ["4", 4.0, True, np.True_, None, [4], np.array([2, 2])])
+def test_what_is_no_number_of_ranks(ranks: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        ficco.compile(NAME, ranks)
+    assert str(caught.value).startswith("ranks is a whole number, such as 4; given ")
+    assert str(caught.value).endswith(f"({type(ranks).__name__})")
+
+
+def test_other_numbers_of_ranks_and_params() -> None:
+    with pytest.raises(UsageError, match=r"^0 ranks; a schedule runs on 1 to "):
+        ficco.compile(NAME, np.int64(0))
+    for value in (True, 4.0, "4", None):
+        with pytest.raises(UsageError, match=r"^param M: a whole number or a list of them is needed"):
+            ficco.compile(NAME, 2, M=value)
+
+
+# ---------------------------------------------------------------- machines and executors
+
+
+def test_machines_by_name_or_value(plan: Plan) -> None:
+    mesh = profile("mi300x-mesh", 2)
+    for machine in ("mi300x-mesh", mesh):
+        assert ficco.compile(NAME, 2, machine, **SIZES).machine == "mi300x-mesh"
+        with ficco.Executor(plan, machine=machine) as executor:
+            assert executor.machine == mesh
+        assert ficco.simulate(plan, machine).machine == "mi300x-mesh"
+    assert ficco.simulate(plan).machine == plan.machine
+
+
+@pytest.mark.parametrize("machine", [3, ["h200-switch"], "abacus"])
+def test_what_is_no_machine(plan: Plan, machine: Any) -> None:
+    for use in (
+        lambda: ficco.compile(NAME, 2, machine),
+        lambda: ficco.Executor(plan, machine=machine),
+        lambda: ficco.simulate(plan, machine),
+    ):
+        with pytest.raises(UsageError, match="h200-switch"):
+            use()
+
+
+def test_what_is_no_plan(tmp_path: Path) -> None:
+    wrong: Any = "ag_gemm/serial"
+    for use in (
+        lambda: ficco.Executor(wrong),
+        lambda: ficco.simulate(wrong),
+        lambda: ficco.plan_hash(wrong),
+        lambda: ficco.save_plan(wrong, tmp_path / "p.json"),
+    ):
+        with pytest.raises(UsageError, match=r"as compile\(\) or load_plan\(\) gives it; given 'ag_gemm/serial' "):
+            use()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [("random:7", "random(7)"), ("random(7)", "random(7)"), ("lazy:1", "lazy(1)"), ("lazy(1)", "lazy(1)"),
+     (" fifo ", "fifo"), ("adversarial", "adversarial")],
+)  # fmt: skip
+def test_orders_as_the_command_line_has_them(plan: Plan, text: str, form: str) -> None:
+    with ficco.Executor(plan, order=text) as executor:
+        assert executor.order == form
+        executor.order = "fifo"
+        executor.order = text
+        assert executor.order == form
+
+
+@pytest.mark.parametrize("text", ["random(7", "random:7)", "lazy", "lazy:-1", "lifo", 7])
+def test_what_is_no_order(plan: Plan, text: Any) -> None:
+    with pytest.raises(UsageError, match=r"there are fifo, random:SEED, adversarial and lazy:STREAM"):
+        ficco.Executor(plan, order=text)
+
+
+def test_an_order_of_no_stream(plan: Plan) -> None:
+    with ficco.Executor(plan) as executor, pytest.raises(UsageError) as caught:
+        executor.order = "lazy(4)"
+    assert str(caught.value) == (
+        "order lazy(4): the plan has no stream 4; "
+        "it has 0 (dma of rank 0), 1 (compute of rank 0), 2 (dma of rank 1), 3 (compute of rank 1)"
+    )
+
+
+def test_write_takes_inputs_alone(plan: Plan) -> None:
+    with ficco.Executor(plan) as executor:
+        for name in ("C", "G"):
+            tensor = plan.tensor(name)
+            array = executor.read(name, 0)
+            with pytest.raises(UsageError) as caught:
+                executor.write(name, 0, array)
+            assert str(caught.value) == f"{name} is {tensor.kind}, which a run writes; the inputs to write are A, B"
+        executor.write("A", np.int64(1), executor.read("A", np.int64(1)))  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="rank is a whole number"):
+            executor.read("A", "0")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- stored plans
+
+
+def test_a_stored_plan_comes_back(plan: Plan, tmp_path: Path) -> None:
+    for path in (tmp_path / "plan.json", str(tmp_path / "other.json")):
+        ficco.save_plan(plan, path)
+        again = ficco.load_plan(path)
+        assert again == plan
+        assert ficco.plan_hash(again) == ficco.plan_hash(plan)
+    assert len(ficco.plan_hash(plan)) == 64
+    assert ficco.plan_hash(ficco.compile(NAME, 2, **{**SIZES, "K": 64})) != ficco.plan_hash(plan)
+
+
+def test_plans_are_stored_whole_or_not_at_all(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(KeyboardInterrupt):
+        ficco.save_plan(plan, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    assert path.read_text() == "old"
+
+
+def test_plans_that_cannot_be_read_or_written(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with pytest.raises(UsageError, match="there is no such file"):
+        ficco.load_plan(path)
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        ficco.load_plan(path)
+    path.write_text("{}")
+    with pytest.raises(PlanError, match="this JSON is no plan"):
+        ficco.load_plan(path)
+    with pytest.raises(UsageError, match="there is no directory"):
+        ficco.save_plan(plan, tmp_path / "no" / "plan.json")
+
+
+def test_simulate_gives_the_time_of_a_run(plan: Plan) -> None:
+    trace = ficco.simulate(plan)
+    tensors = {
+        t.name: [np.ones(s, "float32").astype(_dtype(t.dtype)) for s in t.shapes]
+        for t in plan.tensors
+        if t.kind != "scratch"
+    }
+    with ficco.Executor(plan) as executor:
+        executor.run(**tensors)
+        assert executor.trace == trace
+    assert trace.duration > 0
+
+
+def _dtype(name: str) -> Any:
+    from ficco_rt.driver.api import NUMPY_DTYPES
+
+    return NUMPY_DTYPES[name]  # type: ignore[index]
