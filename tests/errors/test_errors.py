@@ -47,3 +47,7 @@ def test_huge_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypat
     assert execute("ficco", ["check", "huge.ficco"]) == 1
     message = "the file has 1,200,011 bytes; a schedule has at most 1,048,576"
     assert message in capsys.readouterr().err
+
+
+def test_no_expectation_is_left_over() -> None:
+    assert {p.with_suffix("") for p in HERE.rglob("*.expected")} == {p.with_suffix("") for p in FILES}
