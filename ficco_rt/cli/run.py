@@ -318,7 +318,7 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
         graph=options.graph,
         plan_hash=plan_hash,
         seed=options.seed,
-        order=order,
+        order=order if backend == "host" else None,
         verification=verification,
         trace=trace,
         times=tuple(times),
