@@ -1,4 +1,4 @@
-"""Who imports whom: the arrows of DESIGN section 2, read from the sources."""
+"""Who imports whom, read from the sources: the arrows that docs/ARCHITECTURE.md draws."""
 
 from __future__ import annotations
 
