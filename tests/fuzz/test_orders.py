@@ -49,7 +49,7 @@ def one_meaning(program: Orders, seed: int, outcomes: Counter[str]) -> None:
     plan = compiler.plan_of(graph, profile(PROFILES[seed % len(PROFILES)].name, program.ranks))
     outcomes["compiled"] += 1
     given = inputs(plan, seed)
-    lazy = random.Random(seed).sample(range(len(plan.streams)), 3)
+    lazy = random.Random(seed).choices(range(len(plan.streams)), k=3)
     with Executor(plan, "host") as executor:
         first = result(executor, "fifo", given)
         for order in ("adversarial", f"random({seed})", f"random({seed + 1})", *(f"lazy({s})" for s in lazy)):
