@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 
 from ficco_rt import compiler, library
-from ficco_rt.driver.api import device_count, discover
+from ficco_rt.driver.registry import device_count, discover
 from ficco_rt.errors import DeviceError, NumbersError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import Values, check_replay, verified_run

@@ -156,7 +156,7 @@ def _backend_of(options: Options) -> Literal["cuda", "host", "sim"]:
     backend = options.backend
     for_gpus = options.graph or options.ranks_per_gpu != 1
     if backend == "auto":
-        from ..driver.api import device_count
+        from ..driver.registry import device_count
 
         hosts = options.order is not None or options.machine is not None
         backend = "cuda" if for_gpus or (not hosts and device_count("cuda")) else "host"
@@ -172,7 +172,7 @@ def _backend_of(options: Options) -> Literal["cuda", "host", "sim"]:
 
 def _cuda_job(request: Request, options: Options, progress: Progress) -> Job:
     """Compiled for the GPUs at hand."""
-    from ..driver.api import device_count, discover
+    from ..driver.registry import device_count, discover
 
     if request.gpus is None and not request.source.is_plan:
         request = replace(request, gpus=max(1, device_count("cuda")) * options.ranks_per_gpu)

@@ -10,9 +10,9 @@ each command of the plan once: views or addresses are resolved, arguments packed
     driver.end_run()
     driver.synchronize()    # until all streams are through, or an error names what is in the way
 
-with no decision in it. Calls come in an order in which every Record and SignalFlag stands before its waits, and
-the calls of one collective stand together.
-Events and flags hold for one run: `begin_run` takes them down.
+with no decision in it. Commands are bound, and called, in an order in which every Record and SignalFlag stands before
+its waits, and the calls of one collective stand together. Events and flags hold for one run: `begin_run` takes them
+down. Commands may be bound several times, to other buffers; a run calls those of one binding.
 
 Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver
 refuses is a DeviceError with call, device, code, and the place in the schedule (`call.command.origin`).
@@ -28,15 +28,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UsageError
 from ..graph.ir import Dtype, Kernel
-from ..machine.model import Machine
 from ..plan.ir import (
     CollectiveCall,
     Command,
     CopyAsync,
     Launch,
-    Plan,
     Record,
     SignalFlag,
     Stream,
@@ -164,8 +161,8 @@ class Driver(Protocol):
 
     # ---- running
 
-    def unbind(self) -> None:
-        """Forget all bound calls; none of them is issued any more."""
+    def unbind(self, calls: Sequence[Call]) -> None:
+        """Forget bound calls; none of them is issued any more."""
 
     def begin_run(self, streams: Sequence[object] = ()) -> None:
         """What is issued from here on comes after all of the last run and after what stands on the callers'
@@ -213,45 +210,3 @@ class Marked(Protocol):
     """A driver that records spans on demand, since marks cost time: cuda."""
 
     marking: bool
-
-
-def open_driver(
-    name: DriverName,
-    plan: Plan,
-    *,
-    order: str = "fifo",
-    ranks_per_gpu: int = 1,
-    timeout: float | None = None,
-) -> Driver:
-    """The driver `name` for a plan; a vendor's bindings are imported here and not before.
-
-    `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
-    GPU; `timeout` is the seconds that a run may take.
-    """
-    if name == "host":
-        from .host.driver import HostDriver
-
-        return HostDriver(plan, order=order)
-    if name == "cuda":
-        from .cuda.driver import CudaDriver
-
-        return CudaDriver(plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
-    raise UsageError(f"no driver is called '{name}'; there are: host, cuda")
-
-
-def device_count(name: DriverName) -> int:
-    """GPUs that the driver `name` finds; 0 where anything that it needs is missing."""
-    if name != "cuda":
-        return 0
-    from .cuda.devices import device_count as cuda_devices
-
-    return cuda_devices()
-
-
-def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
-    """The GPUs of this machine, as the driver `name` sees them. DeviceError if they are too few for the ranks."""
-    if name != "cuda":
-        raise UsageError(f"the {name} driver has no GPUs to discover")
-    from .cuda.devices import discover as cuda_machine
-
-    return cuda_machine(ranks, ranks_per_gpu)

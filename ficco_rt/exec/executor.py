@@ -15,7 +15,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -36,9 +38,8 @@ from ..driver.api import (
     Progress,
     Stepped,
     StreamHandle,
-    discover,
-    open_driver,
 )
+from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, InternalError, UsageError
 from ..graph.ir import ITEM_BYTES, Tensor
 from ..machine.model import Machine
@@ -60,6 +61,20 @@ from ..trace import Lane, Trace
 from .bindings import checked, checked_on_device
 from .issue import issue_order
 from .order import host_order
+
+KEPT = 8  # bindings to tensors on GPUs that are kept; numpy arrays would live on with theirs
+
+Given: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which array it is
+
+
+@dataclass(slots=True, eq=False)
+class _Binding:
+    """All commands, bound to the arrays that were given and to the executor's own buffers for the rest."""
+
+    memory: dict[tuple[str, int], Buffer]
+    calls: list[Call]
+    given: dict[tuple[str, int], Array | DeviceArray]  # held: what the calls work on stays alive
+    graph: Graph | None = None  # of the calls
 
 
 class Executor:
@@ -87,8 +102,8 @@ class Executor:
         timeout: float | None = None,
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
-        if machine is None and driver == "cuda":
-            machine = discover("cuda", plan.ranks, ranks_per_gpu)
+        if machine is None and isinstance(driver, str) and driver in VENDORS:
+            machine = discover(driver, plan.ranks, ranks_per_gpu)
         self.machine = chosen(plan.machine if machine is None else machine, plan.ranks)
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
@@ -98,11 +113,9 @@ class Executor:
         self.driver: Driver = driver
         self._closed = False
         self._owned: dict[tuple[str, int], Buffer] = {}
-        self._adopted: dict[tuple[str, int], tuple[Array | DeviceArray, Buffer]] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
-        self._memory: dict[tuple[str, int], Buffer] = {}  # what the calls are bound to
-        self._calls: list[Call] = []
-        self._captured: Graph | None = None  # of these calls
+        self._bindings: dict[Given, _Binding] = {}  # the last used one last
+        self._bound = _Binding({}, [], {})  # what the last run ran
         self._trace: Trace | None = None
         self._ran = False
         try:
@@ -130,10 +143,9 @@ class Executor:
         """Give everything back; may be called twice. The caller's arrays stay as they are."""
         if not self._closed:
             self._closed = True
-            self._calls.clear()
-            self._adopted.clear()
+            self._bindings.clear()
+            self._bound = _Binding({}, [], {})
             self._owned.clear()
-            self._memory.clear()
             self.driver.close()
 
     def _open(self) -> None:
@@ -153,20 +165,22 @@ class Executor:
 
         `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
         plan's shape and dtype, bound by reference and written in place. An input that is not given must have
-        been set with `write`; an output that is not given is read with `read`. Giving the same arrays again
-        costs nothing; other ones are bound anew.
+        been set with `write`; an output that is not given is read with `read`. Binding other arrays takes
+        milliseconds and waits for the last run; on GPUs it is kept, so that giving tensors at the addresses of one of
+        the last few runs costs nothing.
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
         """
         self._open()
         self._ran, self._trace = False, None
         self._bind(checked_on_device(self.plan, tensors) if self.driver.on_device else checked(self.plan, tensors))
+        bound = self._bound
+        if self.graph and not self.traced and bound.graph is None:
+            bound.graph = self.driver.capture(bound.calls)
         begun = time.perf_counter()
         if self.graph and not self.traced:
-            if self._captured is None:
-                self._captured = self.driver.capture(self._calls)
-                begun = time.perf_counter()
-            self.driver.replay(self._captured, streams or ())
+            assert bound.graph is not None
+            self.driver.replay(bound.graph, streams or ())
         else:
             self._issue_all(streams or ())
         self.issued_in = (time.perf_counter() - begun) * 1e6
@@ -177,7 +191,7 @@ class Executor:
     def _issue_all(self, streams: Sequence[object]) -> None:
         try:
             self.driver.begin_run(streams)
-            for call in self._calls:
+            for call in self._bound.calls:
                 call()
             self.driver.end_run()
         except BaseException:
@@ -218,7 +232,7 @@ class Executor:
             else:
                 lanes = tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams)
                 machine, spans = self.machine.name, self.driver.spans()
-                if not spans and self._calls:
+                if not spans and self._bound.calls:
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
                 self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
         return self._trace
@@ -266,11 +280,11 @@ class Executor:
         self._open()
         rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
-        if (tensor, rank) not in self._memory:
+        bound = self._bound.memory.get((tensor, rank))
+        if bound is None:
             self._own([found])
-        buffer = self._memory.get((tensor, rank), self._owned.get((tensor, rank)))
-        assert buffer is not None
-        return self.driver.read(buffer)
+            bound = self._owned[tensor, rank]
+        return self.driver.read(bound)
 
     def poison(self) -> None:
         """Fill the executor's scratch and outputs with NaN, so that what is never written shows."""
@@ -322,30 +336,42 @@ class Executor:
                     f"input {tensor.name} of rank {absent[0]} has no value: give run({tensor.name}=[…]), "
                     f"one array a rank, or set it with write('{tensor.name}', {absent[0]}, array)"
                 )
-        gone: list[Buffer] = []
-        for key, (array, buffer) in list(self._adopted.items()):
-            if not _same(given.get(key), array):
-                gone.append(buffer)
-                del self._adopted[key]
-        for (name, rank), array in given.items():
-            if (name, rank) not in self._adopted:
-                buffer = self.driver.adopt(rank, array, self._tensor(name, rank).dtype)
-                self._adopted[name, rank] = (array, buffer)
-        memory = {
-            (t.name, r): self._adopted[t.name, r][1] if t.name in names else self._owned[t.name, r]
-            for t in self.plan.tensors
-            for r in range(self.plan.ranks)
-        }
-        if memory != self._memory or not self._calls:
-            if self._captured is not None:
-                self.driver.forget(self._captured)
-                self._captured = None
-            self._calls = []
-            self.driver.unbind()
-            self._calls = [self._bind_command(s, self.plan.streams[s].commands[p], memory) for s, p in self._issue]
-            self._memory = memory
-        for buffer in gone:
-            self.driver.free(buffer)
+        key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
+        known = self._bindings.pop(key, None)
+        if known is None:
+            while len(self._bindings) >= (KEPT if self.driver.on_device else 1):
+                self._unbind(next(iter(self._bindings)))
+            known = self._bind_anew(given)
+        self._bindings[key] = self._bound = known
+
+    def _bind_anew(self, given: Mapping[tuple[str, int], Array | DeviceArray]) -> _Binding:
+        made = _Binding({}, [], dict(given))
+        try:
+            for (name, rank), array in given.items():
+                made.memory[name, rank] = self.driver.adopt(rank, array, self._tensor(name, rank).dtype)
+            memory = {**self._owned, **made.memory}
+            for s, p in self._issue:
+                made.calls.append(self._bind_command(s, self.plan.streams[s].commands[p], memory))
+        except BaseException:
+            self._release(made)
+            raise
+        made.memory = memory
+        return made
+
+    def _unbind(self, key: Given) -> None:
+        gone = self._bindings.pop(key)
+        if gone is self._bound:
+            self._bound = _Binding({}, [], {})
+        self._release(gone)
+
+    def _release(self, gone: _Binding) -> None:
+        """Give back all that a binding holds."""
+        if gone.graph is not None:
+            self.driver.forget(gone.graph)
+        self.driver.unbind(gone.calls)
+        for at in gone.given:
+            if at in gone.memory:
+                self.driver.free(gone.memory[at])
 
     def _bind_command(self, stream: int, command: Command, memory: Memory) -> Call:
         driver, handle = self.driver, self._streams[stream]
@@ -388,11 +414,6 @@ class Executor:
             if kernel is None:
                 raise InternalError(f"the plan launches kernel '{name}' and does not declare it")
             self.driver.kernel(kernel)
-
-
-def _same(a: object, b: object) -> bool:
-    """Whether calls bound to b serve a: the same array, or the same place on a device."""
-    return a is b or (isinstance(a, DeviceArray) and a == b)
 
 
 def _bytes(tensor: Tensor, rank: int) -> int:

@@ -18,7 +18,7 @@ MACHINE = {"ficco_rt.machine"}
 GRAPH = {"ficco_rt.graph"}
 KERNELS = {"ficco_rt.kernels"}
 PLAN = {"ficco_rt.plan"}
-DRIVER_API = {"ficco_rt.driver.api"}
+DRIVER_API = {"ficco_rt.driver.api", "ficco_rt.driver.registry"}
 IRS = {"ficco_rt.plan.ir", "ficco_rt.graph.ir"}
 
 ALLOWED: dict[str, set[str]] = {

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 from ...graph.ir import ITEM_BYTES
 from ...kernels import sm90
 from ...plan.ir import GemmWork, Launch
+from ..gpu.packed import Packed
+from ..gpu.tensors import FlagAddress, Resolve
 from .call import api, call
-from .tensors import Resolve
-
-FlagAddress = Callable[[int], int]
 
 
 def is_hopper(kernel: str) -> bool:
     return any(v.name == kernel for v in sm90.VARIANTS)
 
 
-def pack(command: Launch, resolve: Resolve, address: FlagAddress, sms: int) -> tuple[sm90.Table, str, str] | None:
-    """The launch's table with its operand and output types; None where the memory that the tensors have got is not
-    aligned as the kernel needs it, which the plan cannot know: then the naive twin does the work."""
+def pack(command: Launch, resolve: Resolve, address: FlagAddress, sms: int) -> Packed | None:
+    """The launch; None where the memory that the tensors have got is not aligned as the kernel needs it."""
     works = []
     for work in command.works:
         assert isinstance(work, GemmWork)
@@ -58,7 +55,25 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, sms: int) -> t
         # works of a streamed launch come to an end one by one: none is the last wave
         tail_splits=best.tail_splits if best.variant is variant and not command.streamed else 1,
     )
-    return table, dtype, out_dtype
+
+    def arguments(constants: int, scratch: int) -> list[bytes]:
+        return [table.parameters(constants, scratch, [encode(m) for m in table.maps])]
+
+    key = (variant, dtype, out_dtype, *turned)
+    return Packed(
+        source=sm90.SOURCE.name,
+        entry=sm90.entry(*key),
+        options=sm90.options(*key),
+        threads=variant.threads,
+        smem=table.smem,
+        tiles=len(table.tiles),
+        constants=table.constants,
+        scratch=table.scratch_bytes,
+        counters=table.counter_bytes // 4,
+        arguments=arguments,
+        grid=table.grid,
+        cluster=variant.cluster,
+    )
 
 
 def encode(m: sm90.TensorMap) -> bytes:

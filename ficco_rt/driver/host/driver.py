@@ -205,7 +205,7 @@ class HostDriver:
 
     # ---- running
 
-    def unbind(self) -> None:
+    def unbind(self, calls: Sequence[Call]) -> None:
         pass  # a task that is not issued holds nothing
 
     def begin_run(self, streams: Sequence[object] = ()) -> None:

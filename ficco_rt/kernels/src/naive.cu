@@ -1,17 +1,19 @@
-// The twins that any GPU runs: naive_gemm and naive_reduce.
+// The twins that any GPU runs: a GEMM and a sum.
 //
-// Compiled by NVRTC with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No
-// header is included, so the compiler alone suffices.
+// Compiled by NVRTC with -DGEMM=… or -DREDUCE=…, the name of the one kernel wanted, and with -DIN=… -DOUT=… (0 bf16,
+// 1 fp16, 2 fp32; the operands' and the result's type). No header is included, so the compiler alone suffices.
 //
 // Both kernels take a table of works and walk their tiles in order. A launch that is not streamed gives the
 // tiles out by block number; a streamed one by a counter in memory, so that whatever comes earlier in the order
 // has been taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
 //
-// Layouts of the structs: ficco_rt/driver/cuda/tables.py.
+// Layouts of the structs: ficco_rt/driver/gpu/naive.py.
 
 typedef long long i64;
 typedef unsigned long long u64;
 typedef unsigned int u32;
+
+constexpr int THREADS = 256;
 
 #if IN == 2
 typedef float In;
@@ -145,9 +147,10 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
 // 256 threads make a tile of 128 × 128, 32 deep, 8 × 8 outputs each, summed in fp32. Any strides, any runs of
 // rows, columns and depth on every operand. Dynamic shared memory: 256 · 32 elements of In.
 
-constexpr int TILE = 128, DEPTH = 32, THREADS = 256;
+#ifdef GEMM
+constexpr int TILE = 128, DEPTH = 32;
 
-extern "C" __global__ void __launch_bounds__(THREADS) naive_gemm(Table t) {
+extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
     extern __shared__ __align__(16) unsigned char dynamic[];
     In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
     __shared__ i64 at_m[TILE], at_n[TILE];
@@ -224,11 +227,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) naive_gemm(Table t) {
     }
 }
 
+#endif
+
 // ---------------------------------------------------------------- out = the sum of terms, in fp32
 //
 // A job is rows × columns of one pitch. A tile is 1024 accesses, four a thread, of 16 bytes where every address,
 // pitch and width allows it.
 
+#ifdef REDUCE
 struct __align__(16) Vector { u32 x, y, z, w; };
 
 template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *sum) {
@@ -244,7 +250,7 @@ template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) naive_reduce(Table t) {
+extern "C" __global__ void __launch_bounds__(THREADS) REDUCE(Table t) {
     constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 4;
     const Term *all_terms = (const Term *)t.runs;
 
@@ -309,3 +315,4 @@ extern "C" __global__ void __launch_bounds__(THREADS) naive_reduce(Table t) {
         tile_done(t, w.sync, w.counter, w.work_tiles);
     }
 }
+#endif

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -11,11 +11,14 @@ from ...graph.ir import ITEM_BYTES
 from ...plan.ir import GemmWork, Launch, ReduceWork, Work
 from ...region import Axis, Region
 from .cells import cells, strides
-from .tensors import Resolve, Tensor
+from .packed import Packed
+from .tensors import FlagAddress, Resolve, Tensor
 
 TILE, DEPTH, THREADS = 128, 32, 256
 REDUCE_TILE = 4 * THREADS  # accesses a tile
 TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
+
+SOURCE = "naive.cu"
 
 GEMM = struct.Struct("<9q24i")  # struct Gemm
 REDUCE = struct.Struct("<4q12i")
@@ -24,16 +27,11 @@ RUN = struct.Struct("<2q")
 FLAG = struct.Struct("<Q")
 TABLE = struct.Struct("<4Q4i")
 
-FlagAddress = Callable[[int], int]
-
 
 @dataclass(slots=True)
-class Packed:
-    """A launch of a naive kernel: its table's parts, and what the launch needs."""
+class _Tables:
+    """The works of a launch, as they are put together."""
 
-    entry: str
-    defines: dict[str, int]
-    smem: int  # dynamic, the least that the kernel needs
     works: bytearray = field(default_factory=bytearray)
     runs: bytearray = field(default_factory=bytearray)  # or the terms of a sum
     flags: bytearray = field(default_factory=bytearray)
@@ -48,11 +46,38 @@ class Packed:
             self.flags += FLAG.pack(address(flag))
         return first, len(waits), first + len(waits), len(signals)
 
+    def packed(self, kind: str, types: Sequence[str], smem: int, streamed: bool, options: Sequence[str]) -> Packed:
+        """The launch of the kernel for operands and result of these types."""
+        entry = "_".join((f"naive_{kind}", *types))
+        image, offsets = bytearray(), []
+        for data in (self.works, self.runs, self.flags):
+            image += bytes(-len(image) % 16)
+            offsets.append(len(image))
+            image += data
+        count, tiles = self.count, self.tiles
 
-def pack(command: Launch, resolve: Resolve, address: FlagAddress) -> list[Packed]:
+        def arguments(constants: int, scratch: int) -> list[bytes]:
+            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, int(streamed), 0)]
+
+        defines = (f"-D{kind.upper()}={entry}", f"-DIN={TYPES[types[0]]}", f"-DOUT={TYPES[types[-1]]}")
+        return Packed(
+            source=SOURCE,
+            entry=entry,
+            options=(*options, *defines),
+            threads=THREADS,
+            smem=smem,
+            tiles=tiles,
+            constants=bytes(image),
+            scratch=4 * self.counters,
+            counters=self.counters,
+            arguments=arguments,
+        )
+
+
+def pack(command: Launch, resolve: Resolve, address: FlagAddress, options: Sequence[str]) -> list[Packed]:
     """The launches that do a launch's works, in order: one for each run of works that one kernel can do, products or
     sums of the same types. A work waits only for what stands before it in the text, so that launches one after
-    another carry a streamed launch's order as well."""
+    another carry a streamed launch's order as well. `options` are the vendor's for the device."""
 
     def kind(work: Work) -> tuple[str, ...]:
         if isinstance(work, GemmWork):
@@ -60,19 +85,20 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress) -> list[Packed
         return ("reduce", resolve(work.writes[0]).dtype)
 
     launches = []
-    for (name, *_), group in groupby(command.works, kind):
+    for (name, *types), group in groupby(command.works, kind):
         works = list(group)
         if name == "gemm":
-            launches.append(_gemms([w for w in works if isinstance(w, GemmWork)], resolve, address))
+            tables = _gemms([w for w in works if isinstance(w, GemmWork)], resolve, address)
+            smem = 2 * TILE * DEPTH * ITEM_BYTES[types[0]]
         else:
-            launches.append(_sums([w for w in works if isinstance(w, ReduceWork)], resolve, address))
+            tables = _sums([w for w in works if isinstance(w, ReduceWork)], resolve, address)
+            smem = 0
+        launches.append(tables.packed(name, types, smem, command.streamed, options))
     return launches
 
 
-def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) -> Packed:
-    left, out = resolve(works[0].left), resolve(works[0].out)
-    types = {"IN": TYPES[left.dtype], "OUT": TYPES[out.dtype]}
-    packed = Packed("naive_gemm", types, 2 * TILE * DEPTH * ITEM_BYTES[left.dtype])
+def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) -> _Tables:
+    tables = _Tables()
     for work in works:
         out_rows, out_columns = _axes(work.out, resolve(work.out))
         left_axes = _axes(work.left, resolve(work.left))
@@ -84,38 +110,36 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
         tiles = -(-m // TILE) * columns
         maps: list[int] = []
         for axis in (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns):
-            maps += _runs(packed, axis.axis)
-        packed.works += GEMM.pack(
+            maps += _runs(tables, axis.axis)
+        tables.works += GEMM.pack(
             _base(work.out, resolve(work.out)), _base(work.left, resolve(work.left)),
             _base(work.right, resolve(work.right)),
             out_rows.step, out_columns.step, left_rows.step, left_depth.step, right_depth.step, right_columns.step,
-            *maps, m, n, k, int(work.accumulate), packed.tiles, tiles, columns, packed.count,
-            *packed.sync(work.waits, work.signals, address),
+            *maps, m, n, k, int(work.accumulate), tables.tiles, tiles, columns, tables.count,
+            *tables.sync(work.waits, work.signals, address),
         )  # fmt: skip
-        packed.count += 1
-        packed.counters += 1
-        packed.tiles += tiles
-    return packed
+        tables.count += 1
+        tables.counters += 1
+        tables.tiles += tiles
+    return tables
 
 
-def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -> Packed:
-    dtype = resolve(works[0].out).dtype
-    packed = Packed("naive_reduce", {"IN": TYPES[dtype], "OUT": TYPES[dtype]}, 0)
+def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -> _Tables:
+    tables = _Tables()
     for number, work in enumerate(works):
-        add_sum(packed, work.out, work.terms, resolve, number, packed.sync(work.waits, work.signals, address))
-    return packed
+        _add_sum(tables, work.out, work.terms, resolve, number, tables.sync(work.waits, work.signals, address))
+    return tables
 
 
-def sum_of(out: Region, terms: Sequence[Region], resolve: Resolve) -> Packed:
+def sum_of(out: Region, terms: Sequence[Region], resolve: Resolve, options: Sequence[str]) -> Packed:
     """A single sum without flags, for collectives and for copies that run on multiprocessors."""
-    dtype = resolve(out).dtype
-    packed = Packed("naive_reduce", {"IN": TYPES[dtype], "OUT": TYPES[dtype]}, 0)
-    add_sum(packed, out, terms, resolve, 0, (0, 0, 0, 0))
-    return packed
+    tables = _Tables()
+    _add_sum(tables, out, terms, resolve, 0, (0, 0, 0, 0))
+    return tables.packed("reduce", [resolve(out).dtype], 0, False, options)
 
 
-def add_sum(
-    packed: Packed, out: Region, terms: Sequence[Region], resolve: Resolve, work: int, sync: tuple[int, int, int, int]
+def _add_sum(
+    tables: _Tables, out: Region, terms: Sequence[Region], resolve: Resolve, work: int, sync: tuple[int, int, int, int]
 ) -> None:
     """One work of a sum, as jobs that are rows of one pitch on every side."""
     regions = (out, *terms)
@@ -135,17 +159,17 @@ def add_sum(
         jobs.append((cell, sides, wide if vector else 1, tiles))
     total = sum(tiles for *_, tiles in jobs)
     for cell, sides, vector_width, tiles in jobs:
-        first = len(packed.runs) // TERM.size
+        first = len(tables.runs) // TERM.size
         for tensor, (at, pitch) in zip(tensors[1:], sides[1:], strict=True):
-            packed.runs += TERM.pack(at, pitch, int(tensor.dtype == "fp32"), 0)
+            tables.runs += TERM.pack(at, pitch, int(tensor.dtype == "fp32"), 0)
         (at, pitch) = sides[0]
-        packed.works += REDUCE.pack(
+        tables.works += REDUCE.pack(
             at, pitch, cell.rows, cell.columns, first, len(terms), vector_width, work,
-            packed.tiles, tiles, work, total, *sync,
+            tables.tiles, tiles, work, total, *sync,
         )  # fmt: skip
-        packed.count += 1
-        packed.tiles += tiles
-    packed.counters = max(packed.counters, 3 + work)
+        tables.count += 1
+        tables.tiles += tiles
+    tables.counters = max(tables.counters, 3 + work)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +194,10 @@ def _base(region: Region, tensor: Tensor) -> int:
     return tensor.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * ITEM_BYTES[tensor.dtype]
 
 
-def _runs(packed: Packed, axis: Axis) -> tuple[int, int]:
+def _runs(tables: _Tables, axis: Axis) -> tuple[int, int]:
     """The axis's runs, appended: the first one's number and how many."""
-    first, at = len(packed.runs) // RUN.size, 0
+    first, at = len(tables.runs) // RUN.size, 0
     for s in axis.segments:
-        packed.runs += RUN.pack(at + s.size, s.start - at)
+        tables.runs += RUN.pack(at + s.size, s.start - at)
         at += s.size
     return first, len(axis.segments)

@@ -1,4 +1,4 @@
-"""What of the cuda driver needs no GPU: where regions lie, how works are packed, what tensors and devices tell."""
+"""What of the GPU drivers needs no GPU: where regions lie, how works are packed, what tensors and devices tell."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from ficco_rt import compiler
-from ficco_rt.driver import api
-from ficco_rt.driver.cuda import naive
+from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
-from ficco_rt.driver.cuda.cells import cells, part
-from ficco_rt.driver.cuda.driver import stream_handle
-from ficco_rt.driver.cuda.tensors import Tensor
+from ficco_rt.driver.gpu import naive
+from ficco_rt.driver.gpu.cells import cells, part
+from ficco_rt.driver.gpu.packed import Packed
+from ficco_rt.driver.gpu.runs import handles
+from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
@@ -102,13 +103,16 @@ def test_structs_have_the_sizes_of_the_source() -> None:
     assert sizes == [168, 80, 24, 16, 48]
 
 
-def packed(name: str, ranks: int) -> Iterator[tuple[Launch, list[naive.Packed]]]:
+CONSTANTS, SCRATCH = 1 << 20, 1 << 21  # addresses
+
+
+def packed(name: str, ranks: int) -> Iterator[tuple[Launch, list[Packed]]]:
     plan = compiler.compile_schedule(name, ranks)
     tensors = {(t.name, r): Tensor(4096, t.shapes[r], t.dtype, r, True) for t in plan.tensors for r in range(ranks)}
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, Launch):
-                yield command, naive.pack(command, lambda r: tensors[r.tensor, r.rank], lambda flag: 8 * flag)
+                yield command, naive.pack(command, lambda r: tensors[r.tensor, r.rank], lambda flag: 8 * flag, ())
 
 
 @pytest.mark.parametrize("name", ["ag_gemm/hetero_fused_1d", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring"])
@@ -116,21 +120,26 @@ def test_every_work_is_packed_once(name: str) -> None:
     for command, launches in packed(name, 4):
         assert len(launches) == 1
         (launch,) = launches
-        flags = sum(len(w.waits) + len(w.signals) for w in command.works)
-        assert len(launch.flags) == flags * naive.FLAG.size
+        (table,) = launch.arguments(CONSTANTS, SCRATCH)
+        works, runs, flags, counters, count, tiles, streamed, _ = naive.TABLE.unpack(table)
+        assert (counters, tiles, streamed) == (SCRATCH, launch.tiles, command.streamed)
+        assert CONSTANTS == works <= runs <= flags <= CONSTANTS + len(launch.constants)
+        raised = [8 * f for w in command.works for f in (*w.waits, *w.signals)]
+        assert [f for (f,) in naive.FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
         if isinstance(command.works[0], GemmWork):
-            assert launch.count == len(command.works)
-            tiles = 0
+            assert launch.entry == "naive_gemm_bf16_bf16"
+            assert count == len(command.works)
+            before = 0
             for i, work in enumerate(command.works):
                 assert isinstance(work, GemmWork)
-                fields = naive.GEMM.unpack_from(launch.works, i * naive.GEMM.size)
+                fields = naive.GEMM.unpack_from(launch.constants, i * naive.GEMM.size)
                 m, n, k, accumulate, first = fields[21:26]
                 assert (m, n) == work.out.shape
                 assert k == work.left.shape[1]
                 assert accumulate == work.accumulate
-                assert first == tiles
-                tiles += fields[26]
-            assert tiles == launch.tiles
+                assert first == before
+                before += fields[26]
+            assert before == tiles
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
@@ -142,11 +151,11 @@ def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int],
     from ficco_rt.kernels.compiler import compile_text
 
     text = resources.files("ficco_rt.kernels").joinpath("src", "naive.cu").read_text(encoding="utf-8")
-    options = ["-std=c++17", f"-arch={arch}", f"-DIN={types[0]}", f"-DOUT={types[1]}", "--ptxas-options=-v"]
-    made = compile_text(text, "naive.cu", options, tmp_path)
-    assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 2, made.log
-    assert b"naive_gemm" in made.code
-    assert b"naive_reduce" in made.code
+    for kind in ("GEMM", "REDUCE"):
+        defines = [f"-D{kind}=the_entry", f"-DIN={types[0]}", f"-DOUT={types[1]}"]
+        made = compile_text(text, "naive.cu", ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"], tmp_path)
+        assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, made.log
+        assert b"the_entry" in made.code
 
 
 # ---------------------------------------------------------------- order of issue
@@ -230,12 +239,13 @@ def test_tensors_that_do_not_fit() -> None:
 
 
 def test_streams_of_other_libraries() -> None:
-    assert stream_handle(SimpleNamespace(cuda_stream=7), 0) == 7
-    assert stream_handle(SimpleNamespace(ptr=8), 0) == 8
-    assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0) == 9
-    assert stream_handle(0, 0) == 0
-    with pytest.raises(UsageError, match="rank 3's is str, not a CUDA stream"):
-        stream_handle("x", 3)
+    given = [SimpleNamespace(cuda_stream=7), SimpleNamespace(ptr=8), SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0]
+    assert handles(given, 4) == [7, 8, 9, 0]
+    assert handles((), 4) == []
+    with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
+        handles([0, "x"], 2)
+    with pytest.raises(UsageError, match="wanted one a rank, 3; given 2"):
+        handles([0, 0], 3)
 
 
 # ---------------------------------------------------------------- devices and errors
@@ -272,6 +282,6 @@ def test_an_error_names_call_code_and_advice() -> None:
 
 
 def test_without_gpus_there_are_none() -> None:
-    assert api.device_count("host") == 0
+    assert registry.device_count("host") == 0
     with pytest.raises(UsageError, match="the host driver has no GPUs to discover"):
-        api.discover("host", 2)
+        registry.discover("host", 2)

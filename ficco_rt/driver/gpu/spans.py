@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import Span as Place
@@ -24,7 +24,7 @@ from ...plan.ir import (
 )
 from ...region import Region, describe
 from ...trace import Kind, Span
-from .streams import Bound, CudaStream
+from .streams import Bound, GpuStream
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
 
@@ -34,7 +34,7 @@ def place_of(place: Place) -> str:
 
 
 def spans_of(
-    stream: CudaStream, dtypes: Mapping[str, str], time: Callable[[Any], float], raisers: Mapping[tuple[str, int], str]
+    stream: GpuStream, dtypes: Mapping[str, str], time: Callable[[Any], float], raisers: Mapping[tuple[str, int], str]
 ) -> Iterator[Span]:
     """What a stream did in a marked run; `time` of a mark is microseconds from the run's start."""
     free = 0.0
@@ -57,7 +57,7 @@ def spans_of(
 
 
 def _timed(
-    stream: CudaStream, command: CopyAsync | Launch | CollectiveCall, times: list[float], dtypes: Mapping[str, str]
+    stream: GpuStream, command: CopyAsync | Launch | CollectiveCall, times: list[float], dtypes: Mapping[str, str]
 ) -> Iterator[Span]:
     rank, number, stage = stream.plan.rank, stream.plan.id, command.stage
 
@@ -145,7 +145,7 @@ def words(command: Command) -> str:
 
 
 def stuck(
-    stream: CudaStream, done: Callable[[Bound], bool | None], raisers: Mapping[tuple[str, int], str]
+    stream: GpuStream, done: Callable[[Bound], bool | None], raisers: Mapping[tuple[str, int], str]
 ) -> str | None:
     """How far a stream got; None if it is through. `done` of a command: None if nothing tells."""
     last: Bound | None = None
@@ -170,7 +170,7 @@ def stuck(
     return text
 
 
-def raisers_of(streams: list[CudaStream]) -> dict[tuple[str, int], str]:
+def raisers_of(streams: Sequence[GpuStream]) -> dict[tuple[str, int], str]:
     """Who gives each event and flag: `rank 1 stream dma (x.ficco:20)`."""
     found: dict[tuple[str, int], str] = {}
     for stream in streams:

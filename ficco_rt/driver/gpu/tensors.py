@@ -1,4 +1,4 @@
-"""Tensors where a kernel finds them."""
+"""Tensors and flags where a kernel finds them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...graph.ir import Dtype
+from ...graph.ir import ITEM_BYTES, Dtype
 from ...region import Region
 
 
@@ -20,5 +20,14 @@ class Tensor:
     rank: int
     owned: bool  # by the driver, which then frees it
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        size = ITEM_BYTES[self.dtype]
+        for n in self.shape:
+            size *= n
+        return size
+
 
 Resolve: TypeAlias = Callable[[Region], Tensor]
+FlagAddress: TypeAlias = Callable[[int], int]  # of a flag's number in the plan

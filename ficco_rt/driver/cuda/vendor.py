@@ -1,0 +1,306 @@
+"""NVIDIA GPUs through cuda.bindings: what the driver needs of the CUDA driver API."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from ... import env
+from ...errors import DeviceError
+from ...errors import Span as Place
+from ...kernels.compiler import compile_text
+from ...machine.discover import DeviceFacts
+from ...plan.ir import Launch
+from ..gpu.packed import Packed
+from ..gpu.tensors import FlagAddress, Resolve
+from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
+from . import hopper
+from .call import api, call, failure
+
+
+class Cuda:
+    """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the driver or a GPU is missing."""
+
+    name = "cuda"
+    maker = "NVIDIA"
+    visible = "CUDA_VISIBLE_DEVICES"
+    topology = "nvidia-smi topo -p2p w"
+    sources = (".cu", ".cuh", ".c", ".cpp")
+
+    def __init__(self) -> None:
+        env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+        self.cu: Any = api()
+
+    def failure(self, function: Function, code: Any, what: str = "", place: Place | None = None) -> DeviceError:
+        return failure(function, code, what, place)
+
+    # ---- devices
+
+    def count(self) -> int:
+        return int(call(self.cu.cuDeviceGetCount))
+
+    def facts(self, ordinal: int) -> DeviceFacts:
+        cu = self.cu
+        device = call(cu.cuDeviceGet, ordinal)
+        name = call(cu.cuDeviceGetName, 256, device)
+
+        def attribute(short: str) -> int:
+            code = getattr(cu.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{short}")
+            return int(call(cu.cuDeviceGetAttribute, code, device))
+
+        return DeviceFacts(
+            name=name.split(b"\0")[0].decode(),
+            capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+            sms=attribute("MULTIPROCESSOR_COUNT"),
+            smem_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            smem_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+            smem_reserved=attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
+            max_residency=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+            memory=int(call(cu.cuDeviceTotalMem, device)),
+            clock_khz=attribute("CLOCK_RATE"),
+            memory_clock_khz=attribute("MEMORY_CLOCK_RATE"),
+            bus_bits=attribute("GLOBAL_MEMORY_BUS_WIDTH"),
+            copy_engines=attribute("ASYNC_ENGINE_COUNT"),
+        )
+
+    def can_access(self, a: int, b: int) -> bool:
+        cu = self.cu
+        return bool(call(cu.cuDeviceCanAccessPeer, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))
+
+    def retain(self, ordinal: int) -> Handle:
+        cu = self.cu
+        return call(cu.cuDevicePrimaryCtxRetain, call(cu.cuDeviceGet, ordinal), what=f"device {ordinal}")
+
+    def release(self, ordinal: int) -> None:
+        cu = self.cu
+        call(cu.cuDevicePrimaryCtxRelease, call(cu.cuDeviceGet, ordinal), what=f"device {ordinal}")
+
+    def enable_access(self, ordinal: int, context: Handle) -> None:
+        (code,) = self.cu.cuCtxEnablePeerAccess(context, 0)
+        if code and code.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":
+            raise failure(self.cu.cuCtxEnablePeerAccess, code, f"to device {ordinal}")
+
+    def push(self, context: Handle) -> None:
+        call(self.cu.cuCtxPushCurrent, context)
+
+    def pop(self) -> None:
+        self.cu.cuCtxPopCurrent()
+
+    def current(self) -> Handle:
+        return call(self.cu.cuCtxGetCurrent)
+
+    def enter(self, context: Handle) -> None:
+        call(self.cu.cuCtxSetCurrent, context)
+
+    def restore(self, current: Handle) -> None:
+        call(self.cu.cuCtxSetCurrent, current)
+
+    # ---- memory
+
+    def free_memory(self) -> int:
+        free, _ = call(self.cu.cuMemGetInfo)
+        return int(free)
+
+    def alloc(self, size: int, what: str) -> int:
+        return int(call(self.cu.cuMemAlloc, size, what=what))
+
+    def free(self, address: int) -> None:
+        call(self.cu.cuMemFree, address)
+
+    def owner(self, address: int, what: str) -> int:
+        attribute = self.cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        return int(call(self.cu.cuPointerGetAttribute, attribute, address, what=what))
+
+    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
+        call(self.cu.cuMemsetD8Async, address, byte, size, stream)
+
+    def zero(self, address: int, words: int, stream: Handle) -> None:
+        call(self.cu.cuMemsetD32Async, address, 0, words, stream)
+
+    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
+        call(self.cu.cuMemcpyHtoDAsync, address, source, size, stream)
+
+    def to_host(self, target: int, address: int, size: int) -> None:
+        call(self.cu.cuMemcpyDtoH, target, address, size)
+
+    # ---- streams and events
+
+    def priorities(self) -> tuple[int, int]:
+        least, greatest = call(self.cu.cuCtxGetStreamPriorityRange)
+        return int(least), int(greatest)
+
+    def new_stream(self, priority: int) -> Handle:
+        return call(self.cu.cuStreamCreateWithPriority, self.cu.CUstream_flags.CU_STREAM_NON_BLOCKING, priority)
+
+    def destroy_stream(self, stream: Handle) -> None:
+        call(self.cu.cuStreamDestroy, stream)
+
+    def wait_stream(self, stream: Handle) -> None:
+        call(self.cu.cuStreamSynchronize, stream)
+
+    def idle(self, stream: Handle) -> bool:
+        return not self.cu.cuStreamQuery(stream)[0]
+
+    def new_event(self, timing: bool) -> Handle:
+        flags = self.cu.CUevent_flags
+        return call(self.cu.cuEventCreate, flags.CU_EVENT_DEFAULT if timing else flags.CU_EVENT_DISABLE_TIMING)
+
+    def destroy_event(self, event: Handle) -> None:
+        call(self.cu.cuEventDestroy, event)
+
+    def record(self, event: Handle, stream: Handle, what: str = "") -> None:
+        call(self.cu.cuEventRecord, event, stream, what=what)
+
+    def wait(self, stream: Handle, event: Handle) -> None:
+        call(self.cu.cuStreamWaitEvent, stream, event, 0)
+
+    def ended(self, event: Handle) -> bool:
+        (code,) = self.cu.cuEventQuery(event)
+        if code and code.name != "CUDA_ERROR_NOT_READY":
+            raise failure(self.cu.cuEventQuery, code, "while the plan ran")
+        return not code
+
+    def milliseconds(self, start: Handle, stop: Handle) -> float:
+        return float(call(self.cu.cuEventElapsedTime, start, stop))
+
+    def force(self, address: int, stream: Handle) -> None:
+        self.cu.cuStreamWriteValue32(stream, address, 1, 0)
+
+    # ---- graphs
+
+    def begin_capture(self, stream: Handle) -> None:
+        mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        call(self.cu.cuStreamBeginCapture, stream, mode)
+
+    def end_capture(self, stream: Handle) -> Handle:
+        return call(self.cu.cuStreamEndCapture, stream)
+
+    def drop_capture(self, stream: Handle) -> None:
+        code, graph = self.cu.cuStreamEndCapture(stream)
+        if not code and graph:
+            self.cu.cuGraphDestroy(graph)
+
+    def instantiate(self, captured: Handle) -> Handle:
+        flags = self.cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+        return call(self.cu.cuGraphInstantiate, captured, int(flags))
+
+    def destroy_captured(self, captured: Handle) -> None:
+        call(self.cu.cuGraphDestroy, captured)
+
+    def destroy_graph(self, graph: Handle) -> None:
+        call(self.cu.cuGraphExecDestroy, graph)
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None:
+        call(self.cu.cuGraphLaunch, graph, stream)
+
+    # ---- kernels
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        return ("-std=c++17", f"-arch={arch}")
+
+    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
+        return compile_text(text, name, options).code
+
+    def image(self, suffix: str, code: bytes) -> bytes | None:
+        if suffix == ".ptx":
+            return code + b"\0"
+        return code if suffix in (".cubin", ".fatbin") else None
+
+    def load(self, code: bytes, what: str) -> Handle:
+        return call(self.cu.cuModuleLoadData, code, what=what)
+
+    def unload(self, module: Handle) -> None:
+        call(self.cu.cuModuleUnload, module)
+
+    def function(self, module: Handle, entry: str, what: str) -> Handle:
+        return call(self.cu.cuModuleGetFunction, module, entry.encode(), what=what)
+
+    def static_smem(self, function: Handle, what: str) -> int:
+        attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        return int(call(self.cu.cuFuncGetAttribute, attribute, function, what=what))
+
+    def allow_smem(self, function: Handle, size: int, what: str) -> None:
+        attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
+
+    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
+        return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
+
+    def tuned(
+        self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
+    ) -> Packed | None:
+        if hopper.is_hopper(command.kernel):
+            return hopper.pack(command, resolve, address, sms)
+        return None
+
+    # ---- actions
+
+    def copy(self, run: Run, stream: Handle) -> Action:
+        return self.cu.cuMemcpyDtoDAsync, (run.dst, run.src, run.size, stream)
+
+    def copy_rows(self, rows: Rows, stream: Handle) -> Action:
+        box = self.cu.CUDA_MEMCPY2D()
+        box.srcMemoryType = box.dstMemoryType = self.cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
+        box.dstDevice, box.srcDevice = rows.dst, rows.src
+        box.dstPitch, box.srcPitch = rows.dst_pitch, rows.src_pitch
+        box.WidthInBytes, box.Height = rows.width, rows.rows
+        return self.cu.cuMemcpy2DAsync, (box, stream)
+
+    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
+        """NOTE it cannot be captured into a graph: the copies would be missing from it."""
+        cu = self.cu
+        if not hasattr(cu, "cuMemcpyBatchAsync"):
+            return None
+        attributes = cu.CUmemcpyAttributes()
+        attributes.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+        attributes.flags = int(cu.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)
+        to, of = [cu.CUdeviceptr(r.dst) for r in runs], [cu.CUdeviceptr(r.src) for r in runs]
+        sizes = [r.size for r in runs]
+        return cu.cuMemcpyBatchAsync, (to, of, sizes, len(runs), [attributes], [0], 1, stream)
+
+    def record_action(self, event: Handle, stream: Handle) -> Action:
+        return self.cu.cuEventRecord, (event, stream)
+
+    def wait_action(self, stream: Handle, event: Handle) -> Action:
+        return self.cu.cuStreamWaitEvent, (stream, event, 0)
+
+    def signal_action(self, address: int, stream: Handle) -> Action:
+        return self.cu.cuStreamWriteValue32, (stream, address, 1, 0)
+
+    def wait_flag_action(self, address: int, stream: Handle) -> Action:
+        until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+        return self.cu.cuStreamWaitValue32, (stream, address, 1, until)
+
+    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action:
+        """The arguments are packed: the call reads them from memory that the action keeps."""
+        cu = self.cu
+        config = cu.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = (*grid.blocks, 1, 1)[:3]
+        config.blockDimX, config.blockDimY, config.blockDimZ = (*grid.threads, 1, 1)[:3]
+        config.sharedMemBytes = grid.smem
+        config.hStream = stream
+        wanted = []
+        if grid.priority is not None:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PRIORITY
+            attribute.value.priority = grid.priority
+            wanted.append(attribute)
+        if grid.cluster > 1:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            value = cu.CUlaunchAttributeValue()
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = grid.cluster, 1, 1
+            attribute.value = value
+            wanted.append(attribute)
+        if wanted:
+            config.attrs, config.numAttrs = wanted, len(wanted)
+        values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
+        pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
+        launch = cu.cuLaunchKernelEx
+
+        def cuLaunchKernelEx(config: Any, handle: Any, pointers: Any, _keep: Any) -> tuple[Any, ...]:
+            result: tuple[Any, ...] = launch(config, handle, ctypes.addressof(pointers), 0)
+            return result
+
+        return cuLaunchKernelEx, (config, function, pointers, values)

@@ -1,0 +1,144 @@
+"""Collectives of all ranks, made of our own copies and sums, so that they run wherever plans run: for ranks that share
+a GPU, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...errors import UsageError
+from ...plan.ir import CollectiveCall, Command, Plan
+from ...region import Region
+from .cells import part
+from .gpus import Gpus
+from .spans import place_of
+from .streams import Bound
+from .tensors import Resolve
+from .vendor import Handle
+
+Sum: TypeAlias = tuple[Region, list[Region]]  # out, terms
+Copy: TypeAlias = tuple[Region, Region]  # dst, src
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a rank does: the sum, if any, then the copies in order."""
+
+    sum: Sum | None
+    copies: tuple[Copy, ...]
+
+
+def steps(command: CollectiveCall, rank: int, plan: Plan, resolve: Resolve) -> Steps:
+    """The rank's part of a collective."""
+    calls = _calls(plan, command.group)
+    ranks = len(calls)
+    peers = [(rank + i) % ranks for i in range(1, ranks)]
+    if resolve(command.dst).address == resolve(command.src).address and command.kind in (
+        "reduce_scatter",
+        "all_to_all",
+    ):
+        raise UsageError(f"{place_of(command.origin)}: there is no {command.kind} in place; take two tensors")
+    match command.kind:
+        case "all_gather":
+            starts = _starts([c.src.shape[0] for c in calls])
+            pushes = [(part(calls[p].dst, starts[rank], starts[rank + 1]), command.src) for p in (*peers, rank)]
+            return Steps(None, tuple((dst, src) for dst, src in pushes if dst != src))
+        case "all_to_all":
+            return Steps(None, tuple(_exchange(command, rank, calls)))
+        case "reduce_scatter":
+            starts = _starts([c.dst.shape[0] for c in calls])
+            a, b = starts[rank], starts[rank + 1]
+            return Steps((command.dst, [part(calls[p].src, a, b) for p in (rank, *peers)]), ())
+        case "all_reduce":  # every rank sums a share of the rows and pushes it to all
+            rows = command.src.shape[0]
+            a, b = rank * rows // ranks, (rank + 1) * rows // ranks
+            if a == b:
+                return Steps(None, ())
+            mine = part(command.dst, a, b)
+            terms = [part(calls[p].src, a, b) for p in (rank, *peers)]
+            return Steps((mine, terms), tuple((part(calls[p].dst, a, b), mine) for p in peers))
+
+
+def _calls(plan: Plan, group: int) -> list[CollectiveCall]:
+    """All ranks' calls of a collective, by rank."""
+    found = {s.rank: c for s in plan.streams for c in s.commands if isinstance(c, CollectiveCall) and c.group == group}
+    return [found[rank] for rank in sorted(found)]
+
+
+def _exchange(command: CollectiveCall, rank: int, calls: Sequence[CollectiveCall]) -> Iterator[Copy]:
+    ranks, rows = len(calls), command.src.shape[0]
+    for p in (*((rank + i) % ranks for i in range(1, ranks)), rank):  # staggered pushes
+        a, b = p * rows // ranks, (p + 1) * rows // ranks
+        before = sum((p + 1) * c.src.shape[0] // ranks - p * c.src.shape[0] // ranks for c in calls[:rank])
+        if a < b:
+            yield part(calls[p].dst, before, before + b - a), part(command.src, a, b)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    starts = [0]
+    for n in sizes:
+        starts.append(starts[-1] + n)
+    return starts
+
+
+class Group:
+    """A collective's calls, bound in the order of issue: all are issued where the last stands, with all ranks'
+    streams held together before and after by two events a rank."""
+
+    def __init__(self, gpus: Gpus, ranks: int) -> None:
+        self._gpus = gpus
+        self._ranks = ranks
+        self._members: list[Member] = []
+
+    @property
+    def whole(self) -> bool:
+        return len(self._members) == self._ranks
+
+    def add(self, bound: Bound) -> Member:
+        device = bound.stream.device
+        member = Member(self, bound, self._gpus.new_event(device), self._gpus.new_event(device))
+        self._members.append(member)
+        return member
+
+    def issue(self, last: Member) -> None:
+        if last is not self._members[-1]:
+            return
+        self._meet([m.before for m in self._members])
+        for member in self._members:
+            member.bound()
+        self._meet([m.after for m in self._members])
+
+    def _meet(self, events: Sequence[Handle]) -> None:
+        gpus, vendor = self._gpus, self._gpus.vendor
+        streams = [m.bound.stream for m in self._members]
+        for stream, event in zip(streams, events, strict=True):
+            gpus.enter(stream.device)
+            vendor.record(event, stream.handle)
+        for stream, own in zip(streams, events, strict=True):
+            gpus.enter(stream.device)
+            for event in events:
+                if event is not own:
+                    vendor.wait(stream.handle, event)
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One rank's call."""
+
+    group: Group
+    bound: Bound
+    before: Handle
+    after: Handle
+
+    @property
+    def command(self) -> Command:
+        return self.bound.command
+
+    def __call__(self) -> None:
+        self.group.issue(self)
+
+    def release(self) -> None:
+        self.bound.release()
+        for event in (self.before, self.after):
+            self.bound.gpus.drop_event(event)

@@ -1,0 +1,43 @@
+"""Copies of regions as the copies that devices make: runs of bytes, and rows of one pitch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...graph.ir import ITEM_BYTES
+from ...plan.ir import CopyAsync
+from ...region import Region
+from .cells import cells
+from .streams import Piece
+from .tensors import Resolve
+from .vendor import Action, Handle, Rows, Run, Vendor
+
+
+def parts(dst: Region, src: Region, resolve: Resolve) -> Iterator[Run | Rows]:
+    """What makes dst equal src."""
+    to, of = resolve(dst), resolve(src)
+    item = ITEM_BYTES[to.dtype]
+    for cell in cells((dst, src), (to.shape, of.shape)):
+        a, b = cell.sides
+        at, start = to.address + a.offset * item, of.address + b.offset * item
+        width = cell.columns * item
+        if cell.rows == 1:
+            yield Run(at, start, width)
+        else:
+            yield Rows(at, start, width, cell.rows, a.pitch * item, b.pitch * item)
+
+
+def action(vendor: Vendor, part: Run | Rows, stream: Handle) -> Action:
+    return vendor.copy(part, stream) if isinstance(part, Run) else vendor.copy_rows(part, stream)
+
+
+def bind(vendor: Vendor, command: CopyAsync, resolve: Resolve, stream: Handle) -> tuple[list[Piece], Piece | None]:
+    """A piece for each transfer; and all of them in fewer calls, if that can be."""
+    of_transfers = [list(parts(t.dst, t.src, resolve)) for t in command.transfers]
+    pieces: list[Piece] = [tuple(action(vendor, p, stream) for p in found) for found in of_transfers]
+    every = [p for found in of_transfers for p in found]
+    runs = [p for p in every if isinstance(p, Run)]
+    batch = vendor.copy_batch(runs, stream) if len(runs) > 1 else None
+    if batch is None:
+        return pieces, None
+    return pieces, (batch, *(action(vendor, p, stream) for p in every if isinstance(p, Rows)))

@@ -1,0 +1,322 @@
+"""GPUs of any vendor: one process, all devices, a plan's commands on streams or as one graph.
+
+The driver puts its parts together: `gpus` (devices and what is made on them), `flags`, `launches`, `copies`,
+`collectives`, `runs`. What differs between vendors is behind `vendor.Vendor`.
+
+NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. The
+order of issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels; so vendors
+ask for as many queues as there can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from ...errors import UsageError
+from ...graph.ir import Dtype, Kernel
+from ...plan.ir import (
+    CollectiveCall,
+    CopyAsync,
+    Launch,
+    Plan,
+    Record,
+    SignalFlag,
+    Stream,
+    WaitEvent,
+    WaitFlag,
+)
+from ...trace import Clock, Span
+from ..api import (
+    NUMPY_DTYPES,
+    Array,
+    Buffer,
+    Call,
+    DeviceArray,
+    Event,
+    Flag,
+    Graph,
+    Memory,
+    Pool,
+    Progress,
+    StreamHandle,
+)
+from . import collectives, copies
+from .flags import Flags
+from .gpus import Gpus
+from .launches import Launches
+from .runs import Captured, Runs, handles
+from .spans import raisers_of, spans_of
+from .streams import Bound, GpuStream, Piece, Upload
+from .tensors import Resolve, Tensor
+from .vendor import Handle, Vendor
+
+
+class GpuDriver:
+    """See the module. `timeout` is the seconds that `synchronize` waits; None: for ever."""
+
+    def __init__(self, vendor: Vendor, plan: Plan, *, ranks_per_gpu: int = 1, timeout: float | None = None) -> None:
+        self.name = vendor.name
+        self._vendor = vendor
+        self._plan = plan
+        self._numbers = count()
+        self._buffers: dict[Buffer, Tensor] = {}
+        self._streams: dict[StreamHandle, GpuStream] = {}
+        self._of_plan: list[GpuStream] = []
+        self._events: dict[Event, Handle] = {}
+        self._flags: dict[Flag, int] = {}
+        self._graphs: dict[Graph, Captured] = {}
+        self._groups: dict[int, collectives.Group] = {}  # the one that is being bound, by number
+        self._bound: set[Bound | collectives.Member] = set()
+        self._closed = False
+        self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu)
+        try:
+            self._flag_words = Flags(self._gpus, plan.flag_homes)
+            self._launches = Launches(self._gpus, plan)
+            self._runs = Runs(self._gpus, self._flag_words, self._of_plan, self._uploads, timeout)
+        except BaseException:
+            self._gpus.close()
+            raise
+
+    @property
+    def clock(self) -> Clock:
+        return "device"
+
+    @property
+    def on_device(self) -> bool:
+        return True
+
+    @property
+    def marking(self) -> bool:
+        return self._gpus.marking
+
+    @marking.setter
+    def marking(self, on: bool) -> None:
+        self._gpus.marking = on
+
+    def describe(self) -> str:
+        """The devices in use, for people."""
+        names = [d.facts.name for d in self._gpus.devices.values()]
+        shared = -(-self._plan.ranks // len(names))
+        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "")
+
+    # ---- memory
+
+    def pools(self) -> tuple[Pool, ...]:
+        pools = []
+        for i, device in self._gpus.devices.items():
+            with self._gpus.inside(device):
+                free = self._vendor.free_memory()
+            ranks = tuple(r for r in range(self._plan.ranks) if self._gpus.homes[r] == i)
+            pools.append(Pool(str(device), ranks, free))
+        return tuple(pools)
+
+    def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
+        self._runs.answers()
+        device = self._gpus.device(rank)
+        tensor = Tensor(0, shape, dtype, rank, owned=True)
+        address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank} on {device}")
+        return self._buffer(Tensor(address, shape, dtype, rank, owned=True))
+
+    def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
+        if not isinstance(array, DeviceArray):
+            raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
+        home = self._gpus.homes[rank]
+        where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
+        if where != home:
+            raise UsageError(f"rank {rank} runs on device {home}; its tensor lies on device {where}")
+        return self._buffer(Tensor(array.address, array.shape, dtype, rank, owned=False))
+
+    def _buffer(self, tensor: Tensor) -> Buffer:
+        buffer = Buffer(next(self._numbers))
+        self._buffers[buffer] = tensor
+        return buffer
+
+    def free(self, buffer: Buffer) -> None:
+        tensor = self._buffers[buffer]
+        if tensor.owned:
+            self._runs.quiet()
+            self._gpus.free(tensor.address)
+        del self._buffers[buffer]
+
+    def poison(self, buffer: Buffer) -> None:
+        self._runs.quiet()
+        tensor = self._buffers[buffer]
+        device = self._gpus.device(tensor.rank)
+        stream = self._gpus.control[device.ordinal]
+        with self._gpus.inside(device):
+            self._vendor.fill(tensor.address, 0xFF, tensor.size, stream)  # all bits set are a NaN in every type
+            self._vendor.wait_stream(stream)
+
+    def write(self, buffer: Buffer, array: Array) -> None:
+        self._runs.quiet()
+        tensor = self._buffers[buffer]
+        self._gpus.put(self._gpus.device(tensor.rank), tensor.address, np.ascontiguousarray(array))
+
+    def read(self, buffer: Buffer) -> Array:
+        self._runs.quiet()
+        tensor = self._buffers[buffer]
+        values: Array = np.empty(tensor.shape, NUMPY_DTYPES[tensor.dtype])
+        with self._gpus.inside(self._gpus.device(tensor.rank)):
+            self._vendor.to_host(values.ctypes.data, tensor.address, values.nbytes)
+        return values
+
+    # ---- queues, and what orders them
+
+    def stream(self, stream: Stream) -> StreamHandle:
+        device = self._gpus.device(stream.rank)
+        handle = self._gpus.new_stream(device, stream.priority)
+        made = GpuStream(stream, device, handle, self._gpus.new_event(device))
+        number = StreamHandle(next(self._numbers))
+        self._streams[number] = made
+        self._of_plan.append(made)
+        return number
+
+    def event(self, rank: int) -> Event:
+        event = Event(next(self._numbers))
+        self._events[event] = self._gpus.new_event(self._gpus.device(rank))
+        return event
+
+    def flag(self, rank: int) -> Flag:
+        flag = Flag(next(self._numbers))
+        self._flags[flag] = self._flag_words.take(rank)
+        return flag
+
+    def kernel(self, kernel: Kernel) -> None:
+        self._launches.kernels[kernel.name] = kernel
+
+    # ---- binding
+
+    def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call:
+        to, resolve = self._streams[stream], self._resolver(memory)
+        if to.plan.engine == "sm":
+            sums = [(t.dst, (t.src,)) for t in command.transfers]
+            actions, uploads = self._launches.sums(to, sums, resolve, command.origin)
+            return self._keep(Bound(self._gpus, to, command, [(a,) for a in actions], uploads=uploads))
+        pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
+        return self._keep(Bound(self._gpus, to, command, pieces, fast))
+
+    def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
+        to = self._streams[stream]
+
+        def address(flag: int) -> int:
+            return self._flags[flags[flag]]
+
+        actions, uploads = self._launches.bind(to, command, self._resolver(memory), address)
+        return self._keep(Bound(self._gpus, to, command, [tuple(actions)], uploads=uploads))
+
+    def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call:
+        to, resolve = self._streams[stream], self._resolver(memory)
+        steps = collectives.steps(command, to.plan.rank, self._plan, resolve)
+        piece: list[Any] = []
+        uploads: list[Upload] = []
+        if steps.sum is not None:
+            actions, uploads = self._launches.sums(to, [steps.sum], resolve, command.origin)
+            piece += actions
+        for dst, src in steps.copies:
+            piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
+        group = self._groups.get(command.group)
+        if group is None or group.whole:
+            group = self._groups[command.group] = collectives.Group(self._gpus, self._plan.ranks)
+        return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], uploads=uploads)))
+
+    def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call:
+        to, handle = self._streams[stream], self._events[event]
+        piece: Piece = (self._vendor.record_action(handle, to.handle),)
+        return self._keep(Bound(self._gpus, to, command, (piece,), event=handle))
+
+    def bind_wait_event(self, stream: StreamHandle, command: WaitEvent, event: Event) -> Call:
+        to = self._streams[stream]
+        piece: Piece = (self._vendor.wait_action(to.handle, self._events[event]),)
+        return self._keep(Bound(self._gpus, to, command, (piece,)))
+
+    def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call:
+        to = self._streams[stream]
+        piece: Piece = (self._vendor.signal_action(self._flags[flag], to.handle),)
+        return self._keep(Bound(self._gpus, to, command, (piece,)))
+
+    def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
+        to = self._streams[stream]
+        piece: Piece = (self._vendor.wait_flag_action(self._flags[flag], to.handle),)
+        return self._keep(Bound(self._gpus, to, command, (piece,)))
+
+    def _keep(self, call: Bound | collectives.Member) -> Call:
+        self._bound.add(call)
+        return call
+
+    def _uploads(self) -> list[Upload]:
+        """The tables of all bound launches."""
+        bounds = (b.bound if isinstance(b, collectives.Member) else b for b in self._bound)
+        return [upload for bound in bounds for upload in bound.uploads]
+
+    def _resolver(self, memory: Memory) -> Resolve:
+        return lambda region: self._buffers[memory[region.tensor, region.rank]]
+
+    def unbind(self, calls: Sequence[Call]) -> None:
+        self._runs.quiet()
+        for call in calls:
+            assert isinstance(call, Bound | collectives.Member)
+            self._bound.discard(call)
+            call.release()
+
+    # ---- running
+
+    def begin_run(self, streams: Sequence[object] = ()) -> None:
+        self._runs.begin(handles(streams, self._plan.ranks))
+
+    def end_run(self) -> None:
+        self._runs.end()
+
+    def abandon(self) -> None:
+        self._runs.abandon()
+
+    def capture(self, calls: Sequence[Call]) -> Graph:
+        graph = Graph(next(self._numbers))
+        self._graphs[graph] = self._runs.capture(calls)
+        return graph
+
+    def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
+        self._runs.replay(self._graphs[graph], handles(streams, self._plan.ranks))
+
+    def forget(self, graph: Graph) -> None:
+        self._runs.quiet()
+        self._vendor.destroy_graph(self._graphs.pop(graph).graph)
+
+    def synchronize(self, progress: Progress | None = None) -> None:
+        self._runs.synchronize()
+
+    def elapsed(self) -> float:
+        return self._runs.microseconds()
+
+    def spans(self) -> tuple[Span, ...]:
+        """Of the last marked run."""
+        runs = self._runs
+        if not runs.marked:
+            return ()
+        runs.synchronize()
+        raisers = raisers_of(self._of_plan)
+        dtypes = {t.name: t.dtype for t in self._plan.tensors}
+        found: list[Span] = []
+        for stream in self._of_plan:
+
+            def since(mark: Handle, stream: GpuStream = stream) -> float:
+                return runs.since(stream, mark)
+
+            with self._gpus.inside(stream.device):
+                found.extend(spans_of(stream, dtypes, since, raisers))
+        return tuple(sorted(found, key=lambda s: (s.stream, s.start, s.stop)))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._runs.settle()
+        if self._runs.lost:
+            return  # any call would block or fail; the process's end gives everything back
+        while self._graphs:
+            self._vendor.destroy_graph(self._graphs.popitem()[1].graph)
+        self._launches.close()
+        self._gpus.close()

@@ -1,0 +1,62 @@
+"""Flags: 32-bit words in the memory of the device that waits for them, 0 between runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .gpus import Gpus
+from .vendor import Handle
+
+
+class Flags:
+    """The words of a plan's flags; `ranks[f]` is where flag f's waiter runs."""
+
+    def __init__(self, gpus: Gpus, ranks: Sequence[int]) -> None:
+        self._gpus = gpus
+        self._words: dict[int, tuple[int, int]] = {}  # device → address, words
+        self._reset: dict[int, Handle] = {}
+        self._rescue: dict[int, Handle] = {}  # streams that never wait
+        for i, device in gpus.devices.items():
+            words = sum(gpus.homes[rank] == i for rank in ranks)
+            if words:
+                self._words[i] = (gpus.alloc(device, 4 * words, f"the plan's flags on {device}"), words)
+                self._reset[i] = gpus.new_event(device)
+                self._rescue[i] = gpus.new_stream(device)
+        self._next = {i: address for i, (address, _) in self._words.items()}
+        self.clear()
+
+    def take(self, rank: int) -> int:
+        """The address of the next flag of a rank."""
+        home = self._gpus.homes[rank]
+        address = self._next[home]
+        self._next[home] += 4
+        return address
+
+    def clear(self) -> None:
+        """All are down, whatever a given-up run has left."""
+        for i, (address, words) in self._words.items():
+            self._gpus.put(self._gpus.devices[i], address, np.zeros(words, np.uint32))
+
+    def lower(self, origin: Handle, fork: Handle) -> None:
+        """Take all down once `origin`, a stream of the first device, gets here; it goes on behind that."""
+        if not self._words:
+            return
+        gpus, vendor = self._gpus, self._gpus.vendor
+        vendor.record(fork, origin)
+        for i, (address, words) in self._words.items():
+            gpus.enter(gpus.devices[i])
+            vendor.wait(gpus.control[i], fork)
+            vendor.zero(address, words, gpus.control[i])
+            vendor.record(self._reset[i], gpus.control[i])
+        gpus.enter(gpus.first)
+        for event in self._reset.values():
+            vendor.wait(origin, event)
+
+    def force_up(self) -> None:
+        """Whatever waits for a flag goes on."""
+        for i, (address, words) in self._words.items():
+            with self._gpus.inside(self._gpus.devices[i]):
+                for word in range(words):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
+                    self._gpus.vendor.force(address + 4 * word, self._rescue[i])

@@ -1,0 +1,171 @@
+"""Launches: which kernel does a launch's works, and its calls with the tables that they read in device memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import DeviceError, UsageError
+from ...errors import Span as Place
+from ...graph.ir import ITEM_BYTES, Kernel
+from ...plan.ir import CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
+from ...region import Region
+from . import naive
+from .cells import cells
+from .devices import Device
+from .gpus import Gpus
+from .modules import Modules
+from .packed import Packed
+from .spans import place_of
+from .streams import GpuStream, Upload
+from .tensors import FlagAddress, Resolve
+from .vendor import Action, Grid
+
+PLAIN = LaunchAttributes(smem=0, residency=None, sms=None, priority=None)
+_ALIGNED = 256  # bytes
+
+
+class Launches:
+    """Makes a plan's launches ready. `kernels` are the user kernels, by name."""
+
+    def __init__(self, gpus: Gpus, plan: Plan) -> None:
+        self._gpus = gpus
+        self._plan = plan
+        self._modules = Modules(gpus)
+        self.kernels: dict[str, Kernel] = {}
+
+    def close(self) -> None:
+        self._modules.close()
+
+    def bind(
+        self, to: GpuStream, command: Launch, resolve: Resolve, address: FlagAddress
+    ) -> tuple[list[Action], list[Upload]]:
+        """The calls of a launch, and what they need in device memory."""
+        users = [w for w in command.works if isinstance(w, KernelWork)]
+        if users:
+            return [self._user(to, command, work, resolve) for work in users], []
+        facts = to.device.facts
+        sms = command.attributes.sms or facts.sms
+        if command.streamed:
+            sms = min(sms, self._room(to.device))
+        tuned = self._gpus.vendor.tuned(command, resolve, address, facts, sms)
+        if tuned is not None:
+            launches = [tuned]
+        else:
+            launches = naive.pack(command, resolve, address, self._gpus.vendor.options(facts.arch))
+        return self._all(to, launches, command.attributes, command.streamed, command.origin)
+
+    def sums(
+        self, to: GpuStream, sums: Sequence[tuple[Region, Sequence[Region]]], resolve: Resolve, place: Place
+    ) -> tuple[list[Action], list[Upload]]:
+        """A launch for each sum of terms into a region; of one term it is a copy on multiprocessors."""
+        options = self._gpus.vendor.options(to.device.facts.arch)
+        launches = [naive.sum_of(out, terms, resolve, options) for out, terms in sums]
+        return self._all(to, launches, PLAIN, False, place)
+
+    def _all(
+        self, to: GpuStream, launches: Sequence[Packed], attributes: LaunchAttributes, streamed: bool, place: Place
+    ) -> tuple[list[Action], list[Upload]]:
+        actions: list[Action] = []
+        uploads: list[Upload] = []
+        try:
+            for packed in launches:
+                actions.append(self._packed(to, packed, attributes, streamed, place, uploads))
+        except BaseException:
+            for upload in uploads:
+                self._gpus.free(upload.address)
+            raise
+        return actions, uploads
+
+    def _packed(
+        self,
+        to: GpuStream,
+        packed: Packed,
+        attributes: LaunchAttributes,
+        streamed: bool,
+        place: Place,
+        uploads: list[Upload],
+    ) -> Action:
+        gpus, vendor, device = self._gpus, self._gpus.vendor, to.device
+        entry = self._modules.own(packed.source, packed.entry, device, packed.options)
+        # what the text asks for counts all of a block's shared memory
+        smem = max(packed.smem, attributes.smem - entry.static_smem)
+        what = f"kernel {entry.name} on {device}, {smem} bytes of shared memory"
+        blocks = packed.grid
+        with gpus.inside(device):
+            vendor.allow_smem(entry.handle, smem, what)
+            if blocks is None:
+                fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
+                if not fitting:
+                    raise DeviceError(f"{place_of(place)}: {what} does not fit")
+                blocks = (attributes.sms or device.facts.sms) * fitting
+                if streamed:
+                    blocks = min(blocks, self._room(device))
+                blocks = min(blocks, packed.tiles)
+        upload = self._upload(device, packed, entry.name)
+        uploads.append(upload)
+        grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), packed.cluster)
+        with gpus.inside(device):
+            arguments = packed.arguments(upload.address, upload.counters)
+            return vendor.launch_action(entry.handle, grid, arguments, to.handle)
+
+    def _upload(self, device: Device, packed: Packed, name: str) -> Upload:
+        """The launch's constants in device memory, and zeros behind them."""
+        constants = len(packed.constants)
+        start = -(-constants // _ALIGNED) * _ALIGNED
+        address = self._gpus.alloc(device, start + packed.scratch, f"the table of a launch of {name} on {device}")
+        try:
+            image = np.zeros(start + packed.scratch, np.uint8)
+            image[:constants] = np.frombuffer(packed.constants, np.uint8)
+            self._gpus.put(device, address, image)
+        except BaseException:
+            self._gpus.free(address)
+            raise
+        return Upload(device, address, address + start, packed.counters)
+
+    def _priority(self, attributes: LaunchAttributes) -> int | None:
+        """None for the stream's, in a captured node too."""
+        return None if attributes.priority is None else self._gpus.priority(attributes.priority)
+
+    def _room(self, device: Device) -> int:
+        """Blocks that a streamed launch may hold. Its blocks wait while they hold their multiprocessors, so all
+        streamed launches of a device together leave one free for what they wait for: ranks that share the device,
+        and copies inside a device, which may run on multiprocessors."""
+        homes = self._gpus.homes
+        waiting = [s for s in self._plan.streams if homes[s.rank] == device.ordinal]
+        launches = sum(any(isinstance(c, Launch) and c.streamed for c in s.commands) for s in waiting)
+        alone = sum(home == device.ordinal for home in homes) == 1
+        local = any(
+            isinstance(c, CopyAsync) and any(homes[t.src.rank] == homes[t.dst.rank] for t in c.transfers)
+            for s in waiting
+            for c in s.commands
+        )
+        if alone and launches == 1 and not local:
+            return 2**31 - 1
+        return max(1, (device.facts.sms - 1) // max(1, launches))
+
+    def _user(self, to: GpuStream, command: Launch, work: KernelWork, resolve: Resolve) -> Action:
+        """A user kernel gets the address of each region's first element, and each int as a C int."""
+        place = place_of(work.origin)
+        if work.waits or work.signals:
+            raise UsageError(f"{place}: kernel '{work.kernel}' cannot be streamed")
+        entry = self._modules.users(self.kernels[work.kernel], to.device)
+        arguments: list[bytes] = []
+        for a in work.arguments:
+            if not isinstance(a.value, Region):
+                arguments.append(bytes(ctypes.c_int(a.value)))
+                continue
+            tensor = resolve(a.value)
+            if len(a.value.boxes) != 1:
+                raise UsageError(f"{place}: kernel '{work.kernel}', argument {a.name}: one piece, not a set of pieces")
+            first = next(cells((a.value,), (tensor.shape,)))
+            address = tensor.address + first.sides[0].offset * ITEM_BYTES[tensor.dtype]
+            arguments.append(bytes(ctypes.c_uint64(address)))
+        vendor, smem = self._gpus.vendor, command.attributes.smem
+        grid = Grid(work.grid, work.block, smem, self._priority(command.attributes))
+        with self._gpus.inside(to.device):
+            if smem:
+                vendor.allow_smem(entry.handle, smem, f"{place}: kernel '{work.kernel}', {smem} bytes of shared memory")
+            return vendor.launch_action(entry.handle, grid, arguments, to.handle)

@@ -1,0 +1,81 @@
+"""Kernel code on a device: compiled from source where need be, loaded, its entries looked up."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from ...errors import InternalError, UsageError
+from ...graph.ir import Kernel
+from .devices import Device
+from .gpus import Gpus
+from .vendor import Handle
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A kernel, ready to be launched on its device."""
+
+    name: str
+    handle: Handle
+    static_smem: int  # bytes a block, besides the dynamic
+
+
+class Modules:
+    """The modules of one driver, by device and content."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self._loaded: dict[tuple[int, bytes], Handle] = {}
+        self._own: dict[tuple[str, str, int, tuple[str, ...]], Entry] = {}
+
+    def own(self, source: str, entry: str, device: Device, options: tuple[str, ...]) -> Entry:
+        """An entry of one of our own sources, compiled with `options`."""
+        key = (source, entry, device.ordinal, options)
+        if key not in self._own:
+            text = resources.files("ficco_rt.kernels").joinpath("src", source).read_text(encoding="utf-8")
+            code = self._gpus.vendor.compile(text, source, options)
+            self._own[key] = self._entry(code, entry, entry, device)
+        return self._own[key]
+
+    def users(self, kernel: Kernel, device: Device) -> Entry:
+        """A user kernel: source, or what the vendor's compiler made of it, beside the schedule."""
+        vendor = self._gpus.vendor
+        place = f"{kernel.origin.path}:{kernel.origin.line}: kernel '{kernel.name}'"
+        path = (Path(kernel.origin.path).parent / kernel.file).resolve()
+        try:
+            code = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{place}: cannot read '{path}': {error.strerror}") from error
+        if path.suffix in vendor.sources:
+            try:
+                image = vendor.compile(code.decode("utf-8"), str(path), vendor.options(device.facts.arch))
+            except (InternalError, UnicodeDecodeError) as error:  # the user's source, so no bug of ours
+                raise UsageError(f"{place}: {error}") from error
+        else:
+            known = vendor.image(path.suffix, code)
+            if known is None:
+                raise UsageError(
+                    f"{place}: '{path.name}' is nothing that the {vendor.name} driver loads; source is "
+                    f"{', '.join(vendor.sources)}"
+                )
+            image = known
+        return self._entry(image, kernel.entry, kernel.name, device, f"{place} on {device}")
+
+    def _entry(self, code: bytes, entry: str, name: str, device: Device, what: str = "") -> Entry:
+        vendor = self._gpus.vendor
+        what = what or f"kernel {name} on {device}"
+        key = (device.ordinal, hashlib.sha256(code).digest())
+        with self._gpus.inside(device):
+            if key not in self._loaded:
+                self._loaded[key] = vendor.load(code, what)
+            handle = vendor.function(self._loaded[key], entry, f"{what}, entry '{entry}'")
+            return Entry(name, handle, vendor.static_smem(handle, what))
+
+    def close(self) -> None:
+        """Unload everything."""
+        for key in list(self._loaded):
+            with self._gpus.inside(self._gpus.devices[key[0]]):
+                self._gpus.vendor.unload(self._loaded.pop(key))

@@ -1,0 +1,29 @@
+"""A launch of one of our kernels as plain data: what is compiled, what lies in memory, what is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Before it is launched, `constants` are put into device memory, and zeroed scratch beside them.
+
+    `grid` blocks at `cluster` a cluster; None: as many as fit on the device, and no more than `tiles`. The kernel
+    leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
+    `arguments` of the addresses of constants and scratch are the kernel's parameters.
+    """
+
+    source: str  # a file of kernels/src
+    entry: str
+    options: tuple[str, ...]
+    threads: int
+    smem: int  # dynamic, bytes; the least that it needs
+    tiles: int
+    constants: bytes
+    scratch: int  # bytes
+    counters: int  # words
+    arguments: Callable[[int, int], list[bytes]]
+    grid: int | None = None
+    cluster: int = 1

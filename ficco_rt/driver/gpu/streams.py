@@ -1,0 +1,107 @@
+"""What a run is made of on the device: bound commands, the streams that they go to, and their marks in time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ...plan.ir import Command
+from ...plan.ir import Stream as PlanStream
+from .devices import Device
+from .gpus import Gpus
+from .vendor import Action, Function, Handle
+
+Piece: TypeAlias = tuple[Action, ...]  # driver calls that are one thing in a trace: a transfer, a launch
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A launch's table in device memory. `words` words at `counters` must be 0 before a run."""
+
+    device: Device
+    address: int
+    counters: int
+    words: int
+
+
+@dataclass(slots=True, eq=False)
+class GpuStream:
+    """A stream of a rank's device."""
+
+    plan: PlanStream
+    device: Device
+    handle: Handle
+    tail: Handle  # the event that ends a run on it
+    issued: list[Bound] = field(default_factory=list)  # since the run began
+
+    def __str__(self) -> str:
+        return f"rank {self.plan.rank} stream {self.plan.name}"
+
+
+class Bound:
+    """A command with its driver calls ready to be made. Calling it makes them.
+
+    `pieces` do the command one thing at a time; `fast`, where given, does it in fewer calls that cannot be
+    captured into a graph. `uploads` are what the calls need in device memory; `event` is what a Record records.
+    """
+
+    __slots__ = ("command", "event", "fast", "gpus", "marks", "pieces", "plain", "stream", "uploads")
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        stream: GpuStream,
+        command: Command,
+        pieces: Sequence[Piece],
+        fast: Piece | None = None,
+        uploads: Sequence[Upload] = (),
+        event: Handle | None = None,
+    ) -> None:
+        self.gpus = gpus
+        self.stream = stream
+        self.command = command
+        self.pieces = pieces
+        self.plain: Piece = tuple(action for piece in pieces for action in piece)
+        self.fast = self.plain if fast is None else fast
+        self.uploads = uploads
+        self.event = event
+        self.marks: list[Handle] = []  # timing events: before the first piece, after each
+
+    def __call__(self) -> None:
+        gpus, stream = self.gpus, self.stream
+        if gpus.current is not stream.device:
+            gpus.enter(stream.device)
+        if not gpus.capturing:
+            stream.issued.append(self)
+            if gpus.marking:
+                self._marked()
+                return
+        for function, arguments in self.plain if gpus.capturing else self.fast:
+            code = function(*arguments)[0]
+            if code:
+                raise self.error(function, code)
+
+    def _marked(self) -> None:
+        gpus, stream = self.gpus, self.stream
+        while len(self.marks) <= len(self.pieces):
+            self.marks.append(gpus.new_event(stream.device, timing=True))
+        gpus.vendor.record(self.marks[0], stream.handle)
+        for piece, mark in zip(self.pieces, self.marks[1:], strict=True):
+            for function, arguments in piece:
+                code = function(*arguments)[0]
+                if code:
+                    raise self.error(function, code)
+            gpus.vendor.record(mark, stream.handle)
+
+    def release(self) -> None:
+        """Give back what it holds; it is not called again."""
+        while self.marks:
+            self.gpus.drop_event(self.marks.pop())
+        for upload in self.uploads:
+            self.gpus.free(upload.address)
+        self.uploads = ()
+
+    def error(self, function: Function, code: Any) -> Exception:
+        what = f"{type(self.command).__name__} on {self.stream}, {self.stream.device}"
+        return self.gpus.vendor.failure(function, code, what, self.command.origin)

@@ -1,0 +1,227 @@
+"""What a vendor's driver gives: the calls that differ between CUDA and HIP, and nothing that could be shared.
+
+Two kinds of methods. Those that *do* something make the call and check it: a refused one is a DeviceError with call,
+code, and `what` it was for. Those that *prepare* give an Action, a raw driver call with its arguments, which a bound
+command makes again and again; its result begins with the code, false if all is well, for `failure`.
+
+Handles (contexts, streams, events, graphs, modules, functions) are whatever the vendor's bindings have for them.
+Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ...errors import DeviceError
+from ...errors import Span as Place
+from ...machine.discover import DeviceFacts
+from ...plan.ir import Launch
+from .tensors import FlagAddress, Resolve
+
+if TYPE_CHECKING:
+    from .packed import Packed
+
+Function: TypeAlias = Callable[..., tuple[Any, ...]]
+Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
+Handle: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes that lie together on both sides of a copy."""
+
+    dst: int
+    src: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one pitch on each side of a copy."""
+
+    dst: int
+    src: int
+    width: int
+    rows: int
+    dst_pitch: int
+    src_pitch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The shape of a launch. `priority` as `priorities` counts, or None for the stream's."""
+
+    blocks: tuple[int, ...]
+    threads: tuple[int, ...]
+    smem: int  # dynamic, bytes
+    priority: int | None = None
+    cluster: int = 1
+
+
+class Vendor(Protocol):
+    """See the module."""
+
+    name: str  # of the driver: cuda, hip
+    maker: str  # of the GPUs, for people: NVIDIA, AMD
+    visible: str  # the environment variable that chooses devices
+    topology: str  # a command that shows which devices reach each other
+    sources: tuple[str, ...]  # endings of source files that `compile` takes
+
+    # ---- errors
+
+    def failure(self, function: Function, code: Any, what: str = "", place: Place | None = None) -> DeviceError:
+        """The error of a call that gave `code`: call, what it was for, code, and the schedule's line."""
+
+    # ---- devices
+
+    def count(self) -> int:
+        """Devices that this process may use."""
+
+    def facts(self, ordinal: int) -> DeviceFacts: ...
+
+    def can_access(self, a: int, b: int) -> bool:
+        """Whether device a may read and write b's memory directly."""
+
+    def retain(self, ordinal: int) -> Handle:
+        """The device's context, shared with the process's other libraries."""
+
+    def release(self, ordinal: int) -> None: ...
+
+    def enable_access(self, ordinal: int, context: Handle) -> None:
+        """Let the current device use the memory of `ordinal`, whose context it is; enabled already is fine."""
+
+    def push(self, context: Handle) -> None:
+        """Make a context current until `pop`."""
+
+    def pop(self) -> None:
+        """Unchecked: it stands where another error may be on its way."""
+
+    def current(self) -> Handle:
+        """What `restore` takes."""
+
+    def enter(self, context: Handle) -> None: ...
+
+    def restore(self, current: Handle) -> None: ...
+
+    # ---- memory of the current device
+
+    def free_memory(self) -> int: ...
+
+    def alloc(self, size: int, what: str) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def owner(self, address: int, what: str) -> int:
+        """The device of an allocation."""
+
+    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None: ...
+
+    def zero(self, address: int, words: int, stream: Handle) -> None:
+        """32-bit words."""
+
+    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None: ...
+
+    def to_host(self, target: int, address: int, size: int) -> None:
+        """Done on return."""
+
+    # ---- streams and events of the current device
+
+    def priorities(self) -> tuple[int, int]:
+        """Least and greatest. NOTE a greater priority is a smaller number."""
+
+    def new_stream(self, priority: int) -> Handle: ...
+
+    def destroy_stream(self, stream: Handle) -> None: ...
+
+    def wait_stream(self, stream: Handle) -> None:
+        """The host waits."""
+
+    def idle(self, stream: Handle) -> bool:
+        """Whether all on it is done; False also if the device does not answer."""
+
+    def new_event(self, timing: bool) -> Handle: ...
+
+    def destroy_event(self, event: Handle) -> None: ...
+
+    def record(self, event: Handle, stream: Handle, what: str = "") -> None: ...
+
+    def wait(self, stream: Handle, event: Handle) -> None: ...
+
+    def ended(self, event: Handle) -> bool:
+        """DeviceError: what ran before it failed."""
+
+    def milliseconds(self, start: Handle, stop: Handle) -> float: ...
+
+    def force(self, address: int, stream: Handle) -> None:
+        """Put a 1 there though kernels hold all multiprocessors. Unchecked."""
+
+    # ---- graphs
+
+    def begin_capture(self, stream: Handle) -> None: ...
+
+    def end_capture(self, stream: Handle) -> Handle: ...
+
+    def drop_capture(self, stream: Handle) -> None:
+        """End a capture whose calls failed. Unchecked."""
+
+    def instantiate(self, captured: Handle) -> Handle:
+        """Kernel nodes keep their priorities."""
+
+    def destroy_captured(self, captured: Handle) -> None: ...
+
+    def destroy_graph(self, graph: Handle) -> None: ...
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None: ...
+
+    # ---- kernels
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        """What every source is compiled with."""
+
+    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
+        """Machine code. InternalError with the compiler's log if it refuses the text."""
+
+    def image(self, suffix: str, code: bytes) -> bytes | None:
+        """A user's compiled file as `load` takes it; None if it is none of this vendor's."""
+
+    def load(self, code: bytes, what: str) -> Handle: ...
+
+    def unload(self, module: Handle) -> None: ...
+
+    def function(self, module: Handle, entry: str, what: str) -> Handle: ...
+
+    def static_smem(self, function: Handle, what: str) -> int: ...
+
+    def allow_smem(self, function: Handle, size: int, what: str) -> None:
+        """Let blocks ask for so much dynamic shared memory."""
+
+    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
+
+    def tuned(
+        self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
+    ) -> Packed | None:
+        """A launch of the tuned kernel that the plan names, on `sms` multiprocessors at most. None if the plan names a
+        naive one, or if the memory that the tensors have got is not aligned as the kernel needs it, which the plan
+        cannot know: then the naive twin does the work."""
+
+    # ---- actions
+
+    def copy(self, run: Run, stream: Handle) -> Action: ...
+
+    def copy_rows(self, rows: Rows, stream: Handle) -> Action: ...
+
+    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
+        """All of them in one call, if there is one. It need not be fit for capture."""
+
+    def record_action(self, event: Handle, stream: Handle) -> Action: ...
+
+    def wait_action(self, stream: Handle, event: Handle) -> Action: ...
+
+    def signal_action(self, address: int, stream: Handle) -> Action:
+        """The flag at `address`, of any device, is up once the stream gets there."""
+
+    def wait_flag_action(self, address: int, stream: Handle) -> Action: ...
+
+    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action: ...

@@ -1,0 +1,61 @@
+"""The drivers by name. A vendor's bindings are imported when its driver is asked for, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from ..errors import DeviceError, UsageError
+from ..machine.model import Machine
+from ..plan.ir import Plan
+from .api import Driver, DriverName
+from .gpu.devices import discover as machine_of
+from .gpu.driver import GpuDriver
+from .gpu.vendor import Vendor
+from .host.driver import HostDriver
+
+# A GPU driver's vendor: module and class.
+VENDORS: dict[DriverName, tuple[str, str]] = {"cuda": ("cuda.vendor", "Cuda")}
+
+
+def open_driver(
+    name: DriverName,
+    plan: Plan,
+    *,
+    order: str = "fifo",
+    ranks_per_gpu: int = 1,
+    timeout: float | None = None,
+) -> Driver:
+    """The driver `name` for a plan.
+
+    `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
+    GPU; `timeout` is the seconds that a run may take.
+    """
+    if name == "host":
+        return HostDriver(plan, order=order)
+    return GpuDriver(_vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
+
+
+def device_count(name: DriverName) -> int:
+    """GPUs that the driver `name` finds; 0 where anything that it needs is missing."""
+    try:
+        return _vendor(name).count() if name in VENDORS else 0
+    except DeviceError:
+        return 0
+
+
+def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
+    """The GPUs of this machine, as the driver `name` sees them. DeviceError if they are too few for the ranks."""
+    if name == "host":
+        raise UsageError(f"the {name} driver has no GPUs to discover")
+    return machine_of(_vendor(name), ranks, ranks_per_gpu)
+
+
+def _vendor(name: DriverName) -> Vendor:
+    if name not in VENDORS:
+        raise UsageError(f"no driver is called '{name}'; there are: host, {', '.join(VENDORS)}")
+    module, kind = VENDORS[name]
+    make: Callable[[], Any] = getattr(import_module(f".{module}", __package__), kind)
+    vendor: Vendor = make()
+    return vendor
