@@ -1,0 +1,32 @@
+"""The stand-in libraries as fixtures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mock import standin
+
+if shutil.which("cc") is None:
+    pytest.skip("no C compiler (cc) to build the stand-in libraries with", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled once for all of the session's processes."""
+    folder = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-kernels"
+    monkeypatch.setenv("FICCO_CACHE", os.environ.get("FICCO_CACHE") or str(folder))
+
+
+@pytest.fixture
+def cuda() -> Iterator[standin.StandIn]:
+    """libcuda.so.1, as freshly loaded; afterwards without devices, as other tests expect this machine to be."""
+    library = standin.cuda()
+    library.reset()
+    yield library
+    library.reset("devices 0")

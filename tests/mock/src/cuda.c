@@ -1,0 +1,553 @@
+// The face of libcuda.so.1: what cuda.bindings.driver asks for, by name, through cuGetProcAddress.
+#define _GNU_SOURCE
+#include "standin.h"
+#include "tensor_map.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint64_t Address;
+typedef void *Handle;
+
+static __thread Handle stack[64];    // contexts, the current one last
+static __thread int depth;
+static bool initialised;
+
+void cuda_reset(void) { depth = 0; }
+int standin_pushed(void) { return depth; }
+
+static Device *device_of(Handle context, const char *who) { return context ? object_of(CONTEXT, context, who) : NULL; }
+
+// The current context's device, or a code.
+static int current(const char *who, Device **d) {
+    if (!initialised) return NOT_INITIALIZED;
+    if (!depth || !stack[depth - 1]) return INVALID_CONTEXT;
+    *d = device_of(stack[depth - 1], who);
+    return *d ? (*d)->sick : INVALID_CONTEXT;
+}
+static int stream_of(Handle handle, const char *who, Stream **s) {
+    if (!handle) {
+        Device *d = NULL;
+        int code = current(who, &d);
+        if (code) return code;
+        if (!d->null_stream) d->null_stream = stream_create(d, 0);
+        *s = d->null_stream;
+        return OK;
+    }
+    *s = object_of(STREAM, handle, who);
+    return *s ? (*s)->device->sick : INVALID_HANDLE;
+}
+static int event_of(Handle handle, const char *who, Event **e) {
+    *e = object_of(EVENT, handle, who);
+    return *e ? (*e)->device->sick : INVALID_HANDLE;
+}
+#define DEVICE(d) Device *d = NULL; { int bad_ = current(called_.name, &d); if (bad_) return bad_; }
+#define STREAM_OF(s, handle) Stream *s = NULL; { int bad_ = stream_of(handle, called_.name, &s); if (bad_) return bad_; }
+#define EVENT_OF(e, handle) Event *e = NULL; { int bad_ = event_of(handle, called_.name, &e); if (bad_) return bad_; }
+#define ORDINAL(n) if ((n) < 0 || (n) >= world.devices) return INVALID_DEVICE; Device *d = &devices[n]
+
+// ---------------------------------------------------------------- devices
+
+int cuInit(unsigned flags) {
+    CALL(cuInit);
+    (void)flags;
+    if (world.init_code) return world.init_code;
+    if (!world.devices) return NO_DEVICE;
+    initialised = true;
+    return OK;
+}
+int cuDriverGetVersion(int *version) { CALL(cuDriverGetVersion); return *version = 13000, OK; }
+int cuDeviceGetCount(int *n) { CALL(cuDeviceGetCount); return *n = world.devices, initialised ? OK : NOT_INITIALIZED; }
+int cuDeviceGet(int *device, int ordinal) {
+    CALL(cuDeviceGet);
+    ORDINAL(ordinal);
+    return *device = d->ordinal, OK;
+}
+int cuDeviceGetName(char *name, int room, int device) {
+    CALL(cuDeviceGetName);
+    ORDINAL(device);
+    return snprintf(name, (size_t)room, "%s", d->name), OK;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    CALL(cuDeviceTotalMem);
+    ORDINAL(device);
+    return *bytes = d->memory, OK;
+}
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    CALL(cuDeviceGetAttribute);
+    ORDINAL(device);
+    switch (attribute) {
+        case 13: *value = d->clock_khz; break;
+        case 16: *value = d->sms; break;
+        case 36: *value = d->memory_clock_khz; break;
+        case 37: *value = d->bus_bits; break;
+        case 40: *value = d->copy_engines; break;
+        case 75: *value = d->major; break;
+        case 76: *value = d->minor; break;
+        case 81: *value = d->smem_sm; break;
+        case 97: *value = d->smem_block; break;
+        case 106: *value = d->max_blocks; break;
+        case 111: *value = d->smem_reserved; break;
+        default:
+            violation("cuDeviceGetAttribute: the stand-in does not know attribute %d", attribute);
+            return INVALID_VALUE;
+    }
+    return OK;
+}
+int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    CALL(cuDeviceCanAccessPeer);
+    if (peer < 0 || peer >= world.devices) return INVALID_DEVICE;
+    ORDINAL(device);
+    return *can = device != peer && d->links[peer], OK;
+}
+
+// ---------------------------------------------------------------- contexts
+
+int cuDevicePrimaryCtxRetain(Handle *context, int device) {
+    CALL(cuDevicePrimaryCtxRetain);
+    ORDINAL(device);
+    if (d->sick) return d->sick;
+    if (!d->retained++) d->context = handle_of(CONTEXT, d);
+    else world.live[CONTEXT]++;
+    return *context = d->context, OK;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    CLOSING(cuDevicePrimaryCtxRelease);
+    ORDINAL(device);
+    if (!d->retained) {
+        violation("cuDevicePrimaryCtxRelease: device %d is not retained", device);
+        return INVALID_CONTEXT;
+    }
+    if (--d->retained) world.live[CONTEXT]--;
+    else {
+        handle_gone(d->context);
+        memset(d->enabled, 0, sizeof d->enabled);
+    }
+    return CLOSED(OK);
+}
+int cuCtxPushCurrent_v2(Handle context) {
+    CALL(cuCtxPushCurrent);
+    Device *d = device_of(context, called_.name);
+    if (!d) return INVALID_CONTEXT;
+    if (depth == 64) {
+        violation("cuCtxPushCurrent: 64 contexts are pushed");
+        return INVALID_VALUE;
+    }
+    stack[depth++] = context;
+    return OK;
+}
+int cuCtxPopCurrent_v2(Handle *context) {
+    CLOSING(cuCtxPopCurrent);
+    if (!depth) return INVALID_CONTEXT;
+    depth--;
+    if (context) *context = stack[depth];
+    return CLOSED(OK);
+}
+int cuCtxSetCurrent(Handle context) {
+    CALL(cuCtxSetCurrent);
+    if (context && !device_of(context, called_.name)) return INVALID_CONTEXT;
+    if (depth) depth--;
+    if (context) stack[depth++] = context;
+    return OK;
+}
+int cuCtxGetCurrent(Handle *context) {
+    CALL(cuCtxGetCurrent);
+    return *context = depth ? stack[depth - 1] : NULL, OK;
+}
+int cuCtxEnablePeerAccess(Handle peer, unsigned flags) {
+    CALL(cuCtxEnablePeerAccess);
+    DEVICE(d);
+    Device *other = device_of(peer, called_.name);
+    if (!other || flags) return INVALID_VALUE;
+    if (other == d || !d->links[other->ordinal]) return PEER_UNSUPPORTED;
+    if (d->enabled[other->ordinal]) return PEER_ALREADY;
+    d->enabled[other->ordinal] = true;
+    return OK;
+}
+int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    CALL(cuCtxGetStreamPriorityRange);
+    DEVICE(d);
+    return *least = 0, *greatest = -5, OK;
+}
+int cuCtxSynchronize(void) {
+    CALL(cuCtxSynchronize);
+    DEVICE(d);
+    return device_synchronize(d, called_.name);
+}
+
+// ---------------------------------------------------------------- memory
+
+int cuMemAlloc_v2(Address *address, size_t bytes) {
+    CALL(cuMemAlloc);
+    DEVICE(d);
+    return memory_alloc(d, bytes, address);
+}
+int cuMemFree_v2(Address address) {
+    CLOSING(cuMemFree);
+    Device *home = memory_home(address, 1);
+    if (home && !home->sick && !call_.code) device_synchronize(home, called_.name);
+    int code = memory_free(address, called_.name);
+    return CLOSED(code ? code : home->sick);
+}
+int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
+    CALL(cuMemGetInfo);
+    DEVICE(d);
+    return *free_bytes = d->memory - d->used, *total = d->memory, OK;
+}
+int cuPointerGetAttribute(void *data, int attribute, Address address) {
+    CALL(cuPointerGetAttribute);
+    Device *home = memory_home(address, 1);
+    if (!home) return INVALID_VALUE;
+    if (attribute != 9) return INVALID_VALUE;  // the device's ordinal
+    return *(int *)data = home->ordinal, OK;
+}
+int cuMemcpyDtoDAsync_v2(Address dst, Address src, size_t bytes, Handle stream) {
+    CALL(cuMemcpyDtoDAsync);
+    STREAM_OF(s, stream);
+    return stream_copy(s, dst, src, 1, bytes, 0, 0, called_.name);
+}
+int cuMemcpyHtoDAsync_v2(Address dst, const void *src, size_t bytes, Handle stream) {
+    CALL(cuMemcpyHtoDAsync);
+    STREAM_OF(s, stream);
+    return stream_copy(s, dst, (Address)src, 1, bytes, 0, 0, called_.name);
+}
+// NOTE to pageable memory: it returns when the bytes are there.
+int cuMemcpyDtoHAsync_v2(void *dst, Address src, size_t bytes, Handle stream) {
+    CALL(cuMemcpyDtoHAsync);
+    STREAM_OF(s, stream);
+    int code = stream_copy(s, (Address)dst, src, 1, bytes, 0, 0, called_.name);
+    return code ? code : stream_synchronize(s, called_.name);
+}
+static int copy_now(Address dst, Address src, size_t bytes, const char *who) {
+    Stream *s = NULL;
+    int code = stream_of(NULL, who, &s);
+    if (!code) code = stream_copy(s, dst, src, 1, bytes, 0, 0, who);
+    return code ? code : stream_synchronize(s, who);
+}
+int cuMemcpyDtoH_v2(void *dst, Address src, size_t bytes) {
+    CALL(cuMemcpyDtoH);
+    return copy_now((Address)dst, src, bytes, called_.name);
+}
+int cuMemcpyHtoD_v2(Address dst, const void *src, size_t bytes) {
+    CALL(cuMemcpyHtoD);
+    return copy_now(dst, (Address)src, bytes, called_.name);
+}
+
+typedef struct {
+    size_t src_x, src_y;
+    int src_type;
+    const void *src_host;
+    Address src_device;
+    void *src_array;
+    size_t src_pitch, dst_x, dst_y;
+    int dst_type;
+    void *dst_host;
+    Address dst_device;
+    void *dst_array;
+    size_t dst_pitch, width, height;
+} Copy2D;
+int cuMemcpy2DAsync_v2(const Copy2D *c, Handle stream) {
+    CALL(cuMemcpy2DAsync);
+    STREAM_OF(s, stream);
+    Address dst = c->dst_type == 1 ? (Address)c->dst_host : c->dst_device;
+    Address src = c->src_type == 1 ? (Address)c->src_host : c->src_device;
+    if (c->src_type == 3 || c->dst_type == 3) return INVALID_VALUE;
+    return stream_copy(s, dst + c->dst_y * c->dst_pitch + c->dst_x, src + c->src_y * c->src_pitch + c->src_x, c->height,
+                       c->width, c->dst_pitch, c->src_pitch, called_.name);
+}
+int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t count, void *attributes, size_t *at,
+                          size_t attribute_count, Handle stream) {
+    CALL(cuMemcpyBatchAsync);
+    STREAM_OF(s, stream);
+    (void)attributes;
+    if (!stream || !count || !attribute_count || attribute_count > count || at[0]) return INVALID_VALUE;
+    if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
+    // NOTE the copies of a batch have no order among themselves; those of this project never overlap
+    for (size_t i = 0; i < count; i++) {
+        int code = stream_copy(s, dsts[i], srcs[i], 1, sizes[i], 0, 0, called_.name);
+        if (code) return code;
+    }
+    return OK;
+}
+int cuMemsetD8Async(Address dst, unsigned char value, size_t count, Handle stream) {
+    CALL(cuMemsetD8Async);
+    STREAM_OF(s, stream);
+    return stream_fill(s, dst, value, 1, count, called_.name);
+}
+int cuMemsetD32Async(Address dst, unsigned value, size_t count, Handle stream) {
+    CALL(cuMemsetD32Async);
+    STREAM_OF(s, stream);
+    return stream_fill(s, dst, value, 4, count, called_.name);
+}
+
+// ---------------------------------------------------------------- streams and events
+
+int cuStreamCreateWithPriority(Handle *stream, unsigned flags, int priority) {
+    CALL(cuStreamCreateWithPriority);
+    DEVICE(d);
+    if (flags > 1) return INVALID_VALUE;
+    Stream *s = stream_create(d, priority);
+    return *stream = s->handle = handle_of(STREAM, s), OK;
+}
+int cuStreamDestroy_v2(Handle stream) {
+    CLOSING(cuStreamDestroy);
+    Stream *s = object_of(STREAM, stream, called_.name);
+    if (!s) return INVALID_HANDLE;
+    int code = stream_destroy(s);
+    return CLOSED(code ? code : s->device->sick);
+}
+int cuStreamQuery(Handle stream) {
+    CALL(cuStreamQuery);
+    STREAM_OF(s, stream);
+    if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
+    if (!stream_idle(s)) advance((int)drawn((uint64_t)world.steps_per_query) + 1);
+    if (s->device->sick) return s->device->sick;
+    return stream_idle(s) ? OK : NOT_READY;
+}
+int cuStreamSynchronize(Handle stream) {
+    CALL(cuStreamSynchronize);
+    STREAM_OF(s, stream);
+    return stream_synchronize(s, called_.name);
+}
+int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
+    CALL(cuStreamWaitEvent);
+    STREAM_OF(s, stream);
+    EVENT_OF(e, event);
+    return flags ? INVALID_VALUE : event_wait(e, s);
+}
+int cuStreamWriteValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
+    CALL(cuStreamWriteValue32);
+    STREAM_OF(s, stream);
+    return stream_value(s, WRITE_VALUE, address, value, (int)flags, called_.name);
+}
+int cuStreamWaitValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
+    CALL(cuStreamWaitValue32);
+    STREAM_OF(s, stream);
+    return stream_value(s, WAIT_VALUE, address, value, (int)flags, called_.name);
+}
+int cuEventCreate(Handle *event, unsigned flags) {
+    CALL(cuEventCreate);
+    DEVICE(d);
+    Event *e = event_create(d, !(flags & 2));
+    return *event = e->handle = handle_of(EVENT, e), OK;
+}
+int cuEventDestroy_v2(Handle event) {
+    CLOSING(cuEventDestroy);
+    Event *e = object_of(EVENT, event, called_.name);
+    if (!e) return INVALID_HANDLE;
+    int sick = e->device->sick;
+    event_destroy(e);
+    return CLOSED(sick);
+}
+int cuEventRecord(Handle event, Handle stream) {
+    CALL(cuEventRecord);
+    STREAM_OF(s, stream);
+    EVENT_OF(e, event);
+    return event_record(e, s);
+}
+int cuEventQuery(Handle event) {
+    CALL(cuEventQuery);
+    EVENT_OF(e, event);
+    return event_query(e);
+}
+int cuEventSynchronize(Handle event) {
+    CALL(cuEventSynchronize);
+    EVENT_OF(e, event);
+    return event_synchronize(e, called_.name);
+}
+int cuEventElapsedTime_v2(float *milliseconds, Handle start, Handle end) {
+    CALL(cuEventElapsedTime);
+    EVENT_OF(a, start);
+    EVENT_OF(b, end);
+    return event_elapsed(a, b, milliseconds);
+}
+
+// ---------------------------------------------------------------- kernels
+
+int cuModuleLoadData(Handle *module, const void *image) {
+    CALL(cuModuleLoadData);
+    DEVICE(d);
+    Module *m = NULL;
+    int code = module_load(d, image, &m);
+    if (!code) *module = m->handle;
+    return code;
+}
+int cuModuleUnload(Handle module) {
+    CLOSING(cuModuleUnload);
+    Module *m = object_of(MODULE, module, called_.name);
+    if (!m) return INVALID_HANDLE;
+    int sick = m->device->sick;
+    module_unload(m);
+    return CLOSED(sick);
+}
+int cuModuleGetFunction(Handle *function, Handle module, const char *name) {
+    CALL(cuModuleGetFunction);
+    Module *m = object_of(MODULE, module, called_.name);
+    if (!m) return INVALID_HANDLE;
+    Function *f = NULL;
+    int code = module_function(m, name, &f);
+    if (!code) *function = f->handle;
+    return code;
+}
+int cuFuncSetAttribute(Handle function, int attribute, int value) {
+    CALL(cuFuncSetAttribute);
+    Function *f = object_of(FUNCTION, function, called_.name);
+    if (!f) return INVALID_HANDLE;
+    if (attribute != 8 || value < 0 || value + f->static_smem > f->module->device->smem_block) return INVALID_VALUE;
+    f->dynamic_smem = value;
+    return OK;
+}
+int cuFuncGetAttribute(int *value, int attribute, Handle function) {
+    CALL(cuFuncGetAttribute);
+    Function *f = object_of(FUNCTION, function, called_.name);
+    if (!f) return INVALID_HANDLE;
+    switch (attribute) {
+        case 0: *value = 1024; break;
+        case 1: *value = f->static_smem; break;
+        case 3: *value = 0; break;
+        case 4: *value = 64; break;
+        case 8: *value = f->dynamic_smem; break;
+        default:
+            violation("cuFuncGetAttribute: the stand-in does not know attribute %d", attribute);
+            return INVALID_VALUE;
+    }
+    return OK;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Handle function, int threads, size_t smem) {
+    CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
+    Function *f = object_of(FUNCTION, function, called_.name);
+    if (!f) return INVALID_HANDLE;
+    return *blocks = blocks_per_sm(f, threads, (int)smem), OK;
+}
+
+typedef struct { int id, pad; union { char bytes[64]; int number; unsigned dims[3]; } value; } LaunchAttribute;
+typedef struct {
+    unsigned grid[3], block[3], smem;
+    Handle stream;
+    const LaunchAttribute *attributes;
+    unsigned attribute_count;
+} LaunchConfig;
+int cuLaunchKernelEx(const LaunchConfig *config, Handle function, void **values, void **extra) {
+    CALL(cuLaunchKernelEx);
+    STREAM_OF(s, config->stream);
+    Function *f = object_of(FUNCTION, function, called_.name);
+    if (!f) return INVALID_HANDLE;
+    int cluster = 1;
+    const int *priority = NULL;
+    for (unsigned i = 0; i < config->attribute_count; i++) {
+        const LaunchAttribute *a = &config->attributes[i];
+        if (a->id == 4) cluster = (int)a->value.dims[0];
+        else if (a->id == 8) priority = &a->value.number;
+        else violation("cuLaunchKernelEx: the stand-in does not know launch attribute %d", a->id);
+    }
+    if (extra || config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 || config->block[2] != 1)
+        return INVALID_VALUE;
+    Launch *l = NULL;
+    int code = launch_new(f, s, (int)config->grid[0], (int)config->block[0], (int)config->smem, cluster, priority, values,
+                          NULL, 0, &l);
+    if (code) return code;
+    Command *c = command_new(LAUNCH, s->device);
+    c->launch = l;
+    return stream_submit(s, c);
+}
+
+int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, const uint64_t *dims,
+                           const uint64_t *pitches, const uint32_t *box, const uint32_t *steps, int interleave,
+                           int swizzle, int promotion, int fill) {
+    CALL(cuTensorMapEncodeTiled);
+    (void)promotion;
+    uint64_t item = type == 7 ? 4 : 2;  // fp32; fp16 (6) and bf16 (9)
+    if ((type != 6 && type != 7 && type != 9) || rank != 2 || interleave || swizzle != 3 || fill) return INVALID_VALUE;
+    if (steps[0] != 1 || steps[1] != 1 || (uint64_t)address % 16 || pitches[0] % 16) return INVALID_VALUE;
+    if (!dims[0] || !dims[1] || box[0] > 256 || box[1] > 256 || !box[0] || !box[1] || box[0] * item > 128)
+        return INVALID_VALUE;
+    if (!memory_home((Address)address, dims[0] * item)) return INVALID_VALUE;
+    memset(map, 0, 128);
+    *(TensorMap *)map = (TensorMap){TENSOR_MAP, (Address)address, dims[0], dims[1], pitches[0], box[0], box[1], (uint32_t)type};
+    return OK;
+}
+
+// ---------------------------------------------------------------- graphs
+
+int cuStreamBeginCapture_v2(Handle stream, int mode) {
+    CALL(cuStreamBeginCapture);
+    STREAM_OF(s, stream);
+    (void)mode;
+    return stream ? capture_begin(s) : CAPTURE_UNSUPPORTED;
+}
+int cuStreamEndCapture(Handle stream, Handle *graph) {
+    CALL(cuStreamEndCapture);
+    STREAM_OF(s, stream);
+    Graph *g = NULL;
+    int code = capture_end(s, &g);
+    *graph = code ? NULL : g->handle;
+    return code;
+}
+int cuGraphInstantiateWithFlags(Handle *exec, Handle graph, unsigned long long flags) {
+    CALL(cuGraphInstantiate);
+    Graph *g = object_of(GRAPH, graph, called_.name);
+    if (!g) return INVALID_HANDLE;
+    (void)flags;
+    Exec *e = NULL;
+    int code = graph_instantiate(g, &e);
+    if (!code) *exec = e->handle;
+    return code;
+}
+int cuGraphDestroy(Handle graph) {
+    CLOSING(cuGraphDestroy);
+    Graph *g = object_of(GRAPH, graph, called_.name);
+    if (!g) return INVALID_HANDLE;
+    graph_destroy(g);
+    return CLOSED(OK);
+}
+int cuGraphExecDestroy(Handle exec) {
+    CLOSING(cuGraphExecDestroy);
+    Exec *e = object_of(EXEC, exec, called_.name);
+    if (!e) return INVALID_HANDLE;
+    exec_destroy(e);
+    return CLOSED(OK);
+}
+int cuGraphLaunch(Handle exec, Handle stream) {
+    CALL(cuGraphLaunch);
+    STREAM_OF(s, stream);
+    Exec *e = object_of(EXEC, exec, called_.name);
+    if (!e) return INVALID_HANDLE;
+    if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
+    Command *c = command_new(REPLAY, s->device);
+    c->exec = e;
+    e->launches++;
+    return stream_submit(s, c);
+}
+
+// ---------------------------------------------------------------- how the bindings find all this
+
+// NVRTC asks the driver for a private table, whose first word is its size in bytes: this one holds nothing more.
+int cuGetExportTable(const void **table, const void *uuid) {
+    static const uint64_t empty[1] = {sizeof empty};
+    (void)uuid;
+    return *table = empty, OK;
+}
+
+static const char *const suffixes[] = {"_v2", ""};
+
+int cuGetProcAddress_v2(const char *symbol, void **found, int version, uint64_t flags, int *status) {
+    char name[128];
+    (void)flags;
+    *found = NULL;
+    if (!strcmp(symbol, "cuGraphInstantiate") && version >= 12000) symbol = "cuGraphInstantiateWithFlags";
+    for (int i = 0; i < 2 && !*found; i++) {
+        snprintf(name, sizeof name, "%s%s", symbol, suffixes[i]);
+        Dl_info info;
+        dladdr((void *)cuInit, &info);
+        void *self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+        *found = dlsym(self, name);
+        dlclose(self);
+    }
+    if (status) *status = *found ? 0 : 1;
+    return *found ? OK : NOT_FOUND;
+}
+int cuGetProcAddress(const char *symbol, void **found, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(symbol, found, version, flags, NULL);
+}

@@ -1,0 +1,206 @@
+// Graphs: what streams record while they are captured, and its replay, node by node in any order that its edges leave.
+#include "standin.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+// ---------------------------------------------------------------- capture
+
+int capture_begin(Stream *s) {
+    if (s->capture) return INVALID_VALUE;
+    s->capture = calloc(1, sizeof *s->capture);
+    s->capture->origin = s;
+    s->count = 0;
+    return OK;
+}
+
+static void come_after(Stream *s, int node) {
+    for (int i = 0; i < s->count; i++)
+        if (s->nodes[i] == node) return;
+    s->nodes = realloc(s->nodes, (size_t)(s->count + 1) * sizeof *s->nodes);
+    s->nodes[s->count++] = node;
+}
+
+// A stream that waits for a captured event takes part in the capture from here on.
+void capture_join(Stream *s, Capture *c, const int *nodes, int count) {
+    if (!s->capture) {
+        s->capture = c;
+        s->count = 0;
+    }
+    for (int i = 0; i < count; i++) come_after(s, nodes[i]);
+}
+
+int capture_add(Stream *s, Command *command) {
+    Capture *c = s->capture;
+    if (c->invalid) {
+        command_free(command);
+        return CAPTURE_INVALIDATED;
+    }
+    if (c->count == c->room) {
+        c->room = c->room ? 2 * c->room : 64;
+        c->nodes = realloc(c->nodes, (size_t)c->room * sizeof *c->nodes);
+    }
+    Node *n = &c->nodes[c->count];
+    memset(n, 0, sizeof *n);
+    n->command = command;
+    n->count = s->count;
+    n->after = malloc((size_t)(s->count + 1) * sizeof *n->after);
+    memcpy(n->after, s->nodes, (size_t)s->count * sizeof *n->after);
+    if (command->launch) {
+        n->has_priority = true;
+        n->priority = command->launch->has_priority ? command->launch->priority : s->priority;
+    }
+    s->count = 0;
+    come_after(s, c->count++);
+    return OK;
+}
+
+static void free_nodes(Node *nodes, int count) {
+    for (int i = 0; i < count; i++) {
+        command_free(nodes[i].command);
+        free(nodes[i].after);
+    }
+    free(nodes);
+}
+
+// Whether everything captured comes before what the origin has come to: all forks are joined.
+static bool joined(const Capture *c, const Stream *origin) {
+    bool *seen = calloc((size_t)c->count + 1, 1);
+    for (int i = 0; i < origin->count; i++) seen[origin->nodes[i]] = true;
+    for (int i = c->count; i-- > 0;)  // edges lead to smaller numbers
+        for (int j = 0; seen[i] && j < c->nodes[i].count; j++) seen[c->nodes[i].after[j]] = true;
+    bool all = true;
+    for (int i = 0; i < c->count; i++) all &= seen[i];
+    free(seen);
+    return all;
+}
+
+int capture_end(Stream *s, Graph **made) {
+    Capture *c = s->capture;
+    if (!c) return INVALID_VALUE;
+    if (c->origin != s) return CAPTURE_UNMATCHED;
+    int code = c->invalid ? CAPTURE_INVALIDATED : joined(c, s) ? OK : CAPTURE_UNJOINED;
+    streams_leave(c);
+    if (code) free_nodes(c->nodes, c->count);
+    else {
+        *made = calloc(1, sizeof **made);
+        (*made)->nodes = c->nodes;
+        (*made)->count = c->count;
+        (*made)->handle = handle_of(GRAPH, *made);
+    }
+    c->nodes = NULL;
+    c->count = 0;
+    c->ended = true;  // it stays: events that were recorded in it point to it
+    return code;
+}
+
+// ---------------------------------------------------------------- graphs
+
+Command *node_command(const Node *n) {
+    const Command *from = n->command;
+    Command *c = command_new(from->verb, from->device);
+    *c = *from;
+    c->next = NULL;
+    c->launch = from->launch ? launch_again(from->launch) : NULL;
+    return c;
+}
+
+static Node *copy_nodes(const Node *from, int count) {
+    Node *nodes = malloc(((size_t)count + 1) * sizeof *nodes);
+    for (int i = 0; i < count; i++) {
+        nodes[i] = from[i];
+        nodes[i].command = node_command(&from[i]);
+        nodes[i].after = malloc(((size_t)from[i].count + 1) * sizeof *nodes[i].after);
+        memcpy(nodes[i].after, from[i].after, (size_t)from[i].count * sizeof *nodes[i].after);
+    }
+    return nodes;
+}
+
+int graph_instantiate(Graph *g, Exec **made) {
+    Exec *e = calloc(1, sizeof *e);
+    e->nodes = copy_nodes(g->nodes, g->count);
+    e->count = g->count;
+    e->nexts = calloc((size_t)e->count + 1, sizeof *e->nexts);
+    e->next = calloc((size_t)e->count + 1, sizeof *e->next);
+    for (int i = 0; i < e->count; i++)
+        for (int j = 0; j < e->nodes[i].count; j++) e->nexts[e->nodes[i].after[j]]++;
+    for (int i = 0; i < e->count; i++) e->next[i] = malloc(((size_t)e->nexts[i] + 1) * sizeof(int)), e->nexts[i] = 0;
+    for (int i = 0; i < e->count; i++)
+        for (int j = 0; j < e->nodes[i].count; j++) {
+            int before = e->nodes[i].after[j];
+            e->next[before][e->nexts[before]++] = i;
+        }
+    e->handle = handle_of(EXEC, e);
+    *made = e;
+    return OK;
+}
+
+void graph_destroy(Graph *g) {
+    handle_gone(g->handle);
+    free_nodes(g->nodes, g->count);
+    free(g);
+}
+
+static void exec_free(Exec *e) {
+    free_nodes(e->nodes, e->count);
+    for (int i = 0; i < e->count; i++) free(e->next[i]);
+    free(e->next);
+    free(e->nexts);
+    free(e);
+}
+
+void exec_destroy(Exec *e) {
+    handle_gone(e->handle);
+    e->gone = true;
+    if (!e->launches) exec_free(e);
+}
+
+// ---------------------------------------------------------------- replay: `ready` lists the nodes that may run
+
+static void start(Command *c) {
+    Exec *e = c->exec;
+    e->running = true;
+    c->left = e->count;
+    c->indegree = calloc(2 * (size_t)e->count + 1, sizeof *c->indegree);
+    c->ready = c->indegree + e->count;
+    c->running = calloc((size_t)e->count + 1, sizeof *c->running);
+    for (int i = 0; i < e->count; i++) {
+        c->indegree[i] = e->nodes[i].count;
+        if (!c->indegree[i]) c->ready[c->readies++] = i;
+    }
+}
+
+bool replay_ready(Command *c) {
+    if (!c->running) return !c->exec->running;  // one launch of an exec at a time
+    if (!c->left) return true;
+    if (!c->readies) return false;
+    int first = (int)drawn((uint64_t)c->readies);
+    for (int i = 0; i < c->readies; i++) {
+        int place = (first + i) % c->readies, node = c->ready[place];
+        if (!c->running[node]) c->running[node] = node_command(&c->exec->nodes[node]);
+        if (command_ready(c->running[node])) {
+            c->chosen = place;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool replay_step(Command *c) {
+    Exec *e = c->exec;
+    if (!c->running) start(c);
+    else if (c->left) {
+        int node = c->ready[c->chosen];
+        if (!command_step(c->running[node])) return false;
+        command_free(c->running[node]);
+        c->running[node] = NULL;
+        c->ready[c->chosen] = c->ready[--c->readies];
+        c->left--;
+        for (int j = 0; j < e->nexts[node]; j++)
+            if (!--c->indegree[e->next[node][j]]) c->ready[c->readies++] = e->next[node][j];
+    }
+    if (c->left) return false;
+    e->running = false;
+    if (!--e->launches && e->gone) exec_free(e);
+    return true;
+}

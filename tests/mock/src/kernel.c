@@ -1,0 +1,163 @@
+// Modules, functions, and launches as blocks that take tile after tile.
+#include "standin.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const KernelCode *const kernel_lists[] = {naive_kernels, sm90_kernels, sm80_kernels, test_kernels};
+
+const KernelCode *kernel_named(const char *entry) {
+    for (size_t i = 0; i < sizeof kernel_lists / sizeof *kernel_lists; i++)
+        for (const KernelCode *k = kernel_lists[i]; k->name; k++)
+            if (k->family ? !strncmp(entry, k->name, strlen(k->name)) : !strcmp(entry, k->name)) return k;
+    return NULL;
+}
+
+int module_load(Device *d, const void *image, Module **made) {
+    size_t size = 0;
+    int code = image_check(image, d, &size);
+    if (code) return code;
+    Module *m = calloc(1, sizeof *m);
+    m->device = d;
+    m->size = size;
+    m->image = malloc(size);
+    memcpy(m->image, image, size);
+    m->handle = handle_of(MODULE, m);
+    *made = m;
+    return OK;
+}
+
+int module_function(Module *m, const char *name, Function **made) {
+    if (!image_has_entry(m->image, m->size, name)) return NOT_FOUND;
+    for (Function *f = m->functions; f; f = f->next)
+        if (!strcmp(f->name, name)) return *made = f, OK;
+    const KernelCode *code = kernel_named(name);
+    if (!code) {
+        violation("kernel '%s' has no host function in the stand-in", name);
+        return NOT_FOUND;
+    }
+    Function *f = calloc(1, sizeof *f);
+    f->module = m;
+    f->code = code;
+    f->static_smem = 1024;
+    f->dynamic_smem = 48 << 10;
+    snprintf(f->name, sizeof f->name, "%s", name);
+    f->handle = handle_of(FUNCTION, f);
+    f->next = m->functions;
+    m->functions = f;
+    return *made = f, OK;
+}
+
+// NOTE launches that were submitted hold the function: its memory stays until the process ends.
+void module_unload(Module *m) {
+    for (Function *f = m->functions; f; f = f->next) handle_gone(f->handle);
+    handle_gone(m->handle);
+    free(m->image);
+    free(m);
+}
+
+int blocks_per_sm(const Function *f, int threads, int smem) {
+    const Device *d = f->module->device;
+    int block = smem + f->static_smem + d->smem_reserved;
+    if (threads <= 0 || threads > 1024 || smem + f->static_smem > d->smem_block || block > d->smem_sm) return 0;
+    int by_smem = d->smem_sm / block, by_threads = 2048 / threads;
+    int fitting = by_smem < by_threads ? by_smem : by_threads;
+    return fitting < d->max_blocks ? fitting : d->max_blocks;
+}
+
+// ---------------------------------------------------------------- launches
+
+static size_t parameter_bytes(const KernelCode *k) {
+    size_t bytes = 0;
+    for (int i = 0; k->parameters[i]; i++) bytes += ((size_t)k->parameters[i] + 7) / 8 * 8;
+    return bytes;
+}
+
+int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluster, const int *priority, void **values,
+               const void *packed, size_t packed_bytes, Launch **made) {
+    if (f->module->device != s->device) return INVALID_HANDLE;
+    if (grid < 1 || block < 1 || block > 1024) return INVALID_VALUE;
+    if (smem > f->dynamic_smem) return INVALID_VALUE;
+    if (cluster > 1 && grid % cluster) return INVALID_CLUSTER;
+    if (!blocks_per_sm(f, block, smem)) return LAUNCH_RESOURCES;
+    size_t bytes = parameter_bytes(f->code);
+    Launch *l = calloc(1, sizeof *l);
+    l->function = f, l->code = f->code, l->device = s->device;
+    l->grid = grid, l->block = block, l->smem = smem, l->cluster = cluster, l->refs = 1;
+    if (priority) l->has_priority = true, l->priority = *priority;
+    l->arguments = calloc(1, bytes + 8);
+    if (packed) memcpy(l->arguments, packed, packed_bytes < bytes ? packed_bytes : bytes);
+    else {
+        size_t at = 0;
+        for (int i = 0; f->code->parameters[i]; i++) {
+            memcpy(l->arguments + at, values[i], (size_t)f->code->parameters[i]);
+            at += ((size_t)f->code->parameters[i] + 7) / 8 * 8;
+        }
+    }
+    *made = l;
+    return OK;
+}
+
+Launch *launch_again(const Launch *from) {
+    Launch *l = malloc(sizeof *l);
+    *l = *from;
+    size_t bytes = parameter_bytes(from->code);
+    l->arguments = malloc(bytes + 8);
+    memcpy(l->arguments, from->arguments, bytes);
+    return l;
+}
+
+void launch_free(Launch *l) {
+    l->device->slots -= l->count;
+    free(l->arguments);
+    free(l->running);
+    free(l->state);
+    free(l);
+}
+
+// A block that can go on is chosen: one that runs and whose tile is ready, or one that has not begun and finds room.
+bool launch_ready(Launch *l) {
+    if (!l->open) return true;
+    bool room = l->started < l->grid &&
+                l->device->slots < l->device->sms * blocks_per_sm(l->function, l->block, l->smem);
+    int n = l->count + room;
+    if (!n) return false;
+    int first = world.tile_order == 1 ? 0 : world.tile_order == 2 ? n - 1 : (int)drawn((uint64_t)n);
+    for (int i = 0; i < n; i++) {
+        int at = (first + i) % n;
+        if (at == l->count || l->code->ready(l, l->running[at].tile)) {
+            l->chosen = at == l->count ? -1 : at;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void next_tile(Launch *l, int at) {
+    l->running[at].tile = l->code->tile_of(l, l->running[at].block, l->running[at].round++);
+    if (l->running[at].tile >= 0) return;
+    l->running[at] = l->running[--l->count];
+    l->device->slots--;
+}
+
+int launch_step(Launch *l, bool *done) {
+    *done = false;
+    if (!l->open) {
+        l->open = true;
+        l->running = malloc((size_t)l->grid * sizeof *l->running);
+        int code = l->code->open(l);
+        if (code) return code;
+    } else if (l->chosen < 0) {
+        l->device->slots++;
+        l->running[l->count].block = l->started++;
+        l->running[l->count].round = 0;
+        next_tile(l, l->count++);
+    } else {
+        int code = l->code->run(l, l->running[l->chosen].tile);
+        if (code) return code;
+        next_tile(l, l->chosen);
+    }
+    *done = l->started == l->grid && !l->count;
+    return OK;
+}

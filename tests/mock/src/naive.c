@@ -1,0 +1,180 @@
+// The naive GEMM and sum (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
+#include "standin.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { int64_t end, shift; } Run;
+typedef struct { int first, count; } Map;
+typedef struct { int first_wait, waits, first_signal, signals; } Sync;
+typedef struct {
+    uint64_t out, left, right;
+    int64_t out_m, out_n, left_m, left_k, right_k, right_n;
+    Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
+    int m, n, k, accumulate, first_tile, tiles, columns, counter;
+    Sync sync;
+} Gemm;
+typedef struct {
+    uint64_t out;
+    int64_t out_pitch, rows, columns;
+    int first_term, terms, vector, counter, first_tile, tiles, work, work_tiles;
+    Sync sync;
+} Reduce;
+typedef struct { uint64_t address; int64_t pitch; int wide, unused; } Term;
+typedef struct { uint64_t works, runs, flags, counters; int count, tiles, streamed, unused; } Table;
+
+enum { TILE = 128, REDUCE_TILE = 1024 };
+typedef struct { Type in, out; } State;
+
+static const char *const type_names[] = {"bf16", "fp16", "fp32"};
+
+static int type_at(const char *name, const char **rest) {
+    for (int t = 0; t < 3; t++)
+        if (!strncmp(name, type_names[t], 4)) return *rest = name + 4, t;
+    return -1;
+}
+
+// The types stand in the entry's name: naive_gemm_<in>_<out>, naive_reduce_<out>.
+static int open_types(Launch *l, const char *rest, bool two) {
+    State *s = l->state = malloc(sizeof *s);
+    int in = type_at(rest, &rest), out = two && *rest == '_' ? type_at(rest + 1, &rest) : in;
+    if (in < 0 || out < 0 || *rest) {
+        violation("kernel %s: its name tells no types", l->function->name);
+        return LAUNCH_FAILED;
+    }
+    s->in = (Type)in;
+    s->out = (Type)out;
+    const Table *t = (const Table *)l->arguments;
+    return memory_reach(l->device, t->works, 1) || memory_reach(l->device, t->counters, 8) ? ILLEGAL_ADDRESS : OK;
+}
+static int open_gemm(Launch *l) { return open_types(l, l->function->name + strlen("naive_gemm_"), true); }
+static int open_reduce(Launch *l) { return open_types(l, l->function->name + strlen("naive_reduce_"), false); }
+
+static int tile_of(Launch *l, int block, int round) {
+    const Table *t = (const Table *)l->arguments;
+    if (!t->streamed) {
+        int64_t tile = (int64_t)round * l->grid + block;
+        return tile < t->tiles ? (int)tile : -1;
+    }
+    uint32_t *counters = (uint32_t *)t->counters;
+    uint32_t ticket = counters[0]++;
+    if (ticket < (uint32_t)t->tiles) return (int)ticket;
+    if (counters[1]++ == (uint32_t)l->grid - 1) counters[0] = counters[1] = 0;
+    return -1;
+}
+
+static const Gemm *gemm_of(const Table *t, int tile) {
+    const Gemm *w = (const Gemm *)t->works;
+    int i = t->count - 1;
+    while (i && w[i].first_tile > tile) i--;
+    return w + i;
+}
+static const Reduce *reduce_of(const Table *t, int tile) {
+    const Reduce *w = (const Reduce *)t->works;
+    int i = t->count - 1;
+    while (i && w[i].first_tile > tile) i--;
+    return w + i;
+}
+
+static bool flags_up(const Launch *l, const Sync *s) {
+    const Table *t = (const Table *)l->arguments;
+    const uint64_t *flags = (const uint64_t *)t->flags + s->first_wait;
+    for (int i = 0; i < s->waits; i++)
+        if (!memory_reach(l->device, flags[i], 4) && !__atomic_load_n((uint32_t *)flags[i], __ATOMIC_ACQUIRE))
+            return false;
+    return true;
+}
+static bool gemm_ready(Launch *l, int tile) { return flags_up(l, &gemm_of((const Table *)l->arguments, tile)->sync); }
+static bool reduce_ready(Launch *l, int tile) {
+    return flags_up(l, &reduce_of((const Table *)l->arguments, tile)->sync);
+}
+
+static int tile_done(const Launch *l, const Sync *s, int counter, int tiles) {
+    const Table *t = (const Table *)l->arguments;
+    if (!s->signals) return OK;
+    uint32_t *done = (uint32_t *)t->counters + 2 + counter;
+    if (++*done != (uint32_t)tiles) return OK;
+    *done = 0;
+    const uint64_t *flags = (const uint64_t *)t->flags + s->first_signal;
+    for (int i = 0; i < s->signals; i++) {
+        if (memory_reach(l->device, flags[i], 4)) return ILLEGAL_ADDRESS;
+        __atomic_store_n((uint32_t *)flags[i], 1, __ATOMIC_RELEASE);
+    }
+    return OK;
+}
+
+static int64_t place(const Table *t, Map map, int64_t index) {
+    const Run *r = (const Run *)t->runs + map.first;
+    for (int i = 1; i < map.count && index >= r->end; i++) r++;
+    return index + r->shift;
+}
+
+static int gemm_run(Launch *l, int tile) {
+    const Table *t = (const Table *)l->arguments;
+    const State *types = l->state;
+    const Gemm *w = gemm_of(t, tile);
+    int in = type_bytes(types->in), out = type_bytes(types->out);
+    int row = (tile - w->first_tile) / w->columns * TILE, column = (tile - w->first_tile) % w->columns * TILE;
+    int rows = w->m - row < TILE ? w->m - row : TILE, columns = w->n - column < TILE ? w->n - column : TILE;
+    float *left = malloc(sizeof(float) * (size_t)w->k * 2 * TILE), *right = left + (size_t)w->k * TILE;
+    int code = OK;
+    for (int i = 0; i < rows && !code; i++) {
+        int64_t at = place(t, w->map_left_m, row + i) * w->left_m;
+        for (int k = 0; k < w->k; k++) {
+            uint64_t from = w->left + (uint64_t)((at + place(t, w->map_left_k, k) * w->left_k) * in);
+            if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
+            left[(size_t)i * (size_t)w->k + (size_t)k] = number_load(types->in, (void *)from);
+        }
+    }
+    for (int j = 0; j < columns && !code; j++) {
+        int64_t at = place(t, w->map_right_n, column + j) * w->right_n;
+        for (int k = 0; k < w->k; k++) {
+            uint64_t from = w->right + (uint64_t)((at + place(t, w->map_right_k, k) * w->right_k) * in);
+            if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
+            right[(size_t)j * (size_t)w->k + (size_t)k] = number_load(types->in, (void *)from);
+        }
+    }
+    for (int i = 0; i < rows && !code; i++)
+        for (int j = 0; j < columns; j++) {
+            const float *a = left + (size_t)i * (size_t)w->k, *b = right + (size_t)j * (size_t)w->k;
+            float sum = 0;
+            for (int k = 0; k < w->k; k++) sum += a[k] * b[k];
+            int64_t element = place(t, w->map_out_m, row + i) * w->out_m + place(t, w->map_out_n, column + j) * w->out_n;
+            uint64_t to = w->out + (uint64_t)(element * out);
+            if ((code = memory_reach(l->device, to, (uint64_t)out))) break;
+            if (w->accumulate) sum += number_load(types->out, (void *)to);
+            number_store(types->out, (void *)to, sum);
+        }
+    free(left);
+    return code ? code : tile_done(l, &w->sync, w->counter, w->tiles);
+}
+
+static int reduce_run(Launch *l, int tile) {
+    const Table *t = (const Table *)l->arguments;
+    const State *types = l->state;
+    const Reduce *w = reduce_of(t, tile);
+    const Term *terms = (const Term *)t->runs + w->first_term;
+    int item = type_bytes(types->out);
+    int64_t each = REDUCE_TILE * (int64_t)w->vector, first = (tile - w->first_tile) * each;
+    int64_t last = first + each < w->rows * w->columns ? first + each : w->rows * w->columns;
+    for (int64_t i = first; i < last; i++) {
+        int64_t row = i / w->columns, column = i % w->columns;
+        float sum = 0;
+        for (int s = 0; s < w->terms; s++) {
+            Type type = terms[s].wide ? FP32 : types->out;
+            uint64_t from = terms[s].address + (uint64_t)((row * terms[s].pitch + column) * type_bytes(type));
+            if (memory_reach(l->device, from, (uint64_t)type_bytes(type))) return ILLEGAL_ADDRESS;
+            sum += number_load(type, (void *)from);
+        }
+        uint64_t to = w->out + (uint64_t)((row * w->out_pitch + column) * item);
+        if (memory_reach(l->device, to, (uint64_t)item)) return ILLEGAL_ADDRESS;
+        number_store(types->out, (void *)to, sum);
+    }
+    return tile_done(l, &w->sync, w->counter, w->work_tiles);
+}
+
+const KernelCode naive_kernels[] = {
+    {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run},
+    {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run},
+    {0},
+};

@@ -1,0 +1,252 @@
+// A stand-in for a GPU vendor's driver library: devices, memory and streams on the host, without hardware.
+//
+// What is submitted to a stream waits in its queue. Nothing runs at the time of the call: the stepper (step.c) takes
+// one command of one stream, or one tile of one kernel, at a time, in an order drawn from a seed, whenever the host
+// waits or asks. So work that no event or flag orders comes in any order, and a missing wait gives wrong numbers.
+//
+// world.c    settings, faults to be injected, counts, violations      memory.c   allocations, who may touch what
+// stream.c   streams, events, what is submitted to them               step.c     what runs next
+// graph.c    capture and replay                                       kernel.c   launches and their blocks
+// naive.c    sm90.c    sm80.c  the kernels                            image.c    what stands in a module's image
+// cuda.c     hip.c     the vendors' faces
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum {  // codes; both vendors number these alike
+    OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, PEER_UNSUPPORTED = 217, INVALID_PTX = 218,
+    INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_RESOURCES = 701,
+    LAUNCH_TIMEOUT = 702, PEER_ALREADY = 704, PEER_NOT_ENABLED = 705, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
+    CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
+    CAPTURED_EVENT = 907, INVALID_CLUSTER = 912, UNKNOWN = 999
+};
+
+enum { MAX_DEVICES = 64 };
+
+typedef struct Device Device;
+typedef struct Stream Stream;
+typedef struct Event Event;
+typedef struct Record Record;
+typedef struct Command Command;
+typedef struct Capture Capture;
+typedef struct Module Module;
+typedef struct Function Function;
+typedef struct Graph Graph;
+typedef struct Exec Exec;
+typedef struct Launch Launch;
+
+typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, KINDS } Kind;
+
+struct Device {
+    int ordinal;
+    char name[64], arch[32];         // arch: sm_90, gfx942
+    int major, minor, sms, smem_sm, smem_block, smem_reserved, max_blocks, copy_engines, wavefront;
+    int clock_khz, memory_clock_khz, bus_bits;
+    uint64_t memory, used;           // bytes
+    bool links[MAX_DEVICES];         // whether it can reach the other's memory
+    bool enabled[MAX_DEVICES];       // and whether it may
+    void *context;                   // handle
+    int retained;
+    int sick;                        // a code that every later call of this device gives
+    int slots;                       // blocks that run now
+    Stream *null_stream;
+};
+
+// ---------------------------------------------------------------- world.c
+
+typedef struct Called {              // one function of a face
+    const char *name;
+    long count, fail_at;             // fail_at: the call that fails, counted from 1; 0: none
+    int code;
+    bool known;
+    struct Called *next;
+} Called;
+typedef struct { int code; } Call;   // code: what an injected fault gives
+
+Call enter(Called *function);        // locks; `leave` unlocks
+void leave(Call *call);
+#define CALL(function)                                                                     \
+    static Called called_ = {.name = #function};                                           \
+    Call call_ __attribute__((cleanup(leave))) = enter(&called_);                          \
+    if (call_.code) return call_.code
+// A call that gives something back does so whatever code it returns: that may be an earlier error's.
+#define CLOSING(function)                                                                  \
+    static Called called_ = {.name = #function};                                           \
+    Call call_ __attribute__((cleanup(leave))) = enter(&called_)
+#define CLOSED(otherwise) (call_.code ? call_.code : (otherwise))
+
+typedef struct {
+    int devices;                     // 0: the library is there and no GPU
+    int init_code;                   // what initialisation gives
+    int steps_per_query, steps_per_call;
+    int order;                       // 0 any, 1 ranked streams, 2 the same stream as long as it can
+    int tile_order;                  // likewise of blocks
+    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call;
+    int lose_code;
+    long copies, commands, calls;    // counted since the last reset
+    uint64_t now;                    // microseconds of the virtual clock
+    long live[KINDS];
+    char violations[4096];
+    long violated;
+} World;
+extern World world;
+extern Device devices[MAX_DEVICES];
+extern const char *const kind_names[KINDS];
+
+void violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
+uint64_t drawn(uint64_t below);      // uniform, 0 … below − 1
+
+void *handle_of(Kind kind, void *object);
+void *object_of(Kind kind, const void *handle, const char *who);   // NULL, with a violation, if it is none or gone
+void handle_gone(const void *handle);
+void handles_reset(void);
+
+// ---------------------------------------------------------------- memory.c
+
+int memory_alloc(Device *d, uint64_t bytes, uint64_t *address);
+int memory_free(uint64_t address, const char *who);
+Device *memory_home(uint64_t address, uint64_t bytes);             // NULL: not (all of it) live memory of a device
+bool memory_was_device(uint64_t address);                          // it belongs to what has been freed
+int memory_reach(const Device *d, uint64_t address, uint64_t bytes);   // OK if a kernel or copy of `d` may touch it
+void memory_reset(void);
+
+// ---------------------------------------------------------------- stream.c
+
+struct Record { int refs; bool done; uint64_t time; };
+struct Event { void *handle; Device *device; bool timing; Record *last; Capture *capture; int *nodes; int count; };
+
+typedef enum { COPY, FILL, LAUNCH, RECORD, WAIT_EVENT, WRITE_VALUE, WAIT_VALUE, REPLAY } Verb;
+struct Command {
+    Verb verb;
+    Device *device;
+    Command *next;
+    uint64_t dst, src, rows, bytes, dst_pitch, src_pitch;   // COPY, FILL (rows of bytes)
+    void *staged;                    // COPY: the bytes, taken from the host at the call
+    uint32_t value;                  // FILL (width 1 or 4), WRITE_VALUE, WAIT_VALUE
+    int width, flags;
+    Record *record;
+    Launch *launch;
+    Exec *exec;
+    int *indegree, left;             // REPLAY: of each node; nodes not done
+    int *ready, readies, chosen;     // REPLAY: nodes that may run; the one to be run next, as a place in `ready`
+    Command **running;               // REPLAY: a node's command while it runs
+    long delay;                      // steps before it may start
+    bool begun;
+};
+struct Stream {
+    void *handle;
+    Device *device;
+    int priority;
+    Command *head, *tail;
+    bool stopped, active;
+    uint64_t rank;                   // for the order of ranked streams
+    Capture *capture;
+    int *nodes, count;               // of the capture: what the next node comes after
+    long done;                       // commands
+};
+Stream *stream_create(Device *d, int priority);
+int stream_destroy(Stream *s);
+int stream_submit(Stream *s, Command *c);       // takes the command
+bool stream_idle(const Stream *s);
+int stream_synchronize(Stream *s, const char *who);
+int device_synchronize(Device *d, const char *who);
+void streams_reset(void);
+void streams_leave(Capture *c);      // the capture has ended
+void streams_shuffle(void);          // new ranks
+Command *command_new(Verb verb, Device *d);
+void command_free(Command *c);
+int stream_copy(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
+                uint64_t src_pitch, const char *who);
+int stream_fill(Stream *s, uint64_t dst, uint32_t value, int width, uint64_t count, const char *who);
+int stream_value(Stream *s, Verb verb, uint64_t address, uint32_t value, int flags, const char *who);
+Event *event_create(Device *d, bool timing);
+void event_destroy(Event *e);
+int event_record(Event *e, Stream *s);
+int event_wait(Event *e, Stream *s);
+int event_query(Event *e);
+int event_synchronize(Event *e, const char *who);
+int event_elapsed(Event *a, Event *b, float *milliseconds);
+
+// ---------------------------------------------------------------- step.c
+
+bool step(void);                     // run something; false if nothing can
+void advance(int steps);
+bool command_ready(Command *c);
+bool command_step(Command *c);       // true: it is done
+void stepper_add(Stream *s);
+void stepper_reset(void);        // no stream has commands any more
+
+// ---------------------------------------------------------------- graph.c
+
+typedef struct { Command *command; int *after, count, priority; bool has_priority; } Node;
+struct Capture { Stream *origin; Node *nodes; int count, room; bool invalid, ended; };
+struct Graph { void *handle; Node *nodes; int count; };
+struct Exec { void *handle; Node *nodes; int count; int **next, *nexts, launches; bool running, gone; };
+int capture_begin(Stream *s);
+int capture_end(Stream *s, Graph **made);
+int capture_add(Stream *s, Command *c);
+void capture_join(Stream *s, Capture *c, const int *nodes, int count);
+int graph_instantiate(Graph *g, Exec **made);
+void graph_destroy(Graph *g);
+void exec_destroy(Exec *e);
+Command *node_command(const Node *n);           // a copy of the template, to be run
+bool replay_ready(Command *c);
+bool replay_step(Command *c);
+
+// ---------------------------------------------------------------- kernel.c, image.c
+
+typedef struct KernelCode KernelCode;
+struct KernelCode {
+    const char *name;                // or the start of it, if `family`
+    bool family;
+    int parameters[16];              // bytes of each; 0 ends
+    int (*open)(Launch *l);          // fills the launch's state; a code
+    int (*tile_of)(Launch *l, int block, int round);       // the tile that block takes, −1: no more
+    bool (*ready)(Launch *l, int tile);
+    int (*run)(Launch *l, int tile); // a code: ILLEGAL_ADDRESS, LAUNCH_FAILED
+};
+struct Module { void *handle; Device *device; char *image; size_t size; Function *functions; };
+struct Function {
+    void *handle;
+    Module *module;
+    Function *next;
+    char name[128];
+    const KernelCode *code;
+    int static_smem, dynamic_smem, threads;
+};
+struct Launch {
+    const Function *function;
+    const KernelCode *code;
+    Device *device;
+    unsigned char *arguments;        // the parameters one behind the other, each at a multiple of 8
+    int grid, block, smem, cluster, priority, refs;
+    bool has_priority, open;
+    void *state;                     // the kernel's own; one allocation
+    struct { int block, tile, round; } *running;   // blocks that run, with the tile that they are at
+    int started, count, chosen;      // blocks started; running; the one to go next, −1: a new one
+};
+int module_load(Device *d, const void *image, Module **made);
+int module_function(Module *m, const char *name, Function **made);
+void module_unload(Module *m);
+const KernelCode *kernel_named(const char *entry);
+int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluster, const int *priority, void **values,
+               const void *packed, size_t packed_bytes, Launch **made);
+Launch *launch_again(const Launch *l);
+void launch_free(Launch *l);
+int blocks_per_sm(const Function *f, int threads, int smem);
+bool launch_ready(Launch *l);
+int launch_step(Launch *l, bool *done);
+int image_check(const void *image, const Device *d, size_t *size);
+bool image_has_entry(const char *image, size_t size, const char *entry);
+extern const KernelCode naive_kernels[], sm90_kernels[], sm80_kernels[], test_kernels[];
+
+void cuda_reset(void);               // this thread has no current context
+
+// ---------------------------------------------------------------- numbers
+
+typedef enum { BF16, FP16, FP32 } Type;
+float number_load(Type t, const void *at);
+void number_store(Type t, void *at, float value);
+static inline int type_bytes(Type t) { return t == FP32 ? 4 : 2; }

@@ -1,0 +1,40 @@
+// Kernels that tests declare in their schedules: (float *out, const float *in, int count), all by block 0.
+#include "standin.h"
+
+
+static int open_nothing(Launch *l) {
+    (void)l;
+    return OK;
+}
+static int once(Launch *l, int block, int round) {
+    (void)l;
+    return round ? -1 : block;
+}
+static bool always(Launch *l, int tile) {
+    (void)l, (void)tile;
+    return true;
+}
+static bool never(Launch *l, int tile) {
+    (void)l, (void)tile;
+    return false;
+}
+static int run_double(Launch *l, int tile) {
+    if (tile) return OK;
+    uint64_t out = ((uint64_t *)l->arguments)[0], in = ((uint64_t *)l->arguments)[1];
+    int count = (int)((uint64_t *)l->arguments)[2];
+    if (memory_reach(l->device, out, 4 * (uint64_t)count) || memory_reach(l->device, in, 4 * (uint64_t)count))
+        return ILLEGAL_ADDRESS;
+    for (int i = 0; i < count; i++) ((float *)out)[i] = 2 * ((float *)in)[i];
+    return OK;
+}
+static int run_fault(Launch *l, int tile) {
+    (void)l, (void)tile;
+    return ILLEGAL_ADDRESS;
+}
+
+const KernelCode test_kernels[] = {
+    {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double},
+    {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault},
+    {"never_ends", false, {8, 8, 4}, open_nothing, once, never, run_double},
+    {0},
+};

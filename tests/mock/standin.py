@@ -1,0 +1,136 @@
+"""The stand-in driver libraries: built by the C compiler at hand, loaded before the vendors' bindings, steered.
+
+    gpus = standin.cuda()
+    gpus.reset("devices 4; arch sm_90; seed 7")
+    … the real driver on it …
+    assert gpus.live() == {} and not gpus.violations()
+
+What `set` takes, a line or a part between semicolons each; `reset` starts from the defaults:
+
+    devices N            how many there are; 0: the library is there, and no GPU        [8]
+    init CODE            what initialisation gives
+    arch NAME            sm_90, gfx942, …                                               [sm_75]
+    name TEXT, memory BYTES, sms N, wavefront N, smem BYTES_A_BLOCK BYTES_A_MULTIPROCESSOR
+    link A B 0|1         whether devices A and B reach each other's memory              [1]
+    seed N               of the order of all that streams and blocks leave open
+    order 0|1|2          any stream; streams by rank; a stream as long as it can        [N mod 3]
+    query_steps N        most steps that a query makes                                  [64]
+    call_steps N         most steps that any call makes                                 [0]
+    fail NAME N CODE     the N-th call of a function from now gives CODE; `*` for NAME: of all functions
+    lose N CODE          from the N-th call on, every call gives CODE: the device is lost
+    corrupt N            the N-th copy from now writes other bytes
+    delay N STEPS        the N-th copy waits for so many steps
+    stop N               the stream that comes to the N-th command from now stops for ever
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).with_name("src")
+KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs")
+FLAGS = (
+    "-std=gnu11",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    f"-Wl,--version-script={SOURCES}/exports.map",
+)
+SONAMES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+
+# What the codes are called by both vendors' numbering.
+OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN = 2, 600, 700, 719, 999
+
+
+@cache
+def folder() -> Path:
+    """The folder of the built libraries. Processes may build at once: each publishes by a rename."""
+    files = sorted(SOURCES.iterdir())
+    digest = hashlib.sha256(repr(FLAGS).encode())
+    for file in files:
+        digest.update(file.name.encode() + file.read_bytes())
+    target = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-{digest.hexdigest()[:16]}"
+    if not target.is_dir():
+        aside = Path(tempfile.mkdtemp(prefix="ficco-standin-"))
+        sources = [str(f) for f in files if f.suffix == ".c"]
+        for soname in SONAMES.values():
+            subprocess.run(["cc", *FLAGS, f"-Wl,-soname,{soname}", "-o", str(aside / soname), *sources], check=True)
+        try:
+            aside.rename(target)
+        except OSError:  # another process was faster
+            shutil.rmtree(aside)
+    return target
+
+
+class StandIn:
+    """One loaded library."""
+
+    def __init__(self, face: str) -> None:
+        self._library = ctypes.CDLL(str(folder() / SONAMES[face]), mode=ctypes.RTLD_GLOBAL)
+        for name in ("calls", "commands", "copies"):
+            getattr(self._library, f"standin_{name}").restype = ctypes.c_long
+        for name in ("violations", "fired"):
+            getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
+        self.reset("devices 0")
+
+    def set(self, text: str) -> None:
+        self._library.standin_set(text.encode())
+
+    def reset(self, text: str = "") -> None:
+        """As freshly loaded, then `text`. Whatever is alive is gone."""
+        self._library.standin_reset()
+        self.set(text)
+
+    def calm(self) -> None:
+        """No fault is to come any more, and counts of calls begin anew."""
+        self._library.standin_calm()
+
+    def live(self) -> dict[str, int]:
+        """Live objects by kind, and contexts that are still pushed; what is at 0 is left out."""
+        counts = (ctypes.c_long * len(KINDS))()
+        self._library.standin_live(counts)
+        found = dict(zip(KINDS, counts, strict=True)) | {"pushed": int(self._library.standin_pushed())}
+        return {kind: n for kind, n in found.items() if n}
+
+    def violations(self) -> str:
+        """What was done to handles and memory that nobody may do: a line each."""
+        text: bytes = self._library.standin_violations()
+        return text.decode()
+
+    def fired(self) -> str:
+        """The call that an injected fault has hit, or nothing."""
+        text: bytes = self._library.standin_fired()
+        return text.decode()
+
+    def calls(self) -> int:
+        return int(self._library.standin_calls())
+
+    def commands(self) -> int:
+        """That streams have come to."""
+        return int(self._library.standin_commands())
+
+    def copies(self) -> int:
+        return int(self._library.standin_copies())
+
+    def called(self) -> dict[str, int]:
+        """How often each function was called."""
+        text = ctypes.create_string_buffer(1 << 14)
+        self._library.standin_called(text, len(text))
+        return {name: int(n) for name, n in (line.split() for line in text.value.decode().splitlines())}
+
+
+@cache
+def cuda() -> StandIn:
+    """libcuda.so.1: from here on this process's only one. Tests leave it without devices."""
+    return StandIn("cuda")

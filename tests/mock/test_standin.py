@@ -1,0 +1,335 @@
+"""The stand-in does what a CUDA driver does, as far as the rest of these tests counts on it."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda.bindings import driver as cu
+
+from ficco_rt.driver.cuda.call import api, call
+from ficco_rt.driver.gpu.naive import FLAG, GEMM, RUN, TABLE
+from ficco_rt.kernels.compiler import compile_text
+from tests.mock.standin import StandIn
+
+NON_BLOCKING = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
+SOURCE = """
+extern "C" __global__ void double_it(float *out, const float *in, int n) {
+    for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = 2 * in[i];
+}
+extern "C" __global__ void faults(float *out, const float *in, int n) { *(float *)0 = 1; }
+"""
+
+
+class Gpus:
+    """Contexts of two devices, the first one current; a stream of each."""
+
+    def __init__(self) -> None:
+        api()
+        self.contexts = [call(cu.cuDevicePrimaryCtxRetain, d) for d in (0, 1)]
+        self.streams = []
+        for context in reversed(self.contexts):
+            call(cu.cuCtxSetCurrent, context)
+            self.streams.insert(0, self.stream())
+
+    def stream(self) -> Any:
+        return call(cu.cuStreamCreateWithPriority, NON_BLOCKING, 0)
+
+    def on(self, device: int) -> None:
+        call(cu.cuCtxSetCurrent, self.contexts[device])
+
+    def put(self, values: np.ndarray) -> int:
+        address = int(call(cu.cuMemAlloc, values.nbytes))
+        call(cu.cuMemcpyHtoD, address, values.ctypes.data, values.nbytes)
+        return address
+
+    def get(self, address: int, count: int) -> list[float]:
+        values = np.empty(count, np.float32)
+        call(cu.cuMemcpyDtoH, values.ctypes.data, address, values.nbytes)
+        return values.tolist()
+
+
+def event() -> Any:
+    return call(cu.cuEventCreate, 0)
+
+
+def launch(stream: Any, function: Any, arguments: list[bytes], grid: int = 1, smem: int = 0) -> int:
+    config = cu.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = 128, 1, 1
+    config.hStream, config.sharedMemBytes = stream, smem
+    values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+    return int(cu.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)[0])
+
+
+@pytest.fixture
+def gpus(cuda: StandIn) -> Gpus:
+    return Gpus()
+
+
+def test_a_streams_commands_wait_until_the_host_asks(cuda: StandIn, gpus: Gpus) -> None:
+    a, b = gpus.put(np.float32([1, 2])), gpus.put(np.float32([0, 0]))
+    call(cu.cuMemcpyDtoDAsync, b, a, 8, gpus.streams[0])
+    assert ctypes.c_float.from_address(b).value == 0, "nothing runs at the time of the call"
+    call(cu.cuStreamSynchronize, gpus.streams[0])
+    assert gpus.get(b, 2) == [1, 2]
+
+
+def test_streams_have_no_order_and_events_give_one(cuda: StandIn, gpus: Gpus) -> None:
+    one, two = gpus.streams[0], gpus.stream()
+    a, b = gpus.put(np.float32([1])), gpus.put(np.float32([2]))
+    at = gpus.put(np.float32([0]))
+    seen, ordered = set(), set()
+    for seed in range(40):
+        for found, wait in ((seen, False), (ordered, True)):
+            cuda.set(f"seed {seed}")
+            done = event()
+            call(cu.cuMemcpyDtoDAsync, at, a, 4, one)
+            call(cu.cuEventRecord, done, one)
+            if wait:
+                call(cu.cuStreamWaitEvent, two, done, 0)
+            call(cu.cuMemcpyDtoDAsync, at, b, 4, two)
+            for stream in (one, two):
+                call(cu.cuStreamSynchronize, stream)
+            found.add(gpus.get(at, 1)[0])
+    assert seen == {1, 2}
+    assert ordered == {2}
+
+
+def test_a_wait_is_for_the_record_of_its_time(cuda: StandIn, gpus: Gpus) -> None:
+    one, two = gpus.streams[0], gpus.stream()
+    word = gpus.put(np.uint32([0]))
+    mark = event()
+    call(cu.cuStreamWaitEvent, two, mark, 0)  # never recorded: no wait
+    assert not cu.cuStreamQuery(two)[0]
+    call(cu.cuEventRecord, mark, one)
+    call(cu.cuStreamWaitEvent, two, mark, 0)
+    call(cu.cuStreamWaitValue32, one, word, 1, 0)
+    call(cu.cuEventRecord, mark, one)  # behind a wait that nobody ends yet
+    call(cu.cuStreamSynchronize, two)
+    assert cu.cuEventQuery(mark)[0] == cu.CUresult.CUDA_ERROR_NOT_READY
+    call(cu.cuStreamWriteValue32, two, word, 1, 0)
+    call(cu.cuEventSynchronize, mark)
+
+
+def test_what_waits_for_ever_is_told(cuda: StandIn, gpus: Gpus) -> None:
+    word = gpus.put(np.uint32([0]))
+    call(cu.cuStreamWaitValue32, gpus.streams[0], word, 1, 0)
+    assert cu.cuStreamQuery(gpus.streams[0])[0] == cu.CUresult.CUDA_ERROR_NOT_READY
+    assert cu.cuStreamSynchronize(gpus.streams[0])[0] == cu.CUresult.CUDA_ERROR_LAUNCH_TIMEOUT
+    assert "cuStreamSynchronize blocks for ever" in cuda.violations()
+
+
+def test_a_peers_memory_needs_access(cuda: StandIn, gpus: Gpus) -> None:
+    gpus.on(1)
+    there = gpus.put(np.float32([5]))
+    gpus.on(0)
+    here = gpus.put(np.float32([0]))
+    call(cu.cuCtxEnablePeerAccess, gpus.contexts[1], 0)
+    again = cu.cuCtxEnablePeerAccess(gpus.contexts[1], 0)[0]
+    assert again == cu.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+    call(cu.cuMemcpyDtoDAsync, here, there, 4, gpus.streams[0])
+    call(cu.cuStreamSynchronize, gpus.streams[0])
+    assert gpus.get(here, 1) == [5]
+    gpus.on(1)  # the other way it was not enabled
+    call(cu.cuMemcpyDtoDAsync, there, here, 4, gpus.streams[1])
+    code = cu.cuStreamSynchronize(gpus.streams[1])[0]
+    assert code == cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert cu.cuMemGetInfo()[0] == code, "the error stays with the device"
+    gpus.on(0)
+    call(cu.cuMemGetInfo)
+
+
+def test_handles_are_checked_and_counted(cuda: StandIn, gpus: Gpus) -> None:
+    mark = event()
+    assert cuda.live() == {"contexts": 2, "streams": 2, "events": 1, "pushed": 1}
+    call(cu.cuEventDestroy, mark)
+    assert not cuda.violations()
+    assert cu.cuEventDestroy(mark)[0] == cu.CUresult.CUDA_ERROR_INVALID_HANDLE
+    assert "destroyed" in cuda.violations()
+    assert cu.cuStreamQuery(cu.CUstream(int(gpus.contexts[0])))[0] == cu.CUresult.CUDA_ERROR_INVALID_HANDLE
+    assert "another kind's handle" in cuda.violations()
+    address = gpus.put(np.float32([1]))
+    call(cu.cuMemFree, address)
+    assert cu.cuMemcpyDtoDAsync(address, address, 4, gpus.streams[0])[0] == cu.CUresult.CUDA_ERROR_INVALID_VALUE
+    assert "freed memory" in cuda.violations()
+
+
+def test_a_capture_forks_joins_and_replays(cuda: StandIn, gpus: Gpus) -> None:
+    one, two = gpus.streams[0], gpus.stream()
+    a, b, c = (gpus.put(np.float32([v])) for v in (1, 0, 0))
+    fork, join = event(), event()
+    call(cu.cuStreamBeginCapture, one, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    call(cu.cuMemcpyDtoDAsync, b, a, 4, one)
+    call(cu.cuEventRecord, fork, one)
+    call(cu.cuStreamWaitEvent, two, fork, 0)
+    call(cu.cuMemcpyDtoDAsync, c, b, 4, two)
+    call(cu.cuEventRecord, join, two)
+    call(cu.cuStreamWaitEvent, one, join, 0)
+    graph = call(cu.cuStreamEndCapture, one)
+    made = call(cu.cuGraphInstantiate, graph, 0)
+    call(cu.cuGraphDestroy, graph)
+    assert gpus.get(b, 1) == [0], "captured work does not run"
+    for value in (3, 4):
+        call(cu.cuMemcpyHtoD, a, np.float32([value]).ctypes.data, 4)
+        call(cu.cuGraphLaunch, made, one)
+        call(cu.cuStreamSynchronize, one)
+        assert gpus.get(c, 1) == [value]
+    call(cu.cuGraphExecDestroy, made)
+    assert "graphs" not in cuda.live()
+    assert "execs" not in cuda.live()
+
+
+def test_a_capture_that_is_not_joined_fails(cuda: StandIn, gpus: Gpus) -> None:
+    one, two = gpus.streams[0], gpus.stream()
+    a, fork = gpus.put(np.float32([1])), event()
+    call(cu.cuStreamBeginCapture, one, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    call(cu.cuEventRecord, fork, one)
+    call(cu.cuStreamWaitEvent, two, fork, 0)
+    call(cu.cuMemcpyDtoDAsync, a, a, 4, two)
+    assert cu.cuStreamEndCapture(one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNJOINED
+    assert not cu.cuStreamQuery(two)[0], "and both streams are usable again"
+    assert not cuda.violations()
+
+
+def test_a_query_or_a_batch_spoils_a_capture(cuda: StandIn, gpus: Gpus) -> None:
+    one = gpus.streams[0]
+    call(cu.cuStreamBeginCapture, one, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+    assert cu.cuStreamQuery(one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    a = gpus.put(np.float32([1]))
+    assert cu.cuMemcpyDtoDAsync(a, a, 4, one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+    assert cu.cuStreamEndCapture(one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+
+
+def test_kernels_by_name_with_the_launchs_arguments(cuda: StandIn, gpus: Gpus) -> None:
+    module = call(cu.cuModuleLoadData, compile_text(SOURCE, "x.cu", ["-arch=sm_75"]).code)
+    function = call(cu.cuModuleGetFunction, module, b"double_it")
+    assert cu.cuModuleGetFunction(module, b"triple_it")[0] == cu.CUresult.CUDA_ERROR_NOT_FOUND
+    a, b = gpus.put(np.float32([1, 2, 3])), gpus.put(np.float32([0, 0, 0]))
+    arguments = [struct.pack("<Q", b), struct.pack("<Q", a), struct.pack("<i", 2)]
+    assert launch(gpus.streams[0], function, arguments) == 0
+    call(cu.cuStreamSynchronize, gpus.streams[0])
+    assert gpus.get(b, 3) == [2, 4, 0]
+    assert launch(gpus.streams[0], function, arguments, smem=64 << 10), "more shared memory than was allowed"
+    call(cu.cuModuleUnload, module)
+    assert launch(gpus.streams[0], function, arguments)
+    assert "destroyed" in cuda.violations()
+
+
+def test_code_for_another_architecture_does_not_load(cuda: StandIn, gpus: Gpus) -> None:
+    newer = compile_text(SOURCE, "x.cu", ["-arch=sm_80"]).code
+    assert cu.cuModuleLoadData(newer)[0] == cu.CUresult.CUDA_ERROR_NO_BINARY_FOR_GPU
+    assert cu.cuModuleLoadData(b"no code at all\0")[0] == cu.CUresult.CUDA_ERROR_INVALID_IMAGE
+
+
+def test_a_faulting_kernel_makes_its_device_sick(cuda: StandIn, gpus: Gpus) -> None:
+    module = call(cu.cuModuleLoadData, compile_text(SOURCE, "x.cu", ["-arch=sm_75"]).code)
+    function = call(cu.cuModuleGetFunction, module, b"faults")
+    a = gpus.put(np.float32([1]))
+    assert launch(gpus.streams[0], function, [struct.pack("<Q", a)] * 2 + [struct.pack("<i", 1)]) == 0
+    assert cu.cuStreamSynchronize(gpus.streams[0])[0] == cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert cu.cuMemFree(a)[0] == cu.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert "allocations" not in cuda.live(), "what is given back is given back, whatever the code"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, streamed: bool) -> None:
+    """Two works of 130 × 3 × 5; the second waits for the flag that the first raises, and adds to what it wrote."""
+    m, n, k = 130, 3, 5
+    rng = np.random.default_rng(3)
+    left, right = rng.integers(-3, 4, (m, k)).astype(np.float32), rng.integers(-3, 4, (k, n)).astype(np.float32)
+
+    def stored(values: np.ndarray) -> np.ndarray:
+        if dtype == "bf16":
+            return (values.view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype({"fp16": np.float16, "fp32": np.float32}[dtype])
+
+    a, b, out = gpus.put(stored(left)), gpus.put(stored(right)), gpus.put(np.full((m, n), np.nan, np.float32))
+    flag = gpus.put(np.uint32([0]))
+    runs = b"".join(RUN.pack(size, 0) for size in (m, n, m, k, k, n))
+    works = b""
+    for number, (waits, signals) in enumerate(((0, 1), (1, 0))):
+        maps = [v for i in range(6) for v in (i, 1)]
+        sync = (0, waits, 0, signals)
+        works += GEMM.pack(out, a, b, n, 1, k, 1, n, 1, *maps, m, n, k, number, 2 * number, 2, 1, number, *sync)
+    image = np.frombuffer(works + runs + FLAG.pack(flag) + bytes(16), np.uint8)
+    table = gpus.put(image)
+    at = [table, table + len(works), table + len(works) + len(runs), table + len(works) + len(runs) + 8]
+    name = f"naive_gemm_{dtype}_fp32"
+    code = compile_text(f'extern "C" __global__ void {name}() {{}}', "x.cu", ["-arch=sm_75"]).code
+    function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), name.encode())
+    arguments = [TABLE.pack(*at, 2, 4, int(streamed), 0)]
+    for _ in range(2):  # the counters are left as they were found
+        call(cu.cuMemsetD32Async, flag, 0, 1, gpus.streams[0])
+        assert launch(gpus.streams[0], function, arguments, grid=3) == 0
+        call(cu.cuStreamSynchronize, gpus.streams[0])
+        assert np.array_equal(np.float32(gpus.get(out, m * n)).reshape(m, n), 2 * (left @ right))
+        assert gpus.get(at[3], 4) == [0, 0, 0, 0]
+
+
+def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
+    """A sum of one fp32 term, stored as fp16: every rounding, subnormal, overflow."""
+    rng = np.random.default_rng(1)
+    values = rng.integers(0, 2**32, 20000, np.uint32).view(np.float32)
+    values = np.concatenate([values, np.float32([65504, 65519, 65520, 2**-24, 2**-25, 1.5 * 2**-25, 0, np.inf])])
+    values = np.concatenate([values, np.float32(2.0) ** np.float32(rng.uniform(-26, -13, 5000))])
+    count = len(values)
+    source, out = gpus.put(values), gpus.put(np.zeros(count, np.float16))
+    job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, -(-count // 1024), 0, 1, 0, 0, 0, 0)
+    term = struct.pack("<Qqii", source, count, 1, 0)
+    table = gpus.put(np.frombuffer(job + term + bytes(16), np.uint8))
+    code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
+    function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")
+    ends = (table + len(job), table + len(job) + len(term))
+    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], 1, -(-count // 1024), 0, 0)]
+    assert launch(gpus.streams[0], function, arguments, grid=2) == 0
+    call(cu.cuStreamSynchronize, gpus.streams[0])
+    got = np.empty(count, np.float16)
+    call(cu.cuMemcpyDtoH, got.ctypes.data, out, got.nbytes)
+    with np.errstate(over="ignore"):
+        wanted = values.astype(np.float16)
+    same = (got.view(np.uint16) == wanted.view(np.uint16)) | (np.isnan(got) & np.isnan(wanted))
+    assert same.all(), (values[~same][:3], got[~same][:3], wanted[~same][:3])
+
+
+def test_faults_hit_the_call_that_was_named(cuda: StandIn, gpus: Gpus) -> None:
+    cuda.set("fail cuEventCreate 2 2")
+    event()
+    assert cu.cuEventCreate(0)[0] == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    assert cuda.fired() == "cuEventCreate"
+    event()
+    cuda.calm()
+    cuda.set("fail * 3 999")
+    codes = [int(cu.cuCtxGetCurrent()[0]) for _ in range(4)]
+    assert codes == [0, 0, 999, 0]
+    cuda.set("lose 2 46")
+    assert [int(cu.cuCtxGetCurrent()[0]) for _ in range(3)] == [0, 46, 46]
+
+
+def test_copies_are_corrupted_delayed_and_stopped(cuda: StandIn, gpus: Gpus) -> None:
+    a, b = gpus.put(np.float32([1])), gpus.put(np.float32([0]))
+    cuda.set("corrupt 1")
+    call(cu.cuMemcpyDtoDAsync, b, a, 4, gpus.streams[0])
+    call(cu.cuStreamSynchronize, gpus.streams[0])
+    assert gpus.get(b, 1) != [1]
+    cuda.set("delay 1 1000; query_steps 10")
+    call(cu.cuMemcpyDtoDAsync, b, a, 4, gpus.streams[0])
+    assert cu.cuStreamQuery(gpus.streams[0])[0]
+    call(cu.cuStreamSynchronize, gpus.streams[0])
+    assert gpus.get(b, 1) == [1]
+    cuda.set("stop 1")
+    call(cu.cuMemcpyDtoDAsync, b, a, 4, gpus.streams[0])
+    assert all(cu.cuStreamQuery(gpus.streams[0])[0] for _ in range(50))
+
+
+def test_memory_has_an_end(cuda: StandIn, gpus: Gpus) -> None:
+    cuda.set("memory 1000")
+    address = call(cu.cuMemAlloc, 900)
+    assert cu.cuMemAlloc(200)[0] == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
+    call(cu.cuMemFree, address)
+    assert call(cu.cuMemGetInfo) == (1000, 1000)
