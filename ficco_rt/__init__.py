@@ -12,12 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Executor", "compile", "errors", "load_plan", "plan_hash", "save_plan", "simulate"]
+__all__ = ["Executor", "compile", "discover", "errors", "load_plan", "plan_hash", "save_plan", "simulate"]
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from . import errors
+    from .driver.api import DriverName
     from .exec.executor import Executor
     from .machine.model import Machine
     from .plan.ir import Plan
@@ -38,6 +39,18 @@ def compile(schedule: str | Path, ranks: int, machine: str | Machine | None = No
     from .machine.profiles import DEFAULT
 
     return compile_schedule(schedule, ranks, params, DEFAULT if machine is None else machine)
+
+
+def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) -> Machine:
+    """The GPUs of this machine as `ranks` ranks, to compile for: its kernels, limits and links.
+
+    Raises DeviceError (no bindings, no driver, too few GPUs), UsageError (no such driver, GPUs of several kinds).
+
+    Example: `compile("ag_gemm/streamed", ranks=4, machine=discover(4))`.
+    """
+    from .driver.registry import discover
+
+    return discover(driver, ranks, ranks_per_gpu)
 
 
 def load_plan(path: str | Path) -> Plan:

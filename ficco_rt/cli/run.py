@@ -272,9 +272,9 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
     class Timed(Executor):
         """Keeps how long each run took on this machine."""
 
-        def run(self, **words: Any) -> None:
+        def run(self, *given: Any, **words: Any) -> None:
             start = time.perf_counter()
-            super().run(**words)
+            super().run(*given, **words)
             # the host is through with a run on GPUs when all of it is issued
             host.append(self.issued_in if backend == "cuda" else (time.perf_counter() - start) * 1e6)
 

@@ -71,6 +71,16 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a driver has made and not given back."""
+
+    streams: int
+    events: int
+    graphs: int
+    size: int  # bytes of buffers, flags and tables
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceArray:
     """A caller's dense row-major tensor in a GPU's memory."""
 
@@ -193,6 +203,9 @@ class Driver(Protocol):
     def spans(self) -> tuple[Span, ...]:
         """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
         that is `Marked` has one only of runs that were issued while it was marking."""
+
+    def holdings(self) -> Holdings:
+        """What is held now; running a plan again and again adds nothing to it."""
 
     def close(self) -> None:
         """Give everything back. May be called twice."""

@@ -15,9 +15,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
 
 import numpy as np
 
@@ -26,15 +24,12 @@ from ..driver.api import (
     NUMPY_DTYPES,
     Array,
     Buffer,
-    Call,
-    DeviceArray,
     Driver,
     DriverName,
     Event,
     Flag,
-    Graph,
+    Holdings,
     Marked,
-    Memory,
     Progress,
     Stepped,
     StreamHandle,
@@ -45,36 +40,16 @@ from ..graph.ir import ITEM_BYTES, Tensor
 from ..machine.model import Machine
 from ..machine.profiles import chosen
 from ..plan.ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
     KernelWork,
     Launch,
     Plan,
     Record,
-    SignalFlag,
-    WaitEvent,
-    WaitFlag,
 )
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
 from .bindings import checked, checked_on_device
-from .issue import issue_order
+from .bound import Bindings, Bound, Given
 from .order import host_order
-
-KEPT = 8  # bindings to tensors on GPUs that are kept; numpy arrays would live on with theirs
-
-Given: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which array it is
-
-
-@dataclass(slots=True, eq=False)
-class _Binding:
-    """All commands, bound to the arrays that were given and to the executor's own buffers for the rest."""
-
-    memory: dict[tuple[str, int], Buffer]
-    calls: list[Call]
-    given: dict[tuple[str, int], Array | DeviceArray]  # held: what the calls work on stays alive
-    graph: Graph | None = None  # of the calls
 
 
 class Executor:
@@ -114,17 +89,19 @@ class Executor:
         self._closed = False
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
-        self._bindings: dict[Given, _Binding] = {}  # the last used one last
-        self._bound = _Binding({}, [], {})  # what the last run ran
+        self._bound: Bound | None = None  # what the last run ran
+        streams: list[StreamHandle] = []
+        events: list[Event] = []
+        flags: list[Flag] = []
+        self._bindings = Bindings(driver, plan, streams, events, flags)
         self._trace: Trace | None = None
         self._ran = False
         try:
-            self._issue = issue_order(plan)
             self._prepare_kernels()
             self._own(t for t in plan.tensors if t.kind == "scratch")
-            self._streams: list[StreamHandle] = [driver.stream(s) for s in plan.streams]
-            self._events = self._make_events()
-            self._flags: list[Flag] = [driver.flag(home) for home in plan.flag_homes]
+            streams += map(driver.stream, plan.streams)
+            events += self._make_events()
+            flags += map(driver.flag, plan.flag_homes)
         except BaseException:
             self.close()
             raise
@@ -143,8 +120,8 @@ class Executor:
         """Give everything back; may be called twice. The caller's arrays stay as they are."""
         if not self._closed:
             self._closed = True
+            self._bound = None
             self._bindings.clear()
-            self._bound = _Binding({}, [], {})
             self._owned.clear()
             self.driver.close()
 
@@ -154,8 +131,30 @@ class Executor:
 
     # ---- running
 
+    def bind(self, **tensors: object) -> Bound:
+        """Bind arrays, as `run` takes them, ahead of runs: `run(bound)` is then free of all checks. They stay alive
+        and bound until `release`."""
+        self._open()
+        bound = self._bind(tensors)
+        bound.pinned = tensors
+        return bound
+
+    def release(self, bound: Bound) -> None:
+        """Give back what `bind` made, when its last run is over."""
+        self._open()
+        if self._bindings.holds(bound):
+            self._bindings.release(bound)
+            if self._bound is bound:
+                self._bound = None
+
     def run(
-        self, *, streams: Sequence[object] | None = None, progress: Progress | None = None, **tensors: object
+        self,
+        bound: Bound | None = None,
+        /,
+        *,
+        streams: Sequence[object] | None = None,
+        progress: Progress | None = None,
+        **tensors: object,
     ) -> None:
         """Run the plan once: to its end, or, given the callers' `streams`, to be run on the devices.
 
@@ -164,17 +163,21 @@ class Executor:
         later begins when all of the run is done. `synchronize` waits for it, and only then its errors show.
 
         `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
-        plan's shape and dtype, bound by reference and written in place. An input that is not given must have
-        been set with `write`; an output that is not given is read with `read`. Binding other arrays takes
-        milliseconds and waits for the last run; on GPUs it is kept, so that giving tensors at the addresses of one of
-        the last few runs costs nothing.
+        plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of them. An
+        input that is not given must have been set with `write`; an output that is not given is read with `read`.
+        Binding other arrays takes milliseconds and waits for the last run; on GPUs it is kept, so that giving
+        tensors at the addresses of one of the last few runs costs nothing but to look at them.
 
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
         """
         self._open()
         self._ran, self._trace = False, None
-        self._bind(checked_on_device(self.plan, tensors) if self.driver.on_device else checked(self.plan, tensors))
-        bound = self._bound
+        if bound is None:
+            bound = self._bind(tensors)
+        elif tensors or not self._bindings.holds(bound):
+            what = "arrays beside it" if tensors else "one that is released, or another executor's"
+            raise UsageError(f"run takes what bind() made, alone; given {what}")
+        self._bound = bound
         if self.graph and not self.traced and bound.graph is None:
             bound.graph = self.driver.capture(bound.calls)
         begun = time.perf_counter()
@@ -182,16 +185,16 @@ class Executor:
             assert bound.graph is not None
             self.driver.replay(bound.graph, streams or ())
         else:
-            self._issue_all(streams or ())
+            self._issue_all(bound, streams or ())
         self.issued_in = (time.perf_counter() - begun) * 1e6
         if streams is None:
             self.driver.synchronize(progress)
         self._ran = True
 
-    def _issue_all(self, streams: Sequence[object]) -> None:
+    def _issue_all(self, bound: Bound, streams: Sequence[object]) -> None:
         try:
             self.driver.begin_run(streams)
-            for call in self._bound.calls:
+            for call in bound.calls:
                 call()
             self.driver.end_run()
         except BaseException:
@@ -232,7 +235,7 @@ class Executor:
             else:
                 lanes = tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams)
                 machine, spans = self.machine.name, self.driver.spans()
-                if not spans and self._bound.calls:
+                if not spans and self._bound is not None and self._bound.calls:
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
                 self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
         return self._trace
@@ -280,11 +283,17 @@ class Executor:
         self._open()
         rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
-        bound = self._bound.memory.get((tensor, rank))
-        if bound is None:
+        buffer = None if self._bound is None else self._bound.memory.get((tensor, rank))
+        if buffer is None:
             self._own([found])
-            bound = self._owned[tensor, rank]
-        return self.driver.read(bound)
+            buffer = self._owned[tensor, rank]
+        return self.driver.read(buffer)
+
+    @property
+    def holdings(self) -> Holdings:
+        """What the executor has made and not given back: the same after any number of runs on the same tensors."""
+        self._open()
+        return self.driver.holdings()
 
     def poison(self) -> None:
         """Fill the executor's scratch and outputs with NaN, so that what is never written shows."""
@@ -324,10 +333,10 @@ class Executor:
 
     # ---- binding
 
-    def _bind(self, given: Mapping[tuple[str, int], Array | DeviceArray]) -> None:
-        """Bind all commands to the given arrays and to the executor's own buffers for the rest."""
-        names = {name for name, _ in given}
-        mine = [t for t in self.plan.tensors if t.name not in names]
+    def _bind(self, tensors: Mapping[str, object]) -> Bound:
+        """The commands on the given arrays, and on the executor's own buffers for the rest."""
+        given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors)
+        mine = [t for t in self.plan.tensors if t.name not in tensors]
         self._own(mine)
         for tensor in mine:
             absent = [r for r in range(self.plan.ranks) if (tensor.name, r) not in self._filled]
@@ -336,60 +345,7 @@ class Executor:
                     f"input {tensor.name} of rank {absent[0]} has no value: give run({tensor.name}=[…]), "
                     f"one array a rank, or set it with write('{tensor.name}', {absent[0]}, array)"
                 )
-        key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
-        known = self._bindings.pop(key, None)
-        if known is None:
-            while len(self._bindings) >= (KEPT if self.driver.on_device else 1):
-                self._unbind(next(iter(self._bindings)))
-            known = self._bind_anew(given)
-        self._bindings[key] = self._bound = known
-
-    def _bind_anew(self, given: Mapping[tuple[str, int], Array | DeviceArray]) -> _Binding:
-        made = _Binding({}, [], dict(given))
-        try:
-            for (name, rank), array in given.items():
-                made.memory[name, rank] = self.driver.adopt(rank, array, self._tensor(name, rank).dtype)
-            memory = {**self._owned, **made.memory}
-            for s, p in self._issue:
-                made.calls.append(self._bind_command(s, self.plan.streams[s].commands[p], memory))
-        except BaseException:
-            self._release(made)
-            raise
-        made.memory = memory
-        return made
-
-    def _unbind(self, key: Given) -> None:
-        gone = self._bindings.pop(key)
-        if gone is self._bound:
-            self._bound = _Binding({}, [], {})
-        self._release(gone)
-
-    def _release(self, gone: _Binding) -> None:
-        """Give back all that a binding holds."""
-        if gone.graph is not None:
-            self.driver.forget(gone.graph)
-        self.driver.unbind(gone.calls)
-        for at in gone.given:
-            if at in gone.memory:
-                self.driver.free(gone.memory[at])
-
-    def _bind_command(self, stream: int, command: Command, memory: Memory) -> Call:
-        driver, handle = self.driver, self._streams[stream]
-        match command:
-            case CopyAsync():
-                return driver.bind_copy(handle, command, memory)
-            case Launch():
-                return driver.bind_launch(handle, command, memory, self._flags)
-            case CollectiveCall():
-                return driver.bind_collective(handle, command, memory)
-            case Record():
-                return driver.bind_record(handle, command, self._events[command.event])
-            case WaitEvent():
-                return driver.bind_wait_event(handle, command, self._events[command.event])
-            case SignalFlag():
-                return driver.bind_signal(handle, command, self._flags[command.flag])
-            case WaitFlag():
-                return driver.bind_wait_flag(handle, command, self._flags[command.flag])
+        return self._bindings.get(given, self._owned)
 
     def _make_events(self) -> list[Event]:
         """An event belongs to the device that records it."""

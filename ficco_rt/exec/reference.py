@@ -7,17 +7,16 @@ itself needs at once is held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..driver.api import Array
 from ..graph.ir import ClaimValue, Combined, Operand, Product
 from ..region import Region
 
-Inputs: TypeAlias = Mapping[str, Sequence[Array]]  # by tensor: one array a rank
+Inputs: TypeAlias = Mapping[str, Sequence[Any]]  # by tensor: one array a rank
 Shape: TypeAlias = tuple[int, ...]
 
 # Up to this many operations the reference is computed in float64, beyond in float32.
@@ -33,10 +32,20 @@ class Extent:
     operations: int  # of all ranks
 
 
-def evaluate(value: ClaimValue, inputs: Inputs) -> Iterator[Array]:
-    """The value on rank 0, 1, …, in float64 where that is cheap and in float32 otherwise."""
-    double = extent(value).operations <= DOUBLE_OPERATIONS
-    return _evaluate(value, inputs, np.dtype(np.float64 if double else np.float32))
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How arrays are computed with: numpy's or any other library's that slice, reshape, add and multiply (`@`)."""
+
+    wide: Callable[[Any], Any]  # an input in the type, and at the place, that is computed in
+    join: Callable[[list[Any], int], Any]  # end to end along an axis
+
+
+def evaluate(value: ClaimValue, inputs: Inputs, arithmetic: Arithmetic | None = None) -> Iterator[Any]:
+    """The value on rank 0, 1, …; by default with numpy, in float64 where that is cheap and in float32 otherwise."""
+    if arithmetic is None:
+        dtype = np.float64 if extent(value).operations <= DOUBLE_OPERATIONS else np.float32
+        arithmetic = Arithmetic(lambda a: a.astype(dtype), np.concatenate)
+    return _evaluate(value, inputs, arithmetic)
 
 
 def extent(value: ClaimValue) -> Extent:
@@ -68,32 +77,32 @@ def extent(value: ClaimValue) -> Extent:
             return Extent(shapes, inside.terms * summed, inside.operations)
 
 
-def take(array: Array, region: Region) -> Array:
+def take(array: Any, region: Region, join: Callable[[list[Any], int], Any] = np.concatenate) -> Any:
     """The region's part of its rank's array, dimension by dimension."""
     for dim, axis in enumerate(region.axes):
         parts = [array[(slice(None),) * dim + (slice(s.start, s.stop),)] for s in axis.segments]
-        array = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=dim)
+        array = parts[0] if len(parts) == 1 else join(parts, dim)
     return array.reshape(region.shape) if any(a.dropped for a in region.axes) else array
 
 
-def _evaluate(value: ClaimValue, inputs: Inputs, dtype: np.dtype[Any]) -> Iterator[Array]:
+def _evaluate(value: ClaimValue, inputs: Inputs, to: Arithmetic) -> Iterator[Any]:
     match value:
         case Operand(regions=regions, transposed=transposed):
             for region in regions:
-                part = take(inputs[region.tensor][region.rank], region).astype(dtype)
+                part = to.wide(take(inputs[region.tensor][region.rank], region, to.join))
                 yield part.swapaxes(-1, -2) if transposed else part
         case Product(left=left, right=right):
-            for a, b in zip(_evaluate(left, inputs, dtype), _evaluate(right, inputs, dtype), strict=True):
+            for a, b in zip(_evaluate(left, inputs, to), _evaluate(right, inputs, to), strict=True):
                 yield a @ b
         case Combined():
-            yield from _combine(value, _evaluate(value.operand, inputs, dtype))
+            yield from _combine(value, _evaluate(value.operand, inputs, to), to)
 
 
-def _combine(value: Combined, ranks: Iterator[Array]) -> Iterator[Array]:
+def _combine(value: Combined, ranks: Iterator[Any], to: Arithmetic) -> Iterator[Any]:
     if value.kind in ("all_reduce", "reduce_scatter"):
-        total, n = next(ranks).copy(), 1
+        total, n = next(ranks), 1
         for part in ranks:
-            total += part
+            total = total + part
             n += 1
         if value.kind == "all_reduce":
             yield from [total] * n
@@ -107,11 +116,11 @@ def _combine(value: Combined, ranks: Iterator[Array]) -> Iterator[Array]:
     n = len(parts)
     at = _axis(parts[0].ndim, value.axis)
     if value.kind == "all_gather":
-        yield from [np.concatenate(parts, axis=at)] * n
+        yield from [to.join(parts, at)] * n
         return
     cuts = _cuts([p.shape[at] for p in parts], value.shares)
     for r in range(n):
-        yield np.concatenate([_piece(p, at, c[r], c[r + 1]) for p, c in zip(parts, cuts, strict=True)], axis=at)
+        yield to.join([_piece(p, at, c[r], c[r + 1]) for p, c in zip(parts, cuts, strict=True)], at)
 
 
 def _axis(dimensions: int, axis: int) -> int:
@@ -126,7 +135,7 @@ def _cuts(lengths: Sequence[int], shares: tuple[tuple[int, ...], ...] | None) ->
     return [[sum(share[:i]) for i in range(n + 1)] for share in shares]
 
 
-def _piece(array: Array, axis: int, start: int, stop: int) -> Array:
+def _piece(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 

@@ -112,6 +112,31 @@ def test_outputs_are_written_in_place_again_and_again() -> None:
         assert [x.tolist() for x in c] == [wanted(given, r) for r in range(2)]
 
 
+def test_what_was_bound_is_kept_until_it_is_released() -> None:
+    with executor_of(gather_plan()) as executor, executor_of(gather_plan()) as another:
+        sets = [{**arrays(seed=i), "C": [blank(4, 3), blank(4, 3)]} for i in range(3)]
+        bound = [executor.bind(**given) for given in sets]
+        for _ in range(2):
+            for given, ready in zip(sets, bound, strict=True):
+                for c in given["C"]:
+                    c.fill(np.nan)
+                executor.run(ready)
+                assert [c.tolist() for c in given["C"]] == [wanted(given, r) for r in range(2)]
+                assert executor.read("C", 1).tolist() == wanted(given, 1)
+        held = executor.holdings
+        executor.run(**sets[0])  # the same arrays: what is bound to them serves
+        assert executor.holdings == held
+        with pytest.raises(UsageError, match="alone; given arrays beside it"):
+            executor.run(bound[0], A=sets[0]["A"])
+        with pytest.raises(UsageError, match="another executor's"):
+            another.run(bound[0])
+        executor.release(bound[0])
+        assert executor.holdings.size < held.size
+        with pytest.raises(UsageError, match="one that is released"):
+            executor.run(bound[0])
+        executor.run(bound[1])
+
+
 def test_strided_arrays_are_bound_as_they_are() -> None:
     given = arrays()
     together = blank(4, 6)  # both ranks' outputs side by side in one array

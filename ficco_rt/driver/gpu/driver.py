@@ -39,6 +39,7 @@ from ..api import (
     Event,
     Flag,
     Graph,
+    Holdings,
     Memory,
     Pool,
     Progress,
@@ -308,6 +309,10 @@ class GpuDriver:
             with self._gpus.inside(stream.device):
                 found.extend(spans_of(stream, dtypes, since, raisers))
         return tuple(sorted(found, key=lambda s: (s.stream, s.start, s.stop)))
+
+    def holdings(self) -> Holdings:
+        streams, events, size = self._gpus.held()
+        return Holdings(streams, events, len(self._graphs), size)
 
     def close(self) -> None:
         if self._closed:

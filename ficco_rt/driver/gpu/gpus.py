@@ -33,7 +33,7 @@ class Gpus:
         self.control: dict[int, Handle] = {}  # a stream of each device, for what is done beside the plan
         self._streams: list[Handle] = []
         self._events: dict[int, tuple[Device, Handle]] = {}
-        self._memory: dict[int, Device] = {}
+        self._memory: dict[int, tuple[Device, int]] = {}  # address → size, too
         try:
             with self.inside(self.first):
                 self._least, self._greatest = vendor.priorities()
@@ -105,11 +105,11 @@ class Gpus:
         """Bytes of the device's memory: their address."""
         with self.inside(device):
             address = self.vendor.alloc(max(16, size), what)
-        self._memory[address] = device
+        self._memory[address] = (device, size)
         return address
 
     def free(self, address: int) -> None:
-        device = self._memory.pop(address)
+        device, _ = self._memory.pop(address)
         with self.inside(device):
             self.vendor.free(address)
 
@@ -121,6 +121,10 @@ class Gpus:
             self.vendor.wait_stream(stream)
 
     # ---- the end
+
+    def held(self) -> tuple[int, int, int]:
+        """Streams, events, and bytes of memory."""
+        return len(self._streams), len(self._events), sum(size for _, size in self._memory.values())
 
     def close(self) -> None:
         """Give everything back. May be called twice."""

@@ -31,7 +31,7 @@ from ...plan.ir import (
 )
 from ...region import Region
 from ...trace import Clock, Span
-from ..api import NUMPY_DTYPES, Array, Buffer, Call, Event, Flag, Graph, Memory, Pool, Progress, StreamHandle
+from ..api import NUMPY_DTYPES, Array, Buffer, Call, Event, Flag, Graph, Holdings, Memory, Pool, Progress, StreamHandle
 from .deadlock import at, describe_deadlock
 from .kernels import HostFunction, bind_transfers, bind_work, host_function
 from .memory import available
@@ -254,6 +254,9 @@ class HostDriver:
 
     def spans(self) -> tuple[Span, ...]:
         return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
+
+    def holdings(self) -> Holdings:
+        return Holdings(len(self._streams), len(self._events), 0, sum(a.nbytes for a in self._arrays.values()))
 
     def close(self) -> None:
         self._streams.clear()  # tasks and streams hold each other

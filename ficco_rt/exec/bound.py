@@ -1,0 +1,113 @@
+"""A plan's commands bound to buffers, and the sets of arrays for which that is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..driver.api import Array, Buffer, Call, DeviceArray, Driver, Event, Flag, Graph, Memory, StreamHandle
+from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
+from .issue import issue_order
+
+KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps them alive
+
+Given: TypeAlias = Mapping[tuple[str, int], Array | DeviceArray]  # the caller's arrays by tensor and rank
+_Key: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which array it is
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """All commands of a plan, bound to arrays that were given and to the executor's own buffers for the rest."""
+
+    key: _Key
+    given: Given
+    memory: dict[tuple[str, int], Buffer] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    graph: Graph | None = None  # of the calls
+    pinned: object = None  # what a caller bound: kept, with the tensors, until it is released
+
+
+class Bindings:
+    """Binds a plan's commands on a driver, and keeps what it bound for the last few sets of arrays."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        plan: Plan,
+        streams: Sequence[StreamHandle],
+        events: Sequence[Event],
+        flags: Sequence[Flag],
+    ) -> None:
+        self._driver = driver
+        self._plan = plan
+        self._streams = streams
+        self._events = events
+        self._flags = flags
+        self._issue = issue_order(plan)
+        self._dtypes = {t.name: t.dtype for t in plan.tensors}
+        self._kept: dict[_Key, Bound] = {}  # the last used one last
+
+    def get(self, given: Given, owned: Memory) -> Bound:
+        """The commands on these arrays, and on `owned` buffers for what is not given."""
+        key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
+        found = self._kept.pop(key, None)
+        if found is None:
+            self._make_room()
+            found = self._bind(key, given, owned)
+        self._kept[key] = found
+        return found
+
+    def holds(self, bound: Bound) -> bool:
+        return self._kept.get(bound.key) is bound
+
+    def release(self, bound: Bound) -> None:
+        """Give back all that it holds; the last run must not be of it, or be over."""
+        self._kept.pop(bound.key, None)
+        if bound.graph is not None:
+            self._driver.forget(bound.graph)
+        self._driver.unbind(bound.calls)
+        for at in bound.given:
+            if at in bound.memory:
+                self._driver.free(bound.memory[at])
+
+    def clear(self) -> None:
+        """Forget all: the driver is closed."""
+        self._kept.clear()
+
+    def _make_room(self) -> None:
+        free = [b for b in self._kept.values() if b.pinned is None]
+        for bound in free[: len(free) + 1 - (KEPT if self._driver.on_device else 1)]:
+            self.release(bound)
+
+    def _bind(self, key: _Key, given: Given, owned: Memory) -> Bound:
+        made = Bound(key, dict(given))
+        try:
+            for (name, rank), array in given.items():
+                made.memory[name, rank] = self._driver.adopt(rank, array, self._dtypes[name])
+            memory = {**owned, **made.memory}
+            for s, p in self._issue:
+                made.calls.append(self._command(self._streams[s], self._plan.streams[s].commands[p], memory))
+        except BaseException:
+            self.release(made)
+            raise
+        made.memory = memory
+        return made
+
+    def _command(self, stream: StreamHandle, command: Command, memory: Memory) -> Call:
+        driver = self._driver
+        match command:
+            case CopyAsync():
+                return driver.bind_copy(stream, command, memory)
+            case Launch():
+                return driver.bind_launch(stream, command, memory, self._flags)
+            case CollectiveCall():
+                return driver.bind_collective(stream, command, memory)
+            case Record():
+                return driver.bind_record(stream, command, self._events[command.event])
+            case WaitEvent():
+                return driver.bind_wait_event(stream, command, self._events[command.event])
+            case SignalFlag():
+                return driver.bind_signal(stream, command, self._flags[command.flag])
+            case WaitFlag():
+                return driver.bind_wait_flag(stream, command, self._flags[command.flag])
