@@ -7,7 +7,9 @@ who puts work on a stream.
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +60,19 @@ def look(array: Any, wanted: Callable[[], str]) -> Seen:
     raise UsageError(f"{wanted()}, on a GPU, with DLPack or __cuda_array_interface__; given {type(array).__name__}")
 
 
+def _on_device_of(array: Any) -> AbstractContextManager[object]:
+    """NOTE PyTorch exports a tensor only while its device is the current one. Whoever has one has loaded PyTorch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(array, torch.Tensor):
+        return nullcontext()
+    device: AbstractContextManager[object] = torch.cuda.device(array.device)
+    return device
+
+
 def _from_dlpack(array: Any, wanted: Callable[[], str]) -> Seen:
     try:
-        capsule = array.__dlpack__(stream=NO_SYNC)
+        with _on_device_of(array):
+            capsule = array.__dlpack__(stream=NO_SYNC)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires grad
         raise UsageError(f"{wanted()}; given {type(array).__name__} gives no DLPack: {error}") from error
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda.bindings import driver
 
 from ficco_rt import compiler
 from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
+from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.cells import cells, part
 from ficco_rt.driver.gpu.packed import Packed
@@ -211,6 +215,52 @@ def test_tensors_are_looked_at() -> None:
     seen = look(OnGpu(64, (4, 2), "<f2", strides=(4, 2)), lambda: "x")
     assert (seen.dtype, seen.dense) == ("fp16", True)
     assert not look(OnGpu(64, (4, 2), "<f2", strides=(2, 8)), lambda: "x").dense
+
+
+def test_tensors_of_pytorch_are_looked_at_from_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextmanager
+    def device(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    class Torch(Dlpack):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.device = 1
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 1
+
+        def __dlpack__(self, stream: int | None = None) -> object:
+            if current[0] != self.device:
+                raise BufferError("exported from its own device alone")
+            return super().__dlpack__(stream)
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Torch, cuda=SimpleNamespace(device=device)))
+    assert look(Torch(4096, (3, 5), 4, 16), lambda: "x").address == 4096
+    assert current == [0]
+    assert look(Dlpack(8192, (3, 5), 4, 16), lambda: "x").address == 8192  # another library's
+
+
+def test_the_device_of_an_address_is_the_librarys_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of cuda-bindings, of which some versions answer 0 for every address."""
+    asked = []
+
+    def attribute(found: Any, which: int, address: ctypes.c_uint64) -> int:
+        asked.append((which, address.value))
+        found._obj.value = 3
+        return 0 if address.value else 1  # CUDA_ERROR_INVALID_VALUE
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(cuPointerGetAttribute=attribute))
+    cuda = object.__new__(Cuda)
+    cuda.cu = driver
+    assert cuda.owner(1 << 40, "x") == 3
+    assert asked == [(9, 1 << 40)]  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    with pytest.raises(DeviceError, match=r"^cuPointerGetAttribute \(rank 0's tensor\): CUDA_ERROR_INVALID_VALUE"):
+        cuda.owner(0, "rank 0's tensor")
 
 
 def test_tensors_that_do_not_fit() -> None:

@@ -109,8 +109,14 @@ class Cuda:
         call(self.cu.cuMemFree, address)
 
     def owner(self, address: int, what: str) -> int:
+        # NOTE versions of cuda-bindings answer 0 for every address (NVIDIA/cuda-python issue 2928): ask the library
         attribute = self.cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        return int(call(self.cu.cuPointerGetAttribute, attribute, address, what=what))
+        ordinal = ctypes.c_int()
+        library = ctypes.CDLL("libcuda.so.1")  # loaded already
+        code = library.cuPointerGetAttribute(ctypes.byref(ordinal), int(attribute), ctypes.c_uint64(address))
+        if code:
+            raise failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
+        return ordinal.value
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         call(self.cu.cuMemsetD8Async, address, byte, size, stream)
