@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def _apart(plan: Plan, bound: Mapping[tuple[str, int], DeviceArray]) -> None:
     kinds = {t.name: (t.kind, NUMPY_DTYPES[t.dtype].itemsize) for t in plan.tensors}
     ends: list[tuple[int, int, tuple[str, int]]] = []
     for key, array in bound.items():
-        size = kinds[key[0]][1] * int(np.prod(array.shape, dtype=np.int64))
+        size = kinds[key[0]][1] * prod(array.shape)
         if size:
             ends.append((array.address, array.address + size, key))
     active: list[tuple[int, tuple[str, int]]] = []

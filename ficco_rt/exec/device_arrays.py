@@ -20,6 +20,10 @@ _DLPACK_DTYPES = {(2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16"}  # (DLDataT
 _TYPESTR_DTYPES = {"<f2": "fp16", "<f4": "fp32", "<V2": "bf16"}
 NO_SYNC = -1  # the caller's stream carries the order
 
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -75,11 +79,9 @@ def _from_dlpack(array: Any, wanted: Callable[[], str]) -> Seen:
             capsule = array.__dlpack__(stream=NO_SYNC)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires grad
         raise UsageError(f"{wanted()}; given {type(array).__name__} gives no DLPack: {error}") from error
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-    tensor = _DLTensor.from_address(pointer(capsule, b"dltensor"))
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    steps = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else None
+    tensor = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
+    shape = tuple(tensor.shape[: tensor.ndim])
+    steps = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits), f"a type of {tensor.bits} bits")
     address = int(tensor.data or 0) + int(tensor.byte_offset)
     return Seen(address, shape, dtype, _dense(shape, steps), False)
