@@ -41,7 +41,9 @@ KERNELS = {
     "endless.cu": "while (*(volatile float *)x == *(volatile float *)x) y[0] = 1;",
     "broken.cu": "y[i] = nothing;",
 }
-SIGNATURE = 'extern "C" __global__ void k(const float *x, float *y) {{ for (int i = threadIdx.x; i < 64 * 16; i += 32) {{ {} }} }}'
+SOURCE = (
+    'extern "C" __global__ void k(const float *x, float *y) { for (int i = threadIdx.x; i < 1024; i += 32) { BODY } }'
+)
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         for name, body in KERNELS.items():
-            (at / name).write_text(SIGNATURE.format(body), encoding="utf-8")
+            (at / name).write_text(SOURCE.replace("BODY", body), encoding="utf-8")
         for file in (*KERNELS, "other.cubin"):
             (at / f"{Path(file).stem}.ficco").write_text(SCHEDULE.replace("FILE", file), encoding="utf-8")
-        (at / "other.cubin").write_bytes(other_architecture(SIGNATURE.format(KERNELS["good.cu"])))
+        (at / "other.cubin").write_bytes(other_architecture(SOURCE.replace("BODY", KERNELS["good.cu"])))
         after = Case("a run after it", ("ag_gemm/streamed", "--gpus", str(gpus), *SIZES), 0, ())
         for case in cases(at, gpus):
             print(f"{case.name:26}", end=" ", flush=True)
@@ -115,7 +117,8 @@ def cases(at: Path, gpus: int) -> list[Case]:
 
 def tried(case: Case) -> str:
     """Run it: "ok …" or "WRONG …" with what it said."""
-    command = [sys.executable, "-m", "ficco_rt.cli.main", *case.arguments]
+    start = "from ficco_rt.cli.main import ficco_run; ficco_run()"
+    command = [sys.executable, "-c", start, *case.arguments]
     begun = time.monotonic()
     process = subprocess.Popen(
         command, env={**os.environ, **dict(case.variables)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
