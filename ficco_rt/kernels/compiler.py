@@ -1,4 +1,4 @@
-"""CUDA C++ to cubin by NVRTC, with a cache on disk that processes share.
+"""Kernel source to machine code by the vendor's run-time compiler, with a cache on disk that processes share.
 
 An entry's name is a hash of source, options and compiler version; its content carries its own hash, so that a
 torn or damaged one is seen and made anew. Entries are written aside and published by a rename.
@@ -17,12 +17,52 @@ from typing import Any
 from .. import env
 from ..errors import DeviceError, InternalError
 
-_MAGIC = b"ficco-cubin-1\n"
+_MAGIC = b"ficco-code-1\n"
 _DIGEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Cubin:
+class Compiler:
+    """A vendor's run-time compiler through its Python bindings. The vendors' calls are named alike."""
+
+    name: str  # for people
+    prefix: str  # of its calls: nvrtcCreateProgram, hiprtcCreateProgram
+    image: str  # what the calls that give the machine code are named for: nvrtcGetCUBIN, hiprtcGetCode
+    suffix: str  # of entries in the cache
+    extra: str  # of ficco-rt, which brings the bindings
+    comes: str  # how to get the library
+    arch: str  # the option that must name a real architecture
+
+    def bindings(self) -> Any:
+        """The bindings' module. DeviceError if the package is missing."""
+        try:
+            if self.prefix == "nvrtc":
+                from cuda.bindings import nvrtc
+
+                return nvrtc
+            from hip import hiprtc
+
+            return hiprtc
+        except ImportError as e:
+            raise DeviceError(f"no {self.name} bindings ({e}): install `ficco-rt[{self.extra}]`") from e
+
+
+NVRTC = Compiler(
+    "NVRTC",
+    "nvrtc",
+    "CUBIN",
+    "cubin",
+    "cuda",
+    "install `ficco-rt[cuda]`",
+    "`-arch` must name a real architecture (sm_…)",
+)
+HIPRTC = Compiler(
+    "hipRTC", "hiprtc", "Code", "hsaco", "hip", "it comes with ROCm", "`--offload-arch` must name one (gfx…)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
     """Machine code, and what the compiler said while making it (empty if it came from the cache)."""
 
     code: bytes
@@ -31,26 +71,26 @@ class Cubin:
     log: str
 
 
-def compile_file(source: Path, options: Sequence[str], cache: Path | None = None) -> Cubin:
-    """The cubin of a source file of ours. `options` names the architecture; the sources include nothing else."""
-    return compile_text(source.read_text(encoding="utf-8"), source.name, options, cache)
+def compile_file(source: Path, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
+    """A source file of ours as machine code. `options` names the architecture; the sources include nothing else."""
+    return compile_text(source.read_text(encoding="utf-8"), source.name, options, cache, by)
 
 
-def compile_text(text: str, name: str, options: Sequence[str], cache: Path | None = None) -> Cubin:
-    """The cubin of CUDA C++ text. `name` stands in the compiler's messages.
+def compile_text(text: str, name: str, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
+    """Source text as machine code. `name` stands in the compiler's messages.
 
-    Raises DeviceError if there is no NVRTC, InternalError with the compiler's log if it refuses the text.
+    Raises DeviceError if there is no compiler, InternalError with its log if it refuses the text.
     """
-    nvrtc = _nvrtc()
-    major, minor = _call(nvrtc, "nvrtcVersion")
-    key = _key(text, options, f"nvrtc {major}.{minor}")
-    path = (cache or env.cache_folder()) / f"{key}.cubin"
+    rtc = _Rtc(by)
+    major, minor = rtc.call("Version")
+    key = _key(text, options, f"{by.prefix} {major}.{minor}")
+    path = (cache or env.cache_folder()) / f"{key}.{by.suffix}"
     code = _read(path)
     if code is not None:
-        return Cubin(code, key, True, "")
-    code, log = _compile(nvrtc, text, name, options)
+        return Code(code, key, True, "")
+    code, log = rtc.compile(text, name, options)
     _publish(path, code)
-    return Cubin(code, key, False, log)
+    return Code(code, key, False, log)
 
 
 def _key(text: str, options: Sequence[str], compiler: str) -> str:
@@ -90,42 +130,51 @@ def _publish(path: Path, code: bytes) -> None:
         Path(aside).unlink(missing_ok=True)
 
 
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError as e:
-        raise DeviceError(f"no NVRTC bindings ({e}): install `ficco-rt[cuda]`") from e
-    return nvrtc
+class _Rtc:
+    """A compiler's calls, checked."""
 
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._bindings = compiler.bindings()
 
-def _call(nvrtc: Any, name: str, *args: Any) -> Any:
-    """One NVRTC call, checked; what it returns beside the code (one value, a tuple of several, or None)."""
-    try:
-        code, *values = getattr(nvrtc, name)(*args)
-    except RuntimeError as e:  # the library itself is missing: DynamicLibNotFoundError
-        raise DeviceError(f"NVRTC cannot be loaded ({e}): install `ficco-rt[cuda]`") from e
-    if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise DeviceError(f"{name} failed: {code.name}")
-    return values[0] if len(values) == 1 else tuple(values) or None
+    def call(self, short: str, *args: Any) -> Any:
+        """What a call returns beside its code: one value, a tuple of several, or None."""
+        code, *values = self._result(short, *args)
+        if code:
+            raise DeviceError(f"{self._compiler.prefix}{short} failed: {code.name}")
+        return values[0] if len(values) == 1 else tuple(values) or None
 
-
-def _compile(nvrtc: Any, text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-    program = _call(nvrtc, "nvrtcCreateProgram", text.encode(), name.encode(), 0, [], [])
-    try:
-        # not `_call`: a refusal is told by the log, and the log is there only after it
+    def _result(self, short: str, *args: Any) -> tuple[Any, ...]:
+        by = self._compiler
         try:
-            (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+            result: tuple[Any, ...] = getattr(self._bindings, by.prefix + short)(*args)
+        except RuntimeError as e:  # the bindings load the library at the first call
+            reason = str(e).splitlines()[0]
+            raise DeviceError(f"{by.name} cannot be loaded ({reason}): {by.comes}") from e
+        return result
+
+    def compile(self, text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
+        """Machine code and log."""
+        by = self._compiler
+        program = self.call("CreateProgram", text.encode(), name.encode(), 0, [], [])
+        try:
+            # not `call`: a refusal is told by the log, and the log is there only after it
+            try:
+                (code,) = self._result("CompileProgram", program, len(options), [o.encode() for o in options])
+            finally:
+                log = self._bytes("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+            if code:
+                raise InternalError(f"{name} does not compile with {' '.join(options)} ({code.name}):\n{log}")
+            image = self._bytes(by.image, program)
+            if not image:
+                raise InternalError(f"{name} gave no machine code: {by.arch}")
+            return image, log
         finally:
-            size = _call(nvrtc, "nvrtcGetProgramLogSize", program)
-            buffer = bytearray(size)
-            _call(nvrtc, "nvrtcGetProgramLog", program, buffer)
-            log = bytes(buffer).rstrip(b"\0").decode(errors="replace")
-        if code != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise InternalError(f"{name} does not compile with {' '.join(options)} ({code.name}):\n{log}")
-        cubin = bytearray(_call(nvrtc, "nvrtcGetCUBINSize", program))
-        if not cubin:
-            raise InternalError(f"{name} gave no machine code: `-arch` must name a real architecture (sm_…)")
-        _call(nvrtc, "nvrtcGetCUBIN", program, cubin)
-        return bytes(cubin), log
-    finally:
-        _call(nvrtc, "nvrtcDestroyProgram", program)
+            # HIP's takes the address of the handle, and its bindings leave it to the caller to take it
+            self.call("DestroyProgram", program.createRef() if hasattr(program, "createRef") else program)
+
+    def _bytes(self, what: str, program: Any) -> bytes:
+        buffer = bytearray(self.call(f"Get{what}Size", program))
+        if buffer:
+            self.call(f"Get{what}", program, buffer)
+        return bytes(buffer)

@@ -1,6 +1,6 @@
 // The twins that any GPU runs: a GEMM and a sum.
 //
-// Compiled by NVRTC with -DGEMM=… or -DREDUCE=…, the name of the one kernel wanted, and with -DIN=… -DOUT=… (0 bf16,
+// Compiled by NVRTC or hipRTC with -DGEMM=… or -DREDUCE=…, the name of the one kernel wanted, and with -DIN=… -DOUT=… (0 bf16,
 // 1 fp16, 2 fp32; the operands' and the result's type). No header is included, so the compiler alone suffices.
 //
 // Both kernels take a table of works and walk their tiles in order. A launch that is not streamed gives the
@@ -26,11 +26,49 @@ typedef float Out;
 typedef unsigned short Out;
 #endif
 
-template <int TYPE> __device__ __forceinline__ float widen(unsigned short x) {
+// ---------------------------------------------------------------- what differs between vendors
+
+#ifdef __HIP__
+__device__ __forceinline__ float half_to_float(unsigned short x) { return (float)__builtin_bit_cast(_Float16, x); }
+__device__ __forceinline__ unsigned short float_to_half(float f) {
+    return __builtin_bit_cast(unsigned short, (_Float16)f);
+}
+__device__ __forceinline__ u32 load_acquire(const u32 *p) {
+    return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ __forceinline__ void store_release(u32 *p, u32 v) {
+    __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+}
+__device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
+// what another thread of the block has acquired
+__device__ __forceinline__ void acquire() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
+#else
+__device__ __forceinline__ float half_to_float(unsigned short x) {
     float f;
-    if (TYPE == 0) return __uint_as_float((u32)x << 16);
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));
     return f;
+}
+__device__ __forceinline__ unsigned short float_to_half(float f) {
+    unsigned short x;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(f));
+    return x;
+}
+__device__ __forceinline__ u32 load_acquire(const u32 *p) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_release(u32 *p, u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ void nap() { __nanosleep(64); }
+__device__ __forceinline__ void acquire() {}  // the block's barrier passes it on
+#endif
+
+// ---------------------------------------------------------------- numbers
+
+template <int TYPE> __device__ __forceinline__ float widen(unsigned short x) {
+    return TYPE == 0 ? __uint_as_float((u32)x << 16) : half_to_float(x);
 }
 template <int TYPE> __device__ __forceinline__ float widen(float x) { return x; }
 
@@ -40,7 +78,7 @@ template <int TYPE> __device__ __forceinline__ void narrow(float f, unsigned sho
         if ((u & 0x7fffffffu) > 0x7f800000u) { x = (unsigned short)(u >> 16 | 0x40); return; }  // stays NaN
         x = (unsigned short)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);                             // nearest, ties to even
     } else {
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(x) : "f"(f));
+        x = float_to_half(f);
     }
 }
 template <int TYPE> __device__ __forceinline__ void narrow(float f, float &x) { x = f; }
@@ -74,15 +112,6 @@ struct Table {
     int count, tiles, streamed, unused;
 };
 
-__device__ __forceinline__ u32 load_acquire(const u32 *p) {
-    u32 v;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-    return v;
-}
-__device__ __forceinline__ void store_release(u32 *p, u32 v) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
 // The next tile of this block, or -1. `round` counts the block's tiles.
 __device__ int next_tile(const Table &t, int round) {
     if (!t.streamed) {
@@ -107,9 +136,10 @@ __device__ void wait_for(const Table &t, const Sync &s) {
     if (threadIdx.x == 0) {
         const u64 *flags = (const u64 *)t.flags + s.first_wait;
         for (int i = 0; i < s.waits; i++)
-            while (load_acquire((const u32 *)flags[i]) == 0) __nanosleep(64);
+            while (load_acquire((const u32 *)flags[i]) == 0) nap();
     }
     __syncthreads();
+    acquire();
 }
 
 // A tile of the work is written; who writes its last tile raises its flags.
@@ -151,7 +181,7 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
 constexpr int TILE = 128, DEPTH = 32;
 
 extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
-    extern __shared__ __align__(16) unsigned char dynamic[];
+    alignas(16) extern __shared__ unsigned char dynamic[];
     In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
     __shared__ i64 at_m[TILE], at_n[TILE];
     const Run *runs = (const Run *)t.runs;
@@ -235,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
 // pitch and width allows it.
 
 #ifdef REDUCE
-struct __align__(16) Vector { u32 x, y, z, w; };
+struct alignas(16) Vector { u32 x, y, z, w; };
 
 template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *sum) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};

@@ -1,0 +1,142 @@
+"""The naive kernels as HIP: compiled for AMD GPUs, and run on the CPU thread by thread."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from ficco_dsl.diagnostics import Span
+from ficco_rt.driver.gpu import naive
+from ficco_rt.driver.gpu.packed import Packed
+from ficco_rt.driver.gpu.tensors import Tensor
+from ficco_rt.errors import DeviceError
+from ficco_rt.graph.ir import Dtype
+from ficco_rt.kernels.compiler import HIPRTC, compile_text
+from ficco_rt.plan.ir import GemmWork, Launch, LaunchAttributes, ReduceWork, Work
+from ficco_rt.region import Axis, Interval, Region
+from tests.simt import amd
+
+SOURCE = Path(naive.__file__).parents[2] / "kernels" / "src" / naive.SOURCE
+NUMPY = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+HERE = Span("test.ficco", 1, 1, 1, 1)
+DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+
+
+def region(tensor: str, *axes: tuple[tuple[int, int], ...]) -> Region:
+    return Region(tensor, 0, tuple(Axis(tuple(Interval(a, b) for a, b in pieces)) for pieces in axes))
+
+
+class Tensors:
+    """Tensors of small integers in this process's memory."""
+
+    def __init__(self, seed: int, **shapes: tuple[Dtype, tuple[int, int]]) -> None:
+        draw = np.random.default_rng(seed)
+        self.arrays = {
+            name: draw.integers(-4, 5, shape).astype(NUMPY[dtype]) for name, (dtype, shape) in shapes.items()
+        }
+        self.dtypes = {name: dtype for name, (dtype, _) in shapes.items()}
+
+    def __call__(self, region: Region) -> Tensor:
+        array = self.arrays[region.tensor]
+        return Tensor(array.ctypes.data, array.shape, self.dtypes[region.tensor], 0, False)
+
+    def of(self, region: Region) -> np.ndarray:
+        """A copy of the region's logical matrix, in fp64."""
+        return self.arrays[region.tensor][self._index(region)].astype(float)
+
+    def put(self, region: Region, values: np.ndarray) -> np.ndarray:
+        """The tensor as it is when the region has these values."""
+        whole = self.arrays[region.tensor].copy()
+        whole[self._index(region)] = values
+        return whole
+
+    @staticmethod
+    def _index(region: Region) -> tuple[np.ndarray, ...]:
+        return np.ix_(*([i for s in axis.segments for i in range(s.start, s.stop)] for axis in region.axes))
+
+
+def launch(works: list[Work], tensors: Tensors, flags: np.ndarray, streamed: bool) -> Packed:
+    attributes = LaunchAttributes(0, None, None, None)
+    kernel = "naive_gemm" if isinstance(works[0], GemmWork) else "naive_reduce"
+    command = Launch(kernel, tuple(works), streamed, attributes, "mm")
+    (packed,) = naive.pack(command, tensors, lambda flag: int(flags.ctypes.data) + 4 * flag, ("-std=c++17",))
+    return packed
+
+
+def run(packed: Packed, grid: int, seed: int, folder: Path) -> None:
+    memory = np.zeros(len(packed.constants) + packed.scratch + 512, np.uint8)
+    start = -memory.ctypes.data % 256
+    behind = start + -(-len(packed.constants) // 256) * 256
+    memory[start : start + len(packed.constants)] = np.frombuffer(packed.constants, np.uint8)
+    (table,) = packed.arguments(memory.ctypes.data + start, memory.ctypes.data + behind)
+    kernel = amd.OnCpu(folder, SOURCE, packed.options, packed.entry, "Table", "unsigned char")
+    kernel(table, grid, packed.threads, seed)
+    assert not memory[behind : behind + packed.scratch].any()  # as it was found
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])
+def test_compiled_for_amd_without_spills(arch: str, tmp_path: Path) -> None:
+    options = ("-std=c++17", "-O3", f"--offload-arch={arch}")
+    for kind, (left, out) in [*product(["GEMM"], product(range(3), repeat=2)), *(("REDUCE", (i, i)) for i in range(3))]:
+        compiled = amd.compile_device(
+            tmp_path, SOURCE, (*options, f"-D{kind}=naive_{kind}", f"-DIN={left}", f"-DOUT={out}")
+        )
+        assert (compiled.spills, compiled.scratch, compiled.wave) == (0, 0, 64)
+        assert compiled.vector_registers <= 256  # two blocks of 256 threads a compute unit
+        assert compiled.lds <= 2064
+        assert compiled.parameters >= naive.TABLE.size
+    amd.code_object(tmp_path, arch, compiled)
+
+
+def test_without_rocm_the_compiler_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"^hipRTC cannot be loaded \(.*libhiprtc\.so.*\): it comes with ROCm$"):
+        compile_text("", "x.hip", ["--offload-arch=gfx942"], tmp_path, HIPRTC)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_products(dtype: Dtype, streamed: bool, tmp_path: Path) -> None:
+    """Pieces in any order, both operands turned, flags waited for and raised, sums added to."""
+    tensors = Tensors(7, A=(dtype, (200, 61)), B=(dtype, (150, 70)), C=("fp32", (210, 160)), D=("fp32", (61, 150)))
+    left = region("A", ((100, 150), (0, 90)), ((10, 40), (41, 56)))
+    right = region("B", ((70, 150), (0, 57)), ((0, 20), (30, 55)))  # stored turned
+    out = region("C", ((3, 143),), ((20, 157),))
+    turned = region("A", ((0, 45),), ((0, 61),))  # read as 61 × 45
+    other = region("B", ((2, 47),), ((0, 70),))
+    wide = region("D", ((0, 61),), ((5, 75),))
+    works: list[Work] = [
+        GemmWork(out, left, right, False, True, True, (2, 2), (0,), (1, 2), 0, HERE),
+        GemmWork(wide, turned, other, True, False, False, (1, 1), (), (3,), 1, HERE),
+    ]
+    wanted = {
+        "C": tensors.put(out, tensors.of(left) @ tensors.of(right).T + tensors.of(out)),
+        "D": tensors.put(wide, tensors.of(turned).T @ tensors.of(other)),
+    }
+    flags = np.array([1, 0, 0, 0], np.uint32)
+    run(launch(works, tensors, flags, streamed), 2, 11, tmp_path)
+    for name, values in wanted.items():
+        assert np.array_equal(tensors.arrays[name], values)
+    assert flags.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums(dtype: Dtype, tmp_path: Path) -> None:
+    """By 16 bytes at a time where all lies so, by element otherwise."""
+    tensors = Tensors(3, A=(dtype, (64, 96)), B=(dtype, (70, 96)), C=(dtype, (64, 96)))
+    even = region("C", ((0, 40),), ((0, 96),))
+    uneven = region("C", ((41, 60),), ((3, 50),))
+    terms = [(region("A", ((8, 48),), ((0, 96),)), region("B", ((30, 70),), ((0, 96),))),
+             (region("A", ((0, 19),), ((1, 48),)), region("B", ((2, 21),), ((7, 54),)))]  # fmt: skip
+    outs = (even, uneven)
+    works: list[Work] = [ReduceWork(o, t, (), (i,), i, HERE) for i, (o, t) in enumerate(zip(outs, terms, strict=True))]
+    wanted = tensors.arrays["C"].astype(float)
+    for o, t in zip(outs, terms, strict=True):
+        wanted[Tensors._index(o)] = sum(tensors.of(x) for x in t)
+    flags = np.zeros(2, np.uint32)
+    run(launch(works, tensors, flags, False), 3, 5, tmp_path)
+    assert np.array_equal(tensors.arrays["C"], wanted.astype(NUMPY[dtype]))
+    assert flags.tolist() == [1, 1]
