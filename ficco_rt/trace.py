@@ -10,6 +10,16 @@ Kind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wai
 
 
 @dataclass(frozen=True, slots=True)
+class Launched:
+    """How a kernel was launched: as asked for in the plan where times are modelled, as it was on a device."""
+
+    kernel: str
+    smem: int  # dynamic shared memory, bytes a block
+    residency: int | None  # blocks that a multiprocessor has room for
+    blocks: int | None  # of the grid; modelled: no more than that
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """One thing that a stream did, or waited for. Times in microseconds from the run's start."""
 
@@ -24,6 +34,7 @@ class Span:
     bytes: int = 0
     flops: int = 0
     peer: int | None = None
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True, slots=True)

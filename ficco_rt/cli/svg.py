@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..trace import Span, Trace
+from ..trace import Launched, Span, Trace
 from .drawing import (
     StageColour,
     about,
@@ -261,8 +261,19 @@ def _details(span: Span) -> str:
     if span.flops:
         rate = f", {span.flops / length / 1e6:.0f} TFLOP/s" if length > 0 else ""
         lines.append(show_flops(span.flops) + rate)
+    if span.launched is not None:
+        lines.append(_launch(span.launched))
     lines.append(f"stage {span.stage}, {span.place}")
     return "\n".join(lines)
+
+
+def _launch(how: Launched) -> str:
+    facts = [how.kernel]
+    if how.blocks is not None:
+        facts.append(f"{how.blocks} blocks")
+    if how.residency is not None:
+        facts.append(f"{how.residency} a multiprocessor")
+    return ", ".join((*facts, f"{show_bytes(how.smem)} shared memory each"))
 
 
 def _short(text: str, most: int) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, cast, get_args
 
 from ..errors import UsageError
-from ..trace import Clock, Kind, Lane, Span, Trace
+from ..trace import Clock, Kind, Lane, Launched, Span, Trace
 from .drawing import stack
 
 FORMAT = "ficco-trace"
@@ -98,6 +99,8 @@ def _event(span: Span, thread: int) -> dict[str, object]:
         args["bytes"] = span.bytes
     if span.flops:
         args["flops"] = span.flops
+    if span.launched is not None:
+        args["launched"] = asdict(span.launched)
     if span.peer is not None:
         args["peer"] = span.peer
     start, stop = round(span.start, 6), round(span.stop, 6)
@@ -168,6 +171,14 @@ def _lane(read: _Reader, entry: object, ranks: int) -> Lane:
     raise UsageError(f"{read.place}: a lane is [rank, stream, name, engine], not {json.dumps(entry)[:60]}")
 
 
+def _launched(read: _Reader, entry: dict[str, Any]) -> Launched:
+    def maybe(name: str) -> int | None:
+        return None if entry.get(name) is None else read.field(entry, name, _count)
+
+    kernel, smem = read.field(entry, "kernel", _text), read.field(entry, "smem", _count)
+    return Launched(kernel, smem, maybe("residency"), maybe("blocks"))
+
+
 def _span(read: _Reader, event: object, known: set[tuple[int, int]]) -> Span:
     if not isinstance(event, dict) or event.get("ph") != "X":
         raise UsageError(f'{read.place}: expected a complete event ("ph": "X")')
@@ -188,4 +199,5 @@ def _span(read: _Reader, event: object, known: set[tuple[int, int]]) -> Span:
         bytes=read.field(args, "bytes", _count) if "bytes" in args else 0,
         flops=read.field(args, "flops", _count) if "flops" in args else 0,
         peer=read.field(args, "peer", _count) if "peer" in args else None,
+        launched=_launched(read, read.field(args, "launched", _record)) if "launched" in args else None,
     )

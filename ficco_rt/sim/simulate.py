@@ -36,7 +36,7 @@ from ..plan.ir import (
     Work,
 )
 from ..region import Region, describe
-from ..trace import Kind, Lane, Span, Trace
+from ..trace import Kind, Lane, Launched, Span, Trace
 
 Signal: TypeAlias = tuple[str, int]  # "event" or "flag", and its number
 
@@ -188,6 +188,7 @@ class _Clock:
                 _at(work.origin),
                 bytes=moved,
                 flops=flops,
+                launched=Launched(body.kernel, body.attributes.smem, body.attributes.residency, body.attributes.sms),
             )
         )
         return stop

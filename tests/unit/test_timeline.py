@@ -8,6 +8,7 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,3 +325,19 @@ def test_draw_file(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError, match=r"there is no directory"):
         draw_file(str(source), str(tmp_path / "no" / "t.svg"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["t.html", "t.json", "t.svg"]
+
+
+def test_how_a_kernel_is_launched_is_in_the_trace(tmp_path: Path) -> None:
+    from ficco_rt import compile, library, simulate
+
+    text = library.find("ag_gemm/serial").read_text(encoding="utf-8")
+    path = tmp_path / "shaped.ficco"
+    path.write_text(text.replace("engine = sm ", "engine = sm residency = 2 sms = 12 "), encoding="utf-8")
+    plan = compile(path, ranks=2)
+    (found,) = {s.launched for s in simulate(plan).spans if s.kind == "gemm"}
+    assert found is not None
+    assert (found.residency, found.blocks) == (2, 12)
+    assert 232448 // 3 < found.smem < 232448 // 2
+    trace = simulate(plan)
+    again = tracefile.from_json(tracefile.to_json(trace), "x.json")
+    assert {s.launched for s in again.spans} == {s.launched for s in trace.spans} == {found, None}

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
 import numpy as np
 
@@ -195,8 +194,8 @@ class GpuDriver:
         to, resolve = self._streams[stream], self._resolver(memory)
         if to.plan.engine == "sm":
             sums = [(t.dst, (t.src,)) for t in command.transfers]
-            actions, uploads = self._launches.sums(to, sums, resolve, command.origin)
-            return self._keep(Bound(self._gpus, to, command, [(a,) for a in actions], uploads=uploads))
+            ready = self._launches.sums(to, sums, resolve, command.origin)
+            return self._keep(Bound(self._gpus, to, command, [(a,) for a in ready.actions], ready=ready))
         pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
         return self._keep(Bound(self._gpus, to, command, pieces, fast))
 
@@ -206,23 +205,21 @@ class GpuDriver:
         def address(flag: int) -> int:
             return self._flags[flags[flag]]
 
-        actions, uploads = self._launches.bind(to, command, self._resolver(memory), address)
-        return self._keep(Bound(self._gpus, to, command, [tuple(actions)], uploads=uploads))
+        ready = self._launches.bind(to, command, self._resolver(memory), address)
+        return self._keep(Bound(self._gpus, to, command, [tuple(ready.actions)], ready=ready))
 
     def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call:
         to, resolve = self._streams[stream], self._resolver(memory)
         steps = collectives.steps(command, to.plan.rank, self._plan, resolve)
-        piece: list[Any] = []
-        uploads: list[Upload] = []
-        if steps.sum is not None:
-            actions, uploads = self._launches.sums(to, [steps.sum], resolve, command.origin)
-            piece += actions
+        sums = [] if steps.sum is None else [steps.sum]
+        ready = self._launches.sums(to, sums, resolve, command.origin)
+        piece = list(ready.actions)
         for dst, src in steps.copies:
             piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
         group = self._groups.get(command.group)
         if group is None or group.whole:
             group = self._groups[command.group] = collectives.Group(self._gpus, self._plan.ranks)
-        return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], uploads=uploads)))
+        return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], ready=ready)))
 
     def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call:
         to, handle = self._streams[stream], self._events[event]

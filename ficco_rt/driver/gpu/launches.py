@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ...errors import Span as Place
 from ...graph.ir import ITEM_BYTES, Kernel
 from ...plan.ir import CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
 from ...region import Region
+from ...trace import Launched
 from . import naive
 from .cells import cells
 from .devices import Device
@@ -19,9 +21,9 @@ from .gpus import Gpus
 from .modules import Modules
 from .packed import Packed
 from .spans import place_of
-from .streams import GpuStream, Upload
+from .streams import GpuStream, Ready, Upload
 from .tensors import FlagAddress, Resolve
-from .vendor import Action, Grid
+from .vendor import Grid
 
 PLAIN = LaunchAttributes(smem=0, residency=None, sms=None, priority=None)
 _ALIGNED = 256  # bytes
@@ -39,13 +41,14 @@ class Launches:
     def close(self) -> None:
         self._modules.close()
 
-    def bind(
-        self, to: GpuStream, command: Launch, resolve: Resolve, address: FlagAddress
-    ) -> tuple[list[Action], list[Upload]]:
-        """The calls of a launch, and what they need in device memory."""
+    def bind(self, to: GpuStream, command: Launch, resolve: Resolve, address: FlagAddress) -> Ready:
+        """A launch of the plan."""
         users = [w for w in command.works if isinstance(w, KernelWork)]
         if users:
-            return [self._user(to, command, work, resolve) for work in users], []
+            ready = Ready()
+            for work in users:
+                self._user(to, command, work, resolve, ready)
+            return ready
         facts = to.device.facts
         sms = command.attributes.sms or facts.sms
         if command.streamed:
@@ -59,7 +62,7 @@ class Launches:
 
     def sums(
         self, to: GpuStream, sums: Sequence[tuple[Region, Sequence[Region]]], resolve: Resolve, place: Place
-    ) -> tuple[list[Action], list[Upload]]:
+    ) -> Ready:
         """A launch for each sum of terms into a region; of one term it is a copy on multiprocessors."""
         options = self._gpus.vendor.options(to.device.facts.arch)
         launches = [naive.sum_of(out, terms, resolve, options) for out, terms in sums]
@@ -67,17 +70,16 @@ class Launches:
 
     def _all(
         self, to: GpuStream, launches: Sequence[Packed], attributes: LaunchAttributes, streamed: bool, place: Place
-    ) -> tuple[list[Action], list[Upload]]:
-        actions: list[Action] = []
-        uploads: list[Upload] = []
+    ) -> Ready:
+        ready = Ready()
         try:
             for packed in launches:
-                actions.append(self._packed(to, packed, attributes, streamed, place, uploads))
+                self._packed(to, packed, attributes, streamed, place, ready)
         except BaseException:
-            for upload in uploads:
+            for upload in ready.uploads:
                 self._gpus.free(upload.address)
             raise
-        return actions, uploads
+        return ready
 
     def _packed(
         self,
@@ -86,8 +88,8 @@ class Launches:
         attributes: LaunchAttributes,
         streamed: bool,
         place: Place,
-        uploads: list[Upload],
-    ) -> Action:
+        ready: Ready,
+    ) -> None:
         gpus, vendor, device = self._gpus, self._gpus.vendor, to.device
         entry = self._modules.own(packed.source, packed.entry, device, packed.options)
         # what the text asks for counts all of a block's shared memory
@@ -96,20 +98,21 @@ class Launches:
         blocks = packed.grid
         with gpus.inside(device):
             vendor.allow_smem(entry.handle, smem, what)
+            fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
+            if not fitting:
+                raise DeviceError(f"{place_of(place)}: {what} does not fit")
             if blocks is None:
-                fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
-                if not fitting:
-                    raise DeviceError(f"{place_of(place)}: {what} does not fit")
                 blocks = (attributes.sms or device.facts.sms) * fitting
                 if streamed:
                     blocks = min(blocks, self._room(device))
                 blocks = min(blocks, packed.tiles)
         upload = self._upload(device, packed, entry.name)
-        uploads.append(upload)
+        ready.uploads.append(upload)
         grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), packed.cluster)
         with gpus.inside(device):
             arguments = packed.arguments(upload.address, upload.counters)
-            return vendor.launch_action(entry.handle, grid, arguments, to.handle)
+            ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
+        ready.launched.append(Launched(entry.name, smem, fitting, blocks))
 
     def _upload(self, device: Device, packed: Packed, name: str) -> Upload:
         """The launch's constants in device memory, and zeros behind them."""
@@ -146,7 +149,7 @@ class Launches:
             return 2**31 - 1
         return max(1, (device.facts.sms - 1) // max(1, launches))
 
-    def _user(self, to: GpuStream, command: Launch, work: KernelWork, resolve: Resolve) -> Action:
+    def _user(self, to: GpuStream, command: Launch, work: KernelWork, resolve: Resolve, ready: Ready) -> None:
         """A user kernel gets the address of each region's first element, and each int as a C int."""
         place = place_of(work.origin)
         if work.waits or work.signals:
@@ -165,7 +168,10 @@ class Launches:
             arguments.append(bytes(ctypes.c_uint64(address)))
         vendor, smem = self._gpus.vendor, command.attributes.smem
         grid = Grid(work.grid, work.block, smem, self._priority(command.attributes))
+        what = f"{place}: kernel '{work.kernel}', {smem} bytes of shared memory"
         with self._gpus.inside(to.device):
             if smem:
-                vendor.allow_smem(entry.handle, smem, f"{place}: kernel '{work.kernel}', {smem} bytes of shared memory")
-            return vendor.launch_action(entry.handle, grid, arguments, to.handle)
+                vendor.allow_smem(entry.handle, smem, what)
+            fitting = vendor.blocks_per_sm(entry.handle, prod(work.block), smem, what)
+            ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
+        ready.launched.append(Launched(work.kernel, smem, fitting, prod(work.grid)))

@@ -52,13 +52,14 @@ def spans_of(
             rank, place = stream.plan.rank, place_of(waited.origin)
             yield Span(rank, stream.plan.id, "wait", label, command.stage, free, times[0], place)
         waited = None
-        yield from _timed(stream, command, times, dtypes)
+        yield from _timed(bound, command, times, dtypes)
         free = times[-1]
 
 
 def _timed(
-    stream: GpuStream, command: CopyAsync | Launch | CollectiveCall, times: list[float], dtypes: Mapping[str, str]
+    bound: Bound, command: CopyAsync | Launch | CollectiveCall, times: list[float], dtypes: Mapping[str, str]
 ) -> Iterator[Span]:
+    stream = bound.stream
     rank, number, stage = stream.plan.rank, stream.plan.id, command.stage
 
     def size(region: Region) -> int:
@@ -80,7 +81,8 @@ def _timed(
     moved = sum(size(r) for work in command.works for r in (*work.reads, *work.writes))
     flops = sum(2 * w.out.elements * _depth(w) for w in command.works if isinstance(w, GemmWork))
     kind, label = _launch(command)
-    yield Span(rank, number, kind, f"{stage}  {label}", stage, start, stop, place, bytes=moved, flops=flops)
+    label, how = f"{stage}  {label}", bound.launched
+    yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, launched=how)
 
 
 def _transfer(t: Transfer, rank: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from ...plan.ir import Command
 from ...plan.ir import Stream as PlanStream
+from ...trace import Launched
 from .devices import Device
 from .gpus import Gpus
 from .vendor import Action, Function, Handle
@@ -23,6 +24,15 @@ class Upload:
     address: int
     counters: int
     words: int
+
+
+@dataclass(slots=True)
+class Ready:
+    """Launches that are ready to be made: their calls, what these need in device memory, and how they launch."""
+
+    actions: list[Action] = field(default_factory=list)
+    uploads: list[Upload] = field(default_factory=list)
+    launched: list[Launched] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,10 +53,11 @@ class Bound:
     """A command with its driver calls ready to be made. Calling it makes them.
 
     `pieces` do the command one thing at a time; `fast`, where given, does it in fewer calls that cannot be
-    captured into a graph. `uploads` are what the calls need in device memory; `event` is what a Record records.
+    captured into a graph. `uploads` are what the calls need in device memory; `launched` is how its first kernel
+    launches; `event` is what a Record records.
     """
 
-    __slots__ = ("command", "event", "fast", "gpus", "marks", "pieces", "plain", "stream", "uploads")
+    __slots__ = ("command", "event", "fast", "gpus", "launched", "marks", "pieces", "plain", "stream", "uploads")
 
     def __init__(
         self,
@@ -55,7 +66,7 @@ class Bound:
         command: Command,
         pieces: Sequence[Piece],
         fast: Piece | None = None,
-        uploads: Sequence[Upload] = (),
+        ready: Ready | None = None,
         event: Handle | None = None,
     ) -> None:
         self.gpus = gpus
@@ -64,7 +75,8 @@ class Bound:
         self.pieces = pieces
         self.plain: Piece = tuple(action for piece in pieces for action in piece)
         self.fast = self.plain if fast is None else fast
-        self.uploads = uploads
+        self.uploads: Sequence[Upload] = ready.uploads if ready is not None else ()
+        self.launched = ready.launched[0] if ready is not None and ready.launched else None
         self.event = event
         self.marks: list[Handle] = []  # timing events: before the first piece, after each
 
