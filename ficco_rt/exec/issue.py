@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from heapq import heappop, heappush
 
-from ..plan.ir import CollectiveCall, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
+from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
 
 
 def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -15,7 +15,7 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     raise a flag, comes before the WaitEvents and WaitFlags for it: a device takes a wait for an event that
     has not been recorded as no wait at all. Works of a streamed launch wait on the device, so they put
     nothing off. The calls of one collective stand together, behind what every rank does before its call. Within
-    that, streams advance side by side, so that all devices get work early.
+    that, streams advance side by side, a copy or launch at a time, so that all devices get work early.
 
     In a plan that cannot end some waits have no raiser before them; what is left then follows stream by
     stream, for the driver to report.
@@ -25,34 +25,53 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
     called: dict[int, list[int]] = defaultdict(list)  # collective → streams that have come to it
     position = [0] * len(plan.streams)
+    turns = [0] * len(plan.streams)
     heads = [(0, s) for s in range(len(plan.streams))]  # sorted, so already a heap
 
-    while heads:
-        _, s = heappop(heads)
-        commands = plan.streams[s].commands
-        if position[s] == len(commands):
-            continue
-        command = commands[position[s]]
-        need = _wait_of(command)
-        if need is not None and need not in raised:
-            waiting[need].append(s)
-            continue
-        if isinstance(command, CollectiveCall):
-            members = called[command.group]
-            members.append(s)
-            if len(members) == plan.ranks:
-                for member in members:
-                    issued.append((member, position[member]))
-                    position[member] += 1
-                    heappush(heads, (position[member], member))
-            continue
+    def issue(s: int) -> Command:
+        """The stream's next command."""
+        command = plan.streams[s].commands[position[s]]
         issued.append((s, position[s]))
         position[s] += 1
         for signal in _raised_by(command):
             raised.add(signal)
             for waiter in waiting.pop(signal, ()):
-                heappush(heads, (position[waiter], waiter))
-        heappush(heads, (position[s], s))
+                heappush(heads, (turns[waiter], waiter))
+        return command
+
+    def turn(s: int) -> bool:
+        """Issue up to the stream's next copy or launch, and the signals behind it. False: it has to wait first."""
+        commands = plan.streams[s].commands
+        worked = False
+        while position[s] < len(commands):
+            command = commands[position[s]]
+            need = _wait_of(command)
+            if need is not None and need not in raised:
+                if worked:
+                    return True
+                waiting[need].append(s)
+                return False
+            if worked and (need is not None or not isinstance(command, Record | SignalFlag)):
+                return True
+            if isinstance(command, CollectiveCall):
+                members = called[command.group]
+                members.append(s)
+                if len(members) < plan.ranks:
+                    return False
+                for member in members:
+                    issue(member)
+                    if member != s:
+                        heappush(heads, (turns[member], member))
+                return True
+            issue(s)
+            worked = worked or isinstance(command, CopyAsync | Launch)
+        return True
+
+    while heads:
+        _, s = heappop(heads)
+        if turn(s) and position[s] < len(plan.streams[s].commands):
+            turns[s] += 1
+            heappush(heads, (turns[s], s))
 
     for s, stream in enumerate(plan.streams):
         issued.extend((s, p) for p in range(position[s], len(stream.commands)))
