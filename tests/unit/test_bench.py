@@ -1,0 +1,568 @@
+"""`tools/bench`, all of it that needs no GPU."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ficco_rt
+from ficco_rt import compiler, library
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.exec import verify
+from tests.unit.bench_side import Toy
+from tools.bench import cli, plot, report
+from tools.bench.measure import (
+    COPIES,
+    GEMM,
+    Entry,
+    Row,
+    Settings,
+    finalists,
+    loop_length,
+    loop_warmup,
+    measure,
+    shuffled,
+)
+from tools.bench.peers import multicast
+from tools.bench.scenarios import DECODE_ROWS, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
+from tools.bench.stats import Spread, geomean, slowest, spread, tolerance, work
+from tools.bench.variants import CHOICES, MODES, variants
+from tools.bench.workers import Crew, Turn
+
+AG = Scenario("ag_gemm", "x", 64, 32, 128)
+RS = Scenario("gemm_rs", "x", 64, 32, 128)
+SETTINGS = Settings(ranks=2, rounds=4, singles=3, loop=20, warmup=1, finalists=1, seed=7)
+
+
+# ---- scenarios
+
+
+def test_the_shipped_scenarios() -> None:
+    found, notes = load(DEFAULT_FILE)
+    assert [s.operation for s in found] == ["ag_gemm"] * 8 + ["gemm_rs"] * 6
+    assert found[0] == Scenario("ag_gemm", "qkv70b_8k", 8192, 10240, 8192)
+    assert notes == (f"{DEFAULT_FILE}: 'concurrent' is left out; operations here are ag_gemm, gemm_rs, gemm_ar",)
+    assert all(s.misfit(ranks) is None for s in found for ranks in (2, 4, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "FILE:1:2: is not JSON: Expecting property name enclosed in double quotes"),
+        ("[" * 100_000, "FILE: is nested too deep to be a list of scenarios"),
+        ("[]", 'FILE: wanted an object of operations, such as {"ag_gemm": [...]}'),
+        ('{"ag_gemm": 3}', "FILE: ag_gemm: wanted a list of scenarios"),
+        (
+            '{"ag_gemm": [1]}',
+            'FILE: ag_gemm[0]: wanted an object such as {"name": "x", "M": 8192, "N": 10240, "K": 8192}',
+        ),
+        ('{"gemm_rs": [{"M": 1}]}', "FILE: gemm_rs[0]: 'name' is missing or no text"),
+        (
+            '{"gemm_ar": [{"name": "a", "M": 8, "N": 8}]}',
+            "FILE: gemm_ar[0] (a): K must be a whole number from 1; it is null",
+        ),
+        (
+            '{"ag_gemm": [{"name": "a", "M": true, "N": 8, "K": 8}]}',
+            "FILE: ag_gemm[0] (a): M must be a whole number from 1; it is true",
+        ),
+        (
+            '{"ag_gemm": [{"name": "a", "M": 8, "N": 0, "K": 8}]}',
+            "FILE: ag_gemm[0] (a): N must be a whole number from 1; it is 0",
+        ),
+        (
+            '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8, "k": 8}]}',
+            "FILE: ag_gemm[0] (a): 'k' is not known; a scenario has name, M, N and K",
+        ),
+        (
+            '{"ag_gemm": [{"name": "a", "M": 8, "N": 8, "K": 8}, {"name": "a", "M": 8, "N": 8, "K": 8}]}',
+            "FILE: there are two scenarios 'ag a'; give each its own name",
+        ),
+    ],
+)
+def test_a_wrong_file_is_told_with_its_place(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load(file)
+    assert str(caught.value) == message.replace("FILE", str(file))
+
+
+def test_choosing_scenarios() -> None:
+    found, _ = load(DEFAULT_FILE)
+    assert [s.label for s in chosen(found, ["rs o8b", "70b_2k"], 4)] == ["ag qkv70b_2k", "rs o8b_16k"]
+    with pytest.raises(UsageError, match=r"^--only nothing: no scenario matches; there are ag qkv70b_8k, "):
+        chosen(found, ["70b", "nothing"], 4)
+    with pytest.raises(UsageError, match=r"^there is no scenario to measure$"):
+        chosen((), [], 4)
+    with pytest.raises(UsageError, match=r"^ag a: M = 10 and N = 6: not a multiple of 4 GPUs$"):
+        chosen([Scenario("ag_gemm", "a", 10, 6, 3)], [], 4)
+    with pytest.raises(UsageError, match=r"^rs a: K = 3: not a multiple of 4 GPUs$"):
+        chosen([Scenario("gemm_rs", "a", 8, 6, 3)], [], 4)
+
+
+def test_decode_sizes() -> None:
+    assert [s.m for s in decode()] == 2 * list(DECODE_ROWS)
+    assert {(s.n, s.k) for s in decode()} == {(10240, 8192)}
+    assert all(s.misfit(4) is None for s in decode())
+
+
+def test_shapes_of_a_rank_are_those_of_the_shipped_schedules() -> None:
+    for operation in OPERATIONS:
+        scenario = Scenario(operation, "x", 64, 32, 128)
+        plan = ficco_rt.compile(f"{operation}/serial", 4, M=64, N=32, K=128)
+        given = {t.name: set(t.shapes) for t in plan.tensors if t.kind != "scratch"}
+        assert given == {name: {shape} for name, shape in scenario.shapes(4).items()}
+
+
+# ---- figures
+
+
+def test_slowest_gpu_counts() -> None:
+    assert slowest([[1.0, 5.0], [4.0, 2.0], [3.0, 3.0]]) == [4.0, 5.0]
+    with pytest.raises(ValueError, match="zip"):
+        slowest([[1.0], [1.0, 2.0]])
+
+
+def test_spread() -> None:
+    assert spread([3.0]) == Spread(3.0, 3.0, 3.0, 1)
+    found = spread([float(v) for v in reversed(range(11))])
+    assert (found.median, found.p10, found.p90, found.samples) == (5.0, 1.0, 9.0, 11)
+    assert found.width == pytest.approx(1.6)
+    assert spread([1.0, 2.0]).median == 1.5
+
+
+def test_geometric_mean() -> None:
+    assert geomean([0.5, 2.0]) == pytest.approx(1.0)
+    assert geomean([0.9]) == pytest.approx(0.9)
+
+
+def test_work_of_a_gpu() -> None:
+    gather = work(Scenario("ag_gemm", "x", 8192, 10240, 8192), 4)
+    assert gather.operations == 2 * 8192 * 2560 * 8192
+    assert gather.bytes_sent == 3 * 2048 * 8192 * 2
+    assert gather.tflops(500.0) == pytest.approx(687.2, abs=0.1)
+    assert gather.gbps(260.8) == pytest.approx(386.0, abs=0.1)
+    scatter = work(Scenario("gemm_rs", "x", 16384, 8192, 8192), 4)
+    assert scatter.bytes_sent == 3 * 4096 * 8192 * 2
+    assert work(Scenario("gemm_ar", "x", 16384, 8192, 8192), 4).bytes_sent == 2 * scatter.bytes_sent
+
+
+def test_tolerance_is_that_of_verified_runs() -> None:
+    scenario = Scenario("gemm_rs", "x", 64, 32, 512)
+    plan = ficco_rt.compile("gemm_rs/serial", 4, M=64, N=32, K=512)
+    (claim,) = plan.claims
+    assert tolerance(4, 1, scenario.k) == pytest.approx(verify.tolerance(plan, claim, "bf16"))
+    plan = ficco_rt.compile("ag_gemm/uniform_fused_2d", 4, M=64, N=32, K=512, chunks=8)
+    (claim,) = plan.claims
+    assert tolerance(4, 8, 512) == pytest.approx(verify.tolerance(plan, claim, "bf16"))
+
+
+# ---- variants
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_shipped_schedule_of_an_operation_takes_part(operation: str) -> None:
+    found = variants(operation)
+    assert {v.schedule for v in found} == {e.name for e in library.entries() if e.name.startswith(operation + "/")}
+    labels = [v.label for v in found]
+    assert len(set(labels)) == len(labels)
+    for variant in found:
+        declared = {p.name for p in compiler.load(variant.schedule).params}
+        assert {name for name, _ in variant.parameters} == declared & set(CHOICES)
+        ficco_rt.compile(variant.schedule, 2, **variant.arguments(Scenario(operation, "x", 64, 32, 128)))
+
+
+def test_fewer_values_for_a_quick_look() -> None:
+    assert [v.label for v in variants("ag_gemm", 2) if v.label.startswith(("tapered", "streamed"))] == [
+        "streamed chunks=2",
+        "streamed chunks=4",
+        "tapered taper=4:2:1:1",
+        "tapered taper=3:1",
+    ]
+    assert [v.pieces for v in variants("ag_gemm", 2) if v.label.startswith("tapered")] == [4, 2]
+
+
+# ---- measuring
+
+
+class Fake:
+    """A crew of `gpus` workers that answers from a table: key → microseconds, relative error, why it is absent."""
+
+    def __init__(self, table: dict[str, tuple[float, float, str | None]], gpus: int = 1) -> None:
+        self.table = table
+        self.gpus = gpus
+        self.asked: list[tuple[object, ...]] = []
+
+    def ask(self, method: str, *values: object) -> list[object]:
+        self.asked.append((method, *values))
+        return [getattr(self, method)(gpu, *values) for gpu in range(self.gpus)]
+
+    def load(self, gpu: int, scenario: Scenario) -> dict[str, str | None]:
+        return {key: why for key, (_, _, why) in self.table.items()}
+
+    def data(self, gpu: int, seed: int) -> None:
+        pass
+
+    def keep(self, gpu: int, keys: tuple[str, ...]) -> None:
+        pass
+
+    def check(self, gpu: int, key: str) -> float:
+        return self.table[key][1]
+
+    def turn(self, gpu: int, key: str, warmup: int, singles: int, loop: int) -> Turn:
+        time = self.table[key][0] + gpu
+        return Turn([[time] * singles], [time - 2] if loop else [], [time - 5] * singles if "graph" in key else [])
+
+
+OURS: dict[str, tuple[float, float, str | None]] = {
+    GEMM: (80.0, 1e-3, None),
+    COPIES: (60.0, 0.0, None),
+    "serial graph": (150.0, 2e-3, None),
+    "streamed chunks=2 graph": (100.0, 2e-3, None),
+    "broken graph": (10.0, math.inf, None),
+    "ring graph": (0.0, 0.0, "cannot run"),
+}
+PEERS: dict[str, tuple[float, float, str | None]] = {
+    "nccl": (140.0, 3e-3, None),
+    "nccl graph": (130.0, 3e-3, None),
+    "asynctp": (120.0, 3e-3, None),
+    "asynctp graph": (0.0, 0.0, "capture: no"),
+}
+
+
+def measured(scenario: Scenario = AG) -> tuple[Row, Fake, Fake, list[str]]:
+    ours, peers = Fake(OURS), Fake(PEERS, gpus=2)
+    said: list[str] = []
+    row = measure(scenario, {"streamed chunks=2 graph": 2}, SETTINGS, {"ours": ours, "peers": peers}, said.append, 0)
+    return row, ours, peers, said
+
+
+def test_a_row_measured() -> None:
+    row, ours, peers, said = measured()
+    assert (row.limit(), row.limit(True)) == (80.0, 78.0)
+    assert report.our_time(row) == ("streamed chunks=2 graph", 100.0)
+    assert report.rival_time(row, "nccl") == 131.0  # the slower of two GPUs, the better of two forms
+    assert row.entries["nccl"].single == Spread(141.0, 141.0, 141.0, 12)
+    assert row.entries["streamed chunks=2 graph"].loop == Spread(98.0, 98.0, 98.0, 4)
+    assert row.entries["streamed chunks=2 graph"].own == Spread(95.0, 95.0, 95.0, 12)
+    # screened, and out: one of ours is a finalist
+    assert row.entries["serial graph"].screened == 150.0
+    assert row.entries["serial graph"].single is None
+    # the kept ones alone hold something, each side is told its own
+    assert ("keep", (GEMM, COPIES, "streamed chunks=2 graph")) in ours.asked
+    assert ("keep", ("nccl", "nccl graph", "asynctp")) in peers.asked
+    # everybody is checked on two seeds, finalists twice
+    assert [a for a in ours.asked if a[0] == "data"] == [("data", 7), ("data", 8)]
+    assert ours.asked.count(("check", "streamed chunks=2 graph")) == 2
+    assert ours.asked.count(("check", "serial graph")) == 1
+    # wrong numbers have no time
+    broken = row.entries["broken graph"]
+    assert broken.wrong
+    assert broken.single is None
+    assert broken.screened is None
+    assert said == [f"ag x: broken graph: WRONG: {broken.failed}"]
+    assert broken.failed == f"relative error inf, tolerance {tolerance(2, 2, 128):.2e}, seed 7"
+    assert report.failures([row]) == [
+        f"broken graph (ag x): {broken.failed}",
+        "ring graph (ag x): cannot run",
+        "asynctp graph (ag x): capture: no",
+    ]
+
+
+def test_numbers_that_go_wrong_while_measured_count_as_wrong() -> None:
+    class Late(Fake):
+        def check(self, gpu: int, key: str) -> float:
+            return math.nan if ("data", 8) in self.asked and key == "nccl" else self.table[key][1]
+
+    row = measure(AG, {}, SETTINGS, {"ours": Fake(OURS), "peers": Late(PEERS)}, lambda text: None, 0)
+    assert row.entries["nccl"].wrong
+    assert row.entries["nccl"].single is None
+    assert report.rival_time(row, "nccl") == 130.0
+
+
+def test_contestants_take_turns() -> None:
+    _, _, peers, _ = measured()
+    turns = [a for a in peers.asked if a[0] == "turn"][3:]  # after the screening
+    everybody = {"nccl", "nccl graph", "asynctp"}
+    assert len(turns) == 2 * 3 * SETTINGS.rounds
+    for i in range(0, len(turns), 6):  # a pass of single runs, then one of loops
+        for part, singles, loop in ((turns[i : i + 3], SETTINGS.singles, 0), (turns[i + 3 : i + 6], 0, SETTINGS.loop)):
+            assert {a[1] for a in part} == everybody
+            assert {a[3:] for a in part} == {(singles, loop)}
+    orders = [shuffled("abcd", 1, f"singles {i}") for i in range(40)]
+    assert all(sorted(order) == list("abcd") for order in orders)
+    after_a = {order[order.index("a") + 1] for order in orders if order[-1] != "a"}
+    assert after_a == set("bcd")  # nobody always follows the same neighbour
+    assert shuffled("abcd", 1, "singles 0") == orders[0]
+
+
+def test_long_contestants_loop_less() -> None:
+    assert [loop_length(time, 20) for time in (100.0, 3000.0, 4000.0, 10_000.0, 1e6)] == [20, 20, 15, 6, 3]
+    assert [loop_warmup(time, 2) for time in (0.0, 100.0, 4000.0, 10_000.0)] == [2, 100, 2, 2]
+
+
+def test_finalists_are_the_fastest_of_ours_and_all_others() -> None:
+    row = Row(AG, work(AG, 2), 1e-2)
+    row.entries = {
+        "a": Entry("ours", screened=3.0),
+        "b": Entry("ours", screened=1.0),
+        "c": Entry("ours", screened=2.0),
+        "d": Entry("ours", failed="no"),
+        "nccl": Entry("peers", screened=9.0),
+        GEMM: Entry("limit", screened=1.0),
+    }
+    assert finalists(row, 2) == ["b", "c", "nccl", GEMM]
+
+
+# ---- reports
+
+
+def test_main_table() -> None:
+    lines = report.main_table([measured()[0], measured(RS)[0]]).splitlines()
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == [
+        "scenario", "nccl", "graph", "asynctp", "graph", "nccl-ce", "graph", "ours", "which", "GEMM", "copies", "limit",
+        "limit/ours", "nccl/ours", "asynctp/ours",
+    ]  # fmt: skip
+    assert cells[2] == [
+        "ag x", "141.0", "131.0", "121.0", "–", "–", "–", "100.0", "streamed chunks=2 graph", "80.0", "60.0", "80.0",
+        "0.800", "1.310", "1.210",
+    ]  # fmt: skip
+    assert cells[4] == ["geometric mean", *[""] * 11, "0.800", "1.310", "1.210"]
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_loop_table() -> None:
+    lines = [[c.strip() for c in x.strip("|").split("|")] for x in report.loop_table([measured()[0]]).splitlines()]
+    assert lines[2] == ["ag x", "129.0", "119.0", "–", "98.0", "78.0", "0.796", "1.316", "1.214"]
+    assert lines[3] == ["geometric mean", *[""] * 5, "0.796", "1.316", "1.214"]
+
+
+def test_detail_and_schedules() -> None:
+    row = measured()[0]
+    line = [c.strip() for c in report.detail_table([row]).splitlines()[2].strip("|").split("|")]
+    assert line == ["ag x", "100.0", "95.0", *["0.0 %"] * 4, "0", "0", "2.0e-03"]
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in report.schedules_table([row]).splitlines()]
+    assert cells[0] == ["schedule", "ag x"]
+    assert cells[2:] == [["serial", "150.0 g"], ["streamed", "100.0 2 g"], ["broken", "–"], ["ring", "–"]]
+
+
+def test_a_table_without_figures() -> None:
+    row = Row(AG, work(AG, 2), 1e-2)
+    assert "| ag x " in report.main_table([row])
+    assert "| ag x " in report.loop_table([row])
+    assert "| ag x " in report.detail_table([row])
+    assert report.main_table([row]).splitlines()[-1].count("–") == 3
+
+
+def test_record_is_json_with_everything() -> None:
+    row = measured()[0]
+    found = json.loads(json.dumps(report.record([row], SETTINGS, {"nccl": "2.28.9"}, True), allow_nan=False))
+    assert found["version"] == report.VERSION
+    assert found["complete"] is True
+    assert found["settings"]["rounds"] == 4
+    (first,) = found["rows"]
+    assert (first["best"], first["ours_us"], first["limit_us"]) == ("streamed chunks=2 graph", 100.0, 80.0)
+    assert (first["nccl_us"], first["asynctp_us"], first["nccl_ce_us"]) == (131.0, 121.0, None)
+    assert first["contestants"]["broken graph"]["rel_err"] is None
+    assert first["contestants"]["nccl"]["single"] == {"median": 141.0, "p10": 141.0, "p90": 141.0, "samples": 12}
+    assert first["work"] == {"operations": 2 * 64 * 32 * 128 // 2, "bytes_sent": 32 * 128 * 2}
+
+
+def test_microseconds() -> None:
+    assert [report.microseconds(v) for v in (None, 67.25, 999.94, 1574.4)] == ["–", "67.2", "999.9", "1574"]
+
+
+# ---- the picture
+
+
+def test_shares_of_the_limit() -> None:
+    row = measured()[0]
+    assert plot.shares([row]) == {
+        "nccl": [pytest.approx(80 / 131)],
+        "asynctp": [pytest.approx(80 / 121)],
+        "ours": [pytest.approx(0.8)],
+    }
+
+
+def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    with pytest.raises(
+        UsageError, match=r"^--svg draws with matplotlib, which is not installed: pip install matplotlib$"
+    ):
+        plot.check_available()
+
+
+# ---- workers
+
+
+@contextmanager
+def crew(workers: int, of: int | None = None) -> Iterator[Crew]:
+    made = Crew("toy", Toy, [(i, workers if of is None else of) for i in range(workers)])
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_workers_answer_and_a_row_comes_together() -> None:
+    with crew(2) as toys, crew(1) as alone:
+        toys.ready(60)
+        alone.ready(60)
+        assert toys.ask("about") == [{"worker": "0"}, {"worker": "1"}]
+        row = measure(AG, {}, SETTINGS, {"peers": toys}, lambda text: None, 0)
+        assert row.time("fast") == 101.0
+        assert row.entries["slow"].rel_err == 1e-3
+        assert row.entries["absent"].failed == "is not there"
+        for key, message in (
+            ("fails", "toy 0, check: ValueError: no numbers today"),
+            ("hangs", "toy did not answer 'check' within 0 s"),
+        ):
+            with pytest.raises(DeviceError) as caught:
+                (toys if key == "fails" else alone).ask("check", key, timeout=30 if key == "fails" else 0.2)
+            assert str(caught.value) == message
+
+
+def test_a_worker_that_dies_is_told() -> None:
+    with crew(1) as toys:
+        toys.ready(60)
+        with pytest.raises(DeviceError, match=r"^toy ended during 'check'; what it wrote above says why$"):
+            toys.ask("check", "dies", timeout=60)
+
+
+def test_a_worker_that_does_not_come_up_is_told() -> None:
+    with crew(1, of=0) as toys, pytest.raises(DeviceError, match=r"^toy, start: RuntimeError: no device here$"):
+        toys.ready(60)
+
+
+def test_multicast_is_told_from_the_switches() -> None:
+    off = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    assert multicast(off) == "off (NCCL_NVLS_ENABLE=0, TORCH_SYMM_MEM_DISABLE_MULTICAST=1)"
+    assert multicast(off | {"NCCL_NVLS_ENABLE": "1"}).startswith("on where the machine has it (NCCL_NVLS_ENABLE=1")
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--decode", "--scenarios", "x"], "--decode and --scenarios both say what to measure; give one of them"),
+        (["--scenarios", "/nowhere/x.json"], "/nowhere/x.json: there is no such file"),
+        (["--json", "/nowhere/x.json"], "/nowhere/x.json: there is no directory '/nowhere'"),
+        (["--only", "zzz", "--decode"], "--only zzz: no scenario matches; there are ag decode_16, "),
+        (["--gpus", "3", "--only", "qkv8b"], "ag qkv8b_16k: M = 16384: not a multiple of 3 GPUs"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_gpus", lambda wanted: wanted or 4)
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"bench: {message}")
+
+
+@pytest.mark.parametrize("arguments", [["--gpus", "1"], ["--rounds", "0"], ["--loop", "two"], ["--skip", "ours"]])
+def test_arguments_that_argparse_refuses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert f"argument {arguments[0]}" in capsys.readouterr().err
+
+
+def test_no_torch_or_too_few_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    assert cli.main([]) == 3
+    told = "bench: PyTorch is not installed, and the peers and the clock are PyTorch's: pip install torch\n"
+    assert capsys.readouterr().err == told
+    monkeypatch.setattr(cli, "find_spec", lambda name: name)
+    for there, arguments, message in (
+        (0, [], "2 GPUs are needed, one a rank; this machine has no NVIDIA GPU, driver or cuda-bindings"),
+        (1, [], "2 GPUs are needed, one a rank; this machine has 1 NVIDIA GPU"),
+        (2, ["--gpus", "4"], "4 GPUs are needed, one a rank; this machine has 2 NVIDIA GPUs"),
+    ):
+        monkeypatch.setattr(cli, "device_count", lambda name, there=there: there)
+        assert cli.main(arguments) == 3
+        assert capsys.readouterr().err == f"bench: {message}\n"
+
+
+class Quiet:
+    """In place of a crew."""
+
+    def __init__(self, name: str, make: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> None:
+        self.closed = False
+
+    def ready(self, timeout: float) -> None:
+        pass
+
+    def ask(self, method: str, *values: object) -> list[dict[str, str]]:
+        return [{"gpus": "2 × none"}]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "told"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (DeviceError("peer 1 ended"), 3, "peer 1 ended")],
+)
+def test_an_interrupted_run_leaves_the_rows_that_are_done(
+    stop: BaseException,
+    code: int,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = iter([measured()[0]])
+
+    def one(*_: object) -> Row:
+        row = next(done, None)
+        if row is None:
+            raise stop
+        return row
+
+    monkeypatch.setattr(cli, "_gpus", lambda wanted: 2)
+    monkeypatch.setattr(cli, "Crew", Quiet)
+    monkeypatch.setattr(cli, "measure", one)
+    file = tmp_path / "out.json"
+    assert cli.main(["--only", "qkv70b", "--json", str(file)]) == code
+    shown = capsys.readouterr()
+    assert shown.err.endswith(f"bench: {told}\n")
+    assert "| ag x " in shown.out
+    found = json.loads(file.read_text())
+    assert found["complete"] is False
+    assert [row["scenario"] for row in found["rows"]] == ["ag x"]
+    assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    settings: list[Settings] = []
+
+    def one(scenario: Scenario, pieces: dict[str, int], given: Settings, *_: object) -> Row:
+        settings.append(given)
+        assert set(pieces) == {f"{v.label} {m}" for v in variants(scenario.operation, 2) for m in MODES}
+        return measured(scenario)[0]
+
+    monkeypatch.setattr(cli, "_gpus", lambda wanted: 2)
+    monkeypatch.setattr(cli, "Crew", Quiet)
+    monkeypatch.setattr(cli, "measure", one)
+    file = tmp_path / "out.json"
+    assert cli.main(["--quick", "--only", "_2k", "--only", "o8b", "--json", str(file)]) == 4  # one of ours is wrong
+    out = capsys.readouterr().out
+    assert "gpus: 2 × none" in out
+    assert "Ours, gemm_rs" in out
+    assert json.loads(file.read_text())["complete"] is True
+    assert {(s.rounds, s.finalists) for s in settings} == {(3, 2)}
+
+
+def test_help_tells_the_exit_codes() -> None:
+    text = io.StringIO(cli.DESCRIPTION).read()
+    assert "Exit codes: 0, 2 wrong arguments, 3 no PyTorch" in text

@@ -1,0 +1,203 @@
+"""The command line, and the run from workers started to files written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ficco_rt.driver.registry import device_count
+from ficco_rt.errors import DeviceError, UsageError, exit_code
+from ficco_rt.files import check_target, write_atomic
+
+from . import plot, report
+from .measure import Row, Settings, measure
+from .ours import Ours
+from .peers import KINDS, Peer
+from .scenarios import DEFAULT_FILE, Scenario, chosen, decode, load
+from .stats import ITEM
+from .variants import MODES, Variant, variants
+from .workers import Crew
+
+START = 180.0  # seconds for the workers to come up
+
+DESCRIPTION = """\
+The shipped schedules beside NCCL then cuBLAS, PyTorch's async TP and NCCL's copy-engine collectives, and the limit:
+the longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, all GPUs, contestants in turns.
+
+    python -m tools.bench                                  # the 14 rows of tools/bench/scenarios.json
+    python -m tools.bench --decode                         # M = 16 … 2048
+    python -m tools.bench --only qkv70b --quick            # a first look
+    python -m tools.bench --scenarios mine.json --json out.json --svg out.svg
+
+Exit codes: 0, 2 wrong arguments, 3 no PyTorch, no GPUs or a device failed, 4 wrong numbers, 130 interrupted."""
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--scenarios", type=Path, metavar="FILE", help="sizes to measure (default: tools/bench/scenarios.json)")
+    add("--decode", action="store_true", help="sizes of a few tokens, instead of a file")
+    add("--only", action="append", default=[], metavar="TEXT", help="scenarios whose name contains TEXT; repeatable")
+    add("--gpus", type=_from(2), metavar="N", help="ranks, one a GPU (default: all GPUs)")
+    add("--rounds", type=_from(1), default=10, metavar="N", help="turns of every contestant (10)")
+    add("--singles", type=_from(1), default=3, metavar="N", help="single runs a turn (3)")
+    add("--loop", type=_from(3), default=20, metavar="N", help="runs back to back a turn, fewer if they are long (20)")
+    add("--warmup", type=_from(1), default=2, metavar="N", help="runs before a turn is timed (2)")
+    add("--finalists", type=_from(1), default=3, metavar="N", help="of ours, that take part in the rounds (3)")
+    add("--quick", action="store_true", help="3 rounds, 2 finalists, at most 2 values of every parameter")
+    add("--skip", action="append", default=[], choices=KINDS, metavar="PEER", help=f"leave out: {', '.join(KINDS)}")
+    add("--seed", type=_from(0), default=1, metavar="N", help="of the operands (1)")
+    add("--json", type=Path, metavar="FILE", help="write everything; after each row what there is so far")
+    add("--svg", type=Path, metavar="FILE", help="draw the shares of the limit; needs matplotlib")
+    return parser.parse_args(arguments)
+
+
+def _from(least: int) -> Callable[[str], int]:
+    """A whole number that is no less."""
+
+    def number(text: str) -> int:
+        value = int(text) if text.isascii() and text.isdigit() else -1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"wanted a whole number from {least}, given '{text}'")
+        return value
+
+    return number
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The process's exit code."""
+    options = parse(arguments)
+    try:
+        return bench(options)
+    except (UsageError, DeviceError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return exit_code(error)
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure and report. Raises UsageError, DeviceError."""
+    if options.decode and options.scenarios:
+        raise UsageError("--decode and --scenarios both say what to measure; give one of them")
+    for target in (options.json, options.svg):
+        if target is not None:
+            check_target(target)
+    if options.svg:
+        plot.check_available()
+    scenarios, notes = (decode(), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)
+    ranks = _gpus(options.gpus)
+    picked = chosen(scenarios, options.only, ranks)
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    settings = Settings(
+        ranks=ranks,
+        rounds=min(3, options.rounds) if options.quick else options.rounds,
+        singles=options.singles,
+        loop=options.loop,
+        warmup=options.warmup,
+        finalists=min(2, options.finalists) if options.quick else options.finalists,
+        seed=options.seed,
+    )
+    values = 2 if options.quick else None
+    rows: list[Row] = []
+    about: dict[str, str] = {}
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ficco-bench.") as folder:
+        crews = _crews(picked, ranks, values, options.skip, folder)
+        try:
+            for crew in crews.values():
+                crew.ready(START)
+                about |= crew.ask("about")[0]
+            print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
+            for scenario in picked:
+                pieces = _pieces(variants(scenario.operation, values))
+                rows.append(measure(scenario, pieces, settings, crews, _say))
+                _say(_line(rows[-1], time.monotonic() - begun))
+                if options.json:
+                    _write_json(options.json, rows, settings, about, complete=len(rows) == len(picked))
+        except (DeviceError, KeyboardInterrupt):
+            _tell(rows)  # what is measured is measured
+            raise
+        finally:
+            for crew in crews.values():
+                crew.close()
+    _tell(rows)
+    if options.svg:
+        write_atomic(options.svg, plot.svg(rows, f"{about.get('gpus', '')}: limit / time, single runs"))
+    return 4 if any(entry.wrong for row in rows for entry in row.entries.values()) else 0
+
+
+def _tell(rows: Sequence[Row]) -> None:
+    """The tables."""
+    if not rows:
+        return
+    print(f"\nSingle runs, µs\n\n{report.main_table(rows)}")
+    print(f"\nBack to back, µs a run\n\n{report.loop_table(rows)}")
+    print(f"\nSingle runs: spreads, rates\n\n{report.detail_table(rows)}")
+    for operation in dict.fromkeys(row.scenario.operation for row in rows):
+        ours = [row for row in rows if row.scenario.operation == operation]
+        print(f"\nOurs, {operation}: each schedule at its best (screening; parameters, g: graph, s: streams), µs\n")
+        print(report.schedules_table(ours))
+    told = report.failures(rows)
+    if told:
+        print("\nNot measured\n\n" + "\n".join(f"- {line}" for line in told))
+
+
+def _gpus(wanted: int | None) -> int:
+    """How many ranks. DeviceError: no PyTorch, too few GPUs."""
+    if find_spec("torch") is None:
+        raise DeviceError("PyTorch is not installed, and the peers and the clock are PyTorch's: pip install torch")
+    there = device_count("cuda")
+    need = wanted or max(2, there)
+    if there < need:
+        have = f"{there} NVIDIA GPU{'' if there == 1 else 's'}" if there else "no NVIDIA GPU, driver or cuda-bindings"
+        raise DeviceError(f"{need} GPUs are needed, one a rank; this machine has {have}")
+    return need
+
+
+def _crews(
+    scenarios: Sequence[Scenario], ranks: int, values: int | None, skip: Sequence[str], folder: str
+) -> dict[str, Crew]:
+    """The workers of both sides, coming up."""
+    gathered = [s.m * s.k * ITEM for s in scenarios if s.operation == "ag_gemm"]
+    if not gathered:
+        skip = [*skip, "nccl-ce"]
+    whole = max([1 << 20, *gathered])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    each = [(rank, ranks, port, folder, tuple(skip), (whole // ranks, whole)) for rank in range(ranks)]
+    return {"ours": Crew("ours", Ours, [(ranks, values)]), "peers": Crew("peer", Peer, each)}
+
+
+def _pieces(found: Sequence[Variant]) -> dict[str, int]:
+    return {f"{variant.label} {mode}": variant.pieces for variant in found for mode in MODES}
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _line(row: Row, seconds: float) -> str:
+    key, ours = report.our_time(row)
+    shown = report.microseconds
+    return (
+        f"[{seconds:5.0f} s] {row.scenario.label}: ours {shown(ours)} ({key}), nccl "
+        f"{shown(report.rival_time(row, 'nccl'))}, asynctp {shown(report.rival_time(row, 'asynctp'))}, limit "
+        f"{shown(row.limit())}"
+    )
+
+
+def _write_json(path: Path, rows: Sequence[Row], settings: Settings, about: dict[str, str], complete: bool) -> None:
+    write_atomic(path, json.dumps(report.record(rows, settings, about, complete), indent=1, allow_nan=False) + "\n")

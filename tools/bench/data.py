@@ -1,0 +1,51 @@
+"""Random operands, the reference, and how far a result is off. PyTorch is imported late, in worker processes only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from .scenarios import Scenario
+
+OPERANDS = ("A", "B")
+
+
+def fill(tensor: Any, name: str, rank: int, k: int, seed: int) -> None:
+    """Normal numbers, the same for the same seed, tensor name and rank on every GPU of one kind; scaled by k^-1/4,
+    so that products come out of the order of 1."""
+    import torch
+
+    generator = torch.Generator(tensor.device)
+    generator.manual_seed((seed * 1_000_003 + rank) * len(OPERANDS) + OPERANDS.index(name))
+    tensor.normal_(generator=generator)
+    tensor.mul_(k**-0.25)
+
+
+def reference(
+    scenario: Scenario, ranks: int, rank: int, a: Callable[[int], Any], b: Callable[[int], Any], device: Any
+) -> Any:
+    """C of `rank` in fp32 on `device`, from bf16 operands that are multiplied in fp32 (no tf32).
+
+    `a(q)` and `b(q)` are the operands of rank q, on any device.
+    """
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows, columns = scenario.shapes(ranks)["C"]
+    total = torch.zeros(rows, columns, dtype=torch.float32, device=device)
+    if scenario.operation == "ag_gemm":
+        own = b(rank).float()
+        for q, part in enumerate(total.chunk(ranks)):
+            torch.mm(a(q).to(device).float(), own, out=part)
+        return total
+    for q in range(ranks):
+        left = a(q).chunk(ranks)[rank] if scenario.operation == "gemm_rs" else a(q)
+        total.addmm_(left.to(device).float(), b(q).to(device).float())
+    return total
+
+
+def off(result: Any, wanted: Any) -> float:
+    """max|result − wanted| / max|wanted|; infinite where an element is NaN, so never written."""
+    error = float((result.float() - wanted).abs().max() / wanted.abs().max())
+    return error if math.isfinite(error) else math.inf

@@ -1,0 +1,235 @@
+"""Our side: one process drives all GPUs. The executors, and the two yardsticks that make the limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ficco_rt
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError, ScheduleError, UsageError
+from ficco_rt.exec.bound import Bound
+from ficco_rt.exec.executor import Executor
+
+from .clock import Clock
+from .data import OPERANDS, fill, off, reference
+from .measure import COPIES, GEMM
+from .scenarios import Scenario
+from .variants import MODES, variants
+from .workers import Turn
+
+TIMEOUT = 20.0  # seconds that a run may take
+
+
+@dataclass(slots=True)
+class _Contestant:
+    run: Callable[[], None]
+    finish: Callable[[], None]
+    executor: Executor | None = None
+
+
+class Ours:
+    """A `workers.Side` over `ranks` GPUs; `values` parameters of every choice are tried (None: all)."""
+
+    def __init__(self, ranks: int, values: int | None) -> None:
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the driver asks: before any context is made
+        import torch
+
+        self._torch = torch
+        self._ranks = ranks
+        self._values = values
+        self._devices = [torch.device("cuda", r) for r in range(ranks)]
+        self._streams = [torch.cuda.Stream(d) for d in self._devices]
+        self._machine = discover("cuda", ranks)
+        for a in self._devices:  # peer access, for the yardstick's copies
+            for b in self._devices:
+                torch.zeros(1, device=a).to(b)
+        self._met = [torch.cuda.Event() for _ in self._streams]
+        self._clock = Clock(self._streams, self._meet)
+        self._tensors: dict[str, list[Any]] = {}
+        self._own: dict[str, list[Any]] = {}  # the yardsticks'
+        self._reference: list[Any] = []
+        self._executors: dict[str, Executor] = {}
+        self._contestants: dict[str, _Contestant] = {}
+
+    def about(self) -> dict[str, str]:
+        torch = self._torch
+        return {
+            "ficco_rt": ficco_rt.__version__,
+            "gpus": f"{self._ranks} × {torch.cuda.get_device_name(0)}",
+            "torch": str(torch.__version__),
+            "cuda": str(torch.version.cuda),
+        }
+
+    def _meet(self) -> None:
+        for stream, event in zip(self._streams, self._met, strict=True):
+            event.record(stream)
+        for stream in self._streams:
+            for event in self._met:
+                stream.wait_event(event)
+
+    def _wait(self) -> None:
+        for device in self._devices:
+            self._torch.cuda.synchronize(device)
+
+    # ---- contestants
+
+    def load(self, scenario: Scenario) -> dict[str, str | None]:
+        self.keep(())
+        torch = self._torch
+        self._scenario = scenario
+        shapes = scenario.shapes(self._ranks)
+        self._tensors = {
+            name: [torch.empty(shape, dtype=torch.bfloat16, device=d) for d in self._devices]
+            for name, shape in shapes.items()
+        }
+        self._yardsticks(scenario)
+        answer: dict[str, str | None] = {GEMM: None, COPIES: None}
+        for variant in variants(scenario.operation, self._values):
+            try:
+                plan = ficco_rt.compile(variant.schedule, self._ranks, self._machine, **variant.arguments(scenario))
+                executor = Executor(plan, "cuda", timeout=TIMEOUT)
+                self._executors[variant.label] = executor
+                bound = executor.bind(**self._tensors)
+            except (ScheduleError, UsageError, DeviceError) as error:
+                answer.update({f"{variant.label} {mode}": str(error).splitlines()[0] for mode in MODES})
+                continue
+            for mode in MODES:
+                key = f"{variant.label} {mode}"
+                run = partial(self._run, executor, bound, mode == "graph")
+                self._contestants[key] = _Contestant(run, executor.synchronize, executor)
+                answer[key] = None
+        return answer
+
+    def _run(self, executor: Executor, bound: Bound, graph: bool) -> None:
+        executor.graph = graph
+        executor.run(bound, streams=self._streams)
+
+    def keep(self, keys: Sequence[str]) -> None:
+        for key in [k for k in self._contestants if k not in keys]:
+            del self._contestants[key]
+        still = {id(c.executor) for c in self._contestants.values()}
+        for label in [x for x, executor in self._executors.items() if id(executor) not in still]:
+            self._executors.pop(label).close()
+        if not keys:
+            self._tensors, self._reference, self._own = {}, [], {}
+        self._torch.cuda.empty_cache()
+
+    # ---- data
+
+    def data(self, seed: int) -> None:
+        for name in OPERANDS:
+            for rank, tensor in enumerate(self._tensors[name]):
+                fill(tensor, name, rank, self._scenario.k, seed)
+        self._wait()
+        a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
+        self._reference = [
+            reference(self._scenario, self._ranks, rank, a, b, device) for rank, device in enumerate(self._devices)
+        ]
+        self._wait()
+
+    def check(self, key: str) -> float:
+        contestant = self._contestants[key]
+        if contestant.executor is None:
+            return self._check_yardstick(key)
+        for tensor in self._tensors["C"]:
+            tensor.fill_(float("nan"))
+        self._wait()
+        contestant.executor.poison()
+        contestant.run()
+        contestant.finish()
+        self._wait()
+        return max(off(c, r) for c, r in zip(self._tensors["C"], self._reference, strict=True))
+
+    # ---- measuring
+
+    def turn(self, key: str, warmup: int, singles: int, loop: int) -> Turn:
+        contestant = self._contestants[key]
+        executor = contestant.executor
+        own: list[float] = []
+
+        def finish() -> None:
+            contestant.finish()
+            if executor is not None:
+                own.append(executor.duration)
+
+        alone, together = self._clock.turn(contestant.run, finish, warmup, singles, loop)
+        return Turn(alone, together, own[1 : 1 + singles])
+
+    # ---- the limit: the whole GEMM alone, the copies alone
+
+    def _yardsticks(self, scenario: Scenario) -> None:
+        """The own tensors: `left` and `out` of the whole GEMM, `land`, where the peers' pieces come in."""
+        torch, ranks = self._torch, self._ranks
+        m, n, k = scenario.m, scenario.n, scenario.k
+
+        def each(rows: int, columns: int) -> list[Any]:
+            return [torch.zeros(rows, columns, dtype=torch.bfloat16, device=d) for d in self._devices]
+
+        gathers = scenario.operation == "ag_gemm"
+        self._own = (
+            {"land": each(m, k), "out": self._tensors["C"]} if gathers else {"land": each(m, n), "out": each(m, n)}
+        )
+        self._own["left"] = self._own["land"] if gathers else self._tensors["A"]
+        if scenario.operation == "gemm_ar":
+            self._own["back"] = each(m, n)
+        self._pushes = [self._pushes_of(rank) for rank in range(ranks)]
+        self._contestants[GEMM] = _Contestant(self._gemm, self._wait)
+        self._contestants[COPIES] = _Contestant(self._copies, self._wait)
+
+    def _pushes_of(self, rank: int) -> list[tuple[int, int, int]]:
+        """(destination, source, bytes) of what a rank sends to rank + 1, rank + 2, …"""
+        own, ranks = self._own, self._ranks
+        peers = [(rank + i) % ranks for i in range(1, ranks)]
+        if self._scenario.operation == "ag_gemm":
+            pairs = [(own["land"][p].chunk(ranks)[rank], self._tensors["A"][rank]) for p in peers]
+        else:
+            pairs = [(own["land"][p].chunk(ranks)[rank], own["out"][rank].chunk(ranks)[p]) for p in peers]
+        if "back" in own:
+            pairs += [(own["back"][p].chunk(ranks)[rank], own["out"][rank].chunk(ranks)[rank]) for p in peers]
+        return [(to.data_ptr(), source.data_ptr(), source.nbytes) for to, source in pairs]
+
+    def _gemm(self) -> None:
+        own = self._own
+        for i, stream in enumerate(self._streams):
+            with self._torch.cuda.stream(stream):
+                self._torch.mm(own["left"][i], self._tensors["B"][i], out=own["out"][i])
+
+    def _copies(self) -> None:
+        from cuda.bindings import driver
+
+        for device, stream, pushes in zip(self._devices, self._streams, self._pushes, strict=True):
+            with self._torch.cuda.device(device):
+                for to, source, size in pushes:
+                    (code,) = driver.cuMemcpyDtoDAsync(to, source, size, stream.cuda_stream)
+                    if code:
+                        raise DeviceError(f"cuMemcpyDtoDAsync of {size} bytes from {device}: {code.name}")
+
+    def _check_yardstick(self, key: str) -> float:
+        """Both in the order of the operation: then the copies have brought what the GEMM needs, or made."""
+        torch, own = self._torch, self._own
+        for name in ("land", "out"):
+            for tensor in own[name]:
+                tensor.fill_(float("nan"))
+        self._wait()
+        gathers = self._scenario.operation == "ag_gemm"
+        if gathers:
+            for rank, land in enumerate(own["land"]):
+                land.chunk(self._ranks)[rank].copy_(self._tensors["A"][rank])
+            self._wait()
+        for step in (self._copies, self._gemm) if gathers else (self._gemm, self._copies):
+            step()
+            self._wait()
+        worst = 0.0
+        for rank, wanted in enumerate(self._reference):
+            result = own["out"][rank]
+            if not gathers:
+                own["land"][rank].chunk(self._ranks)[rank].copy_(result.chunk(self._ranks)[rank])
+                result = torch.stack(own["land"][rank].chunk(self._ranks)).sum(0, dtype=torch.float32)
+                if self._scenario.operation == "gemm_ar":
+                    wanted = wanted.chunk(self._ranks)[rank]
+            worst = max(worst, off(result, wanted))
+        return worst

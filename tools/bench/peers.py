@@ -1,0 +1,275 @@
+"""The peers' side, one process a GPU: NCCL then cuBLAS, PyTorch's async TP, NCCL's copy-engine collectives."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .clock import Clock
+from .data import OPERANDS, fill, off, reference
+from .scenarios import Scenario
+from .workers import Turn
+
+KINDS = ("nccl", "asynctp", "nccl-ce")
+CE_LOG = "Init CE"  # what NCCL writes when its copy-engine path is first taken
+WARM = 3  # eager runs before a capture
+SWITCHES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+
+
+def multicast(environment: dict[str, str]) -> str:
+    """What the peers may use, from the switches in force: the caller's, or ours, which turn it off."""
+    told = ", ".join(f"{name}={environment[name]}" for name in SWITCHES)
+    off = environment["NCCL_NVLS_ENABLE"] == "0" and environment["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+    return f"{'off' if off else 'on where the machine has it'} ({told})"
+
+
+@dataclass(slots=True)
+class _Contestant:
+    run: Callable[[], None]
+    output: Callable[[], Any]  # what the last run has written
+    poison: Callable[[], None]
+    graph: Any = None  # keeps what a replay uses
+
+
+class Peer:
+    """A `workers.Side` on one GPU. `largest` is the bytes of the largest shard and of the largest gathered tensor of
+    all scenarios: NCCL's copy-engine path needs memory of its own, registered once."""
+
+    def __init__(
+        self, rank: int, ranks: int, port: int, folder: str, skip: Sequence[str], largest: tuple[int, int]
+    ) -> None:
+        os.environ.update({name: os.environ.get(name, value) for name, value in SWITCHES.items()})
+        os.environ.update(
+            {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": f"{folder}/nccl.{rank}"}
+        )
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        import torch
+        import torch.distributed as dist
+        import torch.distributed._symmetric_memory as symmetric
+
+        self._torch, self._dist = torch, dist
+        self._rank, self._ranks = rank, ranks
+        self._log = Path(f"{folder}/nccl.{rank}")
+        self._skip = skip
+        self._device = torch.device("cuda", rank)
+        torch.cuda.set_device(self._device)
+        dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+        self._group = dist.group.WORLD.group_name
+        if "asynctp" not in skip and hasattr(symmetric, "enable_symm_mem_for_group"):
+            symmetric.enable_symm_mem_for_group(self._group)
+        self._stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self._stream)
+        self._token = torch.zeros(1, device=self._device)
+        self._meet()
+        self._clock = Clock([self._stream], self._meet)
+        self._tensors: dict[str, Any] = {}
+        self._contestants: dict[str, _Contestant] = {}
+        self._no_engines = "skipped" if "nccl-ce" in skip else self._register(largest)
+
+    def about(self) -> dict[str, str]:
+        version = ".".join(map(str, self._torch.cuda.nccl.version()))
+        return {
+            "nccl": version,
+            "multicast": multicast(dict(os.environ)),
+            "nccl-ce": self._no_engines or "reached: zero-CTA policy on a group with registered symmetric memory",
+        }
+
+    def _meet(self) -> None:
+        self._dist.all_reduce(self._token)
+
+    def _wait(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def _register(self, largest: tuple[int, int]) -> str | None:
+        """A group of the zero-CTA policy, and symmetric memory registered with it; or why there is none."""
+        torch, dist = self._torch, self._dist
+        try:
+            options = dist.ProcessGroupNCCL.Options()
+            options.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO
+            self._engines = dist.new_group(backend="nccl", pg_options=options)
+            dist.all_reduce(self._token, group=self._engines)  # makes the communicator: registration needs it
+            backend = self._engines._get_backend(self._device)
+            self._pool = torch.cuda.MemPool(backend.mem_allocator)
+            with torch.cuda.use_mem_pool(self._pool):
+                self._send, self._receive = (
+                    torch.empty(size, dtype=torch.uint8, device=self._device) for size in largest
+                )
+            self._wait()
+            backend.register_mem_pool(self._pool, symm=True)
+            self._engines_gather(self._receive[: 1 << 20], self._send[: (1 << 20) // self._ranks])
+            self._wait()
+        except (AttributeError, TypeError, RuntimeError) as error:
+            return f"not reached: {type(error).__name__}: {str(error).splitlines()[0]}"
+        log = self._log.read_text(errors="replace") if self._log.is_file() else ""
+        return None if CE_LOG in log else "not reached: NCCL took its kernels for an all-gather of registered memory"
+
+    def _engines_gather(self, out: Any, shard: Any) -> None:
+        self._dist.all_gather_into_tensor(out, shard, group=self._engines)
+
+    # ---- contestants
+
+    def load(self, scenario: Scenario) -> dict[str, str | None]:
+        self.keep(())
+        torch = self._torch
+        self._scenario = scenario
+        for name, shape in scenario.shapes(self._ranks).items():
+            self._tensors[name] = torch.empty(shape, dtype=torch.bfloat16, device=self._device)
+        for name in OPERANDS:
+            fill(self._tensors[name], name, self._rank, scenario.k, 0)
+        answer: dict[str, str | None] = {}
+        makers = {"nccl": self._nccl, "asynctp": self._asynctp, "nccl-ce": self._nccl_ce}
+        for kind in KINDS:
+            if kind in self._skip:
+                continue
+            made = makers[kind]()
+            if isinstance(made, str):
+                answer[kind] = answer[f"{kind} graph"] = made
+                continue
+            try:
+                for _ in range(WARM):
+                    made.run()
+                self._wait()
+            except (AttributeError, TypeError, RuntimeError) as error:
+                answer[kind] = answer[f"{kind} graph"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                continue
+            self._contestants[kind], answer[kind] = made, None
+            key = f"{kind} graph"
+            try:
+                self._contestants[key], answer[key] = self._captured(made), None
+            except RuntimeError as error:
+                answer[key] = f"capture: {str(error).splitlines()[0]}"
+        return answer
+
+    def _captured(self, eager: _Contestant) -> _Contestant:
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        self._wait()
+        self._meet()
+        self._wait()
+        # thread_local: NCCL's own threads may call CUDA meanwhile
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            eager.run()
+        result = eager.output()
+        graph.replay()
+        self._wait()
+
+        def poison() -> None:
+            eager.poison()
+            result.fill_(float("nan"))
+
+        return _Contestant(graph.replay, lambda: result, poison, graph)
+
+    def _nccl(self) -> _Contestant:
+        torch, dist, t = self._torch, self._dist, self._tensors
+        a, b, c = t["A"], t["B"], t["C"]
+        operation = self._scenario.operation
+        if operation == "ag_gemm":
+            middle = a.new_empty(self._scenario.m, self._scenario.k)
+
+            def run() -> None:
+                dist.all_gather_into_tensor(middle, a)
+                torch.mm(middle, b, out=c)
+        elif operation == "gemm_rs":
+            middle = a.new_empty(self._scenario.m, self._scenario.n)
+
+            def run() -> None:
+                torch.mm(a, b, out=middle)
+                dist.reduce_scatter_tensor(c, middle)
+        else:
+            middle = c
+
+            def run() -> None:
+                torch.mm(a, b, out=c)
+                dist.all_reduce(c)
+
+        def poison() -> None:
+            middle.fill_(float("nan"))
+            c.fill_(float("nan"))
+
+        return _Contestant(run, lambda: c, poison)
+
+    def _asynctp(self) -> _Contestant | str:
+        torch, t = self._torch, self._tensors
+        shape = self._scenario.shapes(self._ranks)["C"]
+        made: list[Any] = []
+        if self._scenario.operation == "ag_gemm":
+
+            def run() -> None:
+                gather = torch.ops.symm_mem.fused_all_gather_matmul
+                made[:] = gather(t["A"], [t["B"]], 0, self._group, return_A=False)[1]
+        elif self._scenario.operation == "gemm_rs":
+
+            def run() -> None:
+                made[:] = [torch.ops.symm_mem.fused_matmul_reduce_scatter(t["A"], t["B"], "sum", 0, self._group)]
+        else:
+            return "PyTorch has no fused operation"
+
+        def poison() -> None:
+            """The operation allocates its output: leave NaN in what the allocator will give it."""
+            made.clear()
+            torch.full(shape, float("nan"), dtype=torch.bfloat16, device=self._device)
+
+        return _Contestant(run, lambda: made[0], poison)
+
+    def _nccl_ce(self) -> _Contestant | str:
+        if self._no_engines:
+            return self._no_engines
+        if self._scenario.operation != "ag_gemm":
+            return "copy engines do no arithmetic: NCCL has only its kernels"
+        torch, t, scenario = self._torch, self._tensors, self._scenario
+        shard_bytes, whole_bytes = t["A"].nbytes, t["A"].nbytes * self._ranks
+        shard = self._send[:shard_bytes].view(torch.bfloat16).view(t["A"].shape)
+        whole = self._receive[:whole_bytes].view(torch.bfloat16).view(scenario.m, scenario.k)
+        self._registered = shard
+
+        def run() -> None:
+            self._engines_gather(whole, shard)
+            torch.mm(whole, t["B"], out=t["C"])
+
+        def poison() -> None:
+            whole.fill_(float("nan"))
+            t["C"].fill_(float("nan"))
+
+        return _Contestant(run, lambda: t["C"], poison)
+
+    def keep(self, keys: Sequence[str]) -> None:
+        for key in [k for k in self._contestants if k not in keys]:
+            del self._contestants[key]
+        if not keys:
+            self._tensors, self._reference, self._registered = {}, None, None
+        self._torch.cuda.empty_cache()
+
+    # ---- data
+
+    def data(self, seed: int) -> None:
+        scenario, shapes = self._scenario, self._scenario.shapes(self._ranks)
+
+        def of(name: str, rank: int) -> Any:
+            tensor = self._torch.empty(shapes[name], dtype=self._torch.bfloat16, device=self._device)
+            fill(tensor, name, rank, scenario.k, seed)
+            return tensor
+
+        for name in OPERANDS:
+            self._tensors[name].copy_(of(name, self._rank))
+        if self._registered is not None:
+            self._registered.copy_(self._tensors["A"])
+        self._reference = reference(
+            scenario, self._ranks, self._rank, lambda q: of("A", q), lambda q: of("B", q), self._device
+        )
+        self._wait()
+
+    def check(self, key: str) -> float:
+        contestant = self._contestants[key]
+        contestant.poison()
+        contestant.run()
+        self._wait()
+        return off(contestant.output(), self._reference)
+
+    # ---- measuring
+
+    def turn(self, key: str, warmup: int, singles: int, loop: int) -> Turn:
+        return Turn(*self._clock.turn(self._contestants[key].run, self._wait, warmup, singles, loop))

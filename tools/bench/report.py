@@ -1,0 +1,195 @@
+"""What a run has shown: tables for people, one JSON value for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from .measure import COPIES, GEMM, Entry, Row, Settings
+from .stats import geomean
+
+VERSION = 1
+RIVALS = ("nccl", "asynctp", "nccl-ce")
+Cells = Sequence[Sequence[str]]
+
+
+def microseconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if value < 1000 else f"{value:.0f}"
+
+
+def ratio(above: float | None, below: float | None) -> str:
+    return "–" if above is None or below is None else f"{above / below:.3f}"
+
+
+def both(kind: str) -> list[str]:
+    """The contestants of a peer: issued call by call, and as a graph."""
+    return [kind, f"{kind} graph"]
+
+
+def rival_time(row: Row, kind: str, back_to_back: bool = False) -> float | None:
+    """The better of a peer's two forms."""
+    key = row.best(both(kind), back_to_back)
+    return None if key is None else row.time(key, back_to_back)
+
+
+def our_time(row: Row) -> tuple[str | None, float | None]:
+    key = row.best(row.of("ours"))
+    return key, None if key is None else row.time(key)
+
+
+def main_table(rows: Sequence[Row]) -> str:
+    """Medians of single runs."""
+    cells = [
+        ["scenario", *(x for kind in RIVALS for x in (kind, "graph")), "ours", "which", "GEMM", "copies", "limit",
+         "limit/ours", "nccl/ours", "asynctp/ours"]
+    ]  # fmt: skip
+    for row in rows:
+        key, ours = our_time(row)
+        cells.append(
+            [row.scenario.label, *(microseconds(row.time(x)) for kind in RIVALS for x in both(kind)),
+             microseconds(ours), key or "–", *(microseconds(row.time(x)) for x in (GEMM, COPIES)),
+             microseconds(row.limit()), *_ratios(row)]
+        )  # fmt: skip
+    return markdown([*cells, _means(rows, len(cells[0]))], left=(0, 8))
+
+
+def loop_table(rows: Sequence[Row]) -> str:
+    """Medians of runs back to back, of the same contestant of ours."""
+    cells = [["scenario", "nccl", "asynctp", "nccl-ce", "ours", "limit", "limit/ours", "nccl/ours", "asynctp/ours"]]
+    for row in rows:
+        key, _ = our_time(row)
+        cells.append(
+            [row.scenario.label, *(microseconds(rival_time(row, kind, True)) for kind in RIVALS),
+             microseconds(row.time(key, True) if key else None), microseconds(row.limit(True)), *_ratios(row, True)]
+        )  # fmt: skip
+    return markdown([*cells, _means(rows, len(cells[0]), True)], left=(0,))
+
+
+def _pairs(row: Row, back_to_back: bool) -> list[tuple[float | None, float | None]]:
+    """The limit, NCCL and async TP, each with ours."""
+    key, _ = our_time(row)
+    ours = row.time(key, back_to_back) if key else None
+    rivals = (rival_time(row, kind, back_to_back) for kind in ("nccl", "asynctp"))
+    return [(above, ours) for above in (row.limit(back_to_back), *rivals)]
+
+
+def _ratios(row: Row, back_to_back: bool = False) -> list[str]:
+    return [ratio(above, ours) for above, ours in _pairs(row, back_to_back)]
+
+
+def _means(rows: Sequence[Row], columns: int, back_to_back: bool = False) -> list[str]:
+    """The last line: geometric means of the ratios, over the rows that have them."""
+    means = []
+    for column in zip(*(_pairs(row, back_to_back) for row in rows), strict=True):
+        values = [above / ours for above, ours in column if above is not None and ours is not None]
+        means.append(f"{geomean(values):.3f}" if values else "–")
+    return ["geometric mean", *[""] * (columns - 1 - len(means)), *means]
+
+
+def detail_table(rows: Sequence[Row]) -> str:
+    """Spreads of single runs, our own clock, and the rates behind the limit."""
+    cells = [
+        ["scenario", "ours", "own clock", "p10–p90", "nccl p10–p90", "asynctp p10–p90", "GEMM p10–p90", "GEMM TFLOP/s",
+         "copies GB/s", "rel err"]
+    ]  # fmt: skip
+    for row in rows:
+        key, ours = our_time(row)
+        entry = row.entries[key] if key else None
+        gemm, copies = row.time(GEMM), row.time(COPIES)
+        cells.append(
+            [row.scenario.label, microseconds(ours), microseconds(entry.own.median if entry and entry.own else None),
+             width(row, key), *(width(row, row.best(both(kind))) for kind in ("nccl", "asynctp")), width(row, GEMM),
+             f"{row.work.tflops(gemm):.0f}" if gemm else "–", f"{row.work.gbps(copies):.0f}" if copies else "–",
+             f"{entry.rel_err:.1e}" if entry and entry.rel_err is not None else "–"]
+        )  # fmt: skip
+    return markdown(cells, left=(0,))
+
+
+def width(row: Row, key: str | None) -> str:
+    figure = row.entries[key].single if key in row.entries else None
+    return "–" if figure is None else f"{100 * figure.width:.1f} %"
+
+
+def schedules_table(rows: Sequence[Row]) -> str:
+    """Ours, one line a schedule with its best parameters: single runs of the screening, by scenario."""
+    names = list(dict.fromkeys(key.split()[0] for row in rows for key in row.of("ours")))
+    cells = [["schedule", *(row.scenario.label for row in rows)]]
+    for name in names:
+        line = [name]
+        for row in rows:
+            timed = [
+                (entry.screened, key)
+                for key, entry in row.entries.items()
+                if entry.side == "ours" and key.split()[0] == name and entry.screened is not None
+            ]
+            line.append(f"{microseconds(min(timed)[0])} {_short(min(timed)[1])}".rstrip() if timed else "–")
+        cells.append(line)
+    return markdown(cells, left=(0,))
+
+
+def _short(key: str) -> str:
+    """`hetero_fused_1d chunks=4 graph` → `4 g`."""
+    _, *parameters, mode = key.split()
+    return " ".join([*(p.partition("=")[2] for p in parameters), mode[0]])
+
+
+def markdown(cells: Cells, left: Sequence[int]) -> str:
+    """A table whose columns line up in plain text, too; those of `left` to the left."""
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+
+    def shown(line: Sequence[str]) -> str:
+        fitted = (c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        return "| " + " | ".join(fitted) + " |"
+
+    rule = "|" + "|".join("-" * (w + 2) if i in left else "-" * (w + 1) + ":" for i, w in enumerate(widths)) + "|"
+    return "\n".join([shown(cells[0]), rule, *map(shown, cells[1:])])
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Who has no time, and why; a reason that holds for many is told once."""
+    told: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for key, entry in row.entries.items():
+            if entry.failed is not None:
+                told.setdefault((key, entry.failed), []).append(row.scenario.label)
+    return [f"{key} ({', '.join(labels)}): {why}" for (key, why), labels in told.items()]
+
+
+def record(rows: Sequence[Row], settings: Settings, about: Mapping[str, str], complete: bool) -> dict[str, object]:
+    """All of it. Times in microseconds."""
+    return {
+        "version": VERSION,
+        "complete": complete,
+        "about": dict(about),
+        "settings": asdict(settings),
+        "rows": [_row_record(row) for row in rows],
+    }
+
+
+def _row_record(row: Row) -> dict[str, object]:
+    key, ours = our_time(row)
+    scenario = row.scenario
+    return {
+        "scenario": scenario.label,
+        "operation": scenario.operation,
+        "M": scenario.m,
+        "N": scenario.n,
+        "K": scenario.k,
+        "work": asdict(row.work),
+        "tolerance": row.tolerance,
+        "best": key,
+        "ours_us": ours,
+        "limit_us": row.limit(),
+        "nccl_us": rival_time(row, "nccl"),
+        "asynctp_us": rival_time(row, "asynctp"),
+        "nccl_ce_us": rival_time(row, "nccl-ce"),
+        "contestants": {k: _entry_record(entry) for k, entry in row.entries.items()},
+    }
+
+
+def _entry_record(entry: Entry) -> dict[str, object]:
+    error = entry.rel_err
+    return {**asdict(entry), "rel_err": error if error is None or math.isfinite(error) else None}  # JSON has no inf

@@ -1,0 +1,129 @@
+"""What is measured: an operation and its global sizes. Read from a file, or the decode list made here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ficco_rt.errors import UsageError
+from ficco_rt.files import read_text
+
+OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
+SHORT = {"ag_gemm": "ag", "gemm_rs": "rs", "gemm_ar": "ar"}
+DEFAULT_FILE = Path(__file__).with_name("scenarios.json")
+DECODE_ROWS = (16, 64, 128, 256, 512, 1024, 2048)
+DECODE_N, DECODE_K = 10240, 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One row of the table; sizes over all ranks, bf16.
+
+    ag_gemm: C = all_gather(A, rows) · B, A[M/ranks, K], B[K, N/ranks], C[M, N/ranks].
+    gemm_rs: C = reduce_scatter(A · B, rows), A[M, K/ranks], B[K/ranks, N], C[M/ranks, N].
+    gemm_ar: C = all_reduce(A · B), A and B as for gemm_rs, C[M, N].
+    """
+
+    operation: str
+    name: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def label(self) -> str:
+        return f"{SHORT[self.operation]} {self.name}"
+
+    def shapes(self, ranks: int) -> dict[str, tuple[int, int]]:
+        """The shape of A, B and C on one rank."""
+        m, n, k = self.m, self.n, self.k
+        if self.operation == "ag_gemm":
+            return {"A": (m // ranks, k), "B": (k, n // ranks), "C": (m, n // ranks)}
+        rows = m // ranks if self.operation == "gemm_rs" else m
+        return {"A": (m, k // ranks), "B": (k // ranks, n), "C": (rows, n)}
+
+    def misfit(self, ranks: int) -> str | None:
+        """Why it cannot be cut evenly for `ranks` GPUs (the peers need that), or None."""
+        cut = {"M": self.m, "N": self.n} if self.operation == "ag_gemm" else {"M": self.m, "K": self.k}
+        bad = [f"{name} = {size}" for name, size in cut.items() if size % ranks]
+        return f"{' and '.join(bad)}: not a multiple of {ranks} GPUs" if bad else None
+
+
+def decode() -> tuple[Scenario, ...]:
+    """Sizes of a token or few at a time: both operations, every M of DECODE_ROWS."""
+    return tuple(
+        Scenario(operation, f"decode_{m}", m, DECODE_N, DECODE_K)
+        for operation in ("ag_gemm", "gemm_rs")
+        for m in DECODE_ROWS
+    )
+
+
+def load(path: Path | str) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:
+    """The scenarios of a file, and notes on what of it is left out.
+
+    The file: {"ag_gemm": [{"name": "x", "M": 8192, "N": 10240, "K": 8192}, …], "gemm_rs": […], "gemm_ar": […]}.
+    "about" is for readers; lists of other operations are left out with a note. Raises UsageError.
+    """
+    text = read_text(path)
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: is nested too deep to be a list of scenarios") from error
+    if not isinstance(data, dict):
+        raise UsageError(f'{path}: wanted an object of operations, such as {{"ag_gemm": [...]}}')
+    found: list[Scenario] = []
+    notes: list[str] = []
+    for operation, rows in data.items():
+        if operation == "about":
+            continue
+        if operation not in OPERATIONS:
+            notes.append(f"{path}: '{operation}' is left out; operations here are {', '.join(OPERATIONS)}")
+            continue
+        if not isinstance(rows, list):
+            raise UsageError(f"{path}: {operation}: wanted a list of scenarios")
+        found += [_scenario(operation, row, f"{path}: {operation}[{i}]") for i, row in enumerate(rows)]
+    labels = [s.label for s in found]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice:
+        raise UsageError(f"{path}: there are two scenarios '{twice}'; give each its own name")
+    return tuple(found), tuple(notes)
+
+
+def _scenario(operation: str, row: object, where: str) -> Scenario:
+    if not isinstance(row, dict):
+        raise UsageError(f'{where}: wanted an object such as {{"name": "x", "M": 8192, "N": 10240, "K": 8192}}')
+    name = row.get("name")
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"{where}: 'name' is missing or no text")
+    unknown = sorted(set(row) - {"name", "M", "N", "K"})
+    if unknown:
+        raise UsageError(f"{where} ({name}): '{unknown[0]}' is not known; a scenario has name, M, N and K")
+    sizes = []
+    for key in ("M", "N", "K"):
+        size = row.get(key)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"{where} ({name}): {key} must be a whole number from 1; it is {json.dumps(size)}")
+        sizes.append(size)
+    return Scenario(operation, name, *sizes)
+
+
+def chosen(scenarios: Sequence[Scenario], only: Sequence[str], ranks: int) -> tuple[Scenario, ...]:
+    """Those whose label contains one of `only` (all, if there are none), each cut evenly by `ranks`.
+
+    Raises UsageError: nothing matches, a size does not divide.
+    """
+    for text in only:
+        if not any(text in s.label for s in scenarios):
+            raise UsageError(f"--only {text}: no scenario matches; there are {', '.join(s.label for s in scenarios)}")
+    kept = tuple(s for s in scenarios if not only or any(text in s.label for text in only))
+    if not kept:
+        raise UsageError("there is no scenario to measure")
+    for scenario in kept:
+        misfit = scenario.misfit(ranks)
+        if misfit:
+            raise UsageError(f"{scenario.label}: {misfit}")
+    return kept

@@ -1,0 +1,54 @@
+"""What of ours is measured: every shipped schedule of an operation, each with a few values of what it leaves open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from ficco_rt import compiler, library
+
+from .scenarios import Scenario
+
+MODES = ("graph", "streams")
+CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried
+    "chunks": (2, 4, 8),
+    "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A schedule of the library with its parameters: `streamed chunks=4`."""
+
+    schedule: str
+    parameters: tuple[tuple[str, object], ...]
+
+    @property
+    def label(self) -> str:
+        short = self.schedule.split("/", 1)[1]
+        return " ".join([short, *(f"{name}={_shown(value)}" for name, value in self.parameters)])
+
+    @property
+    def pieces(self) -> int:
+        """How many sums at most an element passes through one after another."""
+        return max([1, *(v if isinstance(v, int) else len(v) for _, v in self.parameters if isinstance(v, int | list))])
+
+    def arguments(self, scenario: Scenario) -> dict[str, object]:
+        """What `ficco_rt.compile` takes beside the schedule and the ranks."""
+        return {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16", **dict(self.parameters)}
+
+
+def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
+    """All of an operation's shipped schedules, with the first `values` of every choice (None: all of them)."""
+    found = []
+    for entry in library.entries():
+        if entry.name.split("/", 1)[0] != operation:
+            continue
+        declared = [p.name for p in compiler.load(entry.name).params if p.name in CHOICES]
+        for combination in product(*(CHOICES[name][:values] for name in declared)):
+            found.append(Variant(entry.name, tuple(zip(declared, combination, strict=True))))
+    return tuple(found)
+
+
+def _shown(value: object) -> str:
+    return ":".join(map(str, value)) if isinstance(value, list) else str(value)
