@@ -1,8 +1,8 @@
 """A row: contestants made ready, checked, screened, and then measured in turns.
 
-NOTE these GPUs are held by their power: a GEMM of milliseconds that follows 60 ms of full load runs 10 % slower than
-one that follows copies. So a round has a pass of single runs, short and apart, and then a pass of loops, each pass in
-an order of its own; nobody always comes after the same neighbour.
+NOTE large GPUs are held by their power: a GEMM of milliseconds that follows 60 ms of full load runs 10 % slower than
+one that follows copies. So a round has a pass of single runs, which rests before a turn for as long as the turn before
+took, and then a pass of loops; each pass has an order of its own, so that nobody always follows the same neighbour.
 """
 
 from __future__ import annotations
@@ -111,9 +111,10 @@ def measure(
                 entry.failed = entry.failed or why
                 crew_of[key] = crew
     _check(row, crews, crew_of, settings.seed)
-    for key in _alive(row):
+    time.sleep(rest)
+    for key in shuffled(_alive(row), settings.seed, "screening"):
         entry = row.entries[key]
-        first, _, _ = _turn(crew_of[key], key, settings.warmup, max(2, settings.singles), 0)
+        first, _ = _singles(crew_of[key], key, settings.warmup, max(2, settings.singles), rest)
         entry.screened = spread(first).median
         entry.loop_length = loop_length(entry.screened, settings.loop)
     kept = finalists(row, settings.finalists)
@@ -125,7 +126,7 @@ def measure(
     for i in range(settings.rounds):
         time.sleep(rest)
         for key in shuffled(kept, settings.seed, f"singles {i}"):
-            alone, _, clock = _turn(crew_of[key], key, settings.warmup, settings.singles, 0)
+            alone, clock = _singles(crew_of[key], key, settings.warmup, settings.singles, rest)
             singles[key] += alone
             own[key] += clock
         time.sleep(rest)
@@ -182,6 +183,14 @@ def _turn(crew: Asked, key: str, warmup: int, singles: int, loop: int) -> tuple[
         together += turn.loop
         own += turn.own
     return slowest(alone), [max(together)] if together else [], own
+
+
+def _singles(crew: Asked, key: str, warmup: int, count: int, rest: float) -> tuple[list[float], list[float]]:
+    """Single runs, and the same on the contestant's own clock; then a rest as long, `rest` seconds at most."""
+    begun = time.monotonic()
+    alone, _, own = _turn(crew, key, warmup, count, 0)
+    time.sleep(min(rest, time.monotonic() - begun))
+    return alone, own
 
 
 def loop_length(time: float, most: int) -> int:
