@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..driver.api import Array, Buffer, Call, DeviceArray, Driver, Event, Flag, Graph, Memory, StreamHandle
+from ..errors import DeviceError
 from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
 from .issue import issue_order
 
@@ -89,7 +91,8 @@ class Bindings:
             for s, p in self._issue:
                 made.calls.append(self._command(self._streams[s], self._plan.streams[s].commands[p], memory))
         except BaseException:
-            self.release(made)
+            with suppress(DeviceError):  # the first error is the one to tell; the driver still knows what is left
+                self.release(made)
             raise
         made.memory = memory
         return made

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 import numpy as np
@@ -103,7 +104,8 @@ class Executor:
             events += self._make_events()
             flags += map(driver.flag, plan.flag_homes)
         except BaseException:
-            self.close()
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.close()
             raise
 
     # ---- life
@@ -114,7 +116,11 @@ class Executor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        with suppress(DeviceError):  # the first error is the one to tell
+            self.close()
 
     def close(self) -> None:
         """Give everything back; may be called twice. The caller's arrays stay as they are."""

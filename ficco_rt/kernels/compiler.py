@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -156,6 +157,8 @@ class _Rtc:
     def compile(self, text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
         """Machine code and log."""
         by = self._compiler
+        if by is NVRTC:
+            self._known_arch(options)
         program = self.call("CreateProgram", text.encode(), name.encode(), 0, [], [])
         try:
             # not `call`: a refusal is told by the log, and the log is there only after it
@@ -172,6 +175,19 @@ class _Rtc:
         finally:
             # HIP's takes the address of the handle, and its bindings leave it to the caller to take it
             self.call("DestroyProgram", program.createRef() if hasattr(program, "createRef") else program)
+
+    def _known_arch(self, options: Sequence[str]) -> None:
+        """DeviceError if NVRTC makes no code for the architecture that the options name."""
+        known = sorted(self.call("GetSupportedArchs"))
+        for option in options:
+            found = re.fullmatch(r"-arch=sm_(\d+)[a-z]?", option)
+            if found and int(found[1]) not in known:
+                major, minor = self.call("Version")
+                age = "an older" if int(found[1]) < known[0] else "a newer"
+                raise DeviceError(
+                    f"NVRTC {major}.{minor} makes no code for this GPU's architecture, sm_{found[1]}; it knows "
+                    f"sm_{known[0]} to sm_{known[-1]}. Install {age} nvidia-cuda-nvrtc, or take --backend host"
+                )
 
     def _bytes(self, what: str, program: Any) -> bytes:
         buffer = bytearray(self.call(f"Get{what}Size", program))

@@ -18,8 +18,9 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     call_steps N         most steps that any call makes                                 [0]
     fail NAME N CODE     the N-th call of a function from now gives CODE; `*` for NAME: of all functions
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
-    corrupt N            the N-th copy from now writes other bytes
-    delay N STEPS        the N-th copy waits for so many steps
+    interrupt N          the N-th call raises SIGINT, as Ctrl-C does
+    corrupt N            the N-th copy from device memory to device memory from now writes other bytes
+    delay N STEPS        the N-th copy of these waits for so many steps
     stop N               the stream that comes to the N-th command from now stops for ever
 """
 
@@ -54,18 +55,18 @@ OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN = 2, 600, 700,
 
 
 @cache
-def folder() -> Path:
-    """The folder of the built libraries. Processes may build at once: each publishes by a rename."""
+def folder(face: str) -> Path:
+    """The folder of a built library. Processes may build at once: each publishes by a rename."""
     files = sorted(SOURCES.iterdir())
-    digest = hashlib.sha256(repr(FLAGS).encode())
+    digest = hashlib.sha256(repr((face, FLAGS)).encode())
     for file in files:
         digest.update(file.name.encode() + file.read_bytes())
     target = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-{digest.hexdigest()[:16]}"
     if not target.is_dir():
         aside = Path(tempfile.mkdtemp(prefix="ficco-standin-"))
         sources = [str(f) for f in files if f.suffix == ".c"]
-        for soname in SONAMES.values():
-            subprocess.run(["cc", *FLAGS, f"-Wl,-soname,{soname}", "-o", str(aside / soname), *sources], check=True)
+        soname = SONAMES[face]
+        subprocess.run(["cc", *FLAGS, f"-Wl,-soname,{soname}", "-o", str(aside / soname), *sources], check=True)
         try:
             aside.rename(target)
         except OSError:  # another process was faster
@@ -77,7 +78,7 @@ class StandIn:
     """One loaded library."""
 
     def __init__(self, face: str) -> None:
-        self._library = ctypes.CDLL(str(folder() / SONAMES[face]), mode=ctypes.RTLD_GLOBAL)
+        self._library = ctypes.CDLL(str(folder(face) / SONAMES[face]), mode=ctypes.RTLD_GLOBAL)
         for name in ("calls", "commands", "copies"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
         for name in ("violations", "fired"):

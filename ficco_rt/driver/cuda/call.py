@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, TypeAlias
 
 from ...errors import DeviceError
-from ...errors import Span as Place
+from ..gpu.refused import Refused
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
 Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
@@ -36,36 +36,34 @@ def api() -> Any:
     return driver
 
 
-def call(function: Function, *arguments: Any, what: str = "", place: Place | None = None) -> Any:
-    """Make a driver call; its value, or a tuple of several. `what` and `place` go into the error."""
+def call(function: Function, *arguments: Any, what: str = "") -> Any:
+    """Make a driver call; its value, or a tuple of several. `what` it is for goes into the error."""
     result = function(*arguments)
     if result[0]:
-        raise failure(function, result[0], what, place)
+        raise failure(function, result[0], what)
     return result[1] if len(result) == 2 else result[1:]
 
 
-def succeeds(function: Function, *arguments: Any, unless: str) -> bool:
+def succeeds(function: Function, *arguments: Any, unless: str, what: str = "") -> bool:
     """Make a call that may also answer `unless`: True if it succeeded, False if it gave that."""
     code = function(*arguments)[0]
     if code and code.name != unless:
-        raise failure(function, code)
+        raise failure(function, code, what)
     return not code
 
 
-def failure(function: Function, code: Any, what: str = "", place: Place | None = None) -> DeviceError:
-    """The error of a call that gave `code`: call, what it was for, code, and the schedule's line."""
+def failure(function: Function, code: Any, what: str = "") -> Refused:
+    """The error of a call that gave `code`, for `what` it was made."""
     name = getattr(function, "__name__", str(function))
-    where = f"{place.path}:{place.line}: " if place is not None else ""
-    of = f" ({what})" if what else ""
-    return DeviceError(f"{where}{name}{of}: {code.name}{_ADVICE.get(code.name, '')}")
+    return Refused(name, code.name, what, _ADVICE.get(code.name, ""))
 
 
 _ADVICE = {
-    "CUDA_ERROR_OUT_OF_MEMORY": ": the GPU's memory is full; take smaller sizes with --set",
-    "CUDA_ERROR_ILLEGAL_ADDRESS": ": a kernel touched memory that is not its own; this process must end",
-    "CUDA_ERROR_LAUNCH_FAILED": ": a kernel faulted; this process must end",
-    "CUDA_ERROR_MISALIGNED_ADDRESS": ": a kernel made a misaligned access; this process must end",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU": ": the kernel's file holds no code for this GPU's architecture",
-    "CUDA_ERROR_INVALID_IMAGE": ": the kernel's file is not a cubin, fatbin or PTX",
-    "CUDA_ERROR_NOT_FOUND": ": no such entry in the module",
+    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU's memory is full; take smaller sizes with --set",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel touched memory that is not its own; this process must end",
+    "CUDA_ERROR_LAUNCH_FAILED": "a kernel faulted; this process must end",
+    "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel made a misaligned access; this process must end",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel's file holds no code for this GPU's architecture",
+    "CUDA_ERROR_INVALID_IMAGE": "the kernel's file is not a cubin, fatbin or PTX",
+    "CUDA_ERROR_NOT_FOUND": "no such entry in the module",
 }

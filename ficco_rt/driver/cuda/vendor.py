@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import env
-from ...errors import DeviceError
-from ...errors import Span as Place
 from ...kernels.compiler import compile_text
 from ...machine.discover import DeviceFacts
 from ...plan.ir import Launch
 from ..gpu.packed import Packed
+from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
 from . import hopper
-from .call import api, call, failure
+from .call import api, call, failure, succeeds
 
 
 class Cuda:
@@ -31,9 +30,10 @@ class Cuda:
     def __init__(self) -> None:
         env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.cu: Any = api()
+        self._retained: dict[int, Any] = {}  # devices by ordinal
 
-    def failure(self, function: Function, code: Any, what: str = "", place: Place | None = None) -> DeviceError:
-        return failure(function, code, what, place)
+    def failure(self, function: Function, code: Any) -> Refused:
+        return failure(function, code)
 
     # ---- devices
 
@@ -70,22 +70,15 @@ class Cuda:
 
     def retain(self, ordinal: int) -> Handle:
         cu = self.cu
-        return call(cu.cuDevicePrimaryCtxRetain, call(cu.cuDeviceGet, ordinal), what=f"device {ordinal}")
+        self._retained[ordinal] = call(cu.cuDeviceGet, ordinal)
+        return call(cu.cuDevicePrimaryCtxRetain, self._retained[ordinal])
 
     def release(self, ordinal: int) -> None:
-        cu = self.cu
-        call(cu.cuDevicePrimaryCtxRelease, call(cu.cuDeviceGet, ordinal), what=f"device {ordinal}")
+        call(self.cu.cuDevicePrimaryCtxRelease, self._retained[ordinal])
 
     def enable_access(self, ordinal: int, context: Handle) -> None:
-        (code,) = self.cu.cuCtxEnablePeerAccess(context, 0)
-        if code and code.name != "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED":
-            raise failure(self.cu.cuCtxEnablePeerAccess, code, f"to device {ordinal}")
-
-    def push(self, context: Handle) -> None:
-        call(self.cu.cuCtxPushCurrent, context)
-
-    def pop(self) -> None:
-        self.cu.cuCtxPopCurrent()
+        enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
+        succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)
@@ -142,11 +135,8 @@ class Cuda:
     def destroy_stream(self, stream: Handle) -> None:
         call(self.cu.cuStreamDestroy, stream)
 
-    def wait_stream(self, stream: Handle) -> None:
-        call(self.cu.cuStreamSynchronize, stream)
-
     def idle(self, stream: Handle) -> bool:
-        return not self.cu.cuStreamQuery(stream)[0]
+        return succeeds(self.cu.cuStreamQuery, stream, unless="CUDA_ERROR_NOT_READY")
 
     def new_event(self, timing: bool) -> Handle:
         flags = self.cu.CUevent_flags
@@ -162,16 +152,13 @@ class Cuda:
         call(self.cu.cuStreamWaitEvent, stream, event, 0)
 
     def ended(self, event: Handle) -> bool:
-        (code,) = self.cu.cuEventQuery(event)
-        if code and code.name != "CUDA_ERROR_NOT_READY":
-            raise failure(self.cu.cuEventQuery, code, "while the plan ran")
-        return not code
+        return succeeds(self.cu.cuEventQuery, event, unless="CUDA_ERROR_NOT_READY")
 
     def milliseconds(self, start: Handle, stop: Handle) -> float:
         return float(call(self.cu.cuEventElapsedTime, start, stop))
 
     def force(self, address: int, stream: Handle) -> None:
-        self.cu.cuStreamWriteValue32(stream, address, 1, 0)
+        call(self.cu.cuStreamWriteValue32, stream, address, 1, 0)
 
     # ---- graphs
 

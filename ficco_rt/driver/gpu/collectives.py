@@ -12,6 +12,7 @@ from ...plan.ir import CollectiveCall, Command, Plan
 from ...region import Region
 from .cells import part
 from .gpus import Gpus
+from .refused import Closing, concerning
 from .spans import place_of
 from .streams import Bound
 from .tensors import Resolve
@@ -104,22 +105,26 @@ class Group:
     def issue(self, last: Member) -> None:
         if last is not self._members[-1]:
             return
-        self._meet([m.before for m in self._members])
-        for member in self._members:
-            member.bound()
-        self._meet([m.after for m in self._members])
+        command = last.command
+        with concerning("", f"{type(command).__name__} of all ranks", command.origin):
+            self._meet([m.before for m in self._members])
+            for member in self._members:
+                member.bound()
+            self._meet([m.after for m in self._members])
 
     def _meet(self, events: Sequence[Handle]) -> None:
         gpus, vendor = self._gpus, self._gpus.vendor
         streams = [m.bound.stream for m in self._members]
         for stream, event in zip(streams, events, strict=True):
             gpus.enter(stream.device)
-            vendor.record(event, stream.handle)
+            with concerning(stream.device):
+                vendor.record(event, stream.handle)
         for stream, own in zip(streams, events, strict=True):
             gpus.enter(stream.device)
-            for event in events:
-                if event is not own:
-                    vendor.wait(stream.handle, event)
+            with concerning(stream.device):
+                for event in events:
+                    if event is not own:
+                        vendor.wait(stream.handle, event)
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +144,8 @@ class Member:
         self.group.issue(self)
 
     def release(self) -> None:
-        self.bound.release()
+        closing = Closing()
+        closing(self.bound.release)
         for event in (self.before, self.after):
-            self.bound.gpus.drop_event(event)
+            closing(self.bound.gpus.drop_event, event)
+        closing.end()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from ...errors import DeviceError, UsageError
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...machine.model import Machine
+from .refused import Closing, concerning
 from .vendor import Handle, Vendor
 
 
@@ -44,39 +47,77 @@ def open_devices(vendor: Vendor, ordinals: tuple[int, ...]) -> dict[int, Device]
     devices: dict[int, Device] = {}
     try:
         for i in ordinals:
-            facts = vendor.facts(i)
-            devices[i] = Device(i, facts, vendor.retain(i))
+            facts = facts_of(vendor, i)
+            with concerning(f"{facts.name} (device {i})"):
+                devices[i] = Device(i, facts, vendor.retain(i))
         for i, device in devices.items():
             for j, other in devices.items():
                 if i != j:
                     _connect(vendor, device, other)
     except BaseException:
-        close_devices(vendor, devices)
+        with suppress(DeviceError):  # the first error is the one to tell
+            close_devices(vendor, devices)
         raise
     return devices
 
 
+def facts_of(vendor: Vendor, ordinal: int) -> DeviceFacts:
+    """What the vendor's driver says of a device."""
+    with concerning(f"device {ordinal}"):
+        return vendor.facts(ordinal)
+
+
+@contextmanager
+def inside(vendor: Vendor, device: Device) -> Iterator[None]:
+    """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
+    with concerning(device):
+        callers = vendor.current()
+        try:  # NOTE a Ctrl-C may come when `enter` has done its work, before it returns: so no push and pop
+            vendor.enter(device.context)
+            yield
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                vendor.restore(callers)
+            raise
+        _restore(vendor, callers)
+
+
+def _restore(vendor: Vendor, callers: Handle) -> None:
+    try:
+        vendor.restore(callers)
+    except DeviceError:
+        with suppress(DeviceError):
+            vendor.restore(callers)
+        raise
+
+
 def _connect(vendor: Vendor, device: Device, other: Device) -> None:
-    if not vendor.can_access(device.ordinal, other.ordinal):
+    with concerning(device):
+        reached = vendor.can_access(device.ordinal, other.ordinal)
+    if not reached:
         raise DeviceError(
             f"{device} has no direct access to the memory of {other}; set {vendor.visible} to GPUs "
             f"that reach each other ({vendor.topology} shows them), or share one with --ranks-per-gpu"
         )
-    vendor.push(device.context)
-    try:
+    with inside(vendor, device):
         vendor.enable_access(other.ordinal, other.context)
-    finally:
-        vendor.pop()
 
 
 def close_devices(vendor: Vendor, devices: dict[int, Device]) -> None:
     """Let go of the contexts; peer access stays, as others in the process may count on it."""
+    closing = Closing()
     for ordinal in list(devices):
-        del devices[ordinal]
-        vendor.release(ordinal)
+        device = devices.pop(ordinal)
+        closing(_release, vendor, device)
+    closing.end()
+
+
+def _release(vendor: Vendor, device: Device) -> None:
+    with concerning(device):
+        vendor.release(device.ordinal)
 
 
 def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1) -> Machine:
     """This machine's GPUs as a Machine of `ranks` ranks."""
     used = sorted(set(homes(vendor, ranks, ranks_per_gpu)))
-    return machine_from([vendor.facts(i) for i in used], ranks, ranks_per_gpu)
+    return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu)

@@ -11,14 +11,16 @@ ask for as many queues as there can be.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from itertools import count
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import DeviceError, UsageError
 from ...graph.ir import Dtype, Kernel
 from ...plan.ir import (
     CollectiveCall,
+    Command,
     CopyAsync,
     Launch,
     Plan,
@@ -48,6 +50,7 @@ from . import collectives, copies
 from .flags import Flags
 from .gpus import Gpus
 from .launches import Launches
+from .refused import Closing, concerning
 from .runs import Captured, Runs, handles
 from .spans import raisers_of, spans_of
 from .streams import Bound, GpuStream, Piece, Upload
@@ -72,13 +75,15 @@ class GpuDriver:
         self._groups: dict[int, collectives.Group] = {}  # the one that is being bound, by number
         self._bound: set[Bound | collectives.Member] = set()
         self._closed = False
-        self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu)
+        self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu, timeout)
         try:
             self._flag_words = Flags(self._gpus, plan.flag_homes)
             self._launches = Launches(self._gpus, plan)
-            self._runs = Runs(self._gpus, self._flag_words, self._of_plan, self._uploads, timeout)
+            self._runs = Runs(self._gpus, self._flag_words, self._of_plan, self._uploads)
         except BaseException:
-            self._gpus.close()
+            if not self._gpus.hung:
+                with suppress(DeviceError):  # the first error is the one to tell
+                    self._gpus.close()
             raise
 
     @property
@@ -118,14 +123,15 @@ class GpuDriver:
         self._runs.answers()
         device = self._gpus.device(rank)
         tensor = Tensor(0, shape, dtype, rank, owned=True)
-        address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank} on {device}")
+        address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
         return self._buffer(Tensor(address, shape, dtype, rank, owned=True))
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         if not isinstance(array, DeviceArray):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
         home = self._gpus.homes[rank]
-        where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
+        with concerning(self._gpus.device(rank)):
+            where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != home:
             raise UsageError(f"rank {rank} runs on device {home}; its tensor lies on device {where}")
         return self._buffer(Tensor(array.address, array.shape, dtype, rank, owned=False))
@@ -149,7 +155,7 @@ class GpuDriver:
         stream = self._gpus.control[device.ordinal]
         with self._gpus.inside(device):
             self._vendor.fill(tensor.address, 0xFF, tensor.size, stream)  # all bits set are a NaN in every type
-            self._vendor.wait_stream(stream)
+            self._gpus.finish(device, stream)
 
     def write(self, buffer: Buffer, array: Array) -> None:
         self._runs.quiet()
@@ -194,7 +200,8 @@ class GpuDriver:
         to, resolve = self._streams[stream], self._resolver(memory)
         if to.plan.engine == "sm":
             sums = [(t.dst, (t.src,)) for t in command.transfers]
-            ready = self._launches.sums(to, sums, resolve, command.origin)
+            with self._of(to, command):
+                ready = self._launches.sums(to, sums, resolve, command.origin)
             return self._keep(Bound(self._gpus, to, command, [(a,) for a in ready.actions], ready=ready))
         pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
         return self._keep(Bound(self._gpus, to, command, pieces, fast))
@@ -205,21 +212,24 @@ class GpuDriver:
         def address(flag: int) -> int:
             return self._flags[flags[flag]]
 
-        ready = self._launches.bind(to, command, self._resolver(memory), address)
+        with self._of(to, command):
+            ready = self._launches.bind(to, command, self._resolver(memory), address)
         return self._keep(Bound(self._gpus, to, command, [tuple(ready.actions)], ready=ready))
 
     def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call:
         to, resolve = self._streams[stream], self._resolver(memory)
         steps = collectives.steps(command, to.plan.rank, self._plan, resolve)
         sums = [] if steps.sum is None else [steps.sum]
-        ready = self._launches.sums(to, sums, resolve, command.origin)
+        with self._of(to, command):
+            ready = self._launches.sums(to, sums, resolve, command.origin)
         piece = list(ready.actions)
         for dst, src in steps.copies:
             piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
         group = self._groups.get(command.group)
         if group is None or group.whole:
             group = self._groups[command.group] = collectives.Group(self._gpus, self._plan.ranks)
-        return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], ready=ready)))
+        with self._of(to, command):
+            return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], ready=ready)))
 
     def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call:
         to, handle = self._streams[stream], self._events[event]
@@ -241,6 +251,9 @@ class GpuDriver:
         piece: Piece = (self._vendor.wait_flag_action(self._flags[flag], to.handle),)
         return self._keep(Bound(self._gpus, to, command, (piece,)))
 
+    def _of(self, to: GpuStream, command: Command) -> AbstractContextManager[None]:
+        return concerning(to.device, f"{type(command).__name__} on {to}", command.origin)
+
     def _keep(self, call: Bound | collectives.Member) -> Call:
         self._bound.add(call)
         return call
@@ -254,11 +267,14 @@ class GpuDriver:
         return lambda region: self._buffers[memory[region.tensor, region.rank]]
 
     def unbind(self, calls: Sequence[Call]) -> None:
+        self._groups.clear()  # what an error left half bound goes on nowhere
         self._runs.quiet()
+        closing = Closing()
         for call in calls:
             assert isinstance(call, Bound | collectives.Member)
             self._bound.discard(call)
-            call.release()
+            closing(call.release)
+        closing.end()
 
     # ---- running
 
@@ -281,7 +297,11 @@ class GpuDriver:
 
     def forget(self, graph: Graph) -> None:
         self._runs.quiet()
-        self._vendor.destroy_graph(self._graphs.pop(graph).graph)
+        self._drop_graph(graph)
+
+    def _drop_graph(self, graph: Graph) -> None:
+        with concerning(self._gpus.first):
+            self._vendor.destroy_graph(self._graphs.pop(graph).graph)
 
     def synchronize(self, progress: Progress | None = None) -> None:
         self._runs.synchronize()
@@ -295,6 +315,8 @@ class GpuDriver:
         if not runs.marked:
             return ()
         runs.synchronize()
+        for ordinal, stream in self._gpus.control.items():  # where the marks begin; no command waits for it
+            self._gpus.finish(self._gpus.devices[ordinal], stream)
         raisers = raisers_of(self._of_plan)
         dtypes = {t.name: t.dtype for t in self._plan.tensors}
         found: list[Span] = []
@@ -315,10 +337,14 @@ class GpuDriver:
         if self._closed:
             return
         self._closed = True
-        self._runs.settle()
-        if self._runs.lost:
-            return  # any call would block or fail; the process's end gives everything back
-        while self._graphs:
-            self._vendor.destroy_graph(self._graphs.popitem()[1].graph)
-        self._launches.close()
-        self._gpus.close()
+        told = self._runs.lost
+        closing = Closing()
+        closing(self._runs.settle)
+        if self._gpus.hung:
+            return  # any call may block; the process's end gives everything back
+        for graph in list(self._graphs):
+            closing(self._drop_graph, graph)
+        closing(self._launches.close)
+        closing(self._gpus.close)
+        if not told:  # after it calls may fail for the same reason
+            closing.end()

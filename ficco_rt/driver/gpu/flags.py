@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .gpus import Gpus
+from .refused import Closing, concerning
 from .vendor import Handle
 
 
@@ -21,7 +22,7 @@ class Flags:
         for i, device in gpus.devices.items():
             words = sum(gpus.homes[rank] == i for rank in ranks)
             if words:
-                self._words[i] = (gpus.alloc(device, 4 * words, f"the plan's flags on {device}"), words)
+                self._words[i] = (gpus.alloc(device, 4 * words, "the plan's flags"), words)
                 self._reset[i] = gpus.new_event(device)
                 self._rescue[i] = gpus.new_stream(device)
         self._next = {i: address for i, (address, _) in self._words.items()}
@@ -44,19 +45,27 @@ class Flags:
         if not self._words:
             return
         gpus, vendor = self._gpus, self._gpus.vendor
-        vendor.record(fork, origin)
+        with concerning(gpus.first):
+            vendor.record(fork, origin)
         for i, (address, words) in self._words.items():
             gpus.enter(gpus.devices[i])
-            vendor.wait(gpus.control[i], fork)
-            vendor.zero(address, words, gpus.control[i])
-            vendor.record(self._reset[i], gpus.control[i])
+            with concerning(gpus.devices[i]):
+                vendor.wait(gpus.control[i], fork)
+                vendor.zero(address, words, gpus.control[i])
+                vendor.record(self._reset[i], gpus.control[i])
         gpus.enter(gpus.first)
-        for event in self._reset.values():
-            vendor.wait(origin, event)
+        with concerning(gpus.first):
+            for event in self._reset.values():
+                vendor.wait(origin, event)
 
     def force_up(self) -> None:
         """Whatever waits for a flag goes on."""
+        closing = Closing()
         for i, (address, words) in self._words.items():
-            with self._gpus.inside(self._gpus.devices[i]):
-                for word in range(words):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                    self._gpus.vendor.force(address + 4 * word, self._rescue[i])
+            for word in range(words):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
+                closing(self._force, i, address + 4 * word)
+        closing.end()
+
+    def _force(self, ordinal: int, address: int) -> None:
+        with self._gpus.inside(self._gpus.devices[ordinal]):
+            self._gpus.vendor.force(address, self._rescue[ordinal])

@@ -1,37 +1,45 @@
 """A plan's devices with all that is made on them: contexts, streams, events, memory.
 
-Everything is registered as it is made, so `close` gives back whatever an error has left.
+Everything is registered as it is made, before anything else can fail, so `close` gives back whatever an error has left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from contextlib import AbstractContextManager, suppress
 
 import numpy as np
 import numpy.typing as npt
 
-from .devices import Device, close_devices, homes, open_devices
+from ...errors import DeviceError
+from .devices import Device, close_devices, homes, inside, open_devices
+from .refused import Closing, concerning
 from .vendor import Handle, Vendor
+
+SPIN = 2e-3  # seconds that the host asks again and again before it naps
 
 # What the plan's priorities are among the device's, from the greatest to the least.
 _SHARES = {"high": 0.0, "normal": 0.5, "low": 1.0}
 
 
 class Gpus:
-    """See the module. `homes[rank]` is the device of a rank."""
+    """See the module. `homes[rank]` is the device of a rank. `timeout` is the seconds that the devices get for what
+    the host waits for; None: any time."""
 
-    def __init__(self, vendor: Vendor, ranks: int, ranks_per_gpu: int) -> None:
+    def __init__(self, vendor: Vendor, ranks: int, ranks_per_gpu: int, timeout: float | None) -> None:
         self.vendor = vendor
+        self.timeout = timeout
         self.homes = homes(vendor, ranks, ranks_per_gpu)
         self.current: Device | None = None  # whose context is current, while a run is issued
         self.capturing = False  # what is issued goes into a graph
         self.marking = False  # what is issued is recorded for a trace
+        self.hung = False  # something runs that does not end: a call may block for ever
+        self._issuing = False
         self._callers: Handle = None  # the context that was current before
         self.devices = open_devices(vendor, tuple(dict.fromkeys(self.homes)))
         self.first = next(iter(self.devices.values()))
         self.control: dict[int, Handle] = {}  # a stream of each device, for what is done beside the plan
-        self._streams: list[Handle] = []
+        self._streams: list[tuple[Device, Handle]] = []
         self._events: dict[int, tuple[Device, Handle]] = {}
         self._memory: dict[int, tuple[Device, int]] = {}  # address → size, too
         try:
@@ -40,7 +48,8 @@ class Gpus:
             for ordinal, device in self.devices.items():
                 self.control[ordinal] = self.new_stream(device)
         except BaseException:
-            self.close()
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.close()
             raise
 
     def device(self, rank: int) -> Device:
@@ -48,29 +57,30 @@ class Gpus:
 
     # ---- contexts
 
-    @contextmanager
-    def inside(self, device: Device) -> Iterator[None]:
-        """Inside, the device's context is current; after, the caller's again."""
-        self.vendor.push(device.context)
-        try:
-            yield
-        finally:
-            self.vendor.pop()
+    def inside(self, device: Device) -> AbstractContextManager[None]:
+        """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
+        return inside(self.vendor, device)
 
     def begin_issue(self) -> None:
         """From here `enter` changes contexts."""
-        self._callers = self.vendor.current()
-        self.current = None
+        with concerning(self.first):
+            self._callers = self.vendor.current()
+        self.current, self._issuing = None, True
 
     def end_issue(self) -> None:
-        """The caller's context is current again."""
-        self.current = None
-        self.vendor.restore(self._callers)
+        """The caller's context is current again. After an error it may be tried once more."""
+        if self._issuing:
+            self.current = None
+            with concerning(self.first):
+                self.vendor.restore(self._callers)
+            self._issuing = False
 
     def enter(self, device: Device) -> None:
         """Make the device's context current, while a run is issued."""
         if self.current is not device:
-            self.vendor.enter(device.context)
+            self.current = None
+            with concerning(device):
+                self.vendor.enter(device.context)
             self.current = device
 
     # ---- streams and events
@@ -81,23 +91,61 @@ class Gpus:
     def new_stream(self, device: Device, priority: str = "normal") -> Handle:
         with self.inside(device):
             stream = self.vendor.new_stream(self.priority(priority))
-        self._streams.append(stream)
+            self._streams.append((device, stream))
         return stream
 
     def new_event(self, device: Device, *, timing: bool = False) -> Handle:
         with self.inside(device):
             event = self.vendor.new_event(timing)
-        self._events[id(event)] = (device, event)
+            self._events[id(event)] = (device, event)
         return event
 
     def drop_event(self, event: Handle) -> None:
         device, _ = self._events.pop(id(event))
-        with self.inside(device):
+        with concerning(device):
             self.vendor.destroy_event(event)
 
-    def idle(self) -> bool:
-        """Whether all streams are through."""
-        return all(map(self.vendor.idle, self._streams))
+    def rest(self) -> tuple[bool, DeviceError | None]:
+        """Whether all streams are through, but for those of devices whose work failed; the first of these errors."""
+        through, first = True, None
+        for device, stream in self._streams:
+            try:
+                through = self._idle(device, stream) and through
+            except DeviceError as error:
+                first = first or error
+        return through, first
+
+    def _idle(self, device: Device, stream: Handle) -> bool:
+        with concerning(device):
+            return self.vendor.idle(stream)
+
+    def busy(self) -> tuple[str, ...]:
+        """Devices that still run something, or whose work failed."""
+        found: dict[str, None] = {}
+        for device, stream in self._streams:
+            try:
+                through = self.vendor.idle(stream)
+            except DeviceError:
+                through = False
+            if not through:
+                found[str(device)] = None
+        return tuple(found)
+
+    def well(self) -> None:
+        """DeviceError: what ran on a device failed."""
+        for ordinal, stream in self.control.items():
+            self._idle(self.devices[ordinal], stream)
+
+    def finish(self, device: Device, stream: Handle) -> None:
+        """The host waits for a stream. DeviceError if that takes longer than `timeout`."""
+        begun = time.monotonic()
+        while not self._idle(device, stream):
+            waited = time.monotonic() - begun
+            if self.timeout is not None and waited > self.timeout:
+                self.hung = True
+                raise DeviceError(f"{device} did not come to rest within {waited:.3g} s (--timeout)")
+            if waited > SPIN:
+                time.sleep(1e-4)
 
     # ---- memory
 
@@ -105,12 +153,15 @@ class Gpus:
         """Bytes of the device's memory: their address."""
         with self.inside(device):
             address = self.vendor.alloc(max(16, size), what)
-        self._memory[address] = (device, size)
+            self._memory[address] = (device, size)
         return address
 
     def free(self, address: int) -> None:
-        device, _ = self._memory.pop(address)
+        device, _ = self._memory[address]
+        if self.hung:  # NOTE the call waits for what runs
+            return
         with self.inside(device):
+            del self._memory[address]  # whatever the call says: it may tell of an earlier error
             self.vendor.free(address)
 
     def put(self, device: Device, address: int, values: npt.NDArray[np.generic]) -> None:
@@ -118,7 +169,7 @@ class Gpus:
         with self.inside(device):
             stream = self.control[device.ordinal]
             self.vendor.to_device(address, values.ctypes.data, values.nbytes, stream)
-            self.vendor.wait_stream(stream)
+            self.finish(device, stream)
 
     # ---- the end
 
@@ -128,10 +179,17 @@ class Gpus:
 
     def close(self) -> None:
         """Give everything back. May be called twice."""
+        closing = Closing()
         for _, event in list(self._events.values()):
-            self.drop_event(event)
+            closing(self.drop_event, event)
         while self._streams:
-            self.vendor.destroy_stream(self._streams.pop())
-        for address in list(self._memory):
-            self.free(address)
-        close_devices(self.vendor, self.devices)
+            closing(self._drop_stream, *self._streams.pop())
+        for _ in range(2):  # once more what a context that was not to be had has kept
+            for address in list(self._memory):
+                closing(self.free, address)
+        closing(close_devices, self.vendor, self.devices)
+        closing.end()
+
+    def _drop_stream(self, device: Device, stream: Handle) -> None:
+        with concerning(device):
+            self.vendor.destroy_stream(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -77,7 +78,8 @@ class Launches:
                 self._packed(to, packed, attributes, streamed, place, ready)
         except BaseException:
             for upload in ready.uploads:
-                self._gpus.free(upload.address)
+                with suppress(DeviceError):  # the first error is the one to tell; `close` frees what is left
+                    self._gpus.free(upload.address)
             raise
         return ready
 
@@ -94,13 +96,13 @@ class Launches:
         entry = self._modules.own(packed.source, packed.entry, device, packed.options)
         # what the text asks for counts all of a block's shared memory
         smem = max(packed.smem, attributes.smem - entry.static_smem)
-        what = f"kernel {entry.name} on {device}, {smem} bytes of shared memory"
+        what = f"kernel {entry.name}, {smem} bytes of shared memory"
         blocks = packed.grid
         with gpus.inside(device):
             vendor.allow_smem(entry.handle, smem, what)
             fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
             if not fitting:
-                raise DeviceError(f"{place_of(place)}: {what} does not fit")
+                raise DeviceError(f"{place_of(place)}: {what}: a block does not fit {device}")
             if blocks is None:
                 blocks = (attributes.sms or device.facts.sms) * fitting
                 if streamed:
@@ -118,13 +120,14 @@ class Launches:
         """The launch's constants in device memory, and zeros behind them."""
         constants = len(packed.constants)
         start = -(-constants // _ALIGNED) * _ALIGNED
-        address = self._gpus.alloc(device, start + packed.scratch, f"the table of a launch of {name} on {device}")
+        address = self._gpus.alloc(device, start + packed.scratch, f"the table of a launch of {name}")
         try:
             image = np.zeros(start + packed.scratch, np.uint8)
             image[:constants] = np.frombuffer(packed.constants, np.uint8)
             self._gpus.put(device, address, image)
         except BaseException:
-            self._gpus.free(address)
+            with suppress(DeviceError):
+                self._gpus.free(address)
             raise
         return Upload(device, address, address + start, packed.counters)
 
@@ -168,7 +171,7 @@ class Launches:
             arguments.append(bytes(ctypes.c_uint64(address)))
         vendor, smem = self._gpus.vendor, command.attributes.smem
         grid = Grid(work.grid, work.block, smem, self._priority(command.attributes))
-        what = f"{place}: kernel '{work.kernel}', {smem} bytes of shared memory"
+        what = f"kernel '{work.kernel}', {smem} bytes of shared memory"
         with self._gpus.inside(to.device):
             if smem:
                 vendor.allow_smem(entry.handle, smem, what)

@@ -11,6 +11,7 @@ from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
 from .devices import Device
 from .gpus import Gpus
+from .refused import Closing
 from .vendor import Handle
 
 
@@ -62,11 +63,11 @@ class Modules:
                     f"{', '.join(vendor.sources)}"
                 )
             image = known
-        return self._entry(image, kernel.entry, kernel.name, device, f"{place} on {device}")
+        return self._entry(image, kernel.entry, kernel.name, device, f"kernel '{kernel.name}' of {kernel.file}")
 
     def _entry(self, code: bytes, entry: str, name: str, device: Device, what: str = "") -> Entry:
         vendor = self._gpus.vendor
-        what = what or f"kernel {name} on {device}"
+        what = what or f"kernel {name}"
         key = (device.ordinal, hashlib.sha256(code).digest())
         with self._gpus.inside(device):
             if key not in self._loaded:
@@ -76,6 +77,12 @@ class Modules:
 
     def close(self) -> None:
         """Unload everything."""
-        for key in list(self._loaded):
-            with self._gpus.inside(self._gpus.devices[key[0]]):
-                self._gpus.vendor.unload(self._loaded.pop(key))
+        closing = Closing()
+        for _ in range(2):  # once more what a context that was not to be had has kept
+            for key in list(self._loaded):
+                closing(self._unload, key)
+        closing.end()
+
+    def _unload(self, key: tuple[int, bytes]) -> None:
+        with self._gpus.inside(self._gpus.devices[key[0]]):
+            self._gpus.vendor.unload(self._loaded.pop(key))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +20,13 @@ from ...errors import DeviceError, UsageError
 from ..api import Call
 from .devices import Device
 from .flags import Flags
-from .gpus import Gpus
+from .gpus import SPIN, Gpus
+from .refused import concerning
 from .spans import raisers_of, stuck
 from .streams import Bound, GpuStream, Upload
 from .vendor import Handle
 
 DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced up
-_SPIN = 2e-3  # seconds that `synchronize` asks without a nap
 
 
 @dataclass(slots=True, eq=False)
@@ -37,8 +38,7 @@ class Captured:
 
 
 class Runs:
-    """The runs of one plan. `streams` are the plan's; `uploads` tells what words must be 0 before a run.
-    `timeout` is the seconds that `synchronize` waits; None: for ever."""
+    """The runs of one plan. `streams` are the plan's; `uploads` tells what words must be 0 before a run."""
 
     def __init__(
         self,
@@ -46,18 +46,17 @@ class Runs:
         flags: Flags,
         streams: Sequence[GpuStream],
         uploads: Callable[[], Sequence[Upload]],
-        timeout: float | None,
     ) -> None:
         self._gpus = gpus
         self._flags = flags
         self._streams = streams
         self._uploads = uploads
-        self._timeout = timeout
         self._running = False  # issued, not seen to end
+        self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: flags and counters may be up
         self._replayed: Captured | None = None  # what the last run was, if a graph
         self._joined: list[tuple[Device, Handle]] = []  # the callers' streams in this run
-        self.lost = False  # the devices do not answer any more: nothing can be given back
+        self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
         self.marked = False  # the last run was recorded
         first = gpus.first
         self._origin = gpus.new_stream(first)
@@ -79,21 +78,24 @@ class Runs:
             gpus, vendor = self._gpus, self._gpus.vendor
             for i, device in gpus.devices.items():
                 gpus.enter(device)
-                vendor.wait(gpus.control[i], self._fork)
-                vendor.record(self._bases[i], gpus.control[i])
+                with concerning(device):
+                    vendor.wait(gpus.control[i], self._fork)
+                    vendor.record(self._bases[i], gpus.control[i])
 
     def end(self) -> None:
         self._fan_in()
         self._close()
 
     def abandon(self) -> None:
-        """The run that is being issued will not be whole: what was issued is let through, the rest forgotten."""
-        if self.lost:
-            return
-        self._running = self._dirty = True
+        """The run that is being issued will not be whole: what was issued is let through, the rest forgotten.
+        It stands where another error is on its way, so it raises none."""
         self._joined = []
-        self._release()
-        self._gpus.end_issue()
+        if not self.lost:
+            self._running = self._dirty = True
+            self._release()
+        if not self._gpus.hung:
+            with suppress(DeviceError):
+                self._gpus.end_issue()
 
     def _prepare(self) -> None:
         self.answers()
@@ -108,21 +110,26 @@ class Runs:
         for rank, (stream, event) in enumerate(zip(streams, self._callers, strict=False)):
             device = gpus.device(rank)
             gpus.enter(device)
-            vendor.record(event, stream, f"the caller's stream of rank {rank}")
+            with concerning(device):
+                vendor.record(event, stream, f"the caller's stream of rank {rank}")
             self._joined.append((device, stream))
-            vendor.wait(self._origin, event)
+            with concerning(gpus.first):
+                vendor.wait(self._origin, event)
         gpus.enter(gpus.first)
-        vendor.record(self._start, self._origin)
+        with concerning(gpus.first):
+            vendor.record(self._start, self._origin)
         self._running = True
 
     def _close(self) -> None:
         """The callers' streams go on when the origin gets here."""
         gpus, vendor = self._gpus, self._gpus.vendor
         gpus.enter(gpus.first)
-        vendor.record(self._stop, self._origin)
+        with concerning(gpus.first):
+            vendor.record(self._stop, self._origin)
         for device, stream in self._joined:
             gpus.enter(device)
-            vendor.wait(stream, self._stop)
+            with concerning(device):
+                vendor.wait(stream, self._stop)
         self._joined = []
         gpus.end_issue()
 
@@ -130,20 +137,24 @@ class Runs:
         """All streams of the plan begin when the origin gets here."""
         gpus, vendor = self._gpus, self._gpus.vendor
         gpus.enter(gpus.first)
-        vendor.record(self._fork, self._origin)
+        with concerning(gpus.first):
+            vendor.record(self._fork, self._origin)
         for stream in self._streams:
             gpus.enter(stream.device)
-            vendor.wait(stream.handle, self._fork)
+            with concerning(stream.device):
+                vendor.wait(stream.handle, self._fork)
 
     def _fan_in(self) -> None:
         """The origin goes on when all streams are through and the flags are down again."""
         gpus, vendor = self._gpus, self._gpus.vendor
         for stream in self._streams:
             gpus.enter(stream.device)
-            vendor.record(stream.tail, stream.handle)
+            with concerning(stream.device):
+                vendor.record(stream.tail, stream.handle)
         gpus.enter(gpus.first)
-        for stream in self._streams:
-            vendor.wait(self._origin, stream.tail)
+        with concerning(gpus.first):
+            for stream in self._streams:
+                vendor.wait(self._origin, stream.tail)
         self._flags.lower(self._origin, self._fork)
 
     # ---- as a graph
@@ -153,51 +164,97 @@ class Runs:
         gpus, vendor = self._gpus, self._gpus.vendor
         self.quiet()
         gpus.begin_issue()
+        graph: Handle = None
         try:
-            gpus.enter(gpus.first)
-            vendor.begin_capture(self._origin)
-            gpus.capturing = True
-            try:
-                self._fan_out()
-                for issue in calls:
-                    issue()
-                self._fan_in()
-            except BaseException:  # the first error is the one to tell
-                gpus.enter(gpus.first)
-                vendor.drop_capture(self._origin)
-                raise
-            finally:
-                gpus.capturing = False
-            gpus.enter(gpus.first)
-            captured = vendor.end_capture(self._origin)
-            try:
-                return Captured(vendor.instantiate(captured), tuple(calls))
-            finally:
-                vendor.destroy_captured(captured)
-        finally:
+            captured = self._recorded(calls)
+            with concerning(gpus.first):
+                graph = self._instance(captured)
             gpus.end_issue()
+        except BaseException:  # the first error is the one to tell
+            with suppress(DeviceError):
+                gpus.end_issue()
+            if graph is not None:
+                with suppress(DeviceError):
+                    vendor.destroy_graph(graph)
+            raise
+        return Captured(graph, tuple(calls))
+
+    def _recorded(self, calls: Sequence[Call]) -> Handle:
+        """What the calls put on the origin and the streams behind it."""
+        gpus, vendor = self._gpus, self._gpus.vendor
+        gpus.enter(gpus.first)
+        try:
+            with concerning(gpus.first):
+                vendor.begin_capture(self._origin)
+            gpus.capturing = True
+            self._fan_out()
+            for issue in calls:
+                issue()
+            self._fan_in()
+            gpus.enter(gpus.first)
+            with concerning(gpus.first):
+                return vendor.end_capture(self._origin)
+        except BaseException:  # the first error is the one to tell
+            with suppress(DeviceError):
+                gpus.enter(gpus.first)
+            vendor.drop_capture(self._origin)
+            raise
+        finally:
+            gpus.capturing = False
+
+    def _instance(self, captured: Handle) -> Handle:
+        """A graph to be launched, of what was captured, which is given back."""
+        vendor = self._gpus.vendor
+        try:
+            graph = vendor.instantiate(captured)
+        except BaseException:
+            with suppress(DeviceError):
+                vendor.destroy_captured(captured)
+            raise
+        try:
+            vendor.destroy_captured(captured)
+        except BaseException:
+            with suppress(DeviceError):
+                vendor.destroy_graph(graph)
+            raise
+        return graph
 
     def replay(self, captured: Captured, streams: Sequence[Handle]) -> None:
-        self._prepare()
-        self._replayed, self.marked = captured, False
-        self._open(streams)
-        self._gpus.vendor.launch_graph(captured.graph, self._origin)
-        self._close()
+        try:
+            self._prepare()
+            self._replayed, self.marked = captured, False
+            self._open(streams)
+            with concerning(self._gpus.first):
+                self._gpus.vendor.launch_graph(captured.graph, self._origin)
+            self._close()
+        except BaseException:
+            self.abandon()
+            raise
 
     # ---- the end of a run
 
     def synchronize(self) -> None:
         if not self._running or self.lost:
             return
+        try:
+            self._wait()
+        except KeyboardInterrupt:  # flags may keep it from an end that nobody waits for any more
+            self._dirty = True
+            self._release()
+            raise
+
+    def _wait(self) -> None:
         begun = time.monotonic()
+        limit = self._gpus.timeout
         naps = 0
-        while not self._ended(self._stop):
+        while not self._ended():
             waited = time.monotonic() - begun
-            if self._timeout is not None and waited > self._timeout:
+            if limit is not None and waited > limit:
                 self._give_up(waited)
             naps += 1
-            if waited > _SPIN:
+            if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))
+                self._ended(everywhere=True)
         self._running = False
 
     def quiet(self) -> None:
@@ -206,13 +263,14 @@ class Runs:
         self.answers()
 
     def answers(self) -> None:
-        if self.lost:
-            raise DeviceError("the GPUs do not answer since an earlier error; start a new process")
+        if self.lost or self._gpus.hung:
+            raise DeviceError("the GPUs run nothing since an earlier error; make a new executor, in a new process")
 
     def microseconds(self) -> float:
         """From the last run's begin to its end."""
         self.synchronize()
-        return 1e3 * self._gpus.vendor.milliseconds(self._start, self._stop)
+        with concerning(self._gpus.first):
+            return 1e3 * self._gpus.vendor.milliseconds(self._start, self._stop)
 
     def since(self, stream: GpuStream, mark: Handle) -> float:
         """Microseconds from a recorded run's begin to a mark. Devices' clocks are set to one another by the event that
@@ -220,22 +278,28 @@ class Runs:
         base = self._bases[stream.device.ordinal]
         return max(0.0, 1e3 * self._gpus.vendor.milliseconds(base, mark))
 
-    def _ended(self, event: Handle) -> bool:
+    def _ended(self, *, everywhere: bool = False) -> bool:
+        """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device that the origin, which
+        waits for it, may never hear of."""
         try:
-            return self._gpus.vendor.ended(event)
+            if everywhere:
+                self._gpus.well()
+            with concerning(self._gpus.first, "while the plan ran"):
+                return self._gpus.vendor.ended(self._stop)
         except DeviceError as error:
             self.lost = True  # errors of running work stay with the context
             raise DeviceError("\n".join([str(error), *self._report()])) from error
 
     def _give_up(self, waited: float) -> None:
-        report = self._report()
+        report = self._report() or [f"{device} still runs what belongs to no command" for device in self._gpus.busy()]
         self._dirty = True
         through = self._release()
         if self._replayed is not None:
             report = self._report_of(self._replayed) if through else []
             report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
-        state = "" if through else "\nthe GPUs still run it: this process can use them no more"
-        raise DeviceError(f"the run did not end within {waited:.0f} s (--timeout)\n" + "\n".join(report) + state)
+        busy = " and ".join(self._gpus.busy())
+        state = "" if through else f"\n{busy} still run it: this process can use them no more"
+        raise DeviceError(f"the run did not end within {waited:.3g} s (--timeout)\n" + "\n".join(report) + state)
 
     def _report(self) -> list[str]:
         """A line for each stream that is not through."""
@@ -253,7 +317,7 @@ class Runs:
                 issue()
             self.end()
             begun = time.monotonic()
-            while not self._ended(self._stop) and time.monotonic() - begun < DRAIN:
+            while not self._ended() and time.monotonic() - begun < DRAIN:
                 time.sleep(1e-3)
             report = self._report()
         except DeviceError as error:
@@ -278,21 +342,27 @@ class Runs:
 
     def _release(self) -> bool:
         """Force all flags up, so that whatever waits for one goes on, and wait a little: is all through now?"""
-        self._flags.force_up()
-        if not self.drained():
-            self.lost = True
+        with suppress(DeviceError):  # what still waits is seen below
+            self._flags.force_up()
+        if not self._drained():
+            self.lost = self._gpus.hung = True
             return False
         self._running = False
         return True
 
-    def drained(self) -> bool:
-        """Wait a little for all streams: are they through?"""
+    def _drained(self) -> bool:
+        """Wait a little for all streams: does nothing run any more?"""
         begun = time.monotonic()
-        while not self._gpus.idle():
+        self._trouble = None
+        while True:
+            through, error = self._gpus.rest()
+            self.lost = self.lost or (error is not None and self._trouble is not None)  # again: no single call's
+            self._trouble = self._trouble or error
+            if through and (error is None or self.lost):
+                return True
             if time.monotonic() - begun > DRAIN:
                 return False
             time.sleep(1e-3)
-        return True
 
     def _clear(self) -> None:
         """Flags and counters are down, whatever a given-up run has left."""
@@ -302,9 +372,15 @@ class Runs:
         self._dirty = False
 
     def settle(self) -> None:
-        """Before all is given back: the last run is through, or let through."""
-        if self._running and not self.lost and not self.drained():
-            self._release()
+        """Before all is given back: the last run is through, or let through. DeviceError: asking for that failed."""
+        self._trouble = None
+        if not self._gpus.hung and not self._drained():
+            if self.lost:  # what still runs waits for a device that failed
+                self._gpus.hung = True
+            else:
+                self._release()
+        if self._trouble is not None:
+            raise self._trouble
 
 
 def handles(streams: Sequence[object], ranks: int) -> list[Handle]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...plan.ir import Command
 from ...plan.ir import Stream as PlanStream
 from ...trace import Launched
 from .devices import Device
 from .gpus import Gpus
-from .vendor import Action, Function, Handle
+from .refused import Closing, Refused, concerns
+from .vendor import Action, Handle
 
 Piece: TypeAlias = tuple[Action, ...]  # driver calls that are one thing in a trace: a transfer, a launch
 
@@ -82,17 +83,21 @@ class Bound:
 
     def __call__(self) -> None:
         gpus, stream = self.gpus, self.stream
-        if gpus.current is not stream.device:
-            gpus.enter(stream.device)
-        if not gpus.capturing:
-            stream.issued.append(self)
-            if gpus.marking:
-                self._marked()
-                return
-        for function, arguments in self.plain if gpus.capturing else self.fast:
-            code = function(*arguments)[0]
-            if code:
-                raise self.error(function, code)
+        try:
+            if gpus.current is not stream.device:
+                gpus.enter(stream.device)
+            if not gpus.capturing:
+                stream.issued.append(self)
+                if gpus.marking:
+                    self._marked()
+                    return
+            for function, arguments in self.plain if gpus.capturing else self.fast:
+                code = function(*arguments)[0]
+                if code:
+                    raise gpus.vendor.failure(function, code)
+        except Refused as error:
+            concerns(error, stream.device, f"{type(self.command).__name__} on {stream}", self.command.origin)
+            raise
 
     def _marked(self) -> None:
         gpus, stream = self.gpus, self.stream
@@ -103,17 +108,15 @@ class Bound:
             for function, arguments in piece:
                 code = function(*arguments)[0]
                 if code:
-                    raise self.error(function, code)
+                    raise gpus.vendor.failure(function, code)
             gpus.vendor.record(mark, stream.handle)
 
     def release(self) -> None:
         """Give back what it holds; it is not called again."""
+        closing = Closing()
         while self.marks:
-            self.gpus.drop_event(self.marks.pop())
+            closing(self.gpus.drop_event, self.marks.pop())
         for upload in self.uploads:
-            self.gpus.free(upload.address)
+            closing(self.gpus.free, upload.address)
         self.uploads = ()
-
-    def error(self, function: Function, code: Any) -> Exception:
-        what = f"{type(self.command).__name__} on {self.stream}, {self.stream.device}"
-        return self.gpus.vendor.failure(function, code, what, self.command.origin)
+        closing.end()

@@ -1,8 +1,9 @@
 """What a vendor's driver gives: the calls that differ between CUDA and HIP, and nothing that could be shared.
 
 Two kinds of methods. Those that *do* something make the call and check it: a refused one is a DeviceError with call,
-code, and `what` it was for. Those that *prepare* give an Action, a raw driver call with its arguments, which a bound
-command makes again and again; its result begins with the code, false if all is well, for `failure`.
+code, and `what` it was for (`refused.Refused`); who calls adds the device and the plan's command. Those that *prepare*
+give an Action, a raw driver call with its arguments, which a bound command makes again and again; its result begins
+with the code, false if all is well, for `failure`.
 
 Handles (contexts, streams, events, graphs, modules, functions) are whatever the vendor's bindings have for them.
 Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
@@ -14,10 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ...errors import DeviceError
-from ...errors import Span as Place
 from ...machine.discover import DeviceFacts
 from ...plan.ir import Launch
+from .refused import Refused
 from .tensors import FlagAddress, Resolve
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Vendor(Protocol):
 
     # ---- errors
 
-    def failure(self, function: Function, code: Any, what: str = "", place: Place | None = None) -> DeviceError:
-        """The error of a call that gave `code`: call, what it was for, code, and the schedule's line."""
+    def failure(self, function: Function, code: Any) -> Refused:
+        """The error of an action that gave `code`."""
 
     # ---- devices
 
@@ -87,21 +87,17 @@ class Vendor(Protocol):
     def retain(self, ordinal: int) -> Handle:
         """The device's context, shared with the process's other libraries."""
 
-    def release(self, ordinal: int) -> None: ...
+    def release(self, ordinal: int) -> None:
+        """One call: with another before it, that one's failure would keep the context."""
 
     def enable_access(self, ordinal: int, context: Handle) -> None:
         """Let the current device use the memory of `ordinal`, whose context it is; enabled already is fine."""
 
-    def push(self, context: Handle) -> None:
-        """Make a context current until `pop`."""
-
-    def pop(self) -> None:
-        """Unchecked: it stands where another error may be on its way."""
-
     def current(self) -> Handle:
         """What `restore` takes."""
 
-    def enter(self, context: Handle) -> None: ...
+    def enter(self, context: Handle) -> None:
+        """Make a context current."""
 
     def restore(self, current: Handle) -> None: ...
 
@@ -135,11 +131,8 @@ class Vendor(Protocol):
 
     def destroy_stream(self, stream: Handle) -> None: ...
 
-    def wait_stream(self, stream: Handle) -> None:
-        """The host waits."""
-
     def idle(self, stream: Handle) -> bool:
-        """Whether all on it is done; False also if the device does not answer."""
+        """Whether all on it is done. DeviceError: what ran on the device failed."""
 
     def new_event(self, timing: bool) -> Handle: ...
 
@@ -155,7 +148,7 @@ class Vendor(Protocol):
     def milliseconds(self, start: Handle, stop: Handle) -> float: ...
 
     def force(self, address: int, stream: Handle) -> None:
-        """Put a 1 there though kernels hold all multiprocessors. Unchecked."""
+        """Put a 1 there though kernels hold all multiprocessors."""
 
     # ---- graphs
 

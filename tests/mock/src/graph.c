@@ -182,6 +182,10 @@ bool replay_ready(Command *c) {
             c->chosen = place;
             return true;
         }
+        if (c->running[node]->delay) {  // a step that only its delay takes
+            c->chosen = -1;
+            return true;
+        }
     }
     return false;
 }
@@ -189,6 +193,7 @@ bool replay_ready(Command *c) {
 bool replay_step(Command *c) {
     Exec *e = c->exec;
     if (!c->running) start(c);
+    else if (c->chosen < 0) return false;
     else if (c->left) {
         int node = c->ready[c->chosen];
         if (!command_step(c->running[node])) return false;

@@ -83,7 +83,7 @@ typedef struct {
     int steps_per_query, steps_per_call;
     int order;                       // 0 any, 1 ranked streams, 2 the same stream as long as it can
     int tile_order;                  // likewise of blocks
-    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call;
+    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
     long copies, commands, calls;    // counted since the last reset
     uint64_t now;                    // microseconds of the virtual clock
@@ -133,14 +133,14 @@ struct Command {
     int *ready, readies, chosen;     // REPLAY: nodes that may run; the one to be run next, as a place in `ready`
     Command **running;               // REPLAY: a node's command while it runs
     long delay;                      // steps before it may start
-    bool begun;
+    bool begun, corrupt, stopped;
 };
 struct Stream {
     void *handle;
     Device *device;
     int priority;
     Command *head, *tail;
-    bool stopped, active;
+    bool active;
     uint64_t rank;                   // for the order of ranked streams
     Capture *capture;
     int *nodes, count;               // of the capture: what the next node comes after

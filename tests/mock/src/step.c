@@ -36,10 +36,22 @@ static bool value_reached(const Command *c) {
     }
 }
 
+// The first time that a command is looked at: faults that are to hit it.
+static void begin(Command *c) {
+    c->begun = true;
+    world.commands++;
+    c->stopped = world.commands == world.stop_command;
+    if (c->verb != COPY || c->staged || !memory_home(c->dst, 1) || !memory_home(c->src, 1)) return;
+    world.copies++;
+    c->corrupt = world.copies == world.corrupt_copy;
+    if (world.copies == world.delay_copy) c->delay = world.delay_steps;
+}
+
 bool command_ready(Command *c) {
     if (c->device->sick) return false;
-    if (c->delay) {
-        c->delay--;
+    if (!c->begun) begin(c);
+    if (c->stopped) return false;
+    if (c->delay && --c->delay) {
         world.now++;
         return false;
     }
@@ -65,7 +77,7 @@ static int copy(Command *c) {
         const void *from = c->staged ? (char *)c->staged + r * c->bytes : (void *)(c->src + r * c->src_pitch);
         memmove((void *)(c->dst + r * c->dst_pitch), from, c->bytes);
     }
-    if (world.corrupt_copy && world.copies == world.corrupt_copy)
+    if (c->corrupt)
         for (uint64_t r = 0; r < c->rows; r++)  // a line of it is lost: its bytes come out as others
             for (uint64_t b = 0; b < c->bytes; b++) ((unsigned char *)(c->dst + r * c->dst_pitch))[b] ^= 0x55;
     return OK;
@@ -105,24 +117,11 @@ bool command_step(Command *c) {
     return done && !code;
 }
 
-// The first time that the head is looked at: faults that are to hit it.
-static void begin(Stream *s, Command *c) {
-    c->begun = true;
-    world.commands++;
-    if (c->verb == COPY) {
-        world.copies++;
-        if (world.copies == world.delay_copy) c->delay = world.delay_steps;
-    }
-    if (world.stop_command && world.commands == world.stop_command) s->stopped = true;
-}
-
 static bool try(size_t index) {
     Stream *s = active[index];
     Command *c = s->head;
-    if (s->stopped || s->device->sick) return false;
-    bool waited = c->delay > 0;
-    if (!c->begun) begin(s, c);
-    if (s->stopped || !command_ready(c)) return waited;
+    if (s->device->sick) return false;
+    if (!command_ready(c)) return c->delay > 0;
     if (!command_step(c)) return true;
     s->head = c->next;
     s->done++;

@@ -2,6 +2,7 @@
 #include "standin.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +71,10 @@ Call enter(Called *function) {
     if (function->fail_at && function->count == function->fail_at) call.code = function->code;
     if (fail_any && world.calls == fail_any) call.code = fail_any_code;
     if (world.lose_call && world.calls >= world.lose_call) call.code = world.lose_code;
+    if (world.interrupt_call && world.calls == world.interrupt_call) {
+        snprintf(fired, sizeof fired, "%s", function->name);
+        raise(SIGINT);
+    }
     if (call.code && !fired[0]) snprintf(fired, sizeof fired, "%s", function->name);
     if (!call.code && world.steps_per_call) advance((int)drawn((uint64_t)world.steps_per_call + 1));
     return call;
@@ -174,6 +179,7 @@ static void set(char *line) {
     else if (!strcmp(key, "delay")) world.delay_copy = world.copies + a, world.delay_steps = b;
     else if (!strcmp(key, "stop")) world.stop_command = world.commands + a;
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
+    else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
         for (int i = 0; i < MAX_DEVICES; i++) snprintf(devices[i].name, sizeof devices[i].name, "%s", text);
@@ -243,7 +249,7 @@ void standin_calm(void) {
     pthread_mutex_lock(&lock);
     for (Called *f = all_called; f; f = f->next) f->count = f->fail_at = 0;
     world.calls = world.copies = world.commands = 0;
-    world.corrupt_copy = world.delay_copy = world.stop_command = world.lose_call = fail_any = 0;
+    world.corrupt_copy = world.delay_copy = world.stop_command = world.lose_call = world.interrupt_call = fail_any = 0;
     fired[0] = 0;
     later_count = 0;
     pthread_mutex_unlock(&lock);

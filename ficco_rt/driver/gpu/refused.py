@@ -1,0 +1,64 @@
+"""The error of a driver call that was refused, and how things are given back when any of that may be refused too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ...errors import DeviceError
+from ...errors import Span as Place
+
+
+class Refused(DeviceError):
+    """A driver call that gave `code`. Who made the call names device, command and place while the error passes by."""
+
+    def __init__(self, call: str, code: str, what: str = "", advice: str = "") -> None:
+        super().__init__(call, code, what, advice)
+        self.call = call
+        self.code = code
+        self.what = what  # what the call was for
+        self.advice = advice
+        self.device = ""
+        self.command = ""  # of the plan
+        self.place: Place | None = None  # of the command, in the schedule
+
+    def __str__(self) -> str:
+        where = f"{self.place.path}:{self.place.line}: " if self.place is not None else ""
+        of = ", ".join(part for part in (self.command, self.what, self.device) if part)
+        advice = f": {self.advice}" if self.advice else ""
+        return f"{where}{self.call}{f' ({of})' if of else ''}: {self.code}{advice}"
+
+
+@contextmanager
+def concerning(device: object = "", command: str = "", place: Place | None = None) -> Iterator[None]:
+    """Calls that are refused inside concern this device, and this command of the plan. The innermost counts."""
+    try:
+        yield
+    except Refused as error:
+        concerns(error, device, command, place)
+        raise
+
+
+def concerns(error: Refused, device: object = "", command: str = "", place: Place | None = None) -> None:
+    error.device = error.device or str(device)
+    if not error.command:
+        error.command, error.place = command, place
+
+
+class Closing:
+    """Gives things back one after another: an error, or Ctrl-C, holds nothing up, and the first is told at the end."""
+
+    def __init__(self) -> None:
+        self._first: DeviceError | KeyboardInterrupt | None = None
+
+    def __call__(self, function: Callable[..., object], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except (DeviceError, KeyboardInterrupt) as error:
+            self._first = self._first or error
+
+    def end(self) -> None:
+        """DeviceError, KeyboardInterrupt: the first."""
+        if self._first is not None:
+            raise self._first

@@ -1,0 +1,235 @@
+"""The fault campaign: the whole life of an executor, with one fault at every place where one can be.
+
+    python -m tests.mock.campaign --full        # every call of every schedule; prints the table of docs/testing.md
+
+A life is: make the executor, verify a traced run on streams, verify a replayed graph, close. Faults are
+
+    call       one driver call gives an error, each in turn
+    interrupt  Ctrl-C while one driver call is made, each in turn
+    stop       the stream that comes to a command stops for ever, each command in turn
+    corrupt    one copy between devices writes other bytes, each in turn
+    delay      one such copy takes 20,000 steps more, each in turn
+    lost       from one call on every call fails, each in turn
+    memory     the devices have a share of the memory that is needed
+
+and after each the same process goes through a whole life without fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.gpu import runs
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.mock import standin
+
+RANKS = 2
+TIMEOUT = 0.03  # seconds; nothing takes a thousandth of that
+UNKNOWN, LOST = 999, 46
+
+# Calls that a plan's commands are made of, and those that make them ready: their errors name command and line.
+OF_COMMANDS = {
+    "cuMemcpyDtoDAsync", "cuMemcpy2DAsync", "cuMemcpyBatchAsync", "cuLaunchKernelEx", "cuStreamWriteValue32",
+    "cuStreamWaitValue32", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncGetAttribute",
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuTensorMapEncodeTiled",
+}  # fmt: skip
+OF_NO_DEVICE = {"cuDeviceGetCount"}
+
+Kind = Literal["call", "interrupt", "stop", "corrupt", "delay", "lost", "memory"]
+
+
+@dataclass
+class Score:
+    """How the faults of one kind ended."""
+
+    ends: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Campaign:
+    """The faults of one schedule. `arch` decides the kernels."""
+
+    def __init__(self, library: standin.StandIn, name: str, arch: str = "sm_75") -> None:
+        self.library = library
+        self.name = name
+        self.arch = arch
+        self.library.reset(self.setting)
+        self.machine = discover("cuda", RANKS)
+        self.plan = _plan(name, arch)
+        self.outputs = [(t.name, r) for t in self.plan.tensors if t.kind == "output" for r in range(RANKS)]
+        assert self.life() == "right"  # kernels are compiled in it
+        self.library.calm()
+        assert self.life() == "right"
+        self.calls = library.called()
+        self.commands, self.copies = library.commands(), library.copies()
+
+    @property
+    def setting(self) -> str:
+        return f"devices {RANKS}; arch {self.arch}; query_steps 3000"
+
+    def life(self) -> str:
+        """ "right", or what was reported wrong: the verdict of the public checks, which must agree with the data."""
+        with Executor(self.plan, "cuda", machine=self.machine, timeout=TIMEOUT) as executor:
+            executor.traced = True
+            verdicts = [verified_run(executor, values="exact").ok]
+            first = {key: executor.read(*key) for key in self.outputs}
+            assert executor.trace.spans
+            assert executor.duration >= 0
+            executor.traced, executor.graph = False, True
+            verdicts.append(verified_run(executor, values="exact").ok)
+            same = all(np.array_equal(executor.read(*key), values, equal_nan=True) for key, values in first.items())
+        assert same or not all(verdicts), "runs differ and both are said to be right"
+        return "right" if all(verdicts) else "wrong numbers"
+
+    def faults(self, kind: Kind, share: float, seed: int = 0) -> Iterator[tuple[str, str]]:
+        """(what, setting) of each fault; below 1, `share` of them by chance, and at least two."""
+        everything: list[tuple[str, str]] = []
+        if kind == "call":
+            for function, count in sorted(self.calls.items()):
+                code = standin.OUT_OF_MEMORY if function == "cuMemAlloc" else UNKNOWN
+                found = [(f"{function} {n}", f"fail {function} {n} {code}") for n in range(1, count + 1)]
+                everything += _some(found, share, f"{self.name}{function}{seed}", least=1)
+            yield from everything
+            return
+        if kind in ("interrupt", "lost"):
+            n = sum(self.calls.values())
+            code = "" if kind == "interrupt" else f" {LOST}"
+            word = "interrupt" if kind == "interrupt" else "lose"
+            everything = [(f"{kind} at call {i}", f"{word} {i}{code}") for i in range(1, n + 1)]
+        elif kind == "stop":
+            everything = [(f"stop at command {i}", f"stop {i}") for i in range(1, self.commands + 1)]
+        elif kind in ("corrupt", "delay"):
+            more = " 20000" if kind == "delay" else ""
+            everything = [(f"{kind} copy {i}", f"{kind} {i}{more}") for i in range(1, self.copies + 1)]
+        elif kind == "memory":
+            everything = [(f"memory {size}", f"memory {size}") for size in (1, 100, 1000, 4000, 8000)]
+        yield from _some(everything, share, f"{self.name}{kind}{seed}", least=2)
+
+    def strike(self, kind: Kind, what: str, setting: str, score: Score) -> None:
+        """One life with the fault, and one after it."""
+        library = self.library
+        library.reset(f"{self.setting}; seed {sum(map(ord, what))}")
+        library.calm()
+        library.set(setting)
+        began = time.monotonic()
+        text = ""
+        try:
+            end = self.life()
+        except DeviceError as error:
+            end, text = "error", str(error)
+        except KeyboardInterrupt:
+            end = "interrupted"
+        spent = time.monotonic() - began
+        fired = library.fired()
+        reasons = list(self._objections(kind, fired, end, text))
+        if spent > 5:
+            reasons.append(f"took {spent:.1f} s")
+        score.ends[end] += 1
+        library.reset(self.setting)
+        if self.life() != "right" or library.live() or library.violations():
+            reasons.append(f"the next life: {library.live()} {library.violations()}")
+        score.wrong += [f"{self.name}, {what}: {reason}\n    {end}: {text}" for reason in reasons]
+
+    def _objections(self, kind: Kind, fired: str, end: str, text: str) -> Iterator[str]:
+        library = self.library
+        if library.violations():
+            yield f"violations: {library.violations()}"
+        wanted = {
+            "call": {"error"}, "lost": {"error"}, "memory": {"error", "right"}, "stop": {"error"},
+            "interrupt": {"interrupted"}, "corrupt": {"wrong numbers", "error"}, "delay": {"right"},
+        }[kind]  # fmt: skip
+        if end not in wanted:
+            yield f"ended as '{end}'"
+        live = library.live()
+        if kind == "lost":
+            live = {k: n for k, n in live.items() if k == "contexts"}
+        # Ctrl-C may come between a call that makes something and the next instruction, so that nobody knows of it
+        if live and kind != "stop" and (kind != "interrupt" or sum(live.values()) > 1):
+            yield f"left {live}"
+        if end != "error":
+            return
+        if kind in ("call", "lost") and (fired not in text or "CUDA_ERROR_" not in text):
+            yield f"the error does not name {fired} and its code"
+        if kind in ("call", "lost", "stop", "memory") and "device " not in text and fired not in OF_NO_DEVICE:
+            yield "the error names no device"
+        if kind in ("call", "lost") and fired in OF_COMMANDS and f"{self.name.split('/')[1]}.ficco:" not in text:
+            yield "the error does not name the schedule's line"
+        if kind == "stop" and "--timeout" not in text:
+            yield "the error does not tell of the time limit"
+
+
+@cache
+def _plan(name: str, arch: str) -> Plan:
+    sizes = cases.sizes(name, RANKS, True) | ({"T": "bf16"} if arch.startswith("sm_9") else {})
+    return plan_of(build(cases.schedule(name), RANKS, sizes | cases.few_chunks(name)), discover("cuda", RANKS))
+
+
+def _some(found: list[tuple[str, str]], share: float, seed: str, least: int) -> list[tuple[str, str]]:
+    if share >= 1:
+        return found
+    count = min(len(found), max(least, round(share * len(found))))
+    return random.Random(seed).sample(found, count)
+
+
+def run(library: standin.StandIn, name: str, kinds: dict[Kind, float]) -> dict[Kind, Score]:
+    """Strike a schedule with a share of the faults of each kind."""
+    campaign = Campaign(library, name)
+    scores: dict[Kind, Score] = {}
+    drain, runs.DRAIN = runs.DRAIN, TIMEOUT
+    try:
+        for kind, share in kinds.items():
+            score = scores[kind] = Score()
+            for what, setting in campaign.faults(kind, share):
+                campaign.strike(kind, what, setting, score)
+    finally:
+        runs.DRAIN = drain
+        library.reset("devices 0")
+    return scores
+
+
+ALL: tuple[Kind, ...] = ("call", "interrupt", "stop", "corrupt", "delay", "lost", "memory")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Strike every shipped schedule with faults, on the stand-in.")
+    parser.add_argument("--full", action="store_true", help="every fault; otherwise a fiftieth of them")
+    parser.add_argument("--kinds", default=",".join(ALL))
+    parser.add_argument("schedules", nargs="*", default=cases.SCHEDULES)
+    options = parser.parse_args()
+    library = standin.cuda()
+    share = 1.0 if options.full else 0.02
+    total: dict[Kind, Score] = {kind: Score() for kind in ALL}
+    for name in options.schedules or cases.SCHEDULES:
+        began = time.monotonic()
+        for kind, score in run(library, name, {k: share for k in ALL if k in options.kinds.split(",")}).items():
+            total[kind].ends += score.ends
+            total[kind].wrong += score.wrong
+        print(f"{name}: {time.monotonic() - began:.1f} s", file=sys.stderr)
+    print("| fault | strikes | DeviceError | wrong numbers | right | interrupted | objections |")
+    print("|---|---|---|---|---|---|---|")
+    for kind, score in total.items():
+        ends = " | ".join(str(score.ends[e]) for e in ("error", "wrong numbers", "right", "interrupted"))
+        print(f"| {kind} | {score.ends.total()} | {ends} | {len(score.wrong)} |")
+    wrong = [text for score in total.values() for text in score.wrong]
+    print("\n".join(wrong[:40]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

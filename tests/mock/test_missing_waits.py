@@ -1,0 +1,43 @@
+"""A wait that is taken out of a plan shows on devices that go any way they may, and not only in the plan check."""
+
+from __future__ import annotations
+
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import PlanError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.plan.check import check
+from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.mock.standin import StandIn
+from tests.unit import plan_damage as damage
+
+RANKS = 3
+SEEDS = 400  # 160 were enough
+
+
+def first_wrong_seed(cuda: StandIn, plan: Plan) -> int | None:
+    with Executor(plan, "cuda", timeout=30) as executor:
+        for seed in range(SEEDS):
+            cuda.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+            if not verified_run(executor, seed=seed, values="exact").ok:
+                return seed
+    return None
+
+
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_each_wait_taken_out_gives_wrong_numbers_and_a_report(cuda: StandIn, name: str) -> None:
+    cuda.reset(f"devices {RANKS}")
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover("cuda", RANKS))
+    damages = list(damage.without_one_wait(plan))
+    assert damages
+    for damaged in damages:
+        with pytest.raises(PlanError, match="race on"):
+            check(damaged.plan)
+        assert first_wrong_seed(cuda, damaged.plan) is not None, f"{name}, {damaged.what}: right in {SEEDS} orders"
+    assert not cuda.violations()
+    assert not cuda.live()
