@@ -166,7 +166,8 @@ def test_a_users_cubin_for_another_gpu(machine: Machine, tmp_path: Path) -> None
     text = machine.fails("devices 1", users(tmp_path, "double_it", "kernel.cubin"), "--backend", "cuda", "--gpus", "1")
     assert "users.ficco:11: " in text
     assert "cuModuleLoadData" in text
-    assert "'mine' of kernel.cubin, stand-in (device 0)): CUDA_ERROR_NO_BINARY_FOR_GPU" in text
+    assert "kernel 'mine' of kernel.cubin, declared at " in text
+    assert "users.ficco:8, stand-in (device 0)): CUDA_ERROR_NO_BINARY_FOR_GPU" in text
 
 
 def test_a_users_kernel_runs(machine: Machine, tmp_path: Path) -> None:

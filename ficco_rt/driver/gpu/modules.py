@@ -63,7 +63,8 @@ class Modules:
                     f"{', '.join(vendor.sources)}"
                 )
             image = known
-        return self._entry(image, kernel.entry, kernel.name, device, f"kernel '{kernel.name}' of {kernel.file}")
+        what = f"kernel '{kernel.name}' of {kernel.file}, declared at {kernel.origin.path}:{kernel.origin.line}"
+        return self._entry(image, kernel.entry, kernel.name, device, what)
 
     def _entry(self, code: bytes, entry: str, name: str, device: Device, what: str = "") -> Entry:
         vendor = self._gpus.vendor
