@@ -114,9 +114,6 @@ class Cuda:
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         call(self.cu.cuMemsetD8Async, address, byte, size, stream)
 
-    def zero(self, address: int, words: int, stream: Handle) -> None:
-        call(self.cu.cuMemsetD32Async, address, 0, words, stream)
-
     def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
         call(self.cu.cuMemcpyHtoDAsync, address, source, size, stream)
 
@@ -251,6 +248,9 @@ class Cuda:
         to, of = [cu.CUdeviceptr(r.dst) for r in runs], [cu.CUdeviceptr(r.src) for r in runs]
         sizes = [r.size for r in runs]
         return cu.cuMemcpyBatchAsync, (to, of, sizes, len(runs), [attributes], [0], 1, stream)
+
+    def zero_action(self, address: int, words: int, stream: Handle) -> Action:
+        return self.cu.cuMemsetD32Async, (address, 0, words, stream)
 
     def record_action(self, event: Handle, stream: Handle) -> Action:
         return self.cu.cuEventRecord, (event, stream)

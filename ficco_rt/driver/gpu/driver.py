@@ -79,7 +79,7 @@ class GpuDriver:
         try:
             self._flag_words = Flags(self._gpus, plan.flag_homes)
             self._launches = Launches(self._gpus, plan)
-            self._runs = Runs(self._gpus, self._flag_words, self._of_plan, self._uploads)
+            self._runs = Runs(self._gpus, self._flag_words, plan, self._of_plan, self._uploads)
         except BaseException:
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell

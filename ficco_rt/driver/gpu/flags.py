@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .gpus import Gpus
-from .refused import Closing, concerning
-from .vendor import Handle
+from .refused import Closing
+from .vendor import Action, Handle
 
 
 class Flags:
@@ -17,13 +17,11 @@ class Flags:
     def __init__(self, gpus: Gpus, ranks: Sequence[int]) -> None:
         self._gpus = gpus
         self._words: dict[int, tuple[int, int]] = {}  # device → address, words
-        self._reset: dict[int, Handle] = {}
         self._rescue: dict[int, Handle] = {}  # streams that never wait
         for i, device in gpus.devices.items():
             words = sum(gpus.homes[rank] == i for rank in ranks)
             if words:
                 self._words[i] = (gpus.alloc(device, 4 * words, "the plan's flags"), words)
-                self._reset[i] = gpus.new_event(device)
                 self._rescue[i] = gpus.new_stream(device)
         self._next = {i: address for i, (address, _) in self._words.items()}
         self.clear()
@@ -40,23 +38,12 @@ class Flags:
         for i, (address, words) in self._words.items():
             self._gpus.put(self._gpus.devices[i], address, np.zeros(words, np.uint32))
 
-    def lower(self, origin: Handle, fork: Handle) -> None:
-        """Take all down once `origin`, a stream of the first device, gets here; it goes on behind that."""
-        if not self._words:
-            return
-        gpus, vendor = self._gpus, self._gpus.vendor
-        with concerning(gpus.first):
-            vendor.record(fork, origin)
-        for i, (address, words) in self._words.items():
-            gpus.enter(gpus.devices[i])
-            with concerning(gpus.devices[i]):
-                vendor.wait(gpus.control[i], fork)
-                vendor.zero(address, words, gpus.control[i])
-                vendor.record(self._reset[i], gpus.control[i])
-        gpus.enter(gpus.first)
-        with concerning(gpus.first):
-            for event in self._reset.values():
-                vendor.wait(origin, event)
+    def lower(self, ordinal: int, stream: Handle) -> Action | None:
+        """Takes a device's flags down, on a stream of it."""
+        if ordinal not in self._words:
+            return None
+        address, words = self._words[ordinal]
+        return self._gpus.vendor.zero_action(address, words, stream)
 
     def force_up(self) -> None:
         """Whatever waits for a flag goes on."""

@@ -1,10 +1,7 @@
 """Runs of a plan: begun, issued, ended; captured and replayed; waited for, and given up.
 
-The origin, a stream of the first device, waits for the callers' streams and for the last run; every stream of the
-plan waits for it; commands follow; the origin waits for all streams' ends, and the callers' streams for that. So
-everything of a run is complete, on all ranks, before the next overwrites it.
-
-A run as a graph is the same calls, captured once, and one call a run.
+`joins` says how a run stands among the callers' streams and behind the run before. A run as a graph is the same calls,
+captured once, and one call a run.
 """
 
 from __future__ import annotations
@@ -17,11 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import DeviceError, UsageError
+from ...plan.ir import Plan
 from ..api import Call
-from .devices import Device
 from .flags import Flags
 from .gpus import SPIN, Gpus
-from .refused import concerning
+from .joins import Joins, Step
+from .refused import concerning, concerns
 from .spans import raisers_of, stuck
 from .streams import Bound, GpuStream, Upload
 from .vendor import Handle
@@ -44,6 +42,7 @@ class Runs:
         self,
         gpus: Gpus,
         flags: Flags,
+        plan: Plan,
         streams: Sequence[GpuStream],
         uploads: Callable[[], Sequence[Upload]],
     ) -> None:
@@ -51,19 +50,14 @@ class Runs:
         self._flags = flags
         self._streams = streams
         self._uploads = uploads
+        self._joins = Joins(gpus, flags, plan, streams)
+        self._end: tuple[Step, ...] = ()  # of the run that is being issued
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: flags and counters may be up
         self._replayed: Captured | None = None  # what the last run was, if a graph
-        self._joined: list[tuple[Device, Handle]] = []  # the callers' streams in this run
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
         self.marked = False  # the last run was recorded
-        first = gpus.first
-        self._origin = gpus.new_stream(first)
-        self._start, self._stop = gpus.new_event(first, timing=True), gpus.new_event(first, timing=True)
-        self._fork = gpus.new_event(first)
-        self._callers = [gpus.new_event(gpus.device(rank)) for rank in range(len(gpus.homes))]
-        self._bases = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
 
     # ---- on streams
 
@@ -72,24 +66,17 @@ class Runs:
         self._replayed, self.marked = None, self._gpus.marking
         for stream in self._streams:
             stream.issued.clear()
-        self._open(streams)
-        self._fan_out()
-        if self.marked:
-            gpus, vendor = self._gpus, self._gpus.vendor
-            for i, device in gpus.devices.items():
-                gpus.enter(device)
-                with concerning(device):
-                    vendor.wait(gpus.control[i], self._fork)
-                    vendor.record(self._bases[i], gpus.control[i])
+        sides = self._joins.sides(streams, self.marked)
+        self._end, self._running = sides.end, True
+        self._make(sides.begin)
 
     def end(self) -> None:
-        self._fan_in()
-        self._close()
+        self._make(self._end)
+        self._gpus.end_issue()
 
     def abandon(self) -> None:
         """The run that is being issued will not be whole: what was issued is let through, the rest forgotten.
         It stands where another error is on its way, so it raises none."""
-        self._joined = []
         if not self.lost:
             self._running = self._dirty = True
             self._release()
@@ -103,59 +90,17 @@ class Runs:
             self._clear()
         self._gpus.begin_issue()
 
-    def _open(self, streams: Sequence[Handle]) -> None:
-        """The origin waits for what stands on the callers' streams now."""
-        gpus, vendor = self._gpus, self._gpus.vendor
-        self._joined = []
-        for rank, (stream, event) in enumerate(zip(streams, self._callers, strict=False)):
-            device = gpus.device(rank)
-            gpus.enter(device)
-            with concerning(device):
-                vendor.record(event, stream, f"the caller's stream of rank {rank}")
-            self._joined.append((device, stream))
-            with concerning(gpus.first):
-                vendor.wait(self._origin, event)
-        gpus.enter(gpus.first)
-        with concerning(gpus.first):
-            vendor.record(self._start, self._origin)
-        self._running = True
-
-    def _close(self) -> None:
-        """The callers' streams go on when the origin gets here."""
-        gpus, vendor = self._gpus, self._gpus.vendor
-        gpus.enter(gpus.first)
-        with concerning(gpus.first):
-            vendor.record(self._stop, self._origin)
-        for device, stream in self._joined:
-            gpus.enter(device)
-            with concerning(device):
-                vendor.wait(stream, self._stop)
-        self._joined = []
-        gpus.end_issue()
-
-    def _fan_out(self) -> None:
-        """All streams of the plan begin when the origin gets here."""
-        gpus, vendor = self._gpus, self._gpus.vendor
-        gpus.enter(gpus.first)
-        with concerning(gpus.first):
-            vendor.record(self._fork, self._origin)
-        for stream in self._streams:
-            gpus.enter(stream.device)
-            with concerning(stream.device):
-                vendor.wait(stream.handle, self._fork)
-
-    def _fan_in(self) -> None:
-        """The origin goes on when all streams are through and the flags are down again."""
-        gpus, vendor = self._gpus, self._gpus.vendor
-        for stream in self._streams:
-            gpus.enter(stream.device)
-            with concerning(stream.device):
-                vendor.record(stream.tail, stream.handle)
-        gpus.enter(gpus.first)
-        with concerning(gpus.first):
-            for stream in self._streams:
-                vendor.wait(self._origin, stream.tail)
-        self._flags.lower(self._origin, self._fork)
+    def _make(self, steps: Sequence[Step]) -> None:
+        gpus = self._gpus
+        for step in steps:
+            if gpus.current is not step.device:
+                gpus.enter(step.device)
+            function, arguments = step.action
+            code = function(*arguments)[0]
+            if code:
+                error = gpus.vendor.failure(function, code)
+                concerns(error, step.device, step.what)
+                raise error
 
     # ---- as a graph
 
@@ -180,24 +125,25 @@ class Runs:
         return Captured(graph, tuple(calls))
 
     def _recorded(self, calls: Sequence[Call]) -> Handle:
-        """What the calls put on the origin and the streams behind it."""
+        """What the calls put on the first device's control stream and the streams behind it."""
         gpus, vendor = self._gpus, self._gpus.vendor
+        origin, sides = gpus.control[gpus.first.ordinal], self._joins.inside_graph()
         gpus.enter(gpus.first)
         try:
             with concerning(gpus.first):
-                vendor.begin_capture(self._origin)
+                vendor.begin_capture(origin)
             gpus.capturing = True
-            self._fan_out()
+            self._make(sides.begin)
             for issue in calls:
                 issue()
-            self._fan_in()
+            self._make(sides.end)
             gpus.enter(gpus.first)
             with concerning(gpus.first):
-                return vendor.end_capture(self._origin)
+                return vendor.end_capture(origin)
         except BaseException:  # the first error is the one to tell
             with suppress(DeviceError):
                 gpus.enter(gpus.first)
-            vendor.drop_capture(self._origin)
+            vendor.drop_capture(origin)
             raise
         finally:
             gpus.capturing = False
@@ -223,10 +169,14 @@ class Runs:
         try:
             self._prepare()
             self._replayed, self.marked = captured, False
-            self._open(streams)
-            with concerning(self._gpus.first):
-                self._gpus.vendor.launch_graph(captured.graph, self._origin)
-            self._close()
+            gpus, sides = self._gpus, self._joins.around_graph(streams)
+            self._running = True
+            self._make(sides.begin)
+            gpus.enter(gpus.first)
+            with concerning(gpus.first):
+                gpus.vendor.launch_graph(captured.graph, gpus.control[gpus.first.ordinal])
+            self._make(sides.end)
+            gpus.end_issue()
         except BaseException:
             self.abandon()
             raise
@@ -267,28 +217,38 @@ class Runs:
             raise DeviceError("the GPUs run nothing since an earlier error; make a new executor, in a new process")
 
     def microseconds(self) -> float:
-        """From the last run's begin to its end."""
+        """From the last run's begin to its end on a device; the slowest counts."""
         self.synchronize()
-        with concerning(self._gpus.first):
-            return 1e3 * self._gpus.vendor.milliseconds(self._start, self._stop)
+        return 1e3 * max(map(self._milliseconds, self._timed()))
+
+    def _milliseconds(self, ordinal: int) -> float:
+        with concerning(self._gpus.devices[ordinal]):
+            return self._gpus.vendor.milliseconds(self._joins.gates[ordinal], self._joins.ends[ordinal])
+
+    def _timed(self) -> list[int]:
+        """The devices whose events tell of the last run: a graph's are all of the first one's."""
+        return [self._gpus.first.ordinal] if self._replayed is not None else list(self._gpus.devices)
 
     def since(self, stream: GpuStream, mark: Handle) -> float:
         """Microseconds from a recorded run's begin to a mark. Devices' clocks are set to one another by the event that
         begins the run: they agree to some microseconds, the time that it takes to reach them."""
-        base = self._bases[stream.device.ordinal]
+        base = self._joins.gates[stream.device.ordinal]
         return max(0.0, 1e3 * self._gpus.vendor.milliseconds(base, mark))
 
     def _ended(self, *, everywhere: bool = False) -> bool:
-        """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device that the origin, which
-        waits for it, may never hear of."""
+        """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device whose part of a graph
+        the first device, which waits for it, may never hear of."""
         try:
             if everywhere:
                 self._gpus.well()
-            with concerning(self._gpus.first, "while the plan ran"):
-                return self._gpus.vendor.ended(self._stop)
+            return all(map(self._through, self._timed()))
         except DeviceError as error:
             self.lost = True  # errors of running work stay with the context
             raise DeviceError("\n".join([str(error), *self._report()])) from error
+
+    def _through(self, ordinal: int) -> bool:
+        with concerning(self._gpus.devices[ordinal], "while the plan ran"):
+            return self._gpus.vendor.ended(self._joins.done[ordinal])
 
     def _give_up(self, waited: float) -> None:
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._gpus.busy()]

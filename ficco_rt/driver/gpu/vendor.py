@@ -114,9 +114,6 @@ class Vendor(Protocol):
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None: ...
 
-    def zero(self, address: int, words: int, stream: Handle) -> None:
-        """32-bit words."""
-
     def to_device(self, address: int, source: int, size: int, stream: Handle) -> None: ...
 
     def to_host(self, target: int, address: int, size: int) -> None:
@@ -207,6 +204,9 @@ class Vendor(Protocol):
 
     def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
         """All of them in one call, if there is one. It need not be fit for capture."""
+
+    def zero_action(self, address: int, words: int, stream: Handle) -> Action:
+        """32-bit words."""
 
     def record_action(self, event: Handle, stream: Handle) -> Action: ...
 

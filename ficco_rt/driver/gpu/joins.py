@@ -1,0 +1,214 @@
+"""How a run begins and ends on all devices, beside the callers' streams.
+
+Every device has a *gate*, behind which its streams of the plan begin, and a *done*, which stands behind all of them:
+
+    gate of a device   waits for every device's done of the run before, so that nothing of it is overwritten, and for
+                       the streams of those callers whose tensors the device touches
+    caller's stream    goes on behind the streams that touch the caller's tensors: its own rank's, and others' that
+                       read or write them
+
+so neither waits for a device that it has nothing to do with: an event that another device waits for takes ten
+microseconds to get there, one of the same device two. Where all devices shall begin at one time, for marks on one clock
+or because nobody calls, gates wait for a start on the first device.
+
+Flags of a device go down behind its own streams: they wait for all of its flags, so none is raised after that.
+
+The calls of a beginning and an end are made ready once for each set of callers' streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...plan.ir import CollectiveCall, CopyAsync, Launch, Plan
+from ...plan.ir import Stream as PlanStream
+from .devices import Device
+from .flags import Flags
+from .gpus import Gpus
+from .streams import GpuStream
+from .vendor import Action, Handle
+
+KEPT = 8  # sets of callers' streams
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A call with the device whose context it needs."""
+
+    device: Device
+    what: str  # for people
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The calls before a run and after it."""
+
+    begin: tuple[Step, ...]
+    end: tuple[Step, ...]
+
+
+class Joins:
+    """The beginnings and ends of one plan's runs. `streams` are the plan's, complete when a run begins."""
+
+    def __init__(self, gpus: Gpus, flags: Flags, plan: Plan, streams: Sequence[GpuStream]) -> None:
+        self._gpus = gpus
+        self._flags = flags
+        self._plan = plan
+        self._streams = streams
+        self._sides: dict[tuple[Handle, ...], Sides] = {}
+        self._start = gpus.new_event(gpus.first)
+        self._called = [gpus.new_event(gpus.device(rank)) for rank in range(plan.ranks)]
+        self.gates = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
+        self.ends = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
+        self.done = {i: gpus.new_event(device) for i, device in gpus.devices.items()}
+        self._inner = {i: gpus.new_event(device) for i, device in gpus.devices.items()}  # done, inside a graph
+        touched = [callers(stream, plan) for stream in plan.streams]
+        homes = gpus.homes
+        self._needs = {  # device → ranks whose callers it waits for
+            i: sorted({r for s, t in zip(plan.streams, touched, strict=True) if homes[s.rank] == i for r in t})
+            for i in gpus.devices
+        }
+        self._frees = [  # rank → streams that its caller waits for
+            [n for n, t in enumerate(touched) if rank in t] for rank in range(plan.ranks)
+        ]
+
+    def sides(self, called: Sequence[Handle], together: bool) -> Sides:
+        """For callers' streams, one a rank, or none. `together`: all devices begin at one time."""
+        together = together or not called
+        return self._kept(
+            ("streams", together, *called),
+            lambda: Sides(tuple(self._begin(called, together)), tuple(self._end(called))),
+        )
+
+    def around_graph(self, called: Sequence[Handle]) -> Sides:
+        """Of a replay, which is one launch on the first device's control stream."""
+
+        def make() -> Sides:
+            return Sides(tuple(self._before_graph(called)), tuple(self._behind_graph(called)))
+
+        return self._kept(("graph", *called), make)
+
+    def _kept(self, key: tuple[Handle, ...], make: Callable[[], Sides]) -> Sides:
+        found = self._sides.pop(key, None)
+        if found is None:
+            found = make()
+            while len(self._sides) >= KEPT:
+                del self._sides[next(iter(self._sides))]
+        self._sides[key] = found
+        return found
+
+    # ---- on streams
+
+    def _begin(self, called: Sequence[Handle], together: bool) -> Iterator[Step]:
+        gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
+        yield from self._callers_come(called)
+        if together:
+            yield from self._wait(first, [*self._called[: len(called)], *self._others(first)])
+            yield Step(first, "the run's start", vendor.record_action(self._start, gpus.control[first.ordinal]))
+        for i, device in gpus.devices.items():
+            control = gpus.control[i]
+            if not together:
+                yield from self._wait(device, [*(self._called[r] for r in self._needs[i]), *self._others(device)])
+            elif device is not first:
+                yield from self._wait(device, [self._start])
+            yield Step(device, "the run's gate", vendor.record_action(self.gates[i], control))
+            for stream in self._on(i):
+                yield Step(device, str(stream), vendor.wait_action(stream.handle, self.gates[i]))
+
+    def _end(self, called: Sequence[Handle]) -> Iterator[Step]:
+        gpus, vendor = self._gpus, self._gpus.vendor
+        for i, device in gpus.devices.items():
+            for stream in self._on(i):
+                yield Step(device, str(stream), vendor.record_action(stream.tail, stream.handle))
+        for rank, caller in enumerate(called):
+            for n in self._frees[rank]:
+                wait = vendor.wait_action(caller, self._streams[n].tail)
+                yield Step(gpus.device(rank), f"the caller's stream of rank {rank}", wait)
+        for i, device in gpus.devices.items():
+            yield from self._wait(device, [stream.tail for stream in self._on(i)])
+            yield from self._ends(device)
+
+    def _ends(self, device: Device) -> Iterator[Step]:
+        """On the control stream: all of the device's part is done, and its flags are down."""
+        vendor, control = self._gpus.vendor, self._gpus.control[device.ordinal]
+        yield Step(device, "the run's end", vendor.record_action(self.ends[device.ordinal], control))
+        lower = self._flags.lower(device.ordinal, control)
+        if lower is not None:
+            yield Step(device, "the plan's flags", lower)
+        yield Step(device, "the run's end", vendor.record_action(self.done[device.ordinal], control))
+
+    def _callers_come(self, called: Sequence[Handle]) -> Iterator[Step]:
+        for rank, (caller, event) in enumerate(zip(called, self._called, strict=False)):
+            record = self._gpus.vendor.record_action(event, caller)
+            yield Step(self._gpus.device(rank), f"the caller's stream of rank {rank}", record)
+
+    def _others(self, device: Device) -> list[Handle]:
+        return [event for i, event in self.done.items() if i != device.ordinal]
+
+    def _on(self, ordinal: int) -> list[GpuStream]:
+        return [s for s in self._streams if s.device.ordinal == ordinal]
+
+    def _wait(self, device: Device, events: Sequence[Handle]) -> Iterator[Step]:
+        control = self._gpus.control[device.ordinal]
+        for event in events:
+            yield Step(device, "the run's gate", self._gpus.vendor.wait_action(control, event))
+
+    # ---- as a graph
+
+    def inside_graph(self) -> Sides:
+        """What is captured before the plan's commands and behind them: from the first device's control stream to all
+        streams, and back when all are through and the flags are down."""
+        gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
+        begin = [Step(first, "the run's start", vendor.record_action(self._start, gpus.control[first.ordinal]))]
+        end: list[Step] = []
+        for i, device in gpus.devices.items():
+            if device is not first:
+                begin += self._wait(device, [self._start])
+            for stream in self._on(i):
+                begin.append(Step(device, str(stream), vendor.wait_action(stream.handle, self._start)))
+                end.append(Step(device, str(stream), vendor.record_action(stream.tail, stream.handle)))
+            end += self._wait(device, [stream.tail for stream in self._on(i)])
+            lower = self._flags.lower(i, gpus.control[i])
+            if lower is not None:
+                end.append(Step(device, "the plan's flags", lower))
+            if device is not first:
+                end.append(Step(device, "the run's end", vendor.record_action(self._inner[i], gpus.control[i])))
+        end += self._wait(first, [event for i, event in self._inner.items() if i != first.ordinal])
+        return Sides(tuple(begin), tuple(end))
+
+    def _before_graph(self, called: Sequence[Handle]) -> Iterator[Step]:
+        first = self._gpus.first
+        control = self._gpus.control[first.ordinal]
+        yield from self._callers_come(called)
+        yield from self._wait(first, [*self._called[: len(called)], *self._others(first)])
+        yield Step(first, "the run's gate", self._gpus.vendor.record_action(self.gates[first.ordinal], control))
+
+    def _behind_graph(self, called: Sequence[Handle]) -> Iterator[Step]:
+        gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
+        control = gpus.control[first.ordinal]
+        yield Step(first, "the run's end", vendor.record_action(self.ends[first.ordinal], control))
+        yield Step(first, "the run's end", vendor.record_action(self.done[first.ordinal], control))
+        for rank, caller in enumerate(called):
+            wait = vendor.wait_action(caller, self.done[first.ordinal])
+            yield Step(gpus.device(rank), f"the caller's stream of rank {rank}", wait)
+
+
+def callers(stream: PlanStream, plan: Plan) -> set[int]:
+    """The ranks whose inputs and outputs the stream's commands touch, and its own. A collective touches those of all,
+    but holds all ranks' streams together itself, so it adds none."""
+    bound = {t.name for t in plan.tensors if t.kind != "scratch"}
+    found = {stream.rank}
+    for command in stream.commands:
+        match command:
+            case CopyAsync(transfers=transfers):
+                regions = [r for t in transfers for r in (t.src, t.dst)]
+            case Launch(works=works):
+                regions = [r for work in works for r in (*work.reads, *work.writes)]
+            case CollectiveCall(src=src, dst=dst):
+                regions = [src, dst]
+            case _:
+                continue
+        found |= {r.rank for r in regions if r.tensor in bound}
+    return found

@@ -1,0 +1,152 @@
+"""Runs among the callers' own work: what stands on a caller's stream before a run is done when its tensors are touched,
+what is put on it behind the run begins when they are not touched any more, and runs do not disturb each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.registry import discover
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import compare, fresh_inputs
+from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.mock.standin import StandIn
+
+RANKS, SEEDS, RUNS = 4, 12, 3
+
+
+class Array:
+    """fp32 in a device's memory."""
+
+    def __init__(self, address: int, shape: tuple[int, ...]) -> None:
+        self.address, self.shape = address, shape
+        self.__cuda_array_interface__ = {
+            "data": (address, False), "shape": shape, "typestr": "<f4", "version": 3,
+        }  # fmt: skip
+
+    @property
+    def size(self) -> int:
+        return 4 * int(np.prod(self.shape))
+
+
+class Callers:
+    """A caller with a stream for each rank."""
+
+    def __init__(self, plan: Plan, each: int) -> None:
+        from cuda.bindings import driver
+
+        self.cu, self.plan, self.each = driver, plan, each
+        self.taken: list[Array] = []
+        self.streams: list[Any] = []
+        for rank in range(plan.ranks):
+            with self.on(rank):
+                self.streams.append(driver.cuStreamCreateWithPriority(1, 0)[1])
+
+    @contextmanager
+    def on(self, rank: int) -> Iterator[None]:
+        (_, context) = self.cu.cuDevicePrimaryCtxRetain(rank // self.each)
+        self.cu.cuCtxPushCurrent(context)
+        yield
+        self.cu.cuCtxPopCurrent()
+        self.cu.cuDevicePrimaryCtxRelease(rank // self.each)
+
+    def array(self, rank: int, shape: tuple[int, ...]) -> Array:
+        with self.on(rank):
+            code, address = self.cu.cuMemAlloc(max(16, 4 * int(np.prod(shape))))
+        assert not code
+        self.taken.append(Array(int(address), shape))
+        return self.taken[-1]
+
+    def write(self, array: Array, values: np.ndarray) -> None:
+        with self.on(0):
+            (code,) = self.cu.cuMemcpyHtoD(array.address, np.ascontiguousarray(values).ctypes.data, array.size)
+        assert not code
+
+    def read(self, array: Array) -> np.ndarray:
+        values = np.empty(array.shape, np.float32)
+        with self.on(0):
+            (code,) = self.cu.cuMemcpyDtoH(values.ctypes.data, array.address, array.size)
+        assert not code
+        return values
+
+    def copy(self, rank: int, dst: Array, src: Array) -> None:
+        """On the rank's stream."""
+        if dst.size:
+            with self.on(rank):
+                (code,) = self.cu.cuMemcpyDtoDAsync(dst.address, src.address, dst.size, self.streams[rank])
+            assert not code
+
+    def spoil(self, rank: int, array: Array) -> None:
+        """On the rank's stream: NaN."""
+        if array.size:
+            with self.on(rank):
+                (code,) = self.cu.cuMemsetD8Async(array.address, 0xFF, array.size, self.streams[rank])
+            assert not code
+
+    def wait(self) -> None:
+        for stream in self.streams:
+            assert not self.cu.cuStreamSynchronize(stream)[0]
+
+    def close(self) -> None:
+        for array in self.taken:
+            self.cu.cuMemFree(array.address)
+        for stream in self.streams:
+            self.cu.cuStreamDestroy(stream)
+
+
+@pytest.mark.parametrize("each", [1, 2], ids=["a_gpu_each", "two_a_gpu"])
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int) -> None:
+    """Inputs are copied in on the callers' streams and spoilt behind the run, outputs spoilt before it and copied out
+    behind it; three runs are issued without a wait in between, on streams and as a graph."""
+    cuda.reset(f"devices {RANKS // each}")
+    machine = discover("cuda", RANKS, each)
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
+    kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, timeout=30) as executor:
+        callers = Callers(plan, each)
+
+        def of_ranks() -> dict[str, list[Array]]:
+            shapes = {t.name: t.shapes for t in plan.tensors}
+            return {n: [callers.array(r, shape) for r, shape in enumerate(shapes[n])] for n in kinds}
+
+        tensors = of_ranks()
+        beside = [of_ranks() for _ in range(RUNS)]  # what is copied in, and where outputs are kept
+        bound = executor.bind(**tensors)
+        for seed in range(SEEDS):
+            executor.graph = seed % 3 == 2
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
+            inputs = [fresh_inputs(plan, 100 * seed + i, "exact") for i in range(RUNS)]
+            for given, kept in zip(inputs, beside, strict=True):
+                for n, arrays in given.items():
+                    for array, values in zip(kept[n], arrays, strict=True):
+                        callers.write(array, values)
+            for kept in beside:
+                for n, kind in kinds.items():
+                    for rank, array in enumerate(tensors[n]):
+                        if kind == "input":
+                            callers.copy(rank, array, kept[n][rank])
+                        else:
+                            callers.spoil(rank, array)
+                executor.run(bound, streams=[int(s) for s in callers.streams])
+                for n, kind in kinds.items():
+                    for rank, array in enumerate(tensors[n]):
+                        if kind == "output":
+                            callers.copy(rank, kept[n][rank], array)
+                        callers.spoil(rank, array)
+            executor.synchronize()
+            callers.wait()
+            for given, kept in zip(inputs, beside, strict=True):
+                outputs = {n: [callers.read(a) for a in kept[n]] for n, kind in kinds.items() if kind == "output"}
+                result = compare(plan, given, outputs, "exact")
+                assert result.ok, f"seed {seed}, graph {executor.graph}: {result.worst}"
+        callers.close()
+    assert not cuda.violations()
+    assert not cuda.live()
