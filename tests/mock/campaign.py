@@ -1,6 +1,6 @@
 """The fault campaign: the whole life of an executor, with one fault at every place where one can be.
 
-    python -m tests.mock.campaign --full        # every call of every schedule; prints the table of docs/testing.md
+    python -m tests.mock.campaign --full [--driver hip]     # all of it; prints the table of docs/testing.md
 
 A life is: make the executor, verify a traced run on streams, verify a replayed graph, close. Faults are
 
@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -35,21 +35,24 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.mock import standin
 
 RANKS = 2
 TIMEOUT = 0.03  # seconds; nothing takes a thousandth of that
-UNKNOWN, LOST = 999, 46
+UNKNOWN, LOST = 999, 719
 
 # Calls that a plan's commands are made of, and those that make them ready: their errors name command and line.
 OF_COMMANDS = {
     "cuMemcpyDtoDAsync", "cuMemcpy2DAsync", "cuMemcpyBatchAsync", "cuLaunchKernelEx", "cuStreamWriteValue32",
     "cuStreamWaitValue32", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncGetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuTensorMapEncodeTiled",
+    "hipModuleLaunchKernel", "hipStreamWaitValue32", "hipModuleLoadData", "hipModuleGetFunction",
+    "hipFuncGetAttribute", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", "hipStreamGetDevice",
 }  # fmt: skip
-OF_NO_DEVICE = {"cuDeviceGetCount"}
+OF_NO_DEVICE = {"cuDeviceGetCount", "hipGetDeviceCount"}
+CODES = {"cuda": "CUDA_ERROR_", "hip": "hipError"}
+ALLOCATIONS = {"cuMemAlloc", "hipMalloc", "hipExtMallocWithFlags"}
 
 Kind = Literal["call", "interrupt", "stop", "corrupt", "delay", "lost", "memory"]
 
@@ -63,15 +66,17 @@ class Score:
 
 
 class Campaign:
-    """The faults of one schedule. `arch` decides the kernels."""
+    """The faults of one schedule."""
 
-    def __init__(self, library: standin.StandIn, name: str, arch: str = "sm_75") -> None:
+    setting = f"devices {RANKS}; query_steps 3000"
+
+    def __init__(self, library: standin.StandIn, name: str) -> None:
         self.library = library
         self.name = name
-        self.arch = arch
         self.library.reset(self.setting)
-        self.machine = discover("cuda", RANKS)
-        self.plan = _plan(name, arch)
+        self.machine = discover(library.face, RANKS)
+        sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+        self.plan = plan_of(build(cases.schedule(name), RANKS, sizes), self.machine)
         self.outputs = [(t.name, r) for t in self.plan.tensors if t.kind == "output" for r in range(RANKS)]
         assert self.life() == "right"  # kernels are compiled in it
         self.library.calm()
@@ -79,13 +84,9 @@ class Campaign:
         self.calls = library.called()
         self.commands, self.copies = library.commands(), library.copies()
 
-    @property
-    def setting(self) -> str:
-        return f"devices {RANKS}; arch {self.arch}; query_steps 3000"
-
     def life(self) -> str:
         """ "right", or what was reported wrong: the verdict of the public checks, which must agree with the data."""
-        with Executor(self.plan, "cuda", machine=self.machine, timeout=TIMEOUT) as executor:
+        with Executor(self.plan, self.library.face, machine=self.machine, timeout=TIMEOUT) as executor:
             executor.traced = True
             verdicts = [verified_run(executor, values="exact").ok]
             first = {key: executor.read(*key) for key in self.outputs}
@@ -102,7 +103,7 @@ class Campaign:
         everything: list[tuple[str, str]] = []
         if kind == "call":
             for function, count in sorted(self.calls.items()):
-                code = standin.OUT_OF_MEMORY if function == "cuMemAlloc" else UNKNOWN
+                code = standin.OUT_OF_MEMORY if function in ALLOCATIONS else UNKNOWN
                 found = [(f"{function} {n}", f"fail {function} {n} {code}") for n in range(1, count + 1)]
                 everything += _some(found, share, f"{self.name}{function}{seed}", least=1)
             yield from everything
@@ -164,7 +165,7 @@ class Campaign:
             yield f"left {live}"
         if end != "error":
             return
-        if kind in ("call", "lost") and (fired not in text or "CUDA_ERROR_" not in text):
+        if kind in ("call", "lost") and (fired not in text or CODES[library.face] not in text):
             yield f"the error does not name {fired} and its code"
         if kind in ("call", "lost", "stop", "memory") and "device " not in text and fired not in OF_NO_DEVICE:
             yield "the error names no device"
@@ -172,12 +173,6 @@ class Campaign:
             yield "the error does not name the schedule's line"
         if kind == "stop" and "--timeout" not in text:
             yield "the error does not tell of the time limit"
-
-
-@cache
-def _plan(name: str, arch: str) -> Plan:
-    sizes = cases.sizes(name, RANKS, True) | ({"T": "bf16"} if arch.startswith("sm_9") else {})
-    return plan_of(build(cases.schedule(name), RANKS, sizes | cases.few_chunks(name)), discover("cuda", RANKS))
 
 
 def _some(found: list[tuple[str, str]], share: float, seed: str, least: int) -> list[tuple[str, str]]:
@@ -192,6 +187,7 @@ def run(library: standin.StandIn, name: str, kinds: dict[Kind, float]) -> dict[K
     campaign = Campaign(library, name)
     scores: dict[Kind, Score] = {}
     drain, runs.DRAIN = runs.DRAIN, TIMEOUT
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started us may have it ignored
     try:
         for kind, share in kinds.items():
             score = scores[kind] = Score()
@@ -199,6 +195,7 @@ def run(library: standin.StandIn, name: str, kinds: dict[Kind, float]) -> dict[K
                 campaign.strike(kind, what, setting, score)
     finally:
         runs.DRAIN = drain
+        signal.signal(signal.SIGINT, handler)
         library.reset("devices 0")
     return scores
 
@@ -209,10 +206,11 @@ ALL: tuple[Kind, ...] = ("call", "interrupt", "stop", "corrupt", "delay", "lost"
 def main() -> int:
     parser = argparse.ArgumentParser(description="Strike every shipped schedule with faults, on the stand-in.")
     parser.add_argument("--full", action="store_true", help="every fault; otherwise a fiftieth of them")
-    parser.add_argument("--kinds", default=",".join(ALL))
+    parser.add_argument("--kinds", default=",".join(ALL), help="some of these")
+    parser.add_argument("--driver", default="cuda", choices=["cuda", "hip"])
     parser.add_argument("schedules", nargs="*", default=cases.SCHEDULES)
     options = parser.parse_args()
-    library = standin.cuda()
+    library = {"cuda": standin.cuda, "hip": standin.hip}[options.driver]()
     share = 1.0 if options.full else 0.02
     total: dict[Kind, Score] = {kind: Score() for kind in ALL}
     for name in options.schedules or cases.SCHEDULES:

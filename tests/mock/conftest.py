@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ficco_rt.driver.registry import VENDORS
 from tests.mock import standin
 
 if shutil.which("cc") is None:
@@ -26,7 +27,22 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def cuda() -> Iterator[standin.StandIn]:
     """libcuda.so.1, as freshly loaded; afterwards without devices, as other tests expect this machine to be."""
-    library = standin.cuda()
+    yield from _fresh(standin.cuda())
+
+
+@pytest.fixture
+def hip() -> Iterator[standin.StandIn]:
+    """libamdhip64.so, likewise."""
+    yield from _fresh(standin.hip())
+
+
+@pytest.fixture(params=sorted(VENDORS))
+def library(request: pytest.FixtureRequest) -> Iterator[standin.StandIn]:
+    """Either; `face` is the driver's name."""
+    yield from _fresh({"cuda": standin.cuda, "hip": standin.hip}[request.param]())
+
+
+def _fresh(library: standin.StandIn) -> Iterator[standin.StandIn]:
     library.reset()
     yield library
     library.reset("devices 0")

@@ -9,8 +9,9 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
 
     devices N            how many there are; 0: the library is there, and no GPU        [8]
     init CODE            what initialisation gives
-    arch NAME            sm_90, gfx942, …                                               [sm_75]
-    name TEXT, memory BYTES, sms N, wavefront N, smem BYTES_A_BLOCK BYTES_A_MULTIPROCESSOR
+    arch NAME            sm_90, gfx942, …                                               [sm_75, gfx908]
+    name TEXT, memory BYTES, sms N, wavefront N
+    smem BLOCK MULTIPROCESSOR RESERVED   bytes that a block may have, a multiprocessor has, each block loses
     link A B 0|1         whether devices A and B reach each other's memory              [1]
     seed N               of the order of all that streams and blocks leave open
     order 0|1|2          any stream; streams by rank; a stream as long as it can        [N mod 3]
@@ -19,6 +20,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     fail NAME N CODE     the N-th call of a function from now gives CODE; `*` for NAME: of all functions
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
+    copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
     corrupt N            the N-th copy from device memory to device memory from now writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps
     stop N               the stream that comes to the N-th command from now stops for ever
@@ -34,6 +36,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 SOURCES = Path(__file__).with_name("src")
 KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs")
@@ -48,7 +51,11 @@ FLAGS = (
     "-pthread",
     f"-Wl,--version-script={SOURCES}/exports.map",
 )
-SONAMES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
+LIBRARIES = {  # of each face: name, and where its sources are
+    "cuda": {"libcuda.so.1": SOURCES},
+    "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc"},
+}
+USUAL = {"cuda": "arch sm_75", "hip": "arch gfx908; smem 65536 65536 0"}  # settings of a reset
 
 # What the codes are called by both vendors' numbering.
 OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN = 2, 600, 700, 719, 999
@@ -57,16 +64,16 @@ OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN = 2, 600, 700,
 @cache
 def folder(face: str) -> Path:
     """The folder of a built library. Processes may build at once: each publishes by a rename."""
-    files = sorted(SOURCES.iterdir())
+    files = sorted(f for f in SOURCES.rglob("*") if f.is_file())
     digest = hashlib.sha256(repr((face, FLAGS)).encode())
     for file in files:
         digest.update(file.name.encode() + file.read_bytes())
     target = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-{digest.hexdigest()[:16]}"
     if not target.is_dir():
         aside = Path(tempfile.mkdtemp(prefix="ficco-standin-"))
-        sources = [str(f) for f in files if f.suffix == ".c"]
-        soname = SONAMES[face]
-        subprocess.run(["cc", *FLAGS, f"-Wl,-soname,{soname}", "-o", str(aside / soname), *sources], check=True)
+        for name, home in LIBRARIES[face].items():
+            sources = [str(f) for f in files if f.suffix == ".c" and f.parent == home]
+            subprocess.run(["cc", *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
         try:
             aside.rename(target)
         except OSError:  # another process was faster
@@ -77,8 +84,10 @@ def folder(face: str) -> Path:
 class StandIn:
     """One loaded library."""
 
-    def __init__(self, face: str) -> None:
-        self._library = ctypes.CDLL(str(folder(face) / SONAMES[face]), mode=ctypes.RTLD_GLOBAL)
+    def __init__(self, face: Literal["cuda", "hip"]) -> None:
+        self.face = face
+        self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
+        self._library = self._loaded[0]
         for name in ("calls", "commands", "copies"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
         for name in ("violations", "fired"):
@@ -91,6 +100,7 @@ class StandIn:
     def reset(self, text: str = "") -> None:
         """As freshly loaded, then `text`. Whatever is alive is gone."""
         self._library.standin_reset()
+        self.set(USUAL[self.face])
         self.set(text)
 
     def calm(self) -> None:
@@ -135,3 +145,9 @@ class StandIn:
 def cuda() -> StandIn:
     """libcuda.so.1: from here on this process's only one. Tests leave it without devices."""
     return StandIn("cuda")
+
+
+@cache
+def hip() -> StandIn:
+    """libamdhip64.so and libhiprtc.so, likewise."""
+    return StandIn("hip")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -104,8 +104,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # if it is ignored, so it would be in children
+    yield Machine(tmp_path)
+    signal.signal(signal.SIGINT, handler)
 
 
 def on(gpus: int, *more: str, schedule: str = "ag_gemm/hetero_fused_1d") -> tuple[str, ...]:

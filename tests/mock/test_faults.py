@@ -12,8 +12,8 @@ SHARES: dict[campaign.Kind, float] = dict.fromkeys(campaign.ALL, 0.01)
 
 
 @pytest.mark.parametrize("name", cases.SCHEDULES)
-def test_faults_are_told_and_leave_nothing(cuda: StandIn, name: str) -> None:
-    scores = campaign.run(cuda, name, SHARES)
+def test_faults_are_told_and_leave_nothing(library: StandIn, name: str) -> None:
+    scores = campaign.run(library, name, SHARES)
     wrong = [text for score in scores.values() for text in score.wrong]
     assert not wrong, "\n".join(wrong)
     assert scores["call"].ends.total() >= 30, "every function that is called fails at least once"

@@ -19,25 +19,25 @@ RANKS = 3
 SEEDS = 400  # 160 were enough
 
 
-def first_wrong_seed(cuda: StandIn, plan: Plan) -> int | None:
-    with Executor(plan, "cuda", timeout=30) as executor:
+def first_wrong_seed(library: StandIn, plan: Plan) -> int | None:
+    with Executor(plan, library.face, timeout=30) as executor:
         for seed in range(SEEDS):
-            cuda.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+            library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
             if not verified_run(executor, seed=seed, values="exact").ok:
                 return seed
     return None
 
 
 @pytest.mark.parametrize("name", cases.SCHEDULES)
-def test_each_wait_taken_out_gives_wrong_numbers_and_a_report(cuda: StandIn, name: str) -> None:
-    cuda.reset(f"devices {RANKS}")
+def test_each_wait_taken_out_gives_wrong_numbers_and_a_report(library: StandIn, name: str) -> None:
+    library.reset(f"devices {RANKS}")
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
-    plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover("cuda", RANKS))
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS))
     damages = list(damage.without_one_wait(plan))
     assert damages
     for damaged in damages:
         with pytest.raises(PlanError, match="race on"):
             check(damaged.plan)
-        assert first_wrong_seed(cuda, damaged.plan) is not None, f"{name}, {damaged.what}: right in {SEEDS} orders"
-    assert not cuda.violations()
-    assert not cuda.live()
+        assert first_wrong_seed(library, damaged.plan) is not None, f"{name}, {damaged.what}: right in {SEEDS} orders"
+    assert not library.violations()
+    assert not library.live()

@@ -18,26 +18,26 @@ SEEDS = 100
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", cases.SCHEDULES)
-def test_right_in_every_order(cuda: StandIn, name: str, ranks: int) -> None:
+def test_right_in_every_order(library: StandIn, name: str, ranks: int) -> None:
     """On streams and as a graph. Integers: nothing rounds, so that every run must leave the same bits as the first,
     which is compared with the reference."""
-    cuda.reset(f"devices {ranks}")
-    machine = discover("cuda", ranks)
+    library.reset(f"devices {ranks}")
+    machine = discover(library.face, ranks)
     sizes = cases.sizes(name, ranks, ranks % 2 == 0) | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), ranks, sizes), machine)
     outputs = [(t.name, r) for t in plan.tensors if t.kind == "output" for r in range(ranks)]
-    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
+    with Executor(plan, library.face, machine=machine, timeout=30) as executor:
         result = verified_run(executor, values="exact")
         assert result.ok, result.worst
         assert result.rel_err == 0
         wanted = {key: executor.read(*key) for key in outputs}
         for executor.graph in (False, True):
             for seed in range(SEEDS):
-                cuda.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
                 executor.poison()
                 executor.run()
                 for key, values in wanted.items():
                     got = executor.read(*key)
                     assert np.array_equal(got, values), f"seed {seed}, graph {executor.graph}: {key} differs"
-    assert not cuda.violations()
-    assert not cuda.live()
+    assert not library.violations()
+    assert not library.live()

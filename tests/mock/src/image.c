@@ -23,8 +23,15 @@ static int cubin_arch(const Elf64_Ehdr *e) {
     return e->e_ident[EI_ABIVERSION] >= 8 ? flags >> 8 & 0xFF : flags & 0xFF;
 }
 
+static const char hip_code[] = "STANDIN-CODE ";  // of hiprtc.c
+
 int image_check(const void *image, const Device *d, size_t *size) {
     const char *text = image;
+    if (!strncmp(text, hip_code, strlen(hip_code))) {
+        const char *arch = text + strlen(hip_code);
+        *size = strlen(text) + 1;
+        return strcspn(arch, "\n") == strlen(d->arch) && !strncmp(arch, d->arch, strlen(d->arch)) ? OK : NO_BINARY;
+    }
     if (is_elf(image)) {
         const Elf64_Ehdr *e = image;
         *size = elf_size(e);
@@ -42,6 +49,10 @@ int image_check(const void *image, const Device *d, size_t *size) {
 
 bool image_has_entry(const char *image, size_t size, const char *entry) {
     char name[160];
+    if (!strncmp(image, hip_code, strlen(hip_code))) {
+        snprintf(name, sizeof name, "\nentry %s\n", entry);
+        return strstr(image, name) != NULL;
+    }
     if (!is_elf(image)) {
         snprintf(name, sizeof name, ".entry %s(", entry);
         return strstr(image, name) != NULL;

@@ -83,6 +83,7 @@ typedef struct {
     int steps_per_query, steps_per_call;
     int order;                       // 0 any, 1 ranked streams, 2 the same stream as long as it can
     int tile_order;                  // likewise of blocks
+    int copies_lost;                 // HIP: copies without compute units write nothing
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
     long copies, commands, calls;    // counted since the last reset
@@ -243,6 +244,7 @@ bool image_has_entry(const char *image, size_t size, const char *entry);
 extern const KernelCode naive_kernels[], sm90_kernels[], sm80_kernels[], test_kernels[];
 
 void cuda_reset(void);               // this thread has no current context
+void hip_reset(void);                // its current device is the first
 
 // ---------------------------------------------------------------- numbers
 

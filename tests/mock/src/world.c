@@ -180,6 +180,7 @@ static void set(char *line) {
     else if (!strcmp(key, "stop")) world.stop_command = world.commands + a;
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
+    else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
         for (int i = 0; i < MAX_DEVICES; i++) snprintf(devices[i].name, sizeof devices[i].name, "%s", text);
@@ -192,7 +193,8 @@ static void set(char *line) {
     else if (!strcmp(key, "wavefront"))
         for (int i = 0; i < MAX_DEVICES; i++) devices[i].wavefront = (int)a;
     else if (!strcmp(key, "smem"))
-        for (int i = 0; i < MAX_DEVICES; i++) devices[i].smem_block = (int)a, devices[i].smem_sm = (int)b;
+        for (int i = 0; i < MAX_DEVICES; i++)
+            devices[i].smem_block = (int)a, devices[i].smem_sm = (int)b, devices[i].smem_reserved = (int)c;
     else if (!strcmp(key, "fail") && sscanf(line, "%*s %63s %ld %ld", text, &a, &b) == 3) {
         if (!strcmp(text, "*")) {
             fail_any = world.calls + a;
@@ -223,6 +225,7 @@ void standin_set(const char *text) {
 
 static void reset(void) {
     cuda_reset();
+    hip_reset();
     streams_reset();
     memory_reset();
     handles_reset();
