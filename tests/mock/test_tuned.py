@@ -8,43 +8,53 @@ from dataclasses import replace
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.registry import discover
+from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.kernels.catalogue import TILES
 from ficco_rt.plan.ir import Command, Launch, Plan
 from tests import cases
 from tests.mock.standin import StandIn
 
-HOPPER = "devices 4; arch sm_90; sms 12"
 SMEM = 200 << 10
 SEEDS = 10
+ARCHS = [  # driver, architecture, kernels
+    ("cuda", "sm_90", "sm90_gemm"),
+    ("cuda", "sm_80", "sm80_gemm"),
+    ("hip", "gfx90a", "mfma_gemm"),
+    ("hip", "gfx942", "mfma_gemm"),
+]
+SERVED = [a for a in ARCHS if a[0] in VENDORS and any(k.startswith(a[2]) for k in TILES)]
 
 
-def compiled(name: str, ranks: int, sizes: dict[str, object]) -> Plan:
-    return plan_of(build(cases.schedule(name), ranks, sizes), discover("cuda", ranks))
+def compiled(library: StandIn, name: str, ranks: int, sizes: dict[str, object]) -> Plan:
+    return plan_of(build(cases.schedule(name), ranks, sizes), discover(library.face, ranks))
 
 
 def kernels(plan: Plan) -> set[str]:
     return {c.kernel for s in plan.streams for c in s.commands if isinstance(c, Launch)}
 
 
-def right(cuda: StandIn, plan: Plan, seeds: int = SEEDS) -> None:
-    with Executor(plan, "cuda", timeout=30) as executor:
+def right(library: StandIn, plan: Plan, seeds: int = SEEDS) -> None:
+    with Executor(plan, library.face, timeout=30) as executor:
         for executor.graph in (False, True):
             for seed in range(seeds):
-                cuda.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
                 result = verified_run(executor, seed=seed, values="exact")
                 assert result.ok, f"seed {seed}, graph {executor.graph}: {result.worst}"
-    assert not cuda.violations()
-    assert not cuda.live()
+    assert not library.violations()
+    assert not library.live()
 
 
+@pytest.mark.parametrize(("driver", "arch", "kernel"), SERVED, ids=[a[1] for a in SERVED])
 @pytest.mark.parametrize("name", [n for n in cases.SCHEDULES if not n.startswith("a2a")])
-def test_every_schedule_with_the_hopper_gemm(cuda: StandIn, name: str) -> None:
-    cuda.reset(HOPPER)
-    plan = compiled(name, 3, cases.sizes(name, 3, True) | cases.few_chunks(name) | {"T": "bf16"})
-    assert any(k.startswith("sm90_gemm") for k in kernels(plan))
-    right(cuda, plan)
+def test_every_schedule(request: pytest.FixtureRequest, name: str, driver: str, arch: str, kernel: str) -> None:
+    library = request.getfixturevalue(driver)
+    library.set(f"devices 3; arch {arch}; sms 12")
+    sizes = cases.sizes(name, 3, True) | cases.few_chunks(name) | {"T": "bf16"}
+    plan = compiled(library, name, 3, sizes)
+    assert any(k.startswith(kernel) for k in kernels(plan))
+    right(library, plan)
 
 
 @pytest.mark.parametrize("variant", ["sm90_gemm_128x128_c2", "sm90_gemm_128x160_c2"])
@@ -52,7 +62,7 @@ def test_every_schedule_with_the_hopper_gemm(cuda: StandIn, name: str) -> None:
 def test_other_tiles_in_clusters(cuda: StandIn, name: str, variant: str) -> None:
     """Such work is large; smaller work is done just as rightly."""
     cuda.reset("devices 2; arch sm_90; sms 12")
-    plan = compiled(name, 2, {"M": 384, "N": 320, "K": 128, "T": "bf16", "chunks": 2})
+    plan = compiled(cuda, name, 2, {"M": 384, "N": 320, "K": 128, "T": "bf16", "chunks": 2})
     swapped = Counter[str]()
 
     def swap(command: Command) -> Command:
@@ -69,5 +79,5 @@ def test_other_tiles_in_clusters(cuda: StandIn, name: str, variant: str) -> None
 def test_k_cut_in_parts_for_the_last_wave(cuda: StandIn) -> None:
     """Few tiles and a deep K: parts of K are added by who comes last."""
     cuda.reset("devices 2; arch sm_90; sms 16")
-    plan = compiled("ag_gemm/serial", 2, {"M": 64, "N": 128, "K": 4096, "T": "bf16"})
+    plan = compiled(cuda, "ag_gemm/serial", 2, {"M": 64, "N": 128, "K": 4096, "T": "bf16"})
     right(cuda, plan, seeds=3)

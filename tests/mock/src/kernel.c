@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const KernelCode *const kernel_lists[] = {naive_kernels, sm90_kernels, sm80_kernels, test_kernels};
+static const KernelCode *const kernel_lists[] = {naive_kernels, tiled_kernels, test_kernels};
 
 const KernelCode *kernel_named(const char *entry) {
     for (size_t i = 0; i < sizeof kernel_lists / sizeof *kernel_lists; i++)

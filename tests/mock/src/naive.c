@@ -80,9 +80,15 @@ static bool flags_up(const Launch *l, const Sync *s) {
     const Table *t = (const Table *)l->arguments;
     const uint64_t *flags = (const uint64_t *)t->flags + s->first_wait;
     for (int i = 0; i < s->waits; i++)
-        if (!memory_reach(l->device, flags[i], 4) && !__atomic_load_n((uint32_t *)flags[i], __ATOMIC_ACQUIRE))
-            return false;
+        if (memory_reach(l->device, flags[i], 4)) return true;  // `run` faults
+        else if (!__atomic_load_n((uint32_t *)flags[i], __ATOMIC_ACQUIRE)) return false;
     return true;
+}
+static int flags_reached(const Launch *l, const Sync *s) {
+    const uint64_t *flags = (const uint64_t *)((const Table *)l->arguments)->flags + s->first_wait;
+    for (int i = 0; i < s->waits; i++)
+        if (memory_reach(l->device, flags[i], 4)) return ILLEGAL_ADDRESS;
+    return OK;
 }
 static bool gemm_ready(Launch *l, int tile) { return flags_up(l, &gemm_of((const Table *)l->arguments, tile)->sync); }
 static bool reduce_ready(Launch *l, int tile) {
@@ -117,7 +123,7 @@ static int gemm_run(Launch *l, int tile) {
     int row = (tile - w->first_tile) / w->columns * TILE, column = (tile - w->first_tile) % w->columns * TILE;
     int rows = w->m - row < TILE ? w->m - row : TILE, columns = w->n - column < TILE ? w->n - column : TILE;
     float *left = malloc(sizeof(float) * (size_t)w->k * 2 * TILE), *right = left + (size_t)w->k * TILE;
-    int code = OK;
+    int code = flags_reached(l, &w->sync);
     for (int i = 0; i < rows && !code; i++) {
         int64_t at = place(t, w->map_left_m, row + i) * w->left_m;
         for (int k = 0; k < w->k; k++) {
@@ -155,6 +161,7 @@ static int reduce_run(Launch *l, int tile) {
     const Reduce *w = reduce_of(t, tile);
     const Term *terms = (const Term *)t->runs + w->first_term;
     int item = type_bytes(types->out);
+    if (flags_reached(l, &w->sync)) return ILLEGAL_ADDRESS;
     int64_t each = REDUCE_TILE * (int64_t)w->vector, first = (tile - w->first_tile) * each;
     int64_t last = first + each < w->rows * w->columns ? first + each : w->rows * w->columns;
     for (int64_t i = first; i < last; i++) {

@@ -7,7 +7,7 @@
 // world.c    settings, faults to be injected, counts, violations      memory.c   allocations, who may touch what
 // stream.c   streams, events, what is submitted to them               step.c     what runs next
 // graph.c    capture and replay                                       kernel.c   launches and their blocks
-// naive.c    sm90.c    sm80.c  the kernels                            image.c    what stands in a module's image
+// naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     hip.c     the vendors' faces
 #pragma once
 #include <stdbool.h>
@@ -241,7 +241,7 @@ bool launch_ready(Launch *l);
 int launch_step(Launch *l, bool *done);
 int image_check(const void *image, const Device *d, size_t *size);
 bool image_has_entry(const char *image, size_t size, const char *entry);
-extern const KernelCode naive_kernels[], sm90_kernels[], sm80_kernels[], test_kernels[];
+extern const KernelCode naive_kernels[], tiled_kernels[], test_kernels[];
 
 void cuda_reset(void);               // this thread has no current context
 void hip_reset(void);                // its current device is the first

@@ -1,3 +1,0 @@
-#include "standin.h"
-
-const KernelCode sm80_kernels[] = {{0}};

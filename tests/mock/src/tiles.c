@@ -1,0 +1,221 @@
+// The GEMMs of tensor and matrix cores, from the table of tiles that they share (ficco_rt/kernels/): the Hopper one,
+// whose operands are tensor maps, and those that are given addresses and lines.
+#include "standin.h"
+#include "tensor_map.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    int left_row, right_col, out_row, out_col, rows, cols, k_first, k_blocks, operands, accumulate;
+    int wait_first, wait_count, signal, splits, split, slot;
+} Tile;
+typedef struct { int left, right, blocks, size; } Depth;      // size: elements, of which tensor maps know themselves
+typedef struct { uint32_t target, flag_first, flag_count, unused; } Signal;
+typedef struct {
+    const Tile *tiles;
+    const Depth *depths;
+    const uint64_t *flags;
+    const Signal *signals;
+    uint32_t *signal_counts, *split_counts;
+    float *partials;
+    const uint32_t *epoch, *abort;
+} Table;
+
+typedef struct { TensorMap left; unsigned char rest1[128 - sizeof(TensorMap)]; TensorMap right;
+                 unsigned char rest2[256 - sizeof(TensorMap)]; uint64_t out; int64_t out_pitch; uint64_t unused[6]; } Mapped;
+typedef struct { Mapped operands[4]; Table table; int tile_count, stages; } MappedParameters;
+typedef struct { uint64_t left, right, out; int64_t left_line, right_line, out_line; uint64_t unused[2]; } Lined;
+typedef struct { Table table; const Lined *operands; int tile_count, stages; } LinedParameters;
+
+enum { STEP = 64, MAPPED_BYTES = 1920 };
+_Static_assert(sizeof(Mapped) == 448, "the operands of sm90_gemm.cu");
+_Static_assert(sizeof(LinedParameters) == 88, "the parameters of sm80_gemm.cu");
+
+typedef struct {
+    const Table *table;
+    const Mapped *mapped;            // or
+    const Lined *lined;
+    int tile_count, tile_m, tile_n, warps;
+    Type in, out;
+    bool left_t, right_t;
+} State;
+typedef struct { uint64_t address, line, rows, columns; } Matrix;   // as it is stored; line: bytes
+
+static int type_of(const char *name) {
+    return !strncmp(name, "bf16", 4) ? BF16 : !strncmp(name, "fp16", 4) ? FP16 : !strncmp(name, "fp32", 4) ? FP32 : -1;
+}
+
+// <family>_<rows>x<columns>…_<in>_<out>_<layout>
+static int open_tiles(Launch *l, int warps) {
+    State *s = l->state = calloc(1, sizeof *s);
+    const char *name = l->function->name, *end = name + strlen(name), *digits = strpbrk(strstr(name, "_gemm_"), "123456789");
+    if (end - name < 20 || sscanf(digits, "%dx%d", &s->tile_m, &s->tile_n) != 2 || type_of(end - 12) < 0 || type_of(end - 7) < 0) {
+        violation("kernel %s: its name tells no tile and types", name);
+        return LAUNCH_FAILED;
+    }
+    s->in = (Type)type_of(end - 12), s->out = (Type)type_of(end - 7);
+    s->left_t = end[-2] == 't', s->right_t = end[-1] == 't';
+    s->warps = warps;
+    return OK;
+}
+static int open_checked(Launch *l) {
+    const State *s = l->state;
+    return memory_reach(l->device, (uint64_t)s->table->tiles, (uint64_t)s->tile_count * sizeof(Tile));
+}
+static int open_mapped(Launch *l) {
+    int code = open_tiles(l, 4 * (l->block / 128 - 1)), cluster = 0;
+    const char *mark = strstr(l->function->name, "_c");
+    if (code) return code;
+    if (!mark || sscanf(mark, "_c%d", &cluster) != 1 || cluster != l->cluster) {
+        violation("kernel %s: launched in clusters of %d", l->function->name, l->cluster);
+        return LAUNCH_FAILED;
+    }
+    State *s = l->state;
+    const MappedParameters *p = (const MappedParameters *)l->arguments;
+    s->table = &p->table, s->mapped = p->operands, s->tile_count = p->tile_count;
+    return open_checked(l);
+}
+static int open_lined(Launch *l, int lanes) {
+    int code = open_tiles(l, l->block / lanes);
+    if (code) return code;
+    State *s = l->state;
+    const LinedParameters *p = (const LinedParameters *)l->arguments;
+    s->table = &p->table, s->lined = p->operands, s->tile_count = p->tile_count;
+    return open_checked(l);
+}
+static int open_warps(Launch *l) { return open_lined(l, 32); }
+static int open_waves(Launch *l) { return open_lined(l, 64); }
+
+static int tile_of(Launch *l, int block, int round) {
+    int64_t tile = (int64_t)round * l->grid + block;
+    return tile < ((const State *)l->state)->tile_count ? (int)tile : -1;
+}
+
+static bool ready(Launch *l, int tile) {
+    const Table *table = ((const State *)l->state)->table;
+    const Tile *t = table->tiles + tile;
+    uint32_t goal = table->epoch ? *table->epoch : 1;
+    for (int i = 0; i < t->wait_count; i++) {
+        uint64_t flag = table->flags[t->wait_first + i];
+        if (memory_reach(l->device, flag, 4)) return true;  // `run` faults
+        if ((int32_t)(__atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE) - goal) < 0 && !(table->abort && *table->abort))
+            return false;
+    }
+    return true;
+}
+
+static Matrix of_map(const TensorMap *m) {
+    return (Matrix){m->magic == TENSOR_MAP ? m->address : 0, m->pitch, m->rows, m->columns};
+}
+
+// Element (row, column) as stored; 0 outside, as TMA fills it.
+static int element(const Launch *l, const Matrix *m, Type type, int64_t row, int64_t column, float *value) {
+    *value = 0;
+    if (row < 0 || column < 0 || (uint64_t)row >= m->rows || (uint64_t)column >= m->columns) return OK;
+    uint64_t at = m->address + (uint64_t)row * m->line + (uint64_t)column * (uint64_t)type_bytes(type);
+    int code = memory_reach(l->device, at, (uint64_t)type_bytes(type));
+    if (!code) *value = number_load(type, (void *)at);
+    return code;
+}
+
+static int multiply(const Launch *l, const Tile *t, float *sums) {
+    const State *s = l->state;
+    Matrix left, right;
+    if (s->mapped) {
+        left = of_map(&s->mapped[t->operands].left), right = of_map(&s->mapped[t->operands].right);
+    } else {
+        const Lined *o = s->lined + t->operands;
+        left = (Matrix){o->left, (uint64_t)o->left_line, UINT64_MAX, UINT64_MAX};
+        right = (Matrix){o->right, (uint64_t)o->right_line, UINT64_MAX, UINT64_MAX};
+    }
+    int depth = t->k_blocks * STEP, code = OK, k = 0;
+    float *a = calloc((size_t)(s->tile_m + s->tile_n) * (size_t)depth, sizeof *a), *b = a + (size_t)s->tile_m * (size_t)depth;
+    for (const Depth *piece = s->table->depths + t->k_first; k < depth && !code; k += piece++->blocks * STEP)
+        for (int j = 0; j < piece->blocks * STEP && k + j < depth && !code; j++) {
+            if (!s->mapped && j >= piece->size) break;
+            int64_t ka = piece->left + j, kb = piece->right + j;
+            for (int r = 0; r < t->rows && !code; r++)
+                code = s->left_t ? element(l, &left, s->in, ka, t->left_row + r, &a[r * depth + k + j])
+                                 : element(l, &left, s->in, t->left_row + r, ka, &a[r * depth + k + j]);
+            for (int c = 0; c < t->cols && !code; c++)
+                code = s->right_t ? element(l, &right, s->in, t->right_col + c, kb, &b[c * depth + k + j])
+                                  : element(l, &right, s->in, kb, t->right_col + c, &b[c * depth + k + j]);
+        }
+    for (int r = 0; r < t->rows && !code; r++)
+        for (int c = 0; c < t->cols; c++) {
+            float sum = 0;
+            for (int i = 0; i < depth; i++) sum += a[r * depth + i] * b[c * depth + i];
+            sums[r * s->tile_n + c] = sum;
+        }
+    free(a);
+    return code;
+}
+
+static int store(const Launch *l, const Tile *t, const float *sums) {
+    const State *s = l->state;
+    uint64_t item = (uint64_t)type_bytes(s->out);
+    uint64_t out = s->mapped ? s->mapped[t->operands].out : s->lined[t->operands].out;
+    uint64_t line = s->mapped ? (uint64_t)s->mapped[t->operands].out_pitch * item : (uint64_t)s->lined[t->operands].out_line;
+    for (int r = 0; r < t->rows; r++) {
+        uint64_t row = out + (uint64_t)(t->out_row + r) * line + (uint64_t)t->out_col * item;
+        if (t->cols && memory_reach(l->device, row, (uint64_t)t->cols * item)) return ILLEGAL_ADDRESS;
+        for (int c = 0; c < t->cols; c++) {
+            void *to = (void *)(row + (uint64_t)c * item);
+            float value = sums[r * s->tile_n + c] + (t->accumulate ? number_load(s->out, to) : 0);
+            number_store(s->out, to, value);
+        }
+    }
+    return OK;
+}
+
+static int raise_flags(const Launch *l, const Tile *t) {
+    const State *state = l->state;
+    const Table *table = state->table;
+    if (t->signal < 0) return OK;
+    const Signal *s = table->signals + t->signal;
+    uint32_t *count = table->signal_counts + t->signal;
+    *count += (uint32_t)state->warps;
+    if (*count != s->target) return OK;
+    *count = 0;
+    for (uint32_t i = 0; i < s->flag_count; i++) {
+        uint64_t flag = table->flags[s->flag_first + i];
+        if (memory_reach(l->device, flag, 4)) return ILLEGAL_ADDRESS;
+        __atomic_store_n((uint32_t *)flag, table->epoch ? *table->epoch : 1, __ATOMIC_RELEASE);
+    }
+    return OK;
+}
+
+static int run(Launch *l, int tile) {
+    const State *s = l->state;
+    const Table *table = s->table;
+    const Tile *t = table->tiles + tile;
+    for (int i = 0; i < t->wait_count; i++)
+        if (memory_reach(l->device, table->flags[t->wait_first + i], 4)) return ILLEGAL_ADDRESS;
+    size_t elements = (size_t)s->tile_m * (size_t)s->tile_n;
+    float *sums = calloc(elements, sizeof *sums);
+    int code = multiply(l, t, sums);
+    if (!code && t->splits > 1) {  // parts are added in their order by who comes last
+        memcpy(table->partials + (size_t)(t->slot + t->split) * elements, sums, elements * sizeof *sums);
+        uint32_t *count = table->split_counts + t->slot * s->warps;
+        if (++*count != (uint32_t)t->splits) {
+            free(sums);
+            return OK;
+        }
+        *count = 0;
+        memset(sums, 0, elements * sizeof *sums);
+        for (int part = 0; part < t->splits; part++)
+            for (size_t i = 0; i < elements; i++) sums[i] += table->partials[(size_t)(t->slot + part) * elements + i];
+    }
+    if (!code) code = store(l, t, sums);
+    free(sums);
+    return code ? code : raise_flags(l, t);
+}
+
+const KernelCode tiled_kernels[] = {
+    {"sm90_gemm_", true, {MAPPED_BYTES}, open_mapped, tile_of, ready, run},
+    {"sm80_gemm_", true, {sizeof(LinedParameters)}, open_warps, tile_of, ready, run},
+    {"mfma_gemm_", true, {sizeof(LinedParameters)}, open_waves, tile_of, ready, run},
+    {0},
+};
