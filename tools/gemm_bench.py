@@ -3,10 +3,13 @@
     python tools/gemm_bench.py                  # check, then the table over tools/gemm_shapes.json, both layouts
     python tools/gemm_bench.py --explore        # every variant and split on every shape: what `choose` should say
     python tools/gemm_bench.py --check-only
+    python tools/gemm_bench.py --kernel sm80    # the kernel for tensor cores since Ampere
+    python tools/gemm_bench.py --beside old.cu  # another version of the source, timed in turn with this one
 
-Needs one Hopper GPU, PyTorch and cuda-bindings. Inputs are fresh normal numbers and rotate through more memory
-than L2 holds; each side is captured as a graph and replayed in turn with the other; medians, and the spread
-(p10 – p90) as a share of the median. Ratio: cuBLAS's time over ours, so 1 is its rate and more is faster.
+Needs one GPU, PyTorch and cuda-bindings; for the Hopper kernel a Hopper GPU. Inputs are fresh normal numbers and
+rotate through more memory than L2 holds; each side is captured as a graph and replayed in turn with the other;
+medians, and the spread (p10 – p90) as a share of the median. Ratio: cuBLAS's time over ours, so 1 is its rate and
+more is faster.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import math
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,12 +32,13 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 import torch
 from cuda.bindings import driver as cu
 
-from ficco_rt.kernels import compiler, sm90
+from ficco_rt.kernels import compiler, sm80, sm90, tiles
 from ficco_rt.region import Interval
 
 TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LAYOUTS = ((False, "B[K,N]"), (True, "B[N,K]"))
-SMEM = 232448 - 1024  # what a block may ask for beside the kernel's static barriers
+SMEM = 232448 - 1024  # what a block may ask for beside the Hopper kernel's static barriers
+Variant = sm80.Variant | sm90.Variant
 _functions: dict[tuple[object, ...], Any] = {}
 
 
@@ -45,18 +49,33 @@ def call(name: str, *args: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def compiled(key: tuple[Any, ...]) -> bytes:
-    return compiler.compile_file(sm90.SOURCE, sm90.options(*key)).code
+def arch() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
-def function(*key: Any) -> Any:
+def compiled(source: Path | None, *key: Any) -> bytes:
+    module = sm80 if isinstance(key[0], sm80.Variant) else sm90
+    return compiler.compile_file(source or module.SOURCE, module.options(*key, arch())).code
+
+
+def function(source: Path | None, *key: Any) -> Any:
     """The loaded kernel of (variant, dtype, out dtype, left transposed, right transposed)."""
-    if key not in _functions:
-        module = call("cuModuleLoadData", compiled(key))
+    if (source, *key) not in _functions:
+        module = call("cuModuleLoadData", compiled(source, *key))
         f = call("cuModuleGetFunction", module, sm90.entry(*key).encode())
-        call("cuFuncSetAttribute", f, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SMEM)
-        _functions[key] = f
-    return _functions[key]
+        most = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+        size = min(SMEM, most)
+        call("cuFuncSetAttribute", f, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
+        _functions[source, *key] = f
+    return _functions[source, *key]
+
+
+def shared(blocks: int) -> int:
+    """The most shared memory of each of `blocks` blocks on a multiprocessor."""
+    properties = torch.cuda.get_device_properties(0)
+    share = properties.shared_memory_per_multiprocessor // blocks - 1024
+    return int(min(share, properties.shared_memory_per_block_optin))
 
 
 def encode(m: sm90.TensorMap) -> bytes:
@@ -83,27 +102,31 @@ def encode(m: sm90.TensorMap) -> bytes:
 
 
 class Launch:
-    """A table on the device, and its launch on PyTorch's current stream."""
+    """A launch's table on the device, and its launch on PyTorch's current stream."""
 
-    def __init__(self, table: sm90.Table, *key: Any) -> None:
-        self.table = table
-        self.function = function(table.variant, *key)
+    def __init__(self, made: sm80.Launch | sm90.Launch, *key: Any, source: Path | None = None) -> None:
+        table = made.table
+        self.function = function(source, made.variant, *key)
         self.constants = torch.frombuffer(bytearray(table.constants), dtype=torch.uint8).cuda()
         self.scratch = torch.zeros(max(256, table.scratch_bytes), dtype=torch.uint8, device="cuda")
-        block = table.parameters(self.constants.data_ptr(), self.scratch.data_ptr(), [encode(m) for m in table.maps])
+        places = (self.constants.data_ptr(), self.scratch.data_ptr())
+        if isinstance(made, sm90.Launch):
+            block, cluster = made.parameters(*places, [encode(m) for m in made.maps]), made.variant.cluster
+        else:
+            block, cluster = made.parameters(*places), 1
         raw = (ctypes.c_uint8 * (len(block) + 64))()
         base = -(-ctypes.addressof(raw) // 64) * 64
         ctypes.memmove(base, block, len(block))
         self.keep = (raw, (ctypes.c_void_p * 1)(base))
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = table.grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = table.variant.threads, 1, 1
-        config.sharedMemBytes = table.smem
-        if table.variant.cluster > 1:
+        config.gridDimX, config.gridDimY, config.gridDimZ = made.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = made.variant.threads, 1, 1
+        config.sharedMemBytes = made.smem
+        if cluster > 1:
             attribute = cu.CUlaunchAttribute()
             attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = cu.CUlaunchAttributeValue()
-            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = table.variant.cluster, 1, 1
+            value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
             attribute.value = value
             config.attrs, config.numAttrs = [attribute], 1
         self.config = config
@@ -113,25 +136,58 @@ class Launch:
         call("cuLaunchKernelEx", self.config, self.function, ctypes.addressof(self.keep[1]), 0)
 
 
-def matrix(t: torch.Tensor) -> sm90.Matrix:
-    return sm90.Matrix(t.data_ptr(), t.shape[0], t.shape[1], t.stride(0))
+def matrix(t: torch.Tensor) -> tiles.Matrix:
+    return tiles.Matrix(t.data_ptr(), t.shape[0], t.shape[1], t.stride(0))
 
 
 def whole(n: int) -> tuple[Interval, ...]:
     return (Interval(0, n),)
 
 
-def plain(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: sm90.Choice, **more: Any) -> Launch:
+@dataclass(frozen=True)
+class Choice:
+    """What to run a product of whole matrices with."""
+
+    variant: Variant
+    splits: int
+    residency: int = 1
+
+    def __str__(self) -> str:
+        shared = f"@{self.residency}" if self.residency > 1 else ""
+        return f"{self.variant.name[10:]}{shared}/{self.splits}"
+
+
+def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
+    if kernel == "sm90":
+        hopper = sm90.choose([m], [n], k, sms(), right_t)
+        return Choice(hopper.variant, hopper.tail_splits)
+    found = sm80.choose([m], [n], k, sms(), {r: shared(r) for r in (1, 2, 3, 4)})
+    assert found is not None
+    return Choice(found.variant, found.tail_splits, found.residency)
+
+
+def build(works: list[tiles.Work], v: Variant, *key: Any, count: int, **more: Any) -> sm80.Launch | sm90.Launch:
+    """A launch on `count` multiprocessors (`sm80`: of so many blocks)."""
+    if isinstance(v, sm90.Variant):
+        return sm90.build(works, v, *key, sms=count, **more)
+    return sm80.build(works, v, *key, blocks=count, **more)
+
+
+def plain(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: Choice,
+    band: int | None = None, source: Path | None = None,
+) -> Launch:  # fmt: skip
     """c = a · b over whole matrices."""
     m, k = a.shape
     n = c.shape[1]
-    work = sm90.Work(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
-                     whole(m), whole(n))  # fmt: skip
-    table = sm90.build(
-        [work], choice.variant, "bf16", "bf16", False, right_t,
-        sms=sms(), stages=choice.variant.stages(SMEM, right_t), tail_splits=choice.tail_splits, **more,
-    )  # fmt: skip
-    return Launch(table, "bf16", "bf16", False, right_t)
+    work = tiles.Work(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
+                      whole(m), whole(n))  # fmt: skip
+    v = choice.variant
+    stages = v.stages(SMEM if isinstance(v, sm90.Variant) else shared(choice.residency), right_t)
+    key = ("bf16", "bf16", False, right_t)
+    count = sms() * choice.residency
+    made = build([work], v, *key, count=count, stages=stages, tail_splits=choice.splits, band=band)
+    return Launch(made, *key, source=source)
 
 
 def sms() -> int:
@@ -155,6 +211,12 @@ def pieces(rng: random.Random, total: int, n: int, step: int, size: int) -> tupl
     return tuple(out)
 
 
+def ragged(rng: random.Random, total: int, n: int, size: int) -> tuple[Interval, ...]:
+    """As `pieces` at multiples of 8, but that the last ends anywhere."""
+    *others, last = pieces(rng, total, n, 8, -(-size // 8) * 8)
+    return (*others, Interval(last.start, last.stop - -size % 8))
+
+
 def index(spans: tuple[Interval, ...]) -> torch.Tensor:
     return torch.cat([torch.arange(s.start, s.stop) for s in spans]).cuda()
 
@@ -162,20 +224,28 @@ def index(spans: tuple[Interval, ...]) -> torch.Tensor:
 def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     """One random case: sizes, pieces, splits, accumulation, flags. What is wrong with it, or None."""
     v, dtype, out_dtype, left_t, right_t = key
-    m, n = rng.randint(1, 700), rng.randint(1, 80) * 8
-    several = rng.random() < 0.4
-    k = rng.randint(2, 9) * 64 if several else rng.randint(1, 90) * 8
-    total_m, total_n = (m + rng.randint(0, 90) + 7) // 8 * 8, n + rng.randint(0, 9) * 8
-    total_k = k + rng.randint(0, 3) * 64
     parts = [rng.randint(1, 3) for _ in range(6)]
-    left_step = 8 if left_t else 1
-    m = max(left_step, m // left_step * left_step)
-    left_m, out_m = pieces(rng, total_m, parts[0], left_step, m), pieces(rng, total_m, parts[1], 1, m)
-    right_n, out_n = pieces(rng, total_n, parts[2], 8, n), pieces(rng, total_n, parts[3], 8, n)
-    if several:
-        left_k, right_k = pieces(rng, total_k, parts[4], 64, k), pieces(rng, total_k, parts[5], 64, k)
+    several = rng.random() < 0.4
+    if isinstance(v, sm80.Variant):
+        m, n, k = rng.randint(1, 700), rng.randint(1, 640), rng.randint(1, 800)
+        total_m, total_n, total_k = (-(-size // 8) * 8 + rng.randint(0, 9) * 8 for size in (m, n, k))
+        if left_t:
+            left_m, out_m = ragged(rng, total_m, parts[0], m), ragged(rng, total_m, parts[1], m)
+        else:
+            left_m, out_m = pieces(rng, total_m, parts[0], 1, m), pieces(rng, total_m, parts[1], 1, m)
+        right_n, out_n = ragged(rng, total_n, parts[2], n), ragged(rng, total_n, parts[3], n)
+        left_k, right_k = ragged(rng, total_k, parts[4], k), ragged(rng, total_k, parts[5], k)
     else:
-        left_k, right_k = pieces(rng, total_k, 1, 8, k), pieces(rng, total_k, 1, 8, k)
+        m, n = rng.randint(1, 700), rng.randint(1, 80) * 8
+        k = rng.randint(2, 9) * 64 if several else rng.randint(1, 90) * 8
+        total_m, total_n = (m + rng.randint(0, 90) + 7) // 8 * 8, n + rng.randint(0, 9) * 8
+        total_k = k + rng.randint(0, 3) * 64
+        left_m, out_m = pieces(rng, total_m, parts[0], 1, m), pieces(rng, total_m, parts[1], 1, m)
+        right_n, out_n = pieces(rng, total_n, parts[2], 8, n), pieces(rng, total_n, parts[3], 8, n)
+        if several:
+            left_k, right_k = pieces(rng, total_k, parts[4], 64, k), pieces(rng, total_k, parts[5], 64, k)
+        else:
+            left_k, right_k = pieces(rng, total_k, 1, 8, k), pieces(rng, total_k, 1, 8, k)
     t = TORCH[dtype]
     # outside the pieces of K all is NaN: it must not reach a sum
     left = torch.full((total_m, total_k), math.nan, device="cuda", dtype=t)
@@ -193,20 +263,20 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     expect[at] = product + start.double() if accumulate else product
     flags = torch.tensor([1, 1, 0, 0], dtype=torch.int32, device="cuda")
     flag = [flags.data_ptr() + 4 * i for i in range(4)]
-    work = sm90.Work(
+    work = tiles.Work(
         matrix(left_store), matrix(right_store), matrix(out),
         left_k if left_t else left_m, left_m if left_t else left_k,
         right_n if right_t else right_k, right_k if right_t else right_n,
         out_m, out_n, accumulate, tuple(flag[:2]), tuple(flag[2:]),
     )  # fmt: skip
-    stages = rng.randint(2, v.stages(SMEM, right_t))
+    stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
     splits = rng.choice((1, 1, 2, 5))
     count = rng.choice((sms(), 16, 4))
-    table = sm90.build([work], v, dtype, out_dtype, left_t, right_t, sms=count, stages=stages, tail_splits=splits)
-    launch = Launch(table, dtype, out_dtype, left_t, right_t)
+    made = build([work], v, dtype, out_dtype, left_t, right_t, count=count, stages=stages, tail_splits=splits)
+    launch = Launch(made, dtype, out_dtype, left_t, right_t)
     what = (
         f"{sm90.entry(*key)} m={m} n={n} k={k} of {total_m} {total_n} {total_k} += {accumulate} stages={stages} "
-        f"splits={splits} sms={count} tiles={len(table.tiles)} rows {left_m}→{out_m} columns {right_n}→{out_n} "
+        f"splits={splits} sms={count} tiles={len(made.table.tiles)} rows {left_m}→{out_m} columns {right_n}→{out_n} "
         f"K {left_k} {right_k}"
     )
     for turn in range(2):
@@ -235,12 +305,17 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     return None
 
 
-def check(seed: int, cases: int) -> int:
-    keys: list[tuple[Any, ...]] = [(v, "bf16", "bf16", False, rt) for v in sm90.VARIANTS for rt in (False, True)]
-    for v in (sm90.VARIANTS[0], sm90.VARIANTS[3], sm90.VARIANTS[-1]):
+def check(kernel: str, seed: int, cases: int, only: str = "") -> int:
+    variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
+    lefts = (False,) if kernel == "sm90" else (False, True)
+    keys: list[tuple[Any, ...]] = [
+        (v, "bf16", "bf16", lt, rt) for v in variants for lt in lefts for rt in (False, True)
+    ]
+    for v in (variants[0], variants[3], variants[-1]):
         keys += [(v, "fp16", "fp16", False, True), (v, "bf16", "fp32", False, False), (v, "fp16", "fp32", False, True)]
+    keys = [key for key in keys if only in key[0].name]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(compiled, keys))
+        list(pool.map(lambda key: compiled(None, *key), keys))
     rng, failures = random.Random(seed), []
     torch.manual_seed(seed)
     for key in keys:
@@ -314,7 +389,7 @@ def spread(ts: list[float]) -> float:
     return (s[int(0.9 * (len(s) - 1))] - s[int(0.1 * (len(s) - 1))]) / median(s) * 100
 
 
-def bench(shapes: dict[str, Any], rounds: int, out: Path | None) -> int:
+def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, beside: Path | None) -> int:
     bad, rows = 0, []
     print(f"{'shape':20} {'m':>6} {'n':>6} {'k':>6} {'layout':7} {'kernel':24} {'ours µs':>9} {'cublas':>9} "
           f"{'ratio':>6} {'TFLOP/s':>8} {'spread %':>9} {'error':>8}")  # fmt: skip
@@ -322,7 +397,7 @@ def bench(shapes: dict[str, Any], rounds: int, out: Path | None) -> int:
         for shape in shapes[group]:
             for right_t, layout in LAYOUTS:
                 m, n, k = shape["m"], shape["n"], shape["k"]
-                choice = sm90.choose([m], [n], k, sms(), right_t)
+                choice = chosen(kernel, m, n, k, right_t)
                 data = sets(m, n, k, right_t)
                 ours = [plain(a, b, c, right_t, choice) for a, b, c in data]
                 ours[0]()
@@ -330,19 +405,22 @@ def bench(shapes: dict[str, Any], rounds: int, out: Path | None) -> int:
                 error = sampled_error(*data[0], right_t)
                 bad += not error < 3e-3
                 theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
-                t = times([graph(ours), graph(theirs)], len(data), rounds)
+                graphs = [graph(ours), graph(theirs)]
+                if beside:
+                    graphs.append(graph([plain(a, b, c, right_t, choice, source=beside) for a, b, c in data]))
+                t = times(graphs, len(data), rounds)
                 mine, cublas = median(t[0]), median(t[1])
                 row = {
                     "group": group, "name": shape["name"], "m": m, "n": n, "k": k, "right_t": right_t,
-                    "kernel": f"{choice.variant.name[10:]}/{choice.tail_splits}", "us": mine, "cublas_us": cublas,
+                    "kernel": str(choice), "us": mine, "cublas_us": cublas,
                     "ratio": cublas / mine, "tflops": 2e-6 * m * n * k / mine, "error": error,
                     "spread": (spread(t[0]), spread(t[1])),
                 }  # fmt: skip
                 rows.append(row)
                 print(f"{row['name']:20} {m:6} {n:6} {k:6} {layout:7} {row['kernel']:24} {mine:9.1f} {cublas:9.1f} "
-                      f"{row['ratio']:6.3f} {row['tflops']:8.1f} {spread(t[0]):4.1f}/{spread(t[1]):4.1f} {error:8.1e}",
-                      flush=True)  # fmt: skip
-                del data, ours, theirs
+                      f"{row['ratio']:6.3f} {row['tflops']:8.1f} {spread(t[0]):4.1f}/{spread(t[1]):4.1f} {error:8.1e}"
+                      + (f"  beside {cublas / median(t[2]):.3f}" if beside else ""), flush=True)  # fmt: skip
+                del data, ours, theirs, graphs
         ratios = [r["ratio"] for r in rows if r["group"] == group]
         if ratios:
             print(f"{group}: geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, "
@@ -352,7 +430,23 @@ def bench(shapes: dict[str, Any], rounds: int, out: Path | None) -> int:
     return bad
 
 
-def explore(shapes: dict[str, Any], groups: list[str], bands: list[int], out: Path | None) -> None:
+def candidates(kernel: str, m: int, n: int, k: int) -> list[Choice]:
+    """Variants and splits worth a try."""
+    found = []
+    variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
+    for v in variants:
+        if (m > 64 and v.tile[0] == 64) or (m <= 64 and v.tile[0] > 64) or (m > 256 and v.tile[1] < 128):
+            continue
+        for residency in range(1, v.residency + 1) if isinstance(v, sm80.Variant) else (1,):
+            cluster = v.cluster if isinstance(v, sm90.Variant) else 1
+            groups = sms() * residency // cluster
+            tail = math.ceil(m / v.tile[0] / cluster) * math.ceil(n / v.tile[1]) % groups
+            most = max(1, min(16, groups // tail if tail else 1, k // 256))
+            found += [Choice(v, splits, residency) for splits in sorted({1, most, max(1, most // 2)})]
+    return found
+
+
+def explore(kernel: str, shapes: dict[str, Any], groups: list[str], bands: list[int], out: Path | None) -> None:
     """Every variant and split beside cuBLAS; the best five of each shape."""
     found = []
     for group in groups:
@@ -360,37 +454,32 @@ def explore(shapes: dict[str, Any], groups: list[str], bands: list[int], out: Pa
             for right_t, layout in LAYOUTS:
                 m, n, k = shape["m"], shape["n"], shape["k"]
                 data = sets(m, n, k, right_t)
-                small = m <= 256
                 tries, names = [], []
-                for v in sm90.VARIANTS:
-                    if (m > 64 and v.tile[0] == 64) or (m <= 64 and v.tile[0] > 64) or (m > 256 and v.tile[1] < 128):
-                        continue
-                    best = sm90.choose([m], [n], k, sms(), right_t)
-                    tiles = math.ceil(m / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
-                    tail = tiles % (sms() // v.cluster)
-                    most = max(1, min(16, (sms() // v.cluster) // tail if tail else 1, k // 256))
-                    for splits in sorted({1, most, max(1, most // 2)}):
-                        for band in bands if not small else [0]:
-                            choice = replace(best, variant=v, tail_splits=splits)
-                            tries.append([plain(a, b, c, right_t, choice, band=band or None) for a, b, c in data])
-                            names.append(f"{v.name[10:]}/{splits}" + (f"/band{band}" if band else ""))
+                for choice in candidates(kernel, m, n, k):
+                    for band in bands if m > 256 else [0]:
+                        tries.append([plain(a, b, c, right_t, choice, band or None) for a, b, c in data])
+                        names.append(f"{choice}" + (f"/band{band}" if band else ""))
                 theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
                 t = times([graph(theirs), *map(graph, tries)], len(data), 5)
                 cublas = median(t[0])
                 order = sorted(zip((cublas / median(x) for x in t[1:]), names, strict=True), reverse=True)
                 found.append({"name": shape["name"], "right_t": right_t, "cublas_us": cublas, "tries": order})
                 print(f"{shape['name']:20} {layout} cublas {cublas:8.1f} µs {2e-6 * m * n * k / cublas:6.1f} TFLOP/s  "
-                      + "  ".join(f"{name} {r:.3f}" for r, name in order[:6]), flush=True)  # fmt: skip
+                      + "  ".join(f"{name} {r:.3f}" for r, name in order[:6])
+                      + f"  (chosen: {chosen(kernel, m, n, k, right_t)})", flush=True)  # fmt: skip
     if out:
         out.write_text(json.dumps(found, indent=1))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kernel", choices=("sm90", "sm80"), default="sm90")
+    parser.add_argument("--beside", type=Path, help="another version of the kernel's source, timed beside")
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("gemm_shapes.json"))
     parser.add_argument("--group", choices=("large", "decode"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
+    parser.add_argument("--variants", default="", help="a part of the names of the variants that are checked")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--no-check", action="store_true")
@@ -398,21 +487,22 @@ def main() -> int:
     parser.add_argument("--bands", type=int, nargs="*", default=[0])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        print("gemm_bench needs a Hopper GPU", file=sys.stderr)
+    needed = {"sm90": "a Hopper GPU", "sm80": "a GPU of Ampere or later"}[args.kernel]
+    if not torch.cuda.is_available() or (arch() != sm90.ARCH if args.kernel == "sm90" else not sm80.serves(arch())):
+        print(f"gemm_bench needs {needed}", file=sys.stderr)
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
-    bad = 0 if args.no_check else check(args.seed, args.cases)
+    bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.variants)
     if args.check_only or bad:
         return 4 if bad else 0
     shapes = json.loads(args.shapes.read_text())
     if args.group:
         shapes = {g: shapes[g] if g == args.group else [] for g in ("large", "decode")}
     if args.explore:
-        explore(shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.json)
+        explore(args.kernel, shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.json)
         return 0
-    return 4 if bench(shapes, args.rounds, args.json) else 0
+    return 4 if bench(args.kernel, shapes, args.rounds, args.json, args.beside) else 0
 
 
 if __name__ == "__main__":

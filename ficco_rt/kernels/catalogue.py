@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from . import sm90
+from . import sm80, sm90
+from .tiles import DEPTH
 
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -40,7 +41,8 @@ class GemmRequest:
     columns: tuple[int, ...]  # and of its columns, of one work
     depth: int
     right_transposed: bool
-    plain: bool  # operands that only `naive_gemm` can read; see `sm90.refusal`
+    not_sm90: str | None  # why the works are not for the Hopper kernel, by `sm90.refusal`; None: they are
+    not_sm80: str | None  # likewise, by `sm80.refusal`
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ REDUCE: Literal["naive_reduce"] = "naive_reduce"
 TILES: dict[str, tuple[int, int]] = {
     **{k.name: k.tile[:2] for k in GEMMS},
     **{v.name: v.tile for v in sm90.VARIANTS},
+    **{v.name: v.tile for v in sm80.VARIANTS},
 }
 
 
@@ -100,8 +103,8 @@ def out_of_limits(sms: int | None, residency: int | None, smem: int | None, limi
 
 
 def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
-    """The first kernel of the catalogue that fits, with the deepest pipeline that the resources leave.
-    A text says why none does."""
+    """The first that fits of the Hopper kernel, the one for tensor cores since Ampere, and the plain one, with the
+    deepest pipeline that the resources leave. A text says why none does."""
     refusal = out_of_limits(request.sms, request.residency, request.smem, limits)
     if refusal is not None:
         return refusal
@@ -109,8 +112,8 @@ def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
     if isinstance(window, str):
         return window
     floor, budget = window
-    if request.arch == sm90.ARCH and not request.plain:
-        config = _hopper(request, limits, floor, budget)
+    for tuned in (_hopper, _ampere):
+        config = tuned(request, limits, floor, budget)
         if config is not None:
             return config
     reasons = []
@@ -144,6 +147,9 @@ def _window(request: GemmRequest, limits: Limits) -> tuple[int, int] | str:
 
 def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> GemmConfig | None:
     """The variant of the Hopper kernel that is fastest by estimate, if any fits the budget."""
+    # its blocks take all registers: one a multiprocessor
+    if request.arch != sm90.ARCH or request.not_sm90 is not None or request.residency not in (None, 1):
+        return None
     left = budget - 1024  # for the kernel's static barriers, and what the system rounds up to
     if all(v.stages(left, request.right_transposed) < 2 for v in sm90.VARIANTS):
         return None
@@ -152,7 +158,28 @@ def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
     stages = chosen.stages(left, request.right_transposed)
     smem = chosen.smem(stages, request.right_transposed)
     smem = request.smem if request.smem is not None else max(smem, floor)
-    return GemmConfig(chosen.name, (*chosen.tile, sm90.DEPTH), stages, smem, request.residency, request.sms)
+    return GemmConfig(chosen.name, (*chosen.tile, DEPTH), stages, smem, request.residency, request.sms)
+
+
+def _ampere(request: GemmRequest, limits: Limits, floor: int, budget: int) -> GemmConfig | None:
+    """The variant of the kernel for tensor cores since Ampere that is fastest by estimate, if any fits."""
+    if not sm80.serves(request.arch) or request.not_sm80 is not None:
+        return None
+    if request.residency is not None:
+        budgets = {request.residency: budget}
+    elif request.smem is not None:
+        budgets = {max(1, limits.smem_per_sm // (request.smem + limits.smem_reserved)): budget}
+    else:
+        most = max(v.residency for v in sm80.VARIANTS)
+        budgets = {r: min(budget, limits.smem_per_sm // r - limits.smem_reserved) for r in range(1, most + 1)}
+    sms = request.sms or limits.sms
+    chosen = sm80.choose(request.rows, request.columns, request.depth, sms, budgets, request.residency is not None)
+    if chosen is None:
+        return None
+    variant = chosen.variant
+    stages = variant.stages(chosen.budget)
+    smem = request.smem if request.smem is not None else max(variant.smem(stages), floor)
+    return GemmConfig(variant.name, (*variant.tile, DEPTH), stages, smem, request.residency, request.sms)
 
 
 def _fit(kernel: GemmKernel, request: GemmRequest, floor: int, budget: int) -> GemmConfig | str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
-from ..kernels import sm90
+from ..kernels import sm80, sm90, tiles
 from ..kernels.catalogue import REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
@@ -103,8 +103,13 @@ class _Solver:
             == (*turned, dtype, out_dtype)
             for g in gemms
         )
-        plain = not alone or not alike or len(fast) < len(works)
-        plain = plain or sm90.refusal(fast, dtype, out_dtype, *turned) is not None
+        reason: str | None = None
+        if not alone:
+            reason = "the launch holds sums as well"
+        elif not alike:
+            reason = "works differ in types or layout"
+        elif len(fast) < len(works):
+            reason = "an operand's columns are not side by side"
         return GemmRequest(
             arch=self.device.arch,
             dtype=dtype,
@@ -115,16 +120,17 @@ class _Solver:
             columns=tuple(s.size for s in first.out.axes[first.out.kept[1]].segments),
             depth=first.left.shape[0 if first.left_transposed else 1],
             right_transposed=first.right_transposed,
-            plain=plain,
+            not_sm90=reason or sm90.refusal(fast, dtype, out_dtype, *turned),
+            not_sm80=reason or sm80.refusal(fast, dtype, out_dtype, *turned),
         )
 
-    def _work(self, g: ir.Gemm) -> sm90.Work | None:
+    def _work(self, g: ir.Gemm) -> tiles.Work | None:
         sides = []
         for r in (g.left, g.right, g.out):
             tensor = self.tensors[r.tensor]
             item = ir.ITEM_BYTES[tensor.dtype]
-            sides.append(sm90.operand(r, tensor.shapes[r.rank], self.addresses[r.tensor], item))
+            sides.append(tiles.operand(r, tensor.shapes[r.rank], self.addresses[r.tensor], item))
         left, right, out = sides
         if left is None or right is None or out is None:
             return None
-        return sm90.Work.of(left, right, out, g.accumulate)
+        return tiles.Work.of(left, right, out, g.accumulate)

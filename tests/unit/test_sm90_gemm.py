@@ -7,42 +7,21 @@ import struct
 from itertools import product
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.errors import InternalError
-from ficco_rt.kernels import compiler, sm90
+from ficco_rt.kernels import compiler, sm90, tiles
 from ficco_rt.region import Interval
+from tests.unit.cubin import resources
+from tests.unit.gemm_tables import assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
 
 
 @st.composite
-def pieces(draw: st.DrawFn, size: int, step: int) -> tuple[Interval, ...]:
-    """Disjoint pieces that sum to `size`, in any order; edges at multiples of `step`."""
-    units = size // step
-    cuts = sorted(draw(st.sets(st.integers(1, units - 1), max_size=3))) if units > 1 else []
-    at, out = 0, []
-    for a, b in zip([0, *cuts], [*cuts, units], strict=True):
-        at += draw(st.integers(0, 3))
-        out.append(Interval(at * step, (at + b - a) * step))
-        at += b - a
-    return tuple(draw(st.permutations(out)))
-
-
-def flat(spans: tuple[Interval, ...]) -> np.ndarray:
-    return np.concatenate([np.arange(s.start, s.stop) for s in spans])
-
-
-def matrix(address: int, rows: tuple[Interval, ...], columns: tuple[Interval, ...]) -> sm90.Matrix:
-    high, wide = max(s.stop for s in rows), max(s.stop for s in columns)
-    return sm90.Matrix(address, high, wide, -(-wide // 8) * 8)
-
-
-@st.composite
-def works(draw: st.DrawFn) -> sm90.Work:
+def works(draw: st.DrawFn) -> tiles.Work:
     m, n = draw(st.integers(1, 700)), draw(st.integers(1, 90)) * 8
     left_rows, out_rows = draw(pieces(m, 1)), draw(pieces(m, 1))
     right_columns, out_columns = draw(pieces(n, 8)), draw(pieces(n, 8))
@@ -52,7 +31,7 @@ def works(draw: st.DrawFn) -> sm90.Work:
     else:
         k = draw(st.integers(1, 100)) * 8
         left_columns = right_rows = (Interval(0, k),)
-    return sm90.Work(
+    return tiles.Work(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
         out_columns, signals=(4096,),
@@ -68,55 +47,14 @@ def works(draw: st.DrawFn) -> sm90.Work:
     st.sampled_from([None, 1, 3]),
 )
 def test_tiles_make_every_element_once_from_the_right_operands(
-    work: sm90.Work, variant: sm90.Variant, sms: int, splits: int, band: int | None
+    work: tiles.Work, variant: sm90.Variant, sms: int, splits: int, band: int | None
 ) -> None:
-    table = sm90.build([work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, tail_splits=splits, band=band)
-    # where each element of the output must come from
-    rows = dict(zip(flat(work.out_rows).tolist(), flat(work.left_rows).tolist(), strict=True))
-    columns = dict(zip(flat(work.out_columns).tolist(), flat(work.right_columns).tolist(), strict=True))
-    depth = list(zip(flat(work.left_columns).tolist(), flat(work.right_rows).tolist(), strict=True))
-    end_left, end_right = (max(s.stop for s in spans) for spans in (work.left_columns, work.right_rows))
-    made = np.zeros((work.out.rows, work.out.columns), int)
-    slots: dict[int, int] = {}
-    seen: dict[tuple[int, int], list[tuple[int, list[tuple[int, int]]]]] = {}
-    for t in table.tiles:
-        r = np.arange(t["rows"]) + t["out_row"]
-        c = np.arange(t["cols"]) + t["out_col"]
-        assert [rows[i] for i in r.tolist()] == list(range(t["left_row"], t["left_row"] + t["rows"]))
-        assert [columns[i] for i in c.tolist()] == list(range(t["right_col"], t["right_col"] + t["cols"]))
-        assert t["k_blocks"] > 0
-        if t["split"] == 0:
-            made[np.ix_(r, c)] += 1
-        pairs: list[tuple[int, int]] = []
-        left, at = int(t["k_blocks"]), int(t["k_first"])
-        while left:
-            d = table.depths[at]
-            n = min(left, int(d["blocks"]))
-            assert n > 0
-            pairs += [
-                (d["left"] + i, d["right"] + i)
-                for i in range(64 * n)
-                if d["left"] + i < end_left and d["right"] + i < end_right
-            ]
-            left, at = left - n, at + 1
-        if t["splits"] == 1:
-            assert pairs == depth
-        elif t["rows"]:
-            seen.setdefault((int(t["out_row"]), int(t["out_col"])), []).append((int(t["split"]), pairs))
-            assert slots.setdefault(int(t["slot"]), int(t["out_row"]) << 32 | int(t["out_col"])) == (
-                int(t["out_row"]) << 32 | int(t["out_col"])
-            )
-        assert t["splits"] == 1 or t["slot"] + t["splits"] <= table.partials
-    for parts in seen.values():
-        parts.sort()
-        assert [s for s, _ in parts] == list(range(len(parts)))
-        assert [p for _, pairs in parts for p in pairs] == depth
-    wanted = np.zeros_like(made)
-    wanted[np.ix_(flat(work.out_rows), flat(work.out_columns))] = 1
-    assert np.array_equal(made, wanted)
+    launch = sm90.build([work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, tail_splits=splits, band=band)
+    table = launch.table
+    assert_whole(table, work, False, False)
     # neighbours of a cluster read the same columns and the same depth, and no cluster is half there
     assert len(table.tiles) % variant.cluster == 0
-    assert table.grid % variant.cluster == 0
+    assert launch.grid % variant.cluster == 0
     for name in ("right_col", "k_first", "k_blocks", "wait_first"):
         grouped = table.tiles[name].reshape(-1, variant.cluster)
         assert (grouped == grouped[:, :1]).all()
@@ -126,70 +64,41 @@ def test_tiles_make_every_element_once_from_the_right_operands(
 
 def test_parameters_hold_what_the_kernel_reads() -> None:
     spans = (Interval(0, 256),)
-    a, b, c = (sm90.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000))
-    work = sm90.Work(a, b, c, spans, spans, spans, spans, spans, spans, waits=(0x40, 0x80), signals=(0xC0,))
-    table = sm90.build([work], sm90.VARIANTS[0], "bf16", "bf16", False, True, sms=132, stages=4)
+    a, b, c = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000))
+    work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, waits=(0x40, 0x80), signals=(0xC0,))
+    launch = sm90.build([work], sm90.VARIANTS[0], "bf16", "bf16", False, True, sms=132, stages=4)
     maps = [bytes([i + 1]) * 128 for i in range(3)]
-    data = table.parameters(0x10000, 0x20000, maps, epoch=0x30000, abort=0x40000)
+    table = launch.table
+    data = launch.parameters(0x10000, 0x20000, maps, epoch=0x30000, abort=0x40000)
     assert len(data) == sm90.PARAMETER_BYTES
     assert [data[128 * i] for i in range(3)] == [1, 2, 3]
-    assert struct.unpack_from("<Qq", data, 384) == (0x3000, 256)
+    assert struct.unpack_from("<QqQ", data, 384) == (0x3000, 256, 128 * (128 + 256))
     pointers = struct.unpack_from("<9Q2i", data, 4 * sm90.OPERAND_BYTES)
     assert pointers[0] == 0x10000
     assert pointers[4] == 0x20000
     assert pointers[7:] == (0x30000, 0x40000, 2, 4)
     assert table.flags.tolist() == [0x40, 0x80, 0xC0]
     assert table.tiles["wait_count"].tolist() == [2, 2]
-    assert [m.box for m in table.maps] == [(64, 128), (64, 128), (64, 16)]
-    assert table.constants[: sm90.TILE.itemsize * 2] == table.tiles.tobytes()
+    assert [m.box for m in launch.maps] == [(64, 128), (64, 128), (64, 16)]
+    assert table.constants[: tiles.TILE.itemsize * 2] == table.tiles.tobytes()
 
 
 def test_what_the_kernel_cannot_take_is_said() -> None:
     whole = (Interval(0, 256),)
-    good = sm90.Matrix(0, 256, 256, 256)
+    good = tiles.Matrix(0, 256, 256, 256)
 
-    def reason(left: sm90.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
-        return sm90.fits(sm90.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)
+    def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
+        return sm90.fits(tiles.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)
 
     assert reason() is None
-    assert "no multiple of 16 bytes" in str(reason(sm90.Matrix(2, 256, 256, 256)))
-    assert "no multiple of 16 bytes" in str(reason(sm90.Matrix(0, 256, 255, 255)))
+    assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(2, 256, 256, 256)))
+    assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(0, 256, 255, 255)))
     assert "multiples of 8" in str(reason(n=(Interval(0, 252),)))
     assert "multiple of 8" in str(reason(k=(Interval(4, 36),)))
     assert "multiple of 64" in str(reason(k=(Interval(0, 72), Interval(80, 152))))
 
 
 # ---------------------------------------------------------------- the compiler
-
-
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers, stack and static shared memory of a cubin's one kernel, from its ELF sections."""
-    assert cubin[:4] == b"\x7fELF"
-    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
-    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, offset + i * size) for i in range(count)]
-    text = headers[names]
-
-    def name(header: tuple[int, ...]) -> str:
-        start = text[4] + header[0]
-        return cubin[start : cubin.index(b"\0", start)].decode()
-
-    found: dict[str, int] = {"shared": 0}
-    for h in headers:
-        if name(h).startswith(".text."):
-            found["registers"] = h[7] >> 24
-        if name(h).startswith(".nv.shared.") and not name(h).startswith(".nv.shared.reserved"):
-            found["shared"] += h[5]
-        if name(h) == ".nv.info":  # attributes: format, kind, then 2 bytes or a size and that many
-            at, stop = h[4], h[4] + h[5]
-            while at < stop:
-                form, kind, value = struct.unpack_from("<BBH", cubin, at)
-                at += 4
-                if form == 4:
-                    if kind == 0x11:  # frame size of a function
-                        found["stack"] = max(found.get("stack", 0), struct.unpack_from("<II", cubin, at)[1])
-                    at += value
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -199,15 +108,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("variant", sm90.VARIANTS, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: sm90.Variant, cache: Path) -> None:
-    for (dtype, out), left_t, right_t in product([("bf16", "bf16"), ("fp16", "fp32")], [False, True], [False, True]):
-        cubin = compiler.compile_file(sm90.SOURCE, sm90.options(variant, dtype, out, left_t, right_t), cache)
+    for (dtype, out), right_t in product([("bf16", "bf16"), ("fp16", "fp32")], [False, True]):
+        cubin = compiler.compile_file(sm90.SOURCE, sm90.options(variant, dtype, out, False, right_t), cache)
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers
         assert found["stack"] == 0  # nothing is spilled, no array went to local memory
         assert found["shared"] <= sm90.BARRIER_BYTES + 1024  # which the system keeps of every block
         # 'setmaxnreg ignored', 'wgmma serialized' and the like come as messages
         assert cubin.log == ""
-        assert sm90.entry(variant, dtype, out, left_t, right_t).encode() in cubin.code
+        assert sm90.entry(variant, dtype, out, False, right_t).encode() in cubin.code
         pool = variant.producer_registers + variant.consumers * variant.consumer_registers
         assert pool * 128 <= 65536
         assert variant.smem(variant.stages(231424, right_t), right_t) + sm90.BARRIER_BYTES <= 232448

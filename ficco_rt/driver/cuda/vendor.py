@@ -14,7 +14,7 @@ from ..gpu.packed import Packed
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
-from . import hopper
+from . import tiled
 from .call import api, call, failure, succeeds
 
 
@@ -220,9 +220,7 @@ class Cuda:
     def tuned(
         self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
     ) -> Packed | None:
-        if hopper.is_hopper(command.kernel):
-            return hopper.pack(command, resolve, address, sms)
-        return None
+        return tiled.pack(command, resolve, address, facts, sms)
 
     # ---- actions
 

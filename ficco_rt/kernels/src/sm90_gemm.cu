@@ -13,7 +13,7 @@
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
-//   STAGING                    buffers of a storing warp, 1 or 2
+//   STAGING                    buffers of a storing warp, 1 or 2; 0: it stores from registers, and a stage more fits
 //   PRODUCER_REGS, CONSUMER_REGS   for setmaxnreg
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
@@ -33,8 +33,6 @@ constexpr int LEFT_BYTES = TILE_M * TILE_K * 2;
 constexpr int RIGHT_ATOMS = (TILE_N + 63) / 64;
 constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
-constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;   // 128 bytes of a row of the output
-constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 constexpr int CHUNK_BYTES = 16 * 128;      // a warp stores 16 rows at a time, on its own: no barrier among warps
 constexpr int MAX_STAGES = 16;
 constexpr int ACC = TILE_N / 2;            // accumulators of a thread for each 64-row block
@@ -49,7 +47,8 @@ struct Operands {
     TensorMap left, right, out_map;
     u8* out;
     long long out_pitch;   // elements
-    u64 unused[6];
+    u64 stage_bytes;        // that its loads bring into a stage: the left box may have fewer rows than the tile
+    u64 unused[5];
 };
 
 struct alignas(64) Tile {
@@ -65,7 +64,7 @@ struct alignas(64) Tile {
     int slot;                  // partial and counter of split 0
 };
 
-struct Depth { int left, right, blocks, unused; };
+struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
 
 struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
 
@@ -137,7 +136,7 @@ __device__ __forceinline__ void fetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 __device__ __forceinline__ void wait_staging() {   // until the buffer to be written next is read
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGING - 1) : "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGING > 0 ? STAGING - 1 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
@@ -331,7 +330,7 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
             const u32 bar = full + 8 * stage;
             const u32 left = ring + stage * STAGE_BYTES;
             const u32 right = left + LEFT_BYTES;
-            barrier_expect(bar, STAGE_BYTES);
+            barrier_expect(bar, (u32)o->stage_bytes);
             if (LEFT_T) {
 #pragma unroll
                 for (int i = 0; i < TILE_M / 64; ++i) load_box(left + i * ATOM, &o->left, left_row + 64 * i, left_k, bar);
@@ -392,6 +391,44 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
             }
         }
     }
+#if STAGING == 0
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int r = (lane >> 2) + 8 * h, q = lane & 3;
+        u8* const to = corner + r * pitch;
+#if OUT_FP32
+#pragma unroll
+        for (int j = 0; j < ACC / 4; ++j)
+            if (r < rows && 8 * j < tile_cols)
+                *(float2*)(to + (8 * j + 2 * q) * item) = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
+#else
+        static_assert(TILE_N % 32 == 0, "four fragments at a time");
+#pragma unroll
+        for (int j = 0; j < ACC / 4; j += 4) {
+            // four lanes hold a row of four fragments, two elements of each; turned, eight of one
+            u32 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) v[i] = pack(d[4 * (j + i) + 2 * h], d[4 * (j + i) + 2 * h + 1]);
+#pragma unroll
+            for (int i = 0; i < 4; i += 2) {
+                const u32 other = __shfl_xor_sync(0xffffffffu, q & 1 ? v[i] : v[i + 1], 1);
+                if (q & 1) v[i] = other;
+                else v[i + 1] = other;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const u32 other = __shfl_xor_sync(0xffffffffu, q & 2 ? v[i] : v[i + 2], 2);
+                if (q & 2) v[i] = other;
+                else v[i + 2] = other;
+            }
+            const int col = (j + q) * 8;
+            if (r < rows && col < tile_cols) *(uint4*)(to + col * item) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+#endif
+    }
+#else
+    constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;   // 128 bytes of a row of the output
+    constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const int cols = min(CHUNK_COLS, tile_cols - c * CHUNK_COLS);
@@ -443,6 +480,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
             __syncwarp();
         }
     }
+#endif
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 staging, u32 full, u32 empty) {

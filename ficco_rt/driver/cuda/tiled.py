@@ -1,0 +1,119 @@
+"""The tensor-core GEMMs' side of the driver: a launch's works as the tables that kernels/src/sm*_gemm.cu read."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ...graph.ir import ITEM_BYTES
+from ...kernels import sm80, sm90, tiles
+from ...machine.discover import DeviceFacts
+from ...plan.ir import GemmWork, Launch
+from ..gpu.packed import Packed
+from ..gpu.tensors import FlagAddress, Resolve
+from .call import api, call
+
+_HOPPER = {v.name: v for v in sm90.VARIANTS}
+_AMPERE = {v.name: v for v in sm80.VARIANTS}
+
+
+def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int) -> Packed | None:
+    """The launch of one of these kernels; None for others, and where the memory that the tensors have got is not
+    aligned as the kernel needs it."""
+    if command.kernel not in _HOPPER and command.kernel not in _AMPERE:
+        return None
+    works = _works(command, resolve, address)
+    if works is None:
+        return None
+    first = command.works[0]
+    assert isinstance(first, GemmWork)
+    turned = (first.left_transposed, first.right_transposed)
+    types = (resolve(first.left).dtype, resolve(first.out).dtype)
+    rows = [s.size for w in works for s in w.out_rows]
+    columns = [s.size for s in works[0].out_columns]
+    depth = first.left.shape[0 if first.left_transposed else 1]
+    smem = command.attributes.smem
+    if command.kernel in _HOPPER:
+        hopper = _HOPPER[command.kernel]
+        if sm90.refusal(works, *types, *turned) is not None:
+            return None
+        # works of a streamed launch come to an end one by one: none is the last wave
+        splits = 1 if command.streamed else sm90.splits(hopper, rows, columns, depth, sms)
+        stages = hopper.stages(smem, first.right_transposed)
+        made = sm90.build(works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem, tail_splits=splits)
+        return Packed(
+            source=sm90.SOURCE.name,
+            entry=sm90.entry(hopper, *types, *turned),
+            options=sm90.options(hopper, *types, *turned),
+            threads=hopper.threads,
+            smem=made.smem,
+            tiles=len(made.table.tiles),
+            constants=made.table.constants,
+            scratch=made.table.scratch_bytes,
+            counters=made.table.counter_bytes // 4,
+            arguments=lambda at, scratch: [made.parameters(at, scratch, [encode(m) for m in made.maps])],
+            grid=made.grid,
+            cluster=hopper.cluster,
+        )
+    ampere = _AMPERE[command.kernel]
+    if sm80.refusal(works, *types, *turned) is not None:
+        return None
+    blocks = sms * max(1, min(ampere.residency, facts.smem_per_sm // (smem + facts.smem_reserved)))
+    splits = 1 if command.streamed else sm80.splits(ampere, rows, columns, depth, blocks)
+    stages = ampere.stages(smem)
+    other = sm80.build(works, ampere, *types, *turned, blocks=blocks, stages=stages, smem=smem, tail_splits=splits)
+    return Packed(
+        source=sm80.SOURCE.name,
+        entry=sm80.entry(ampere, *types, *turned),
+        options=sm80.options(ampere, *types, *turned, facts.arch),
+        threads=ampere.threads,
+        smem=other.smem,
+        tiles=len(other.table.tiles),
+        constants=other.table.constants,
+        scratch=other.table.scratch_bytes,
+        counters=other.table.counter_bytes // 4,
+        arguments=lambda at, scratch: [other.parameters(at, scratch)],
+    )
+
+
+def _works(command: Launch, resolve: Resolve, address: FlagAddress) -> list[tiles.Work] | None:
+    """The works on memory; None if an operand's columns are not side by side."""
+    works = []
+    for work in command.works:
+        assert isinstance(work, GemmWork)
+        sides = []
+        for region in (work.left, work.right, work.out):
+            tensor = resolve(region)
+            sides.append(tiles.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype]))
+        left, right, out = sides
+        if left is None or right is None or out is None:
+            return None
+        waits, signals = tuple(map(address, work.waits)), tuple(map(address, work.signals))
+        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals))
+    return works
+
+
+def encode(m: sm90.TensorMap) -> bytes:
+    """A tensor map as the kernel's parameters hold it."""
+    cu = api()
+    kinds = {
+        "bf16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "fp16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "fp32": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    }
+    made: Any = call(
+        cu.cuTensorMapEncodeTiled,
+        kinds[m.dtype],
+        2,
+        m.address,
+        [cu.cuuint64_t(d) for d in m.dims],
+        [cu.cuuint64_t(m.pitch)],
+        [cu.cuuint32_t(b) for b in m.box],
+        [cu.cuuint32_t(1)] * 2,
+        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        what="a tensor map",
+    )
+    return ctypes.string_at(int(made.getPtr()), 128)

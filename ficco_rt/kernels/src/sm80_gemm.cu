@@ -1,0 +1,520 @@
+// out (+)= left · right on tensor cores since Ampere: bf16 or fp16 operands, fp32 accumulation, output in either.
+//
+// All warps load by cp.async into a ring of stages and multiply by mma.sync what has arrived. The grid is
+// persistent: block b makes the tiles b, b + blocks, … of a table that the host writes (kernels/sm80.py). Loads run
+// ahead of the multiplication by a ring's length, over the ends of tiles too, unless a tile has flags to wait for.
+//
+// Compiled once for each variant, with
+//   ENTRY                 the kernel's name
+//   TILE_M, TILE_N        a block's tile, multiples of 64
+//   WARPS_M, WARPS_N      how warps share it
+//   RESIDENCY             blocks that a multiprocessor's registers must hold
+//   HALF                  1: fp16, 0: bf16
+//   OUT_FP32              1: the output is fp32, 0: as the operands
+//   LEFT_T, RIGHT_T       1: the operand is stored transposed, left [K, M], right [N, K]
+//
+// Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the
+// dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int TILE_K = 64;                       // 128 bytes: one row of the ring
+constexpr int WARPS = WARPS_M * WARPS_N;
+constexpr int THREADS = 32 * WARPS;
+constexpr int WARP_M = TILE_M / WARPS_M, WARP_N = TILE_N / WARPS_N;
+constexpr int FRAGMENTS_M = WARP_M / 16, FRAGMENTS_N = WARP_N / 8;
+constexpr int LEFT_BYTES = TILE_M * 128, RIGHT_BYTES = TILE_N * 128, STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr int HOP = THREADS / 8;                 // rows of the ring that the block fills at once, 16 bytes a thread
+constexpr int LEFT_HOPS = TILE_M / HOP, RIGHT_HOPS = TILE_N / HOP;
+constexpr int HOPS = LEFT_HOPS + RIGHT_HOPS;
+constexpr int SUBSTEPS = TILE_K / 16;
+
+static_assert(TILE_M % 64 == 0 && TILE_N % 64 == 0, "the ring's 64-column atoms");
+static_assert(64 % HOP == 0, "a hop stays in an atom");
+static_assert(WARP_M == 32 || WARP_M == 64, "a warp's rows lie in one atom");
+static_assert(WARP_N == 32 || WARP_N == 64, "and its columns");
+
+struct Operands {
+    u64 left, right, out;                  // addresses
+    i64 left_line, right_line, out_line;   // bytes from a stored row to the next
+    u64 unused[2];
+};
+
+struct alignas(64) Tile {
+    int left_row, right_col;   // where its operands start
+    int out_row, out_col;
+    int rows, cols;            // what of it there is
+    int k_first, k_blocks;     // its pieces of K: Depth[k_first …], k_blocks steps in all
+    int operands;              // index into Parameters.operands
+    int accumulate;
+    int wait_first, wait_count;   // Parameters.flags that must be up before it reads
+    int signal;                // index into Parameters.signals, or -1
+    int splits, split;         // it makes partial `split` of `splits`
+    int slot;                  // partial and counter of split 0
+};
+
+struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
+
+struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
+
+struct Parameters {
+    const Tile* tiles;
+    const Depth* depths;
+    const u64* flags;       // addresses of 32-bit words, here or on a peer
+    const Signal* signals;
+    u32* signal_counts;     // zero before the first launch, left zero by each
+    u32* split_counts;      // likewise
+    float* partials;
+    const u32* epoch;       // what an up flag holds at least; null: 1
+    const u32* abort;       // not zero: stop waiting (the host's watchdog); null: never
+    const Operands* operands;
+    int tile_count;
+    int stages;
+};
+
+// ---------------------------------------------------------------- PTX, one line each
+
+__device__ __forceinline__ u32 load_acquire(const u32* p) {
+    u32 v;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_release(u32* p, u32 v) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+__device__ __forceinline__ u32 count_up(u32* p) {
+    u32 old;
+    asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
+    return old;
+}
+struct Quad { int x, y, z, w; };
+__device__ __forceinline__ Quad load_quad(const void* p) {   // of what no one writes
+    Quad q;
+    asm("ld.global.nc.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(q.x), "=r"(q.y), "=r"(q.z), "=r"(q.w) : "l"(p));
+    return q;
+}
+__device__ __forceinline__ int this_thread() {   // volatile: read where it is used, not kept in a register
+    int i;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(i));
+    return i;
+}
+// 16 bytes, of which `size` are read and the rest are zero
+__device__ __forceinline__ void copy_async(u32 dst, const u8* src, int size) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(size) : "memory");
+}
+// all of them, if `yes`. NOTE a predicate, no branch: the compiler schedules multiplications around it
+__device__ __forceinline__ void copy_async_if(u32 dst, const u8* src, bool yes) {
+    asm volatile("{\n.reg .pred yes;\nsetp.ne.b32 yes, %2, 0;\n"
+                 "@yes cp.async.cg.shared.global.L2::128B [%0], [%1], 16;\n}" ::"r"(dst), "l"(src), "r"((int)yes)
+                 : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+// until the oldest of a ring's steps that are on their way has arrived
+__device__ __forceinline__ void wait_step(int stages) {
+    switch (stages) {
+        case 2: wait_groups<0>(); break;
+        case 3: wait_groups<1>(); break;
+        case 4: wait_groups<2>(); break;
+        case 5: wait_groups<3>(); break;
+        case 6: wait_groups<4>(); break;
+        case 7: wait_groups<5>(); break;
+        default: wait_groups<6>(); break;
+    }
+}
+template <bool TURNED> __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
+    if (TURNED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+#if HALF
+#define TYPES ".f32.f16.f16.f32 "
+#else
+#define TYPES ".f32.bf16.bf16.f32 "
+#endif
+__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col" TYPES "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---------------------------------------------------------------- numbers
+
+__device__ __forceinline__ u32 pack(float low, float high) {
+    u32 v;
+#if HALF
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
+#endif
+    return v;
+}
+__device__ __forceinline__ void add_packed(float& low, float& high, u32 v) {
+#if HALF
+    float a, b;
+    asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(a), "=f"(b) : "r"(v));
+    low += a;
+    high += b;
+#else
+    low += __uint_as_float(v << 16);
+    high += __uint_as_float(v & 0xffff0000u);
+#endif
+}
+
+// ---------------------------------------------------------------- loading
+
+// Until every flag of the tile is up. Copy engines and peers write both flags and data: acquire at system scope.
+__device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count) {
+    const u32 goal = p.epoch ? *(const volatile u32*)p.epoch : 1u;
+    for (int i = 0; i < count; ++i) {
+        const u32* flag = (const u32*)p.flags[first + i];
+        u32 turns = 0;
+        while ((int)(load_acquire(flag) - goal) < 0)
+            if (p.abort && (++turns & 255) == 0 && *(const volatile u32*)p.abort) return;
+    }
+}
+
+// One operand's way into the ring. A stage holds it as rows of 128 bytes, whose 16-byte units are swapped by the
+// row's last three bits, so that eight rows of one unit lie in different banks. ALONG_K: a row is 64 deep, for one
+// row (column) of the tile. Otherwise it is 64 rows (columns) at one depth, and 64 such make an atom.
+template <bool ALONG_K> struct Side {
+    const u8* at;   // this thread's first 16 bytes of the next step
+    int hop;        // bytes from a hop's stored row to the next hop's
+    int limit;      // rows (columns) that there are, from this thread's first
+
+    __device__ __forceinline__ void start(u64 base, i64 line, int first, int k, int there) {
+        const int thread = this_thread(), unit = (thread & 7) * 8, row = thread >> 3;
+        at = (const u8*)base + (ALONG_K ? (first + row) * line + (k + unit) * 2 : (k + row) * line + (first + unit) * 2);
+        hop = (int)line * HOP;
+        limit = there - (ALONG_K ? row : unit);
+    }
+    __device__ __forceinline__ const u8* source(int i) const {   // of hop i
+        constexpr int PER_ATOM = 64 / HOP;
+        return at + (i64)(ALONG_K ? i : i % PER_ATOM) * hop + (ALONG_K ? 0 : i / PER_ATOM * 128);
+    }
+    // hop i where the tile or K ends; `depth`: elements of K that are left, from this thread's first
+    __device__ __forceinline__ void copy_edge(u32 dst, int i, int depth) const {
+        constexpr int PER_ATOM = 64 / HOP;
+        const int lines = (ALONG_K ? limit : depth) - (ALONG_K ? i : i % PER_ATOM) * HOP;
+        const int elements = (ALONG_K ? depth : limit) - (ALONG_K ? 0 : i / PER_ATOM * 64);
+        copy_async(dst + i * HOP * 128, source(i), lines > 0 ? min(max(elements * 2, 0), 16) : 0);
+    }
+    __device__ __forceinline__ void advance() { at += ALONG_K ? (i64)TILE_K * 2 : (i64)hop * (TILE_K / HOP); }
+};
+
+// Where loads have got to: a tile, and a step of it.
+struct Loader {
+    int index;          // of the tile that is loaded next
+    int steps;          // left of it; 0: there is none; less: its flags must be waited for first
+    int piece, depth;   // of K, and the elements left of it
+    bool full;          // no row or column of the tile is missing
+    Side<!LEFT_T> left;
+    Side<bool(RIGHT_T)> right;
+
+    // the tile's first piece of K, or its next
+    __device__ __forceinline__ void enter(const Parameters& p, bool next_piece) {
+        const Tile* t = p.tiles + index;
+        const Quad place = load_quad(t), size = load_quad(&t->rows), rest = load_quad(&t->operands);
+        piece = next_piece ? piece + 1 : size.z;
+        const Quad at = load_quad(p.depths + piece);
+        const Operands* o = p.operands + rest.x;
+        left.start(__ldg(&o->left), __ldg(&o->left_line), place.x, at.x, size.x);
+        right.start(__ldg(&o->right), __ldg(&o->right_line), place.y, at.y, size.y);
+        depth = at.w;
+        if (next_piece) return;
+        full = size.x == TILE_M && size.y == TILE_N;
+        steps = size.w;
+        if (rest.w > 0) {   // the block's tile before this one may have waited for the same
+            const Quad before = load_quad(&p.tiles[max(0, index - (int)gridDim.x)].operands);
+            if (before.w != rest.w || before.z != rest.z) steps = -steps;
+        }
+    }
+    // hops of the step, into a slot of the ring, that substep `part` of three issues
+    __device__ __forceinline__ void issue(u32 slot, int part) const {
+        const int thread = this_thread();
+        const u32 dst = slot + (thread >> 3) * 128 + (((thread & 7) ^ (thread >> 3 & 7)) << 4);
+        const bool whole = full && depth >= TILE_K, yes = whole && steps > 0;
+#pragma unroll
+        for (int i = HOPS * part / 3; i < HOPS * (part + 1) / 3; ++i) {
+            if (i < LEFT_HOPS) copy_async_if(dst + i * HOP * 128, left.source(i), yes);
+            else copy_async_if(dst + i * HOP * 128, right.source(i - LEFT_HOPS), yes);
+        }
+        if (part < 2 || whole || steps <= 0) return;
+        const int down = depth - (thread >> 3), along = depth - (thread & 7) * 8;
+#pragma unroll
+        for (int i = 0; i < LEFT_HOPS; ++i) left.copy_edge(dst, i, LEFT_T ? down : along);
+#pragma unroll
+        for (int i = 0; i < RIGHT_HOPS; ++i) right.copy_edge(dst + LEFT_BYTES, i, RIGHT_T ? along : down);
+    }
+    __device__ __forceinline__ void advance(const Parameters& p) {
+        commit();   // an empty group where nothing was issued: groups count steps
+        if (steps <= 0) return;
+        const bool ended = --steps == 0;
+        if (ended) index += gridDim.x;
+        depth -= TILE_K;
+        if (ended ? index < p.tile_count : depth <= 0) {
+            enter(p, !ended);
+        } else {
+            left.advance();
+            right.advance();
+        }
+    }
+};
+
+// ---------------------------------------------------------------- multiplying
+
+// Where a lane finds its part of a 16-wide fragment: addresses in a stage.
+template <bool ALONG_K> struct Reader {
+    u32 row, unit;
+    // `first`: the warp's first row (column). Of a fragment's four 8×8 matrices the second lies 8 further in rows of the
+    // ring and the third a unit further, or the other way round.
+    __device__ __forceinline__ Reader(int first, bool second_in_rows) {
+        const u32 lane = threadIdx.x & 31, second = lane >> 3 & 1, third = lane >> 4;
+        const u32 in_rows = second_in_rows ? second : third, in_units = second_in_rows ? third : second;
+        const u32 r = (lane & 7) + 8 * in_rows;
+        row = ALONG_K ? (first + r) * 128 : first / 64 * 8192 + r * 128;
+        const u32 from = ALONG_K ? 0 : first % 64 / 8;
+        unit = ((from + in_units) ^ (lane & 7)) << 4;
+    }
+    // NOTE units are told by bits of their own: xor adds to them and swaps them
+    __device__ __forceinline__ u32 at(u32 slot, int fragment, int k) const {
+        return ALONG_K ? slot + row + fragment * 2048 + (unit ^ k << 5) : (slot + row + unit ^ fragment << 5) + k * 2048;
+    }
+};
+
+typedef float Sums[FRAGMENTS_M][FRAGMENTS_N][4];
+typedef u32 LeftFragments[FRAGMENTS_M][4];
+typedef u32 RightFragments[FRAGMENTS_N / 2][4];
+
+__device__ __forceinline__ void load_right(RightFragments& f, const Reader<bool(RIGHT_T)>& right, u32 slot, int k) {
+#pragma unroll
+    for (int n = 0; n < FRAGMENTS_N / 2; ++n) load_matrices<!RIGHT_T>(f[n], right.at(slot + LEFT_BYTES, n, k));
+}
+
+// ---------------------------------------------------------------- storing
+
+// A lane's sums are two neighbours of rows r and r + 8 in each 16 × 8 fragment.
+__device__ __forceinline__ void add_output(Sums& d, const u8* corner, i64 line, int rows, int cols) {
+    const int thread = this_thread(), r = (thread & 31) >> 2, c = (thread & 3) * 2;
+    constexpr int item = OUT_FP32 ? 4 : 2;
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+        for (int n = 0; n < FRAGMENTS_N; ++n)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = m * 16 + h * 8 + r, col = n * 8 + c;
+                if (row >= rows || col >= cols) continue;
+                const u8* at = corner + row * line + col * item;
+                const bool both = col + 1 < cols;
+#if OUT_FP32
+                d[m][n][2 * h] += __ldcg((const float*)at);
+                if (both) d[m][n][2 * h + 1] += __ldcg((const float*)at + 1);
+#else
+                // alone, with a zero beside it
+                add_packed(d[m][n][2 * h], d[m][n][2 * h + 1],
+                           both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
+#endif
+            }
+}
+
+__device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 line, int rows, int cols) {
+    const int lane = this_thread() & 31, r = lane >> 2, q = lane & 3;
+#if OUT_FP32
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = m * 16 + h * 8 + r;
+            float* to = (float*)(corner + row * line);
+#pragma unroll
+            for (int n = 0; n < FRAGMENTS_N; ++n) {
+                const int col = n * 8 + q * 2;
+                if (row >= rows || col >= cols) continue;
+                if (col + 1 < cols) *(float2*)(to + col) = make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
+                else to[col] = d[m][n][2 * h];
+            }
+        }
+#else
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = m * 16 + h * 8 + r;
+            u8* to = corner + row * line;
+#pragma unroll
+            for (int g = 0; g < FRAGMENTS_N; g += 4) {
+                // four lanes hold a row of four fragments, two elements of each; turned, eight of one
+                u32 v[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) v[j] = pack(d[m][g + j][2 * h], d[m][g + j][2 * h + 1]);
+#pragma unroll
+                for (int j = 0; j < 4; j += 2) {
+                    const u32 other = __shfl_xor_sync(0xffffffffu, q & 1 ? v[j] : v[j + 1], 1);
+                    if (q & 1) v[j] = other;
+                    else v[j + 1] = other;
+                }
+#pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    const u32 other = __shfl_xor_sync(0xffffffffu, q & 2 ? v[j] : v[j + 2], 2);
+                    if (q & 2) v[j] = other;
+                    else v[j + 2] = other;
+                }
+                const int col = (g + q) * 8;
+                if (row >= rows || col >= cols) continue;
+                if (col + 8 <= cols) {
+                    *(uint4*)(to + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                } else {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j)
+                        if (col + j < cols)
+                            *(unsigned short*)(to + (col + j) * 2) = (unsigned short)(v[j / 2] >> j % 2 * 16);
+                }
+            }
+        }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __grid_constant__ Parameters p) {
+    extern __shared__ __align__(128) u8 dynamic[];
+    const u32 ring = (u32)__cvta_generic_to_shared(dynamic), end = ring + p.stages * STAGE_BYTES;
+    const Reader<!LEFT_T> left((threadIdx.x >> 5) / WARPS_N * WARP_M, !LEFT_T);
+    const Reader<bool(RIGHT_T)> right((threadIdx.x >> 5) % WARPS_N * WARP_N, !RIGHT_T);
+    u32 slot = ring;
+
+    Loader loader;
+    loader.index = blockIdx.x;
+    if (loader.index >= p.tile_count) return;
+    loader.enter(p, false);
+    loader.steps = -abs(loader.steps);   // nothing is on its way yet
+
+    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+        if (loader.steps < 0 && loader.index == index) {   // what was written before has been signalled: it may wait
+            const Quad rest = load_quad(&p.tiles[index].operands);
+            if (this_thread() == 0) wait_flags(p, rest.z, rest.w);
+            __syncthreads();
+            loader.steps = -loader.steps;
+            u32 dst = slot;
+            for (int s = 1; s < p.stages; ++s) {
+#pragma unroll
+                for (int part = 0; part < 3; ++part) loader.issue(dst, part);
+                loader.advance(p);
+                dst = dst + STAGE_BYTES == end ? ring : dst + STAGE_BYTES;
+            }
+        }
+        Sums d = {};
+        LeftFragments a;
+        RightFragments b[2];
+        wait_step(p.stages);
+        __syncthreads();
+        load_right(b[0], right, slot, 0);
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS_M; ++m) load_matrices<bool(LEFT_T)>(a[m], left.at(slot, m, 0));
+        for (int steps = __ldg(&p.tiles[index].k_blocks); steps > 0; --steps) {
+            const u32 read = slot == ring ? end - STAGE_BYTES : slot - STAGE_BYTES;   // by the step before
+#pragma unroll
+            for (int k = 0; k < SUBSTEPS; ++k) {
+                const int ahead = (k + 1) % SUBSTEPS;   // whose fragments are loaded; behind a tile's end they are not used
+                if (k < SUBSTEPS - 1) {
+                    loader.issue(read, k);
+                    if (k == SUBSTEPS - 2) loader.advance(p);
+                } else {
+                    slot = slot + STAGE_BYTES == end ? ring : slot + STAGE_BYTES;
+                    wait_step(p.stages);
+                    __syncthreads();
+                }
+                load_right(b[ahead % 2], right, slot, ahead);
+#pragma unroll
+                for (int m = 0; m < FRAGMENTS_M; ++m) {
+#pragma unroll
+                    for (int i = 0; i < FRAGMENTS_N; ++i) {
+                        const int n = m % 2 ? FRAGMENTS_N - 1 - i : i;   // there and back: an operand is used twice in a row
+                        multiply(d[m][n], a[m], b[k % 2][n / 2][n % 2 * 2], b[k % 2][n / 2][n % 2 * 2 + 1]);
+                    }
+                    load_matrices<bool(LEFT_T)>(a[m], left.at(slot, m, ahead));
+                }
+            }
+        }
+
+        const int thread = this_thread(), warp = thread >> 5, lane = thread & 31;
+        const int warp_m = warp / WARPS_N * WARP_M, warp_n = warp % WARPS_N * WARP_N;
+        const Tile* tile = p.tiles + index;
+        const Quad place = load_quad(tile), size = load_quad(&tile->rows);
+        const Quad rest = load_quad(&tile->operands), last = load_quad(&tile->signal);
+        const int splits = last.y, split = last.z;
+        const int rows = size.x - warp_m, cols = size.y - warp_n;   // of this warp's part
+        if (splits > 1) {
+            // every split leaves its part; the warp that comes last adds them in order and goes on
+            constexpr int vectors = FRAGMENTS_M * FRAGMENTS_N;   // of a thread
+            float4* mine = (float4*)p.partials + ((i64)(last.w + split) * WARPS + warp) * vectors * 32 + lane;
+            const bool any = rows > 0 && cols > 0;
+            if (any) {
+#pragma unroll
+                for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+                    for (int n = 0; n < FRAGMENTS_N; ++n)
+                        __stcg(mine + (m * FRAGMENTS_N + n) * 32, make_float4(d[m][n][0], d[m][n][1], d[m][n][2], d[m][n][3]));
+            }
+            __threadfence();
+            __syncwarp();
+            u32 old = 0;
+            if (lane == 0) old = atomicAdd(p.split_counts + last.w * WARPS + warp, 1u);
+            old = __shfl_sync(0xffffffffu, old, 0);
+            if (old != splits - 1) continue;
+            __threadfence();
+            if (lane == 0) p.split_counts[last.w * WARPS + warp] = 0;
+            if (any) {
+                const float4* part = (const float4*)p.partials + ((i64)last.w * WARPS + warp) * vectors * 32 + lane;
+#pragma unroll
+                for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+                    for (int n = 0; n < FRAGMENTS_N; ++n)
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) d[m][n][i] = 0.0f;
+#pragma unroll 1
+                for (int s = 0; s < splits; ++s, part += WARPS * vectors * 32) {
+#pragma unroll
+                    for (int m = 0; m < FRAGMENTS_M; ++m) {
+                        __syncwarp();   // NOTE no more loads at once than there are registers for
+#pragma unroll
+                        for (int n = 0; n < FRAGMENTS_N; ++n) {
+                            const float4 v = __ldcg(part + (m * FRAGMENTS_N + n) * 32);
+                            d[m][n][0] += v.x;
+                            d[m][n][1] += v.y;
+                            d[m][n][2] += v.z;
+                            d[m][n][3] += v.w;
+                        }
+                    }
+                }
+            }
+        }
+        const Operands* o = p.operands + rest.x;
+        const i64 line = __ldg(&o->out_line);
+        u8* const corner = (u8*)__ldg(&o->out) + (place.z + warp_m) * line
+                           + (i64)(place.w + warp_n) * (OUT_FP32 ? 4 : 2);
+        if (rest.y) add_output(d, corner, line, rows, cols);   // this block has waited for what it adds to, too
+        store_sums(d, corner, line, rows, cols);
+        if (last.x >= 0) {
+            __threadfence_system();
+            __syncwarp();
+            if (lane == 0) {
+                const Signal s = p.signals[last.x];
+                if (count_up(p.signal_counts + last.x) + 1 == s.target) {
+                    p.signal_counts[last.x] = 0;
+                    const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
+                    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.flags[s.flag_first + i], value);
+                }
+            }
+            __syncwarp();
+        }
+    }
+    wait_groups<0>();
+}

@@ -1,0 +1,346 @@
+"""What the tensor-core GEMMs share: works in matrices' coordinates, and the table of tiles that their blocks read.
+
+Numbers only: nothing here touches a device. `sm90` and `sm80` add what their kernels need beside the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil, prod, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..region import Interval, Region
+
+DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
+
+TILE = np.dtype(
+    [
+        (name, np.int32)
+        for name in (
+            "left_row",
+            "right_col",
+            "out_row",
+            "out_col",
+            "rows",
+            "cols",
+            "k_first",
+            "k_blocks",
+            "operands",
+            "accumulate",
+            "wait_first",
+            "wait_count",
+            "signal",
+            "splits",
+            "split",
+            "slot",
+        )
+    ]
+)
+DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
+SIGNAL = np.dtype([(name, np.uint32) for name in ("target", "flag_first", "flag_count", "unused")])
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A row-major matrix in device memory, as it is stored; `pitch` in elements."""
+
+    address: int
+    rows: int
+    columns: int
+    pitch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A matrix, and the pieces of its rows and columns that a work takes, in their logical order."""
+
+    matrix: Matrix
+    rows: tuple[Interval, ...]
+    columns: tuple[Interval, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """out (+)= left · right over pieces, in the coordinates of the stored matrices; pieces of one axis follow
+    each other in the logical operand. A transposed left is stored [K, M], a transposed right [N, K].
+
+    `waits` and `signals` are addresses of 32-bit flags: up before the work reads, raised when all is written.
+    """
+
+    left: Matrix
+    right: Matrix
+    out: Matrix
+    left_rows: tuple[Interval, ...]
+    left_columns: tuple[Interval, ...]
+    right_rows: tuple[Interval, ...]
+    right_columns: tuple[Interval, ...]
+    out_rows: tuple[Interval, ...]
+    out_columns: tuple[Interval, ...]
+    accumulate: bool = False
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        left: Operand,
+        right: Operand,
+        out: Operand,
+        accumulate: bool,
+        waits: tuple[int, ...] = (),
+        signals: tuple[int, ...] = (),
+    ) -> Work:
+        """The work on three operands."""
+        pieces = (left.rows, left.columns, right.rows, right.columns, out.rows, out.columns)
+        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the blocks of a launch do, ready but for the addresses of device memory.
+
+    `constants` holds tiles, depths, flags, signals and what else a kernel reads at `offsets`, in this order.
+    """
+
+    tile: tuple[int, int]  # rows, columns of a block's tile
+    warps: int  # those that store
+    tiles: Rows
+    depths: Rows
+    flags: Rows
+    signals: Rows
+    operands: tuple[tuple[Matrix, Matrix, Matrix], ...]  # left, right, out; a tile names one triple
+    partials: int  # tiles of fp32 that splits of K leave
+    constants: bytes = field(repr=False)
+    offsets: tuple[int, ...] = field(repr=False)
+
+    @property
+    def _counters(self) -> tuple[int, int]:
+        """Bytes of the signals' and of the splits' counters."""
+        up = 256
+        return (-(-4 * len(self.signals) // up) * up, -(-4 * self.partials * self.warps // up) * up)
+
+    @property
+    def counter_bytes(self) -> int:
+        """Of the scratch, from its start: what a launch that was given up may leave other than zero."""
+        return sum(self._counters)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that starts as zeros and belongs to this table alone."""
+        rows, columns = self.tile
+        return sum(self._counters) + 4 * self.partials * rows * columns
+
+    def pointers(self, constants: int, scratch: int, epoch: int, abort: int) -> list[int]:
+        """What both kernels' parameters begin with, but for a vendor's descriptors: tiles, depths, flags, signals, the
+        signals' and the splits' counters, partials, epoch and abort."""
+        signal_bytes, split_bytes = self._counters
+        pointers = [constants + at for at in self.offsets[:4]]
+        return [*pointers, scratch, scratch + signal_bytes, scratch + signal_bytes + split_bytes, epoch, abort]
+
+
+def operand(region: Region, shape: tuple[int, ...], address: int, item: int) -> Operand | None:
+    """A region of a dense row-major tensor at `address` as a matrix and its pieces; None if its second dimension
+    is not the tensor's last: then columns are not side by side."""
+    if len(region.kept) != 2 or region.kept[1] != len(shape) - 1:
+        return None
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, strides, strict=True) if a.dropped)
+    row, column = region.kept
+    matrix = Matrix(address + fixed * item, shape[row], shape[column], strides[row])
+    return Operand(matrix, region.axes[row].segments, region.axes[column].segments)
+
+
+def depths_of(
+    work: Work, left_transposed: bool, right_transposed: bool
+) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+    return (
+        work.left_rows if left_transposed else work.left_columns,
+        work.right_columns if right_transposed else work.right_rows,
+    )
+
+
+def common(a: Sequence[Interval], b: Sequence[Interval]) -> list[tuple[int, int, int]]:
+    """Two ways to cut one logical axis, cut by both: (start in a, start in b, size)."""
+    pieces = []
+    i = j = used_a = used_b = 0
+    while i < len(a) and j < len(b):
+        n = min(a[i].size - used_a, b[j].size - used_b)
+        if n:
+            pieces.append((a[i].start + used_a, b[j].start + used_b, n))
+        used_a += n
+        used_b += n
+        if used_a == a[i].size:
+            i, used_a = i + 1, 0
+        if used_b == b[j].size:
+            j, used_b = j + 1, 0
+    return pieces
+
+
+def _cut(pieces: Sequence[tuple[int, int, int]], step: int) -> Rows:
+    """Tiles of one axis: rows of (start in a, start in b, size ≤ step)."""
+    tiles = []
+    for a, b, n in pieces:
+        at = np.arange(0, n, step)
+        tiles.append(np.stack([a + at, b + at, np.minimum(step, n - at)], 1))
+    return np.concatenate(tiles)
+
+
+def _grid(rows: int, columns: int, band: int) -> tuple[Rows, Rows]:
+    """The order of tiles: bands of `band` rows, down each column of the band, so that the tiles at work at one
+    time read few rows and few columns."""
+    n = rows * columns
+    i = np.arange(n)
+    first = i // (band * columns) * band
+    high = np.minimum(band, rows - first)
+    within = i - first * columns
+    return first + within % high, within // high
+
+
+def table(
+    works: Sequence[Work],
+    tile: tuple[int, int],
+    warps: int,
+    left_transposed: bool,
+    right_transposed: bool,
+    *,
+    groups: int,
+    cluster: int = 1,
+    tail_splits: int = 1,
+    band: int | None = None,
+    more: Sequence[Rows] = (),
+) -> Table:
+    """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
+
+    tail_splits: into how many parts K of the tiles of the last, incomplete wave is cut.
+    band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
+    more: arrays that go behind the table's own in `constants`.
+    """
+    tile_m, tile_n = tile
+    triples: dict[tuple[Matrix, Matrix, Matrix], int] = {}
+    depth_rows: list[tuple[int, int, int, int]] = []
+    flags: list[int] = []
+    signals: list[tuple[int, int, int, int]] = []
+    parts: list[Rows] = []
+    for w in works:
+        k_pieces = common(*depths_of(w, left_transposed, right_transposed))
+        left_axis = w.left_columns if left_transposed else w.left_rows
+        right_axis = w.right_rows if right_transposed else w.right_columns
+        rows = _cut(common(left_axis, w.out_rows), tile_m)
+        columns = _cut(common(right_axis, w.out_columns), tile_n)
+        if len(rows) % cluster:  # a neighbour with nothing to store
+            rows = np.concatenate([rows, np.repeat(rows[-1:] * [[1, 1, 0]], cluster - len(rows) % cluster, 0)])
+        high = len(rows) // cluster
+        walk = band or max(1, min(high, round(sqrt(groups * tile_n / (tile_m * cluster)))))
+        r, c = _grid(high, len(columns), walk)
+        r = (r[:, None] * cluster + np.arange(cluster)).ravel()
+        c = np.repeat(c, cluster)
+        part = np.zeros(len(r), TILE)
+        part["left_row"], part["out_row"], part["rows"] = rows[r].T
+        part["right_col"], part["out_col"], part["cols"] = columns[c].T
+        part["k_first"] = len(depth_rows)
+        part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
+        depth_rows += [(a, b, ceil(n / DEPTH), n) for a, b, n in k_pieces]
+        part["operands"] = triples.setdefault((w.left, w.right, w.out), len(triples))
+        part["accumulate"] = w.accumulate
+        part["wait_first"], part["wait_count"] = len(flags), len(w.waits)
+        flags += w.waits
+        part["signal"] = -1
+        if w.signals:
+            part["signal"] = len(signals)
+            signals.append((len(part) * warps, len(flags), len(w.signals), 0))
+            flags += w.signals
+        part["splits"] = 1
+        parts.append(part)
+    tiles = np.concatenate(parts)
+    partials = 0
+    tail = len(tiles) // cluster % groups * cluster
+    if tail_splits > 1 and tail:
+        whole, rest = tiles[: len(tiles) - tail], tiles[len(tiles) - tail :]
+        cut, partials = _split(rest, tail_splits, cluster, depth_rows)
+        tiles = np.concatenate([whole, cut])
+    depths = np.array(depth_rows, np.int32).reshape(-1, 4)
+    signal_rows = np.array(signals, np.uint32).reshape(-1, 4)
+    addresses = np.array(flags, np.uint64)
+    blob = bytearray()
+    offsets = []
+    for array in (tiles, depths, addresses, signal_rows, *more):
+        offsets.append(len(blob))
+        blob += array.tobytes()
+        blob += bytes(-len(blob) % 64)
+    return Table(
+        tile=tile,
+        warps=warps,
+        tiles=tiles,
+        depths=depths.view(DEPTHS).ravel(),
+        flags=addresses,
+        signals=signal_rows.view(SIGNAL).ravel(),
+        operands=tuple(triples),
+        partials=partials,
+        constants=bytes(blob),
+        offsets=tuple(offsets),
+    )
+
+
+def _split(rest: Rows, splits: int, cluster: int, depths: list[tuple[int, int, int, int]]) -> tuple[Rows, int]:
+    """Cut K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
+    out = []
+    made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
+    slot = 0
+    groups = rest.reshape(-1, cluster)
+    cuts = []
+    for group in groups:
+        key = (int(group[0]["k_first"]), int(group[0]["k_blocks"]))
+        if key not in made:
+            parts = min(splits, key[1])
+            edges = [key[1] * s // parts for s in range(parts + 1)]
+            made[key] = []
+            for low, high in pairwise(edges):
+                made[key].append((len(depths), high - low))
+                at, i = 0, key[0]
+                while at < high:
+                    left, right, blocks, size = depths[i]
+                    a, b = max(low, at), min(high, at + blocks)
+                    if a < b:
+                        skipped = (a - at) * DEPTH
+                        depths.append((left + skipped, right + skipped, b - a, min((b - a) * DEPTH, size - skipped)))
+                    at, i = at + blocks, i + 1
+        cuts.append(made[key])
+    slots = []
+    for cut in cuts:
+        slots.append(slot)
+        slot += len(cut) * cluster
+    for s in range(splits):
+        for group, cut, base in zip(groups, cuts, slots, strict=True):
+            if s < len(cut):
+                part = group.copy()
+                part["k_first"], part["k_blocks"] = cut[s]
+                part["splits"], part["split"] = len(cut), s
+                part["slot"] = base + np.arange(cluster) * len(cut)
+                out.append(part)
+    return np.concatenate(out), slot
+
+
+def best_splits(
+    tiles: int, groups: int, steps: int, step: float, tile: float, split: tuple[float, float], moved: float
+) -> tuple[float, int]:
+    """An estimate of the time of `tiles` on `groups` at work at once, and the splits of K in the last wave that give
+    it. A tile takes `steps` of time `step`, and `tile` for its start and end; `split` is what splits cost once, and
+    each; `moved` is the time of the memory."""
+    waves, tail = divmod(tiles, groups)
+    best = (float("inf"), 1)
+    for splits in (1, *(s for s in range(2, 17) if tail and tail * s <= groups and steps // s >= 4)):
+        busy = waves * (steps * step + tile)
+        if tail:
+            busy += ceil(steps / splits) * step + tile
+        cost = max(busy, moved) + 0.2 * min(busy, moved)  # the two overlap, not wholly
+        if splits > 1:
+            cost += split[0] + split[1] * splits
+        best = min(best, (cost, splits))
+    return best

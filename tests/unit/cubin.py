@@ -1,0 +1,36 @@
+"""What the compiler says of a kernel, read from its machine code."""
+
+from __future__ import annotations
+
+import struct
+
+FRAME_SIZE, REGISTERS = 0x11, 0x2F  # attributes of .nv.info: a symbol and a number
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers, stack and static shared memory of a cubin's one kernel, from its ELF sections."""
+    assert cubin[:4] == b"\x7fELF"
+    (offset,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, offset + i * size) for i in range(count)]
+    text = headers[names]
+
+    def name(header: tuple[int, ...]) -> str:
+        start = text[4] + header[0]
+        return cubin[start : cubin.index(b"\0", start)].decode()
+
+    found: dict[str, int] = {"shared": 0}
+    for h in headers:
+        if name(h).startswith(".nv.shared.") and not name(h).startswith(".nv.shared.reserved"):
+            found["shared"] += h[5]
+        if name(h) == ".nv.info":  # attributes: format, kind, then 2 bytes or a size and that many
+            at, stop = h[4], h[4] + h[5]
+            while at < stop:
+                form, kind, value = struct.unpack_from("<BBH", cubin, at)
+                at += 4
+                if form == 4:
+                    if kind in (FRAME_SIZE, REGISTERS):
+                        key = "stack" if kind == FRAME_SIZE else "registers"
+                        found[key] = max(found.get(key, 0), struct.unpack_from("<II", cubin, at)[1])
+                    at += value
+    return found

@@ -1,0 +1,184 @@
+"""The GEMM for tensor cores since Ampere, without a GPU: its tables, its parameters, its choice, what the compiler
+makes of it."""
+
+from __future__ import annotations
+
+import struct
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ficco_rt.kernels import catalogue, compiler, sm80, sm90, tiles
+from ficco_rt.region import Interval
+from tests.unit.cubin import resources
+from tests.unit.gemm_tables import assert_whole, matrix, pieces
+
+Spans = tuple[Interval, ...]
+
+
+@st.composite
+def ragged(draw: st.DrawFn, size: int) -> Spans:
+    """Pieces that start at multiples of 8; the last ends anywhere."""
+    *others, last = draw(pieces(-(-size // 8) * 8, 8))
+    return (*others, Interval(last.start, last.stop - -size % 8))
+
+
+@st.composite
+def works(draw: st.DrawFn) -> tuple[tiles.Work, bool, bool]:
+    m, n, k = draw(st.integers(1, 700)), draw(st.integers(1, 600)), draw(st.integers(1, 500))
+    left_t, right_t = draw(st.booleans()), draw(st.booleans())
+    rows = ragged(m) if left_t else pieces(m, 1)
+    left_m, out_m = draw(rows), draw(rows)
+    left_k, right_k = draw(ragged(k)), draw(ragged(k))
+    right_n, out_n = draw(ragged(n)), draw(ragged(n))
+    left = (left_k, left_m) if left_t else (left_m, left_k)
+    right = (right_n, right_k) if right_t else (right_k, right_n)
+    matrices = (matrix(1 << 20, *left), matrix(2 << 20, *right), matrix(3 << 20, out_m, out_n))
+    return tiles.Work(*matrices, *left, *right, out_m, out_n, signals=(4096,)), left_t, right_t
+
+
+@settings(deadline=None)
+@given(works(), st.sampled_from(sm80.VARIANTS), st.integers(1, 300), st.integers(1, 6), st.sampled_from([None, 1, 3]))
+def test_tiles_make_every_element_once_from_the_right_operands(
+    made: tuple[tiles.Work, bool, bool], variant: sm80.Variant, blocks: int, splits: int, band: int | None
+) -> None:
+    work, *turned = made
+    launch = sm80.build(
+        [work], variant, "bf16", "bf16", *turned, blocks=blocks, stages=2, tail_splits=splits, band=band
+    )
+    assert_whole(launch.table, work, turned[0], turned[1])
+    assert launch.grid <= blocks
+    assert launch.table.signals[0]["target"] == (launch.table.tiles["split"] == 0).sum() * variant.warps
+
+
+def test_parameters_hold_what_the_kernel_reads() -> None:
+    spans = (Interval(0, 256),)
+    a, b, c, d = (tiles.Matrix(address, 256, 256, 264) for address in (0x1000, 0x2000, 0x3000, 0x4000))
+    works = [tiles.Work(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,)) for out in (c, d)]
+    launch = sm80.build(works, sm80.VARIANTS[2], "bf16", "fp32", False, True, blocks=264, stages=3)
+    data = launch.parameters(0x10000, 0x20000, epoch=0x30000, abort=0x40000)
+    assert len(data) == sm80.PARAMETER_BYTES
+    fields = struct.unpack("<10Q2i", data)
+    assert fields[0] == 0x10000
+    assert fields[4] == 0x20000
+    assert fields[7:9] == (0x30000, 0x40000)
+    assert fields[10:] == (8, 3)
+    assert launch.table.tiles["operands"].tolist() == [0] * 4 + [1] * 4
+    records = np.frombuffer(launch.table.constants, np.uint64, 16, fields[9] - 0x10000).reshape(2, 8)
+    assert records.tolist() == [[0x1000, 0x2000, out, 528, 528, 1056, 0, 0] for out in (0x3000, 0x4000)]
+
+
+def test_what_the_kernel_cannot_take_is_said() -> None:
+    whole = (Interval(0, 256),)
+    good = tiles.Matrix(0, 256, 256, 256)
+
+    def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole, dtype: str = "bf16") -> str | None:
+        return sm80.refusal([tiles.Work(left, good, good, whole, k, k, n, whole, n)], dtype, dtype, False, False)
+
+    assert reason() is None
+    assert reason(k=(Interval(0, 13), Interval(16, 17))) is None
+    assert reason(n=(Interval(8, 9),)) is None
+    assert "operands are fp32" in str(reason(dtype="fp32"))
+    assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(2, 256, 256, 256)))
+    assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(0, 256, 255, 255)))
+    assert "left operand's columns starts at 4" in str(reason(k=(Interval(4, 36),)))
+    assert "right operand's columns starts at 12" in str(reason(n=(Interval(12, 36),)))
+    assert "more than" in str(reason(tiles.Matrix(0, 256, 256, 1 << 25)))
+
+
+# ---------------------------------------------------------------- the choice
+
+A100 = catalogue.Limits(sms=108, smem_per_sm=164 << 10, smem_per_block=163 << 10, smem_reserved=1024, max_residency=32)
+L40 = catalogue.Limits(sms=142, smem_per_sm=100 << 10, smem_per_block=99 << 10, smem_reserved=1024, max_residency=24)
+H100 = catalogue.Limits(sms=132, smem_per_sm=228 << 10, smem_per_block=227 << 10, smem_reserved=1024, max_residency=32)
+
+
+def chosen(
+    arch: str, limits: catalogue.Limits, m: int, n: int, k: int, residency: int | None = None,
+    smem: int | None = None, not_sm90: str | None = None, not_sm80: str | None = None,
+) -> catalogue.GemmConfig:  # fmt: skip
+    request = catalogue.GemmRequest(arch, "bf16", smem, residency, None, (m,), (n,), k, False, not_sm90, not_sm80)
+    config = catalogue.choose_gemm(request, limits)
+    assert isinstance(config, catalogue.GemmConfig), config
+    return config
+
+
+@pytest.mark.parametrize(
+    ("arch", "limits", "kernel"),
+    [
+        ("sm_80", A100, "sm80"), ("sm_86", L40, "sm80"), ("sm_89", L40, "sm80"), ("sm_90", H100, "sm80"),
+        ("sm_90a", H100, "sm90"), ("sm_100a", H100, "sm80"), ("sm_75", L40, "naive"), ("gfx942", A100, "naive"),
+    ],
+)  # fmt: skip
+def test_each_architecture_gets_its_kernel(arch: str, limits: catalogue.Limits, kernel: str) -> None:
+    for m in (16, 128, 4096):
+        config = chosen(arch, limits, m, 4096, 4096)
+        assert config.kernel.startswith(kernel)
+        assert config.smem <= limits.smem_per_block
+        assert config.stages >= 2 or kernel == "naive"
+
+
+def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
+    assert chosen("sm_90a", H100, 4096, 4096, 4096, not_sm90="turned").kernel.startswith("sm80_gemm")
+    assert chosen("sm_90a", H100, 4096, 4096, 4096, not_sm90="odd", not_sm80="odd").kernel == "naive_gemm"
+    for residency in (2, 3, 4):
+        config = chosen("sm_90a", H100, 4096, 4096, 4096, residency)
+        variant = sm80.variant(config.kernel)
+        assert variant.residency >= residency
+        assert variant.registers * variant.threads * residency <= 65536
+        assert H100.smem_per_sm // (config.smem + H100.smem_reserved) == residency
+    assert chosen("sm_80", A100, 4096, 4096, 4096, smem=40 << 10).smem == 40 << 10
+
+
+def test_few_rows_get_small_tiles_and_split_depth() -> None:
+    budgets = {r: A100.smem_per_sm // r - 1024 for r in (1, 2, 3, 4)}
+    few = sm80.choose([16], [2560], 8192, A100.sms, budgets)
+    many = sm80.choose([8192], [8192], 8192, A100.sms, budgets)
+    assert few is not None
+    assert many is not None
+    assert few.variant.tile[0] == 64
+    assert few.tail_splits > 1
+    assert many.variant.tile[0] * many.variant.tile[1] >= 128 * 128
+
+
+# ---------------------------------------------------------------- the compiler
+
+# On Hopper the compiler keeps a few bytes of these in local memory: left stored [K, M], right [K, N].
+KEPT = {("sm_90a", v, True, False): 16 for v in ("sm80_gemm_256x128", "sm80_gemm_128x128")}
+TYPES = (("bf16", "bf16"), ("fp16", "fp32"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubins")
+
+
+@pytest.mark.parametrize("variant", sm80.VARIANTS, ids=lambda v: v.name)
+def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, cache: Path) -> None:
+    turns = [(lt, rt) for lt in (False, True) for rt in (False, True)]
+    cases = [("sm_80", TYPES[i % 2], lt, rt) for i, (lt, rt) in enumerate(turns)]
+    cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt) for i, (lt, rt) in enumerate(turns)]
+
+    def compiled(case: tuple[str, tuple[str, str], bool, bool]) -> compiler.Cubin:
+        arch, types, *turned = case
+        return compiler.compile_file(sm80.SOURCE, sm80.options(variant, *types, *turned, arch), cache)
+
+    with ThreadPoolExecutor(2) as pool:
+        cubins = list(pool.map(compiled, cases))
+    for (arch, types, *turned), cubin in zip(cases, cubins, strict=True):
+        found = resources(cubin.code)
+        assert found["registers"] <= variant.registers
+        assert found["stack"] <= KEPT.get((arch, variant.name, *turned), 0)
+        assert found["shared"] <= 1024  # which the system keeps of every block
+        assert cubin.log == ""
+        assert sm80.entry(variant, *types, *turned).encode() in cubin.code
+
+
+def test_both_kernels_have_their_tiles_in_the_catalogue() -> None:
+    names = [v.name for v in (*sm80.VARIANTS, *sm90.VARIANTS)]
+    assert len(set(names)) == len(names)
+    assert set(names) < set(catalogue.TILES)

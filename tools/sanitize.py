@@ -1,0 +1,77 @@
+"""Our kernels under compute-sanitizer, at small sizes: memcheck, racecheck, or what is asked for.
+
+    python tools/sanitize.py                            # memcheck and racecheck of all
+    python tools/sanitize.py --tools memcheck --kernels sm80 sm90
+
+`sm80` and `sm90` run random cases of tools/gemm_bench.py; `naive` a streamed schedule of tools/gpu_check.py, whose
+fp32 products and sums are the naive kernels'. NOTE racecheck knows neither TMA nor the barriers that it completes,
+so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished, and is no failure.
+Exit code 4 if anything is reported, 3 without compute-sanitizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TOOLS = Path(__file__).parent
+TARGETS: dict[str, tuple[str, ...]] = {
+    "sm80": ("gemm_bench.py", "--kernel", "sm80", "--check-only", "--cases", "1"),
+    "sm90": ("gemm_bench.py", "--kernel", "sm90", "--check-only", "--cases", "1"),
+    "naive": (
+        "gpu_check.py",
+        "--ranks",
+        "2",
+        "--repeats",
+        "1",
+        "--only",
+        "gemm_rs/streamed",
+        "--sizes",
+        "small",
+        "--timeout",
+        "120",
+    ),
+}
+
+
+def main() -> int:
+    """Run them all; the process's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tools", nargs="+", default=["memcheck", "racecheck"])
+    parser.add_argument("--kernels", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--variants", default="", help="a part of the names of the variants that are checked")
+    parser.add_argument("--limit", type=float, default=600, help="seconds that each may take")
+    options = parser.parse_args()
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
+    if sanitizer is None:
+        print("sanitize: there is no compute-sanitizer; it comes with the CUDA toolkit", file=sys.stderr)
+        return 3
+    failed = False
+    for tool in options.tools:
+        for kernel in options.kernels:
+            script, *arguments = TARGETS[kernel]
+            if script == "gemm_bench.py":
+                arguments += ["--variants", options.variants]
+            # drivers are asked for calls that they lack: those errors of the API are none of ours
+            command = [sanitizer, "--tool", tool, "--report-api-errors", "no", "--error-exitcode", "9"]
+            try:
+                ran = subprocess.run(
+                    [*command, sys.executable, str(TOOLS / script), *arguments],
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=options.limit, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired:
+                print(f"{tool} {kernel}: unfinished after {options.limit:.0f} s", flush=True)
+                continue
+            lines = [line for line in ran.stdout.splitlines() if line.startswith("=========")]
+            print(f"{tool} {kernel}: exit code {ran.returncode}; {lines[-1] if lines else 'no report'}", flush=True)
+            if ran.returncode:
+                failed = True
+                print("\n".join(ran.stdout.splitlines()[-40:]), flush=True)
+    return 4 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
