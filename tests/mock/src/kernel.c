@@ -68,6 +68,12 @@ int blocks_per_sm(const Function *f, int threads, int smem) {
 
 // ---------------------------------------------------------------- launches
 
+enum { WHOLE = 5040, LITTLE = WHOLE / 16 };  // a multiprocessor, which many numbers of blocks can share alike
+
+bool device_has_room(const Device *d) { return d->held + LITTLE <= d->sms * WHOLE; }
+
+static int share(const Launch *l) { return WHOLE / blocks_per_sm(l->function, l->block, l->smem); }
+
 static size_t parameter_bytes(const KernelCode *k) {
     size_t bytes = 0;
     for (int i = 0; k->parameters[i]; i++) bytes += ((size_t)k->parameters[i] + 7) / 8 * 8;
@@ -109,7 +115,7 @@ Launch *launch_again(const Launch *from) {
 }
 
 void launch_free(Launch *l) {
-    l->device->slots -= l->count;
+    l->device->held -= l->count * share(l);
     free(l->arguments);
     free(l->running);
     free(l->state);
@@ -119,8 +125,7 @@ void launch_free(Launch *l) {
 // A block that can go on is chosen: one that runs and whose tile is ready, or one that has not begun and finds room.
 bool launch_ready(Launch *l) {
     if (!l->open) return true;
-    bool room = l->started < l->grid &&
-                l->device->slots < l->device->sms * blocks_per_sm(l->function, l->block, l->smem);
+    bool room = l->started < l->grid && l->device->held + share(l) <= l->device->sms * WHOLE;
     int n = l->count + room;
     if (!n) return false;
     int first = world.tile_order == 1 ? 0 : world.tile_order == 2 ? n - 1 : (int)drawn((uint64_t)n);
@@ -138,7 +143,7 @@ static void next_tile(Launch *l, int at) {
     l->running[at].tile = l->code->tile_of(l, l->running[at].block, l->running[at].round++);
     if (l->running[at].tile >= 0) return;
     l->running[at] = l->running[--l->count];
-    l->device->slots--;
+    l->device->held -= share(l);
 }
 
 int launch_step(Launch *l, bool *done) {
@@ -149,7 +154,7 @@ int launch_step(Launch *l, bool *done) {
         int code = l->code->open(l);
         if (code) return code;
     } else if (l->chosen < 0) {
-        l->device->slots++;
+        l->device->held += share(l);
         l->running[l->count].block = l->started++;
         l->running[l->count].round = 0;
         next_tile(l, l->count++);

@@ -50,7 +50,7 @@ struct Device {
     void *context;                   // handle
     int retained;
     int sick;                        // a code that every later call of this device gives
-    int slots;                       // blocks that run now
+    int held;                        // of its multiprocessors, by blocks that run; see kernel.c
     Stream *null_stream;
 };
 
@@ -236,6 +236,7 @@ int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluste
                const void *packed, size_t packed_bytes, Launch **made);
 Launch *launch_again(const Launch *l);
 void launch_free(Launch *l);
+bool device_has_room(const Device *d);          // for a block of a copy or fill
 int blocks_per_sm(const Function *f, int threads, int smem);
 bool launch_ready(Launch *l);
 int launch_step(Launch *l, bool *done);

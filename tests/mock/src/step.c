@@ -47,6 +47,11 @@ static void begin(Command *c) {
     if (world.copies == world.delay_copy) c->delay = world.delay_steps;
 }
 
+static bool is_inside(const Command *c) {
+    const Device *home = memory_home(c->dst, 1);
+    return home && memory_home(c->src, 1) == home;
+}
+
 bool command_ready(Command *c) {
     if (c->device->sick) return false;
     if (!c->begun) begin(c);
@@ -60,6 +65,8 @@ bool command_ready(Command *c) {
         case WAIT_VALUE: return memory_reach(c->device, c->dst, 4) || value_reached(c);
         case LAUNCH: return launch_ready(c->launch);
         case REPLAY: return replay_ready(c);
+        case FILL: return device_has_room(c->device);
+        case COPY: return c->staged || !is_inside(c) || device_has_room(c->device);  // inside a device kernels copy
         default: return true;
     }
 }
