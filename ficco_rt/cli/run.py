@@ -281,7 +281,6 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
     shared, timeout = options.ranks_per_gpu, float(options.timeout)
     with Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout) as executor:
         verification = None
-        executor.traced = True
         if options.no_verify:
             with progress.step("making inputs"):
                 for name, arrays in fresh_inputs(job.plan, options.seed).items():
@@ -291,12 +290,8 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
             with progress.step("running and verifying"):
                 verification = verified_run(executor, seed=options.seed, progress=progress.report)
         times = [executor.duration] if verification else []
-        trace = executor.trace if verification else None
         timed = options.iters or (0 if verification else 1)
-        if backend == "cuda" and trace is None:
-            executor.run(progress=progress.report)
-            trace = executor.trace
-        executor.traced, executor.graph = False, options.graph
+        executor.graph = options.graph
         if options.graph and verification is not None and verification.ok:
             with progress.step("comparing the replayed graph"):
                 check_replay(executor)
@@ -308,8 +303,12 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
                 with progress.step(f"run {number + 1} of {options.warmup + timed}"):
                     executor.run(progress=progress.report)
                 times.append(executor.duration)
-        if backend == "host" or trace is None:
-            trace = executor.trace
+        if backend != "host":  # marks cost time, so a run of its own has them, when all is warm
+            with progress.step("tracing a run"):
+                executor.traced = True
+                executor.run(progress=progress.report)
+                host.pop()
+        trace = executor.trace
         devices = executor.driver.describe()
     return Result(
         job=job,

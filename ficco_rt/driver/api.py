@@ -2,17 +2,14 @@
 
 A driver serves one plan. It hands out buffers, streams, events and flags as opaque numbers, and *binds*
 each command of the plan once: views or addresses are resolved, arguments packed, and what comes back is a
-`Call` that needs nothing more. A run is then
+`Call` that needs nothing more. All calls make a *program*, and a run is then
 
-    driver.begin_run()
-    for call in calls:
-        call()              # puts the command on its stream, and returns at once
-    driver.end_run()
+    driver.run(program)     # puts all commands on their streams, and returns at once
     driver.synchronize()    # until all streams are through, or an error names what is in the way
 
-with no decision in it. Commands are bound, and called, in an order in which every Record and SignalFlag stands before
-its waits, and the calls of one collective stand together. Events and flags hold for one run: `begin_run` takes them
-down. Commands may be bound several times, to other buffers; a run calls those of one binding.
+with no decision in it. Commands are bound, and stand in a program, in an order in which every Record and SignalFlag
+stands before its waits, and the calls of one collective stand together. Events and flags hold for one run: they are
+down when the next begins. Commands may be bound several times, to other buffers; a program is of one binding.
 
 Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver
 refuses is a DeviceError with call, device, code, and the place in the schedule (`call.command.origin`).
@@ -49,6 +46,7 @@ StreamHandle = NewType("StreamHandle", int)
 Event = NewType("Event", int)
 Flag = NewType("Flag", int)
 Graph = NewType("Graph", int)
+Program = NewType("Program", object)  # whatever the driver makes of calls
 
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
@@ -89,12 +87,10 @@ class DeviceArray:
 
 
 class Call(Protocol):
-    """A bound command. Calling it issues it."""
+    """A bound command."""
 
     @property
     def command(self) -> Command: ...
-
-    def __call__(self) -> None: ...
 
 
 class Driver(Protocol):
@@ -174,21 +170,19 @@ class Driver(Protocol):
     def unbind(self, calls: Sequence[Call]) -> None:
         """Forget bound calls; none of them is issued any more."""
 
-    def begin_run(self, streams: Sequence[object] = ()) -> None:
-        """What is issued from here on comes after all of the last run and after what stands on the callers'
-        `streams`, one a rank; no event is recorded, no flag is up."""
+    def program(self, calls: Sequence[Call]) -> Program:
+        """The calls of a whole binding, in the order of issue."""
 
-    def end_run(self) -> None:
-        """All of the run is issued; the callers' streams go on when it is complete."""
+    def run(self, program: Program, streams: Sequence[object] = ()) -> None:
+        """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'
+        `streams`, one a rank, before it touches a rank's inputs and outputs; each goes on when they are not touched
+        any more. No event is recorded, no flag is up at first. After an error nothing of it is left."""
 
-    def abandon(self) -> None:
-        """In place of `end_run`, after an error while calls were issued."""
-
-    def capture(self, calls: Sequence[Call]) -> Graph:
-        """The whole run of `calls` as one graph. UsageError where the driver has none."""
+    def capture(self, program: Program) -> Graph:
+        """The whole run as one graph. UsageError where the driver has none."""
 
     def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
-        """A whole run, from begin to end, by a captured graph."""
+        """A run, as by `run`, by a captured graph."""
 
     def forget(self, graph: Graph) -> None:
         """Give a graph back."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..driver.api import Array, Buffer, Call, DeviceArray, Driver, Event, Flag, Graph, Memory, StreamHandle
+from ..driver.api import Array, Buffer, Call, DeviceArray, Driver, Event, Flag, Graph, Memory, Program, StreamHandle
 from ..errors import DeviceError
 from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
 from .issue import issue_order
@@ -26,6 +26,7 @@ class Bound:
     given: Given
     memory: dict[tuple[str, int], Buffer] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    program: Program | None = None  # of the calls, when all are bound
     graph: Graph | None = None  # of the calls
     pinned: object = None  # what a caller bound: kept, with the tensors, until it is released
 
@@ -94,7 +95,7 @@ class Bindings:
             with suppress(DeviceError):  # the first error is the one to tell; the driver still knows what is left
                 self.release(made)
             raise
-        made.memory = memory
+        made.memory, made.program = memory, self._driver.program(made.calls)
         return made
 
     def _command(self, stream: StreamHandle, command: Command, memory: Memory) -> Call:

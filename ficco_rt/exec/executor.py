@@ -184,28 +184,19 @@ class Executor:
             what = "arrays beside it" if tensors else "one that is released, or another executor's"
             raise UsageError(f"run takes what bind() made, alone; given {what}")
         self._bound = bound
+        assert bound.program is not None
         if self.graph and not self.traced and bound.graph is None:
-            bound.graph = self.driver.capture(bound.calls)
+            bound.graph = self.driver.capture(bound.program)
         begun = time.perf_counter()
         if self.graph and not self.traced:
             assert bound.graph is not None
             self.driver.replay(bound.graph, streams or ())
         else:
-            self._issue_all(bound, streams or ())
+            self.driver.run(bound.program, streams or ())
         self.issued_in = (time.perf_counter() - begun) * 1e6
         if streams is None:
             self.driver.synchronize(progress)
         self._ran = True
-
-    def _issue_all(self, bound: Bound, streams: Sequence[object]) -> None:
-        try:
-            self.driver.begin_run(streams)
-            for call in bound.calls:
-                call()
-            self.driver.end_run()
-        except BaseException:
-            self.driver.abandon()
-            raise
 
     def synchronize(self) -> None:
         """Wait for the last run's end."""

@@ -180,8 +180,7 @@ def test_a_record_that_is_bound_but_not_issued() -> None:
     event = driver.event(0)
     driver.bind_record(streams[0], record(0, 10), event)
     call = driver.bind_wait_event(streams[1], wait(0, 20), event)
-    driver.begin_run()
-    call()
+    driver.run(driver.program([call]))
     with pytest.raises(DeviceError) as caught:
         driver.synchronize()
     assert str(caught.value) == (
@@ -232,17 +231,13 @@ def test_the_next_run_works_after_a_deadlock() -> None:
         driver.bind_record(streams[0], record(0, 10), event),
         driver.bind_wait_event(streams[1], wait(0, 20), event),
     ]
-    driver.begin_run()
-    calls[1]()
+    driver.run(driver.program(calls[1:]))
     with pytest.raises(DeviceError, match="never issued"):
         driver.synchronize()
     for _ in range(2):
-        driver.begin_run()
-        for call in calls:
-            call()
+        driver.run(driver.program(calls))
         driver.synchronize()
-    driver.begin_run()  # the event of the run before does not count
-    calls[1]()
+    driver.run(driver.program(calls[1:]))  # the event of the run before does not count
     with pytest.raises(DeviceError, match="never issued"):
         driver.synchronize()
 

@@ -3,7 +3,7 @@ a GPU, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,9 +12,9 @@ from ...plan.ir import CollectiveCall, Command, Plan
 from ...region import Region
 from .cells import part
 from .gpus import Gpus
-from .refused import Closing, concerning
+from .refused import Closing
 from .spans import place_of
-from .streams import Bound
+from .streams import Bound, Step
 from .tensors import Resolve
 from .vendor import Handle
 
@@ -102,29 +102,30 @@ class Group:
         self._members.append(member)
         return member
 
-    def issue(self, last: Member) -> None:
-        if last is not self._members[-1]:
-            return
-        command = last.command
-        with concerning("", f"{type(command).__name__} of all ranks", command.origin):
-            self._meet([m.before for m in self._members])
-            for member in self._members:
-                member.bound()
-            self._meet([m.after for m in self._members])
+    def steps(self, of: Callable[[Bound], Iterable[Step]]) -> Iterator[Step]:
+        """What all ranks do; `of` a rank's own part."""
+        yield from self._meet([m.before for m in self._members])
+        for member in self._members:
+            yield from of(member.bound)
+        yield from self._meet([m.after for m in self._members])
 
-    def _meet(self, events: Sequence[Handle]) -> None:
-        gpus, vendor = self._gpus, self._gpus.vendor
+    def is_last(self, member: Member) -> bool:
+        return member is self._members[-1]
+
+    def bounds(self) -> Iterator[Bound]:
+        return (member.bound for member in self._members)
+
+    def _meet(self, events: Sequence[Handle]) -> Iterator[Step]:
+        vendor = self._gpus.vendor
         streams = [m.bound.stream for m in self._members]
+        command = self._members[0].command
+        what = f"{type(command).__name__} of all ranks"
         for stream, event in zip(streams, events, strict=True):
-            gpus.enter(stream.device)
-            with concerning(stream.device):
-                vendor.record(event, stream.handle)
+            yield Step(stream.device, *vendor.record_action(event, stream.handle), what, command.origin)
         for stream, own in zip(streams, events, strict=True):
-            gpus.enter(stream.device)
-            with concerning(stream.device):
-                for event in events:
-                    if event is not own:
-                        vendor.wait(stream.handle, event)
+            for event in events:
+                if event is not own:
+                    yield Step(stream.device, *vendor.wait_action(stream.handle, event), what, command.origin)
 
 
 @dataclass(slots=True, eq=False)
@@ -140,8 +141,14 @@ class Member:
     def command(self) -> Command:
         return self.bound.command
 
-    def __call__(self) -> None:
-        self.group.issue(self)
+    def steps(self, captured: bool) -> Iterator[Step]:
+        return self.group.steps(lambda bound: bound.steps(captured)) if self.group.is_last(self) else iter(())
+
+    def marked(self) -> Iterator[Step]:
+        return self.group.steps(Bound.marked) if self.group.is_last(self) else iter(())
+
+    def bounds(self) -> Iterator[Bound]:
+        return self.group.bounds() if self.group.is_last(self) else iter(())
 
     def release(self) -> None:
         closing = Closing()

@@ -31,6 +31,7 @@ from ...plan.ir import (
     WaitFlag,
 )
 from ...trace import Clock, Span
+from .. import api
 from ..api import (
     NUMPY_DTYPES,
     Array,
@@ -50,6 +51,7 @@ from . import collectives, copies
 from .flags import Flags
 from .gpus import Gpus
 from .launches import Launches
+from .program import Program
 from .refused import Closing, concerning
 from .runs import Captured, Runs, handles
 from .spans import raisers_of, spans_of
@@ -271,25 +273,24 @@ class GpuDriver:
         self._runs.quiet()
         closing = Closing()
         for call in calls:
-            assert isinstance(call, Bound | collectives.Member)
-            self._bound.discard(call)
-            closing(call.release)
+            bound = _ours(call)
+            self._bound.discard(bound)
+            closing(bound.release)
         closing.end()
 
     # ---- running
 
-    def begin_run(self, streams: Sequence[object] = ()) -> None:
-        self._runs.begin(handles(streams, self._plan.ranks))
+    def program(self, calls: Sequence[Call]) -> api.Program:
+        return api.Program(Program(self._gpus, [_ours(call) for call in calls]))
 
-    def end_run(self) -> None:
-        self._runs.end()
+    def run(self, program: api.Program, streams: Sequence[object] = ()) -> None:
+        assert isinstance(program, Program)
+        self._runs.run(program, handles(streams, self._plan.ranks))
 
-    def abandon(self) -> None:
-        self._runs.abandon()
-
-    def capture(self, calls: Sequence[Call]) -> Graph:
+    def capture(self, program: api.Program) -> Graph:
+        assert isinstance(program, Program)
         graph = Graph(next(self._numbers))
-        self._graphs[graph] = self._runs.capture(calls)
+        self._graphs[graph] = self._runs.capture(program)
         return graph
 
     def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
@@ -348,3 +349,8 @@ class GpuDriver:
         closing(self._gpus.close)
         if not told:  # after it calls may fail for the same reason
             closing.end()
+
+
+def _ours(call: Call) -> Bound | collectives.Member:
+    assert isinstance(call, Bound | collectives.Member)
+    return call

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...errors import DeviceError
 from .devices import Device, close_devices, homes, inside, open_devices
-from .refused import Closing, concerning
+from .refused import Closing, Refused, concerning, concerns
 from .vendor import Handle, Vendor
 
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
@@ -31,7 +31,6 @@ class Gpus:
         self.timeout = timeout
         self.homes = homes(vendor, ranks, ranks_per_gpu)
         self.current: Device | None = None  # whose context is current, while a run is issued
-        self.capturing = False  # what is issued goes into a graph
         self.marking = False  # what is issued is recorded for a trace
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
@@ -79,8 +78,11 @@ class Gpus:
         """Make the device's context current, while a run is issued."""
         if self.current is not device:
             self.current = None
-            with concerning(device):
+            try:
                 self.vendor.enter(device.context)
+            except Refused as error:
+                concerns(error, device)
+                raise
             self.current = device
 
     # ---- streams and events

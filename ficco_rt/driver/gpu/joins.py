@@ -26,19 +26,10 @@ from ...plan.ir import Stream as PlanStream
 from .devices import Device
 from .flags import Flags
 from .gpus import Gpus
-from .streams import GpuStream
-from .vendor import Action, Handle
+from .streams import GpuStream, Step
+from .vendor import Handle
 
 KEPT = 8  # sets of callers' streams
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A call with the device whose context it needs."""
-
-    device: Device
-    what: str  # for people
-    action: Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,26 +97,26 @@ class Joins:
         yield from self._callers_come(called)
         if together:
             yield from self._wait(first, [*self._called[: len(called)], *self._others(first)])
-            yield Step(first, "the run's start", vendor.record_action(self._start, gpus.control[first.ordinal]))
+            yield Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")
         for i, device in gpus.devices.items():
             control = gpus.control[i]
             if not together:
                 yield from self._wait(device, [*(self._called[r] for r in self._needs[i]), *self._others(device)])
             elif device is not first:
                 yield from self._wait(device, [self._start])
-            yield Step(device, "the run's gate", vendor.record_action(self.gates[i], control))
+            yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
             for stream in self._on(i):
-                yield Step(device, str(stream), vendor.wait_action(stream.handle, self.gates[i]))
+                yield Step(device, *vendor.wait_action(stream.handle, self.gates[i]), str(stream))
 
     def _end(self, called: Sequence[Handle]) -> Iterator[Step]:
         gpus, vendor = self._gpus, self._gpus.vendor
         for i, device in gpus.devices.items():
             for stream in self._on(i):
-                yield Step(device, str(stream), vendor.record_action(stream.tail, stream.handle))
+                yield Step(device, *vendor.record_action(stream.tail, stream.handle), str(stream))
         for rank, caller in enumerate(called):
             for n in self._frees[rank]:
                 wait = vendor.wait_action(caller, self._streams[n].tail)
-                yield Step(gpus.device(rank), f"the caller's stream of rank {rank}", wait)
+                yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
         for i, device in gpus.devices.items():
             yield from self._wait(device, [stream.tail for stream in self._on(i)])
             yield from self._ends(device)
@@ -133,16 +124,16 @@ class Joins:
     def _ends(self, device: Device) -> Iterator[Step]:
         """On the control stream: all of the device's part is done, and its flags are down."""
         vendor, control = self._gpus.vendor, self._gpus.control[device.ordinal]
-        yield Step(device, "the run's end", vendor.record_action(self.ends[device.ordinal], control))
+        yield Step(device, *vendor.record_action(self.ends[device.ordinal], control), "the run's end")
         lower = self._flags.lower(device.ordinal, control)
         if lower is not None:
-            yield Step(device, "the plan's flags", lower)
-        yield Step(device, "the run's end", vendor.record_action(self.done[device.ordinal], control))
+            yield Step(device, *lower, "the plan's flags")
+        yield Step(device, *vendor.record_action(self.done[device.ordinal], control), "the run's end")
 
     def _callers_come(self, called: Sequence[Handle]) -> Iterator[Step]:
         for rank, (caller, event) in enumerate(zip(called, self._called, strict=False)):
             record = self._gpus.vendor.record_action(event, caller)
-            yield Step(self._gpus.device(rank), f"the caller's stream of rank {rank}", record)
+            yield Step(self._gpus.device(rank), *record, f"the caller's stream of rank {rank}")
 
     def _others(self, device: Device) -> list[Handle]:
         return [event for i, event in self.done.items() if i != device.ordinal]
@@ -153,7 +144,7 @@ class Joins:
     def _wait(self, device: Device, events: Sequence[Handle]) -> Iterator[Step]:
         control = self._gpus.control[device.ordinal]
         for event in events:
-            yield Step(device, "the run's gate", self._gpus.vendor.wait_action(control, event))
+            yield Step(device, *self._gpus.vendor.wait_action(control, event), "the run's gate")
 
     # ---- as a graph
 
@@ -161,20 +152,20 @@ class Joins:
         """What is captured before the plan's commands and behind them: from the first device's control stream to all
         streams, and back when all are through and the flags are down."""
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
-        begin = [Step(first, "the run's start", vendor.record_action(self._start, gpus.control[first.ordinal]))]
+        begin = [Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")]
         end: list[Step] = []
         for i, device in gpus.devices.items():
             if device is not first:
                 begin += self._wait(device, [self._start])
             for stream in self._on(i):
-                begin.append(Step(device, str(stream), vendor.wait_action(stream.handle, self._start)))
-                end.append(Step(device, str(stream), vendor.record_action(stream.tail, stream.handle)))
+                begin.append(Step(device, *vendor.wait_action(stream.handle, self._start), str(stream)))
+                end.append(Step(device, *vendor.record_action(stream.tail, stream.handle), str(stream)))
             end += self._wait(device, [stream.tail for stream in self._on(i)])
             lower = self._flags.lower(i, gpus.control[i])
             if lower is not None:
-                end.append(Step(device, "the plan's flags", lower))
+                end.append(Step(device, *lower, "the plan's flags"))
             if device is not first:
-                end.append(Step(device, "the run's end", vendor.record_action(self._inner[i], gpus.control[i])))
+                end.append(Step(device, *vendor.record_action(self._inner[i], gpus.control[i]), "the run's end"))
         end += self._wait(first, [event for i, event in self._inner.items() if i != first.ordinal])
         return Sides(tuple(begin), tuple(end))
 
@@ -183,16 +174,16 @@ class Joins:
         control = self._gpus.control[first.ordinal]
         yield from self._callers_come(called)
         yield from self._wait(first, [*self._called[: len(called)], *self._others(first)])
-        yield Step(first, "the run's gate", self._gpus.vendor.record_action(self.gates[first.ordinal], control))
+        yield Step(first, *self._gpus.vendor.record_action(self.gates[first.ordinal], control), "the run's gate")
 
     def _behind_graph(self, called: Sequence[Handle]) -> Iterator[Step]:
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
         control = gpus.control[first.ordinal]
-        yield Step(first, "the run's end", vendor.record_action(self.ends[first.ordinal], control))
-        yield Step(first, "the run's end", vendor.record_action(self.done[first.ordinal], control))
+        yield Step(first, *vendor.record_action(self.ends[first.ordinal], control), "the run's end")
+        yield Step(first, *vendor.record_action(self.done[first.ordinal], control), "the run's end")
         for rank, caller in enumerate(called):
             wait = vendor.wait_action(caller, self.done[first.ordinal])
-            yield Step(gpus.device(rank), f"the caller's stream of rank {rank}", wait)
+            yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
 
 
 def callers(stream: PlanStream, plan: Plan) -> set[int]:

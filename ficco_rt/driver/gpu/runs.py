@@ -15,11 +15,11 @@ import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
-from ..api import Call
 from .flags import Flags
 from .gpus import SPIN, Gpus
-from .joins import Joins, Step
-from .refused import concerning, concerns
+from .joins import Joins
+from .program import Program, make
+from .refused import concerning
 from .spans import raisers_of, stuck
 from .streams import Bound, GpuStream, Upload
 from .vendor import Handle
@@ -29,10 +29,10 @@ DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced
 
 @dataclass(slots=True, eq=False)
 class Captured:
-    """A run as a graph, and the calls that it was made of."""
+    """A run as a graph, and the program that it was made of."""
 
     graph: Handle
-    calls: tuple[Call, ...]
+    program: Program
 
 
 class Runs:
@@ -51,7 +51,6 @@ class Runs:
         self._streams = streams
         self._uploads = uploads
         self._joins = Joins(gpus, flags, plan, streams)
-        self._end: tuple[Step, ...] = ()  # of the run that is being issued
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: flags and counters may be up
@@ -61,21 +60,27 @@ class Runs:
 
     # ---- on streams
 
-    def begin(self, streams: Sequence[Handle]) -> None:
-        self._prepare()
-        self._replayed, self.marked = None, self._gpus.marking
-        for stream in self._streams:
-            stream.issued.clear()
-        sides = self._joins.sides(streams, self.marked)
-        self._end, self._running = sides.end, True
-        self._make(sides.begin)
+    def run(self, program: Program, streams: Sequence[Handle]) -> None:
+        gpus = self._gpus
+        try:
+            self._prepare()
+            self._replayed, self.marked = None, gpus.marking
+            steps = program.steps(marked=self.marked)
+            for stream in self._streams:
+                stream.issued = []
+            sides = self._joins.sides(streams, self.marked)
+            self._running = True
+            make(gpus, sides.begin)
+            program.issued()
+            make(gpus, steps)
+            make(gpus, sides.end)
+            gpus.end_issue()
+        except BaseException:
+            self._abandon()
+            raise
 
-    def end(self) -> None:
-        self._make(self._end)
-        self._gpus.end_issue()
-
-    def abandon(self) -> None:
-        """The run that is being issued will not be whole: what was issued is let through, the rest forgotten.
+    def _abandon(self) -> None:
+        """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
         It stands where another error is on its way, so it raises none."""
         if not self.lost:
             self._running = self._dirty = True
@@ -90,28 +95,16 @@ class Runs:
             self._clear()
         self._gpus.begin_issue()
 
-    def _make(self, steps: Sequence[Step]) -> None:
-        gpus = self._gpus
-        for step in steps:
-            if gpus.current is not step.device:
-                gpus.enter(step.device)
-            function, arguments = step.action
-            code = function(*arguments)[0]
-            if code:
-                error = gpus.vendor.failure(function, code)
-                concerns(error, step.device, step.what)
-                raise error
-
     # ---- as a graph
 
-    def capture(self, calls: Sequence[Call]) -> Captured:
-        """The calls of a run as one graph over all devices."""
+    def capture(self, program: Program) -> Captured:
+        """A run of the program as one graph over all devices."""
         gpus, vendor = self._gpus, self._gpus.vendor
         self.quiet()
         gpus.begin_issue()
         graph: Handle = None
         try:
-            captured = self._recorded(calls)
+            captured = self._recorded(program)
             with concerning(gpus.first):
                 graph = self._instance(captured)
             gpus.end_issue()
@@ -122,21 +115,19 @@ class Runs:
                 with suppress(DeviceError):
                     vendor.destroy_graph(graph)
             raise
-        return Captured(graph, tuple(calls))
+        return Captured(graph, program)
 
-    def _recorded(self, calls: Sequence[Call]) -> Handle:
-        """What the calls put on the first device's control stream and the streams behind it."""
+    def _recorded(self, program: Program) -> Handle:
+        """What the program puts on the first device's control stream and the streams behind it."""
         gpus, vendor = self._gpus, self._gpus.vendor
         origin, sides = gpus.control[gpus.first.ordinal], self._joins.inside_graph()
         gpus.enter(gpus.first)
         try:
             with concerning(gpus.first):
                 vendor.begin_capture(origin)
-            gpus.capturing = True
-            self._make(sides.begin)
-            for issue in calls:
-                issue()
-            self._make(sides.end)
+            make(gpus, sides.begin)
+            make(gpus, program.captured)
+            make(gpus, sides.end)
             gpus.enter(gpus.first)
             with concerning(gpus.first):
                 return vendor.end_capture(origin)
@@ -145,8 +136,6 @@ class Runs:
                 gpus.enter(gpus.first)
             vendor.drop_capture(origin)
             raise
-        finally:
-            gpus.capturing = False
 
     def _instance(self, captured: Handle) -> Handle:
         """A graph to be launched, of what was captured, which is given back."""
@@ -171,14 +160,14 @@ class Runs:
             self._replayed, self.marked = captured, False
             gpus, sides = self._gpus, self._joins.around_graph(streams)
             self._running = True
-            self._make(sides.begin)
+            make(gpus, sides.begin)
             gpus.enter(gpus.first)
             with concerning(gpus.first):
                 gpus.vendor.launch_graph(captured.graph, gpus.control[gpus.first.ordinal])
-            self._make(sides.end)
+            make(gpus, sides.end)
             gpus.end_issue()
         except BaseException:
-            self.abandon()
+            self._abandon()
             raise
 
     # ---- the end of a run
@@ -272,10 +261,7 @@ class Runs:
     def _report_of(self, replayed: Captured) -> list[str]:
         """Where the commands of a graph that did not end get stuck when they are issued one by one."""
         try:
-            self.begin(())
-            for issue in replayed.calls:
-                issue()
-            self.end()
+            self.run(replayed.program, ())
             begun = time.monotonic()
             while not self._ended() and time.monotonic() - begun < DRAIN:
                 time.sleep(1e-3)

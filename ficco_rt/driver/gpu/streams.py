@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from ...errors import Span as Place
 from ...plan.ir import Command
 from ...plan.ir import Stream as PlanStream
 from ...trace import Launched
 from .devices import Device
 from .gpus import Gpus
-from .refused import Closing, Refused, concerns
-from .vendor import Action, Handle
+from .refused import Closing
+from .vendor import Action, Function, Handle
 
 Piece: TypeAlias = tuple[Action, ...]  # driver calls that are one thing in a trace: a transfer, a launch
 
@@ -25,6 +26,16 @@ class Upload:
     address: int
     counters: int
     words: int
+
+
+class Step(NamedTuple):
+    """A driver call with the device whose context it needs, and what it is for: words, and the schedule's line."""
+
+    device: Device
+    function: Function
+    arguments: tuple[Any, ...]
+    what: str
+    place: Place | None = None
 
 
 @dataclass(slots=True)
@@ -51,7 +62,7 @@ class GpuStream:
 
 
 class Bound:
-    """A command with its driver calls ready to be made. Calling it makes them.
+    """A command with its driver calls ready to be made.
 
     `pieces` do the command one thing at a time; `fast`, where given, does it in fewer calls that cannot be
     captured into a graph. `uploads` are what the calls need in device memory; `launched` is how its first kernel
@@ -81,35 +92,30 @@ class Bound:
         self.event = event
         self.marks: list[Handle] = []  # timing events: before the first piece, after each
 
-    def __call__(self) -> None:
-        gpus, stream = self.gpus, self.stream
-        try:
-            if gpus.current is not stream.device:
-                gpus.enter(stream.device)
-            if not gpus.capturing:
-                stream.issued.append(self)
-                if gpus.marking:
-                    self._marked()
-                    return
-            for function, arguments in self.plain if gpus.capturing else self.fast:
-                code = function(*arguments)[0]
-                if code:
-                    raise gpus.vendor.failure(function, code)
-        except Refused as error:
-            concerns(error, stream.device, f"{type(self.command).__name__} on {stream}", self.command.origin)
-            raise
+    def steps(self, captured: bool) -> Iterator[Step]:
+        for function, arguments in self.plain if captured else self.fast:
+            yield self._step(function, arguments)
 
-    def _marked(self) -> None:
-        gpus, stream = self.gpus, self.stream
+    def _step(self, function: Function, arguments: tuple[Any, ...]) -> Step:
+        what = f"{type(self.command).__name__} on {self.stream}"
+        return Step(self.stream.device, function, arguments, what, self.command.origin)
+
+    def bounds(self) -> Iterator[Bound]:
+        yield self
+
+    def prepare_marks(self) -> None:
         while len(self.marks) <= len(self.pieces):
-            self.marks.append(gpus.new_event(stream.device, timing=True))
-        gpus.vendor.record(self.marks[0], stream.handle)
+            self.marks.append(self.gpus.new_event(self.stream.device, timing=True))
+
+    def marked(self) -> Iterator[Step]:
+        """Its calls, with a mark before the first piece and after each."""
+        record, stream = self.gpus.vendor.record_action, self.stream.handle
+        self.prepare_marks()
+        yield self._step(*record(self.marks[0], stream))
         for piece, mark in zip(self.pieces, self.marks[1:], strict=True):
             for function, arguments in piece:
-                code = function(*arguments)[0]
-                if code:
-                    raise gpus.vendor.failure(function, code)
-            gpus.vendor.record(mark, stream.handle)
+                yield self._step(function, arguments)
+            yield self._step(*record(mark, stream))
 
     def release(self) -> None:
         """Give back what it holds; it is not called again."""

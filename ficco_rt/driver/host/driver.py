@@ -31,7 +31,21 @@ from ...plan.ir import (
 )
 from ...region import Region
 from ...trace import Clock, Span
-from ..api import NUMPY_DTYPES, Array, Buffer, Call, Event, Flag, Graph, Holdings, Memory, Pool, Progress, StreamHandle
+from ..api import (
+    NUMPY_DTYPES,
+    Array,
+    Buffer,
+    Call,
+    Event,
+    Flag,
+    Graph,
+    Holdings,
+    Memory,
+    Pool,
+    Program,
+    Progress,
+    StreamHandle,
+)
 from .deadlock import at, describe_deadlock
 from .kernels import HostFunction, bind_transfers, bind_work, host_function
 from .memory import available
@@ -208,7 +222,11 @@ class HostDriver:
     def unbind(self, calls: Sequence[Call]) -> None:
         pass  # a task that is not issued holds nothing
 
-    def begin_run(self, streams: Sequence[object] = ()) -> None:
+    def program(self, calls: Sequence[Call]) -> Program:
+        return Program(tuple(calls))
+
+    def run(self, program: Program, streams: Sequence[object] = ()) -> None:
+        """Nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
         for stream in self._streams.values():
@@ -217,14 +235,11 @@ class HostDriver:
         for signal in (*self._events.values(), *self._flags.values()):
             signal.up = False
             signal.waiters.clear()
+        assert isinstance(program, tuple)
+        for call in program:
+            call()
 
-    def end_run(self) -> None:
-        pass  # nothing runs before `synchronize`
-
-    def abandon(self) -> None:
-        pass
-
-    def capture(self, calls: Sequence[Call]) -> Graph:
+    def capture(self, program: Program) -> Graph:
         raise UsageError("the host driver has no graphs; graph=True is for GPUs")
 
     def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
