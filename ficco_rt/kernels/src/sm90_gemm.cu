@@ -150,7 +150,7 @@ __device__ __forceinline__ void store_release(u32* p, u32 v) {
 }
 __device__ __forceinline__ u32 count_up(u32* p) {
     u32 old;
-    asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
     return old;
 }
 struct Quad { int x, y, z, w; };
@@ -483,6 +483,18 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
 #endif
 }
 
+// One lane of a warp whose part of a tile is stored: counts it, and raises the work's flags if it is the last one.
+__device__ __forceinline__ void stored(const Parameters& p, int signal) {
+    const Quad s = load_quad(p.signals + signal);   // target, first flag, flags
+    wait_stores_done();
+    fence_async_proxy();
+    if (count_up(p.signal_counts + signal) + 1 != (u32)s.x) return;
+    p.signal_counts[signal] = 0;
+    const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
+    __threadfence_system();
+    for (int i = 0; i < s.z; ++i) store_release((u32*)p.flags[s.y + i], value);
+}
+
 __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 staging, u32 full, u32 empty) {
     const int thread = threadIdx.x - 128, group = thread >> 7, warp = thread >> 5, lane = thread & 31;
     int stage = 0;
@@ -492,6 +504,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
     const u32 left_base = ring + group * BLOCKS_M * ATOM;
     constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
     int blocks = blockIdx.x < p.tile_count ? __ldg(&p.tiles[blockIdx.x].k_blocks) : 0;
+    int pending = -1;   // the signal of a stored tile that is not counted yet: its stores end behind the next tile's loads
     for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
         float d[BLOCKS_M][ACC];
         const int next = index + gridDim.x;
@@ -500,6 +513,10 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         const Quad place = load_quad(entry), size = load_quad(&entry->rows);
         const Quad rest = load_quad(&entry->operands), end = load_quad(&entry->signal);
         const int next_blocks = next < p.tile_count ? __ldg(&p.tiles[next].k_blocks) : 0;
+        int next_waits = next >= p.tile_count;   // blocks of a cluster load for each other: any of their tiles counts
+#pragma unroll
+        for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
+            if (first + c < p.tile_count) next_waits |= __ldg(&p.tiles[first + c].wait_count);
         int before = 0;
         for (int b = 0; b < blocks; ++b) {
             barrier_wait(full + 8 * stage, phase);
@@ -520,10 +537,20 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                 stage = 0;
                 phase ^= 1;
             }
+            if (b == 3 && pending >= 0) {   // four steps on, the stores have ended, and nobody waits
+                if (lane == 0) stored(p, pending);
+                __syncwarp();
+                pending = -1;
+            }
         }
         wgmma_wait<0>();
         if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
         blocks = next_blocks;
+        if (pending >= 0) {   // too few steps to do it among them
+            if (lane == 0) stored(p, pending);
+            __syncwarp();
+            pending = -1;
+        }
 
         const Tile t = {place.x, place.y, place.z, place.w, size.x, size.y, size.z, size.w,
                         rest.x,  rest.y,  rest.z,  rest.w,  end.x,  end.y,  end.z,  end.w};
@@ -577,20 +604,13 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
 #pragma unroll
         for (int m = 0; m < BLOCKS_M; ++m)
             store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, staging, turn);
-        if (t.signal >= 0) {
-            __threadfence_system();
+        __syncwarp();   // all lanes' stores, before lane 0 counts them
+        pending = t.signal;
+        // NOTE a tile that waits may wait for this very signal: then it must not stay behind
+        if (pending >= 0 && next_waits > 0) {
+            if (lane == 0) stored(p, pending);
             __syncwarp();
-            if (lane == 0) {
-                wait_stores_done();
-                fence_async_proxy();
-                const Signal s = p.signals[t.signal];
-                if (count_up(p.signal_counts + t.signal) + 1 == s.target) {
-                    p.signal_counts[t.signal] = 0;
-                    const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
-                    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.flags[s.flag_first + i], value);
-                }
-            }
-            __syncwarp();
+            pending = -1;
         }
     }
     if (lane == 0) wait_stores_done();
