@@ -11,7 +11,7 @@ from .scenarios import Scenario
 
 MODES = ("graph", "streams")
 CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried
-    "chunks": (2, 4, 8),
+    "chunks": (2, 4, 1, 8),
     "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
 }
 
