@@ -21,7 +21,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
-    corrupt N            the N-th copy from device memory to device memory from now writes other bytes
+    corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps
     stop N               the stream that comes to the N-th command from now stops for ever
 """

@@ -312,18 +312,18 @@ def test_faults_hit_the_call_that_was_named(cuda: StandIn, gpus: Gpus) -> None:
 
 
 def test_copies_are_corrupted_delayed_and_stopped(cuda: StandIn, gpus: Gpus) -> None:
-    a, b = gpus.put(np.float32([1])), gpus.put(np.float32([0]))
+    a, b = gpus.put(np.float32([1, 2])), gpus.put(np.float32([0, 0]))
     cuda.set("corrupt 1")
-    call(cu.cuMemcpyDtoDAsync, b, a, 4, gpus.streams[0])
+    call(cu.cuMemcpyDtoDAsync, b, a, 8, gpus.streams[0])
     call(cu.cuStreamSynchronize, gpus.streams[0])
-    assert gpus.get(b, 1) != [1]
+    assert gpus.get(b, 2) != [1, 2]
     cuda.set("delay 1 1000; query_steps 10")
-    call(cu.cuMemcpyDtoDAsync, b, a, 4, gpus.streams[0])
+    call(cu.cuMemcpyDtoDAsync, b, a, 8, gpus.streams[0])
     assert cu.cuStreamQuery(gpus.streams[0])[0]
     call(cu.cuStreamSynchronize, gpus.streams[0])
-    assert gpus.get(b, 1) == [1]
+    assert gpus.get(b, 2) == [1, 2]
     cuda.set("stop 1")
-    call(cu.cuMemcpyDtoDAsync, b, a, 4, gpus.streams[0])
+    call(cu.cuMemcpyDtoDAsync, b, a, 8, gpus.streams[0])
     assert all(cu.cuStreamQuery(gpus.streams[0])[0] for _ in range(50))
 
 

@@ -41,7 +41,7 @@ static void begin(Command *c) {
     c->begun = true;
     world.commands++;
     c->stopped = world.commands == world.stop_command;
-    if (c->verb != COPY || c->staged || !memory_home(c->dst, 1) || !memory_home(c->src, 1)) return;
+    if (c->verb != COPY || c->staged || c->rows * c->bytes <= 4 || !memory_home(c->dst, 1) || !memory_home(c->src, 1)) return;
     world.copies++;
     c->corrupt = world.copies == world.corrupt_copy;
     if (world.copies == world.delay_copy) c->delay = world.delay_steps;
