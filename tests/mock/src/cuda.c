@@ -39,12 +39,19 @@ static int stream_of(Handle handle, const char *who, Stream **s) {
     *s = object_of(STREAM, handle, who);
     return *s ? (*s)->device->sick : INVALID_HANDLE;
 }
+// Work is put on a stream while its context is the current one.
+static int working(Stream *s, const char *who) {
+    if (depth && device_of(stack[depth - 1], who) == s->device) return OK;
+    violation("%s: the stream's context is not the current one", who);
+    return INVALID_CONTEXT;
+}
 static int event_of(Handle handle, const char *who, Event **e) {
     *e = object_of(EVENT, handle, who);
     return *e ? (*e)->device->sick : INVALID_HANDLE;
 }
 #define DEVICE(d) Device *d = NULL; { int bad_ = current(called_.name, &d); if (bad_) return bad_; }
 #define STREAM_OF(s, handle) Stream *s = NULL; { int bad_ = stream_of(handle, called_.name, &s); if (bad_) return bad_; }
+#define WORK_OF(s, handle) STREAM_OF(s, handle); { int bad_ = working(s, called_.name); if (bad_) return bad_; }
 #define EVENT_OF(e, handle) Event *e = NULL; { int bad_ = event_of(handle, called_.name, &e); if (bad_) return bad_; }
 #define ORDINAL(n) if ((n) < 0 || (n) >= world.devices) return INVALID_DEVICE; Device *d = &devices[n]
 
@@ -205,18 +212,18 @@ int cuPointerGetAttribute(void *data, int attribute, Address address) {
 }
 int cuMemcpyDtoDAsync_v2(Address dst, Address src, size_t bytes, Handle stream) {
     CALL(cuMemcpyDtoDAsync);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     return stream_copy(s, dst, src, 1, bytes, 0, 0, called_.name);
 }
 int cuMemcpyHtoDAsync_v2(Address dst, const void *src, size_t bytes, Handle stream) {
     CALL(cuMemcpyHtoDAsync);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     return stream_copy(s, dst, (Address)src, 1, bytes, 0, 0, called_.name);
 }
 // NOTE to pageable memory: it returns when the bytes are there.
 int cuMemcpyDtoHAsync_v2(void *dst, Address src, size_t bytes, Handle stream) {
     CALL(cuMemcpyDtoHAsync);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     int code = stream_copy(s, (Address)dst, src, 1, bytes, 0, 0, called_.name);
     if (!code && s->tail) s->tail->begun = true;
     return code ? code : stream_synchronize(s, called_.name);
@@ -252,7 +259,7 @@ typedef struct {
 } Copy2D;
 int cuMemcpy2DAsync_v2(const Copy2D *c, Handle stream) {
     CALL(cuMemcpy2DAsync);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     Address dst = c->dst_type == 1 ? (Address)c->dst_host : c->dst_device;
     Address src = c->src_type == 1 ? (Address)c->src_host : c->src_device;
     if (c->src_type == 3 || c->dst_type == 3) return INVALID_VALUE;
@@ -262,7 +269,7 @@ int cuMemcpy2DAsync_v2(const Copy2D *c, Handle stream) {
 int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t count, void *attributes, size_t *at,
                           size_t attribute_count, Handle stream) {
     CALL(cuMemcpyBatchAsync);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     (void)attributes;
     if (!stream || !count || !attribute_count || attribute_count > count || at[0]) return INVALID_VALUE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
@@ -275,12 +282,12 @@ int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t co
 }
 int cuMemsetD8Async(Address dst, unsigned char value, size_t count, Handle stream) {
     CALL(cuMemsetD8Async);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     return stream_fill(s, dst, value, 1, count, called_.name);
 }
 int cuMemsetD32Async(Address dst, unsigned value, size_t count, Handle stream) {
     CALL(cuMemsetD32Async);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     return stream_fill(s, dst, value, 4, count, called_.name);
 }
 
@@ -315,18 +322,18 @@ int cuStreamSynchronize(Handle stream) {
 }
 int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
     CALL(cuStreamWaitEvent);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     EVENT_OF(e, event);
     return flags ? INVALID_VALUE : event_wait(e, s);
 }
 int cuStreamWriteValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
     CALL(cuStreamWriteValue32);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     return stream_value(s, WRITE_VALUE, address, value, (int)flags, called_.name);
 }
 int cuStreamWaitValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
     CALL(cuStreamWaitValue32);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     return stream_value(s, WAIT_VALUE, address, value, (int)flags, called_.name);
 }
 int cuEventCreate(Handle *event, unsigned flags) {
@@ -345,7 +352,7 @@ int cuEventDestroy_v2(Handle event) {
 }
 int cuEventRecord(Handle event, Handle stream) {
     CALL(cuEventRecord);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     EVENT_OF(e, event);
     return event_record(e, s);
 }
@@ -433,7 +440,7 @@ typedef struct {
 } LaunchConfig;
 int cuLaunchKernelEx(const LaunchConfig *config, Handle function, void **values, void **extra) {
     CALL(cuLaunchKernelEx);
-    STREAM_OF(s, config->stream);
+    WORK_OF(s, config->stream);
     Function *f = object_of(FUNCTION, function, called_.name);
     if (!f) return INVALID_HANDLE;
     int cluster = 1;
@@ -513,7 +520,7 @@ int cuGraphExecDestroy(Handle exec) {
 }
 int cuGraphLaunch(Handle exec, Handle stream) {
     CALL(cuGraphLaunch);
-    STREAM_OF(s, stream);
+    WORK_OF(s, stream);
     Exec *e = object_of(EXEC, exec, called_.name);
     if (!e) return INVALID_HANDLE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
