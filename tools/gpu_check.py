@@ -2,6 +2,7 @@
 
     python tools/gpu_check.py                          # 4 ranks on the GPUs there are, all sizes, 20 repeats
     python tools/gpu_check.py --sizes small --ranks 8 --repeats 3 --only ag_gemm
+    python tools/gpu_check.py --backend hip            # on AMD GPUs
 
 small: the sizes of the tests, even ones that divide among ranks and chunks and uneven ones that do not, in all types,
 against a numpy reference. real: the layers of tools/bench/scenarios.json on PyTorch tensors and streams, against
@@ -22,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ficco_rt import compiler, library
-from ficco_rt.driver.registry import device_count, discover
+from ficco_rt.driver.api import DriverName
+from ficco_rt.driver.registry import VENDORS, device_count, discover
 from ficco_rt.errors import DeviceError, NumbersError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.reference import Arithmetic, evaluate, extent, take
@@ -38,6 +40,7 @@ NORMAL_EVERY = 10  # of the real sizes' repeats on exact data, how many for each
 def main() -> int:
     """Print the table; the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=tuple(VENDORS), default="cuda")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--only", default="", help="a part of the schedules' names")
@@ -45,12 +48,13 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds that a run may take")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further row is begun")
     options = parser.parse_args()
-    gpus = device_count("cuda")
+    backend: DriverName = options.backend
+    gpus = device_count(backend)
     if not gpus:
-        sys.stderr.write("gpu_check: no NVIDIA GPU, or its driver or cuda-bindings is missing\n")
+        sys.stderr.write("gpu_check: no GPU for {backend}, or its driver or bindings are missing\n")
         return 3
     each = -(-options.ranks // gpus)
-    machine = discover("cuda", options.ranks, each)
+    machine = discover(backend, options.ranks, each)
     print(f"{options.ranks} ranks on {machine.name}, {options.repeats} runs each on streams and as a graph")
     print(
         f"{'schedule':28} {'sizes':26} {'data':7} {'rel err':>8} {'tolerance':>9} {'streams':>10} {'graph':>10}  result"
@@ -71,8 +75,8 @@ def main() -> int:
         try:
             plan = compiled(name, options.ranks, params, machine)
             if keep is None:  # an executor that stays open keeps the devices' contexts
-                keep = Executor(plan, "cuda", ranks_per_gpu=each)
-            facts = check(plan, each, values, options.repeats, options.timeout)
+                keep = Executor(plan, backend, ranks_per_gpu=each)
+            facts = check(plan, backend, each, values, options.repeats, options.timeout)
         except (DeviceError, NumbersError, UsageError) as error:
             wrong += 1
             facts = f"{'':>8} {'':>9} {'':>10} {'':>10}  FAILED: {error}"
@@ -114,11 +118,13 @@ def small_rows(ranks: int) -> Iterator[tuple[str, str, Params, Values, Any]]:
                 yield entry.name, label, declared(entry.name, params), values, check_small
 
 
-def check_small(plan: Plan, ranks_per_gpu: int, values: Values, repeats: int, timeout: float) -> str:
+def check_small(
+    plan: Plan, backend: DriverName, ranks_per_gpu: int, values: Values, repeats: int, timeout: float
+) -> str:
     """Run a plan `repeats` times on streams, each followed by its replay as a graph, with fresh data."""
     worst, limit = 0.0, 0.0
     streams, graphs = [], []
-    with Executor(plan, "cuda", ranks_per_gpu=ranks_per_gpu, timeout=timeout) as executor:
+    with Executor(plan, backend, ranks_per_gpu=ranks_per_gpu, timeout=timeout) as executor:
         for seed in range(repeats):
             executor.graph = False
             result = verified_run(executor, seed=seed, values=values)
@@ -153,7 +159,9 @@ def real_rows(ranks: int) -> Iterator[tuple[str, str, Params, Values, Any]]:
             yield entry.name, layer["name"], declared(entry.name, params), "exact", check_real
 
 
-def check_real(plan: Plan, ranks_per_gpu: int, values: Values, repeats: int, timeout: float) -> str:
+def check_real(
+    plan: Plan, backend: DriverName, ranks_per_gpu: int, values: Values, repeats: int, timeout: float
+) -> str:
     """As `check_small`, on PyTorch's tensors and streams. Every tenth repeat is followed by one on normal data."""
     import torch
 
@@ -184,7 +192,7 @@ def check_real(plan: Plan, ranks_per_gpu: int, values: Values, repeats: int, tim
         executor.synchronize()
         (graphed if graph else eager).append(executor.duration)
 
-    with Executor(plan, "cuda", ranks_per_gpu=ranks_per_gpu, timeout=timeout) as executor:
+    with Executor(plan, backend, ranks_per_gpu=ranks_per_gpu, timeout=timeout) as executor:
         for seed in range(repeats):
             for kind in ("exact", "normal") if seed % NORMAL_EVERY == 0 else ("exact",):
                 torch.backends.cuda.matmul.allow_tf32 = kind == "exact"  # holds the integers, and their sums, exactly

@@ -77,7 +77,7 @@ _run_options = _options(
     click.option(
         "--backend",
         default="auto",
-        metavar="auto|cuda|host|sim",
+        metavar="auto|cuda|hip|host|sim",
         help="What runs it; auto takes GPUs if there are any, sim models time alone.  [default: auto]",
     ),
     click.option(

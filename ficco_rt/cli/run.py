@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ..exec.verify import Verification
     from ..trace import Trace
 
-BACKENDS = ("auto", "cuda", "host", "sim")
+GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
+BACKENDS = ("auto", *GPUS, "host", "sim")
 SKETCHED = 16  # the most streams that are sketched under a report
 
 
@@ -108,7 +109,7 @@ def run(options: Options) -> int:
     if options.backend not in BACKENDS:
         raise UsageError(
             f"there is no backend '{options.backend}' in this version; there is: auto, "
-            "cuda (NVIDIA GPUs), host (numpy on this machine's CPU, times modelled for --machine), "
+            "cuda (NVIDIA GPUs), hip (AMD GPUs), host (numpy on this machine's CPU, times modelled for --machine), "
             "sim (modelled times alone, any size)"
         )
     if options.backend == "sim" and (options.iters is not None or options.warmup):
@@ -125,7 +126,10 @@ def run(options: Options) -> int:
     progress = Progress()
     request = Request(read(options.target), options.gpus, options.settings, options.machine)
     backend = _backend_of(options)
-    job = _cuda_job(request, options, progress) if backend == "cuda" else compile_job(request, progress)
+    if backend == "cuda" or backend == "hip":
+        job = _gpu_job(request, options, backend, progress)
+    else:
+        job = compile_job(request, progress)
     order = _order(options.order, job)
     warn(job.warnings, job.texts)
     if backend == "sim":
@@ -151,35 +155,37 @@ def run(options: Options) -> int:
     return 4
 
 
-def _backend_of(options: Options) -> Literal["cuda", "host", "sim"]:
-    """The backend that is meant: auto is cuda where there are GPUs and nothing else asks for the host."""
+def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
+    """The backend that is meant: auto is that of the GPUs, where there are some and nothing else asks for the host."""
     backend = options.backend
     for_gpus = options.graph or options.ranks_per_gpu != 1
     if backend == "auto":
         from ..driver.registry import device_count
 
         hosts = options.order is not None or options.machine is not None
-        backend = "cuda" if for_gpus or (not hosts and device_count("cuda")) else "host"
-    if backend == "cuda":
+        backend = "cuda" if for_gpus else "host"
+        if for_gpus or not hosts:
+            backend = next((name for name in GPUS if device_count(name)), backend)
+    if backend in GPUS:
         if options.order is not None:
             raise UsageError("--order steps the host backend; GPUs run in the order that the plan leaves them")
-        return "cuda"
+        return "hip" if backend == "hip" else "cuda"
     if for_gpus:
         name = "--graph" if options.graph else "--ranks-per-gpu"
-        raise UsageError(f"{name} is for GPUs: --backend cuda")
+        raise UsageError(f"{name} is for GPUs: --backend cuda, or hip")
     return "sim" if backend == "sim" else "host"
 
 
-def _cuda_job(request: Request, options: Options, progress: Progress) -> Job:
+def _gpu_job(request: Request, options: Options, backend: Literal["cuda", "hip"], progress: Progress) -> Job:
     """Compiled for the GPUs at hand."""
     from ..driver.registry import device_count, discover
 
     if request.gpus is None and not request.source.is_plan:
-        request = replace(request, gpus=max(1, device_count("cuda")) * options.ranks_per_gpu)
+        request = replace(request, gpus=max(1, device_count(backend)) * options.ranks_per_gpu)
     ranks = request.gpus
     if ranks is not None:
-        discover("cuda", ranks, options.ranks_per_gpu)  # no GPU, or too few: said before anything is compiled
-    return compile_job(request, progress, lambda n: discover("cuda", n, options.ranks_per_gpu))
+        discover(backend, ranks, options.ranks_per_gpu)  # no GPU, or too few: said before anything is compiled
+    return compile_job(request, progress, lambda n: discover(backend, n, options.ranks_per_gpu))
 
 
 def _order(text: str | None, job: Job | None = None) -> str | None:
@@ -256,7 +262,9 @@ def _simulate(job: Job, options: Options, progress: Progress) -> Result:
     )
 
 
-def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order: str, progress: Progress) -> Result:
+def _execute(
+    job: Job, options: Options, backend: Literal["cuda", "hip", "host"], order: str, progress: Progress
+) -> Result:
     """One verified run, then the timed ones; without --iters the verified run is the timed one."""
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
@@ -276,7 +284,7 @@ def _execute(job: Job, options: Options, backend: Literal["cuda", "host"], order
             start = time.perf_counter()
             super().run(*given, **words)
             # the host is through with a run on GPUs when all of it is issued
-            host.append(self.issued_in if backend == "cuda" else (time.perf_counter() - start) * 1e6)
+            host.append(self.issued_in if backend in GPUS else (time.perf_counter() - start) * 1e6)
 
     shared, timeout = options.ranks_per_gpu, float(options.timeout)
     with Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout) as executor:
@@ -419,16 +427,16 @@ def report(result: Result, style: Style) -> str:
 
 def _backend(result: Result) -> str:
     machine = result.job.machine
-    if result.backend == "cuda":
+    if result.backend in GPUS:
         how = "one graph" if result.graph else "streams"
-        return f"cuda: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
+        return f"{result.backend}: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
     ranks = count(result.job.plan.ranks, "virtual GPU")
     how = "no data moves" if result.backend == "sim" else "on numpy"
     return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
 
 
 def _host(result: Result) -> str:
-    if result.backend == "cuda":
+    if result.backend in GPUS:
         return "to issue a run"
     return "of modelling" if result.backend == "sim" else "a run"
 

@@ -50,7 +50,7 @@ Program = NewType("Program", object)  # whatever the driver makes of calls
 
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
-DriverName: TypeAlias = Literal["host", "cuda"]
+DriverName: TypeAlias = Literal["host", "cuda", "hip"]
 
 NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
     "bf16": np.dtype(ml_dtypes.bfloat16),

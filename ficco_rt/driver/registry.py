@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any
 
 from ..errors import DeviceError, UsageError
 from ..machine.model import Machine
@@ -15,8 +13,20 @@ from .gpu.driver import GpuDriver
 from .gpu.vendor import Vendor
 from .host.driver import HostDriver
 
-# A GPU driver's vendor: module and class.
-VENDORS: dict[DriverName, tuple[str, str]] = {"cuda": ("cuda.vendor", "Cuda")}
+
+def _cuda() -> Vendor:
+    from .cuda.vendor import Cuda
+
+    return Cuda()
+
+
+def _hip() -> Vendor:
+    from .hip.vendor import Hip
+
+    return Hip()
+
+
+VENDORS: dict[DriverName, Callable[[], Vendor]] = {"cuda": _cuda, "hip": _hip}
 
 
 def open_driver(
@@ -55,7 +65,4 @@ def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
 def _vendor(name: DriverName) -> Vendor:
     if name not in VENDORS:
         raise UsageError(f"no driver is called '{name}'; there are: host, {', '.join(VENDORS)}")
-    module, kind = VENDORS[name]
-    make: Callable[[], Any] = getattr(import_module(f".{module}", __package__), kind)
-    vendor: Vendor = make()
-    return vendor
+    return VENDORS[name]()

@@ -89,6 +89,7 @@ class Limits:
     smem_per_block: int
     smem_reserved: int
     max_residency: int
+    max_threads: int  # of all blocks of a multiprocessor
 
 
 def out_of_limits(sms: int | None, residency: int | None, smem: int | None, limits: Limits) -> str | None:
@@ -120,7 +121,7 @@ def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
     for kernel in GEMMS:
         if request.dtype not in kernel.dtypes or not any(request.arch.startswith(a) for a in kernel.archs):
             continue
-        found = _fit(kernel, request, floor, budget)
+        found = _fit(kernel, request, limits, floor, budget)
         if isinstance(found, GemmConfig):
             return found
         reasons.append(found)
@@ -182,7 +183,12 @@ def _ampere(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
     return GemmConfig(variant.name, (*variant.tile, DEPTH), stages, smem, request.residency, request.sms)
 
 
-def _fit(kernel: GemmKernel, request: GemmRequest, floor: int, budget: int) -> GemmConfig | str:
+def _fit(kernel: GemmKernel, request: GemmRequest, limits: Limits, floor: int, budget: int) -> GemmConfig | str:
+    if (request.residency or 1) * kernel.threads > limits.max_threads:
+        return (
+            f"residency = {request.residency}, but a multiprocessor holds at most "
+            f"{limits.max_threads // kernel.threads} blocks of {kernel.threads} threads"
+        )
     fewest, most = kernel.stages
     needed = kernel.smem(fewest, request.dtype)
     if needed > budget:

@@ -15,28 +15,37 @@ class DeviceFacts:
     """What a vendor's driver reports of one GPU. Sizes in bytes."""
 
     name: str
-    capability: tuple[int, int]
+    arch: str  # as the vendor's compiler writes it: sm_90a, gfx942
     sms: int
     smem_per_sm: int
     smem_per_block: int
     smem_reserved: int
     max_residency: int
+    warp: int
+    max_warps: int
     memory: int
     clock_khz: int
     memory_clock_khz: int
     bus_bits: int
     copy_engines: int
 
-    @property
-    def arch(self) -> str:
-        """As the compiler writes it; Hopper's and later own instructions need the `a`."""
-        major, minor = self.capability
-        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
-
-# Dense operations a clock and multiprocessor: (16-bit on matrix units, fp32), by compute capability; vendor's tables.
-_PER_CLOCK = {7: (1024, 128), 8: (2048, 256), 9: (4096, 256), 10: (8192, 256), 12: (1024, 256)}
+# Dense operations a clock and multiprocessor: 16-bit on matrix units, fp32; vendors' tables.
+_PER_CLOCK = {
+    "sm_7": (1024, 128),
+    "sm_8": (2048, 256),
+    "sm_9": (4096, 256),
+    "sm_10": (8192, 256),
+    "sm_12": (1024, 256),
+    "gfx90a": (1024, 128),
+    "gfx942": (2048, 256),
+}
 _REACHED = 0.75  # of the clock's peak that large GEMMs and copies reach
+
+
+def _generation(arch: str) -> str:
+    """sm_90a and sm_86 without their last digit."""
+    return arch.rstrip("af")[:-1] if arch.startswith("sm_") else arch
 
 
 def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1) -> Machine:
@@ -57,7 +66,7 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1) 
         links = known.links
         source = f"limits from the driver, rates of {known.name}"
     else:
-        half, single = _PER_CLOCK.get(first.capability[0], (512, 128))
+        half, single = _PER_CLOCK.get(_generation(first.arch), (512, 128))
         clock = first.clock_khz * 1e-3 * first.sms * _REACHED  # clocks a microsecond, all multiprocessors
         memory = 2 * first.memory_clock_khz * 1e-3 * first.bus_bits / 8 * _REACHED
         rates = (memory, (("bf16", half * clock), ("fp16", half * clock), ("fp32", single * clock)), 3.0)
@@ -73,6 +82,8 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1) 
         smem_per_block=first.smem_per_block,
         smem_reserved=first.smem_reserved,
         max_residency=first.max_residency,
+        warp=first.warp,
+        max_warps=first.max_warps,
         memory=first.memory,
         memory_rate=memory_rate,
         gemm_rate=gemm_rate,

@@ -19,6 +19,8 @@ class Device:
     smem_per_block: int  # bytes, the most that one block may ask for
     smem_reserved: int  # bytes that the system takes of every block
     max_residency: int  # blocks a multiprocessor, whatever their size
+    warp: int  # threads that go together: a warp, a wavefront
+    max_warps: int  # of all blocks of a multiprocessor
     memory: int  # bytes
     memory_rate: float  # bytes a microsecond
     gemm_rate: tuple[tuple[str, float], ...]  # dtype, operations a microsecond

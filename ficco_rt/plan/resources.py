@@ -16,7 +16,14 @@ from .ir import LaunchAttributes
 
 
 def limits_of(device: Device) -> Limits:
-    return Limits(device.sms, device.smem_per_sm, device.smem_per_block, device.smem_reserved, device.max_residency)
+    return Limits(
+        sms=device.sms,
+        smem_per_sm=device.smem_per_sm,
+        smem_per_block=device.smem_per_block,
+        smem_reserved=device.smem_reserved,
+        max_residency=device.max_residency,
+        max_threads=device.warp * device.max_warps,
+    )
 
 
 def solve_resources(draft: Draft) -> Draft:

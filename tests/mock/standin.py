@@ -49,6 +49,7 @@ FLAGS = (
     "-fPIC",
     "-shared",
     "-pthread",
+    "-Wl,-Bsymbolic",  # each library is made of the same sources: its calls are its own, whichever was loaded first
     f"-Wl,--version-script={SOURCES}/exports.map",
 )
 LIBRARIES = {  # of each face: name, and where its sources are

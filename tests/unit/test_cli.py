@@ -118,8 +118,7 @@ def test_help_offers_only_what_exists(run: Callable[..., Ending]) -> None:
                    "--seed", "--trace", "--timeline", "--emit", "--json", "--ranks-per-gpu", "--timeout"):  # fmt: skip
         assert f"{option} " in text
     assert "--graph / --no-graph" in text
-    assert "auto|cuda|host|sim" in text
-    assert "hip" not in text
+    assert "auto|cuda|hip|host|sim" in text
 
 
 def test_version(run: Callable[..., Ending]) -> None:
@@ -627,11 +626,11 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--backend", "hip"], "there is no backend 'hip' in this version; there is: auto, cuda (NVIDIA GPUs), host "
-                               "(numpy on this machine's CPU, times modelled for --machine), "
+        (["--backend", "metal"], "there is no backend 'metal' in this version; there is: auto, cuda (NVIDIA GPUs), "
+                               "hip (AMD GPUs), host (numpy on this machine's CPU, times modelled for --machine), "
                                "sim (modelled times alone, any size)"),
-        (["--backend", "host", "--graph"], "--graph is for GPUs: --backend cuda"),
-        (["--backend", "sim", "--ranks-per-gpu", "2"], "--ranks-per-gpu is for GPUs: --backend cuda"),
+        (["--backend", "host", "--graph"], "--graph is for GPUs: --backend cuda, or hip"),
+        (["--backend", "sim", "--ranks-per-gpu", "2"], "--ranks-per-gpu is for GPUs: --backend cuda, or hip"),
         (["--backend", "cuda", "--order", "adversarial"], "--order steps the host backend; GPUs run in the order "
                                                           "that the plan leaves them"),
         (["--backend", "sim", "--iters", "3"], "--iters and --warmup repeat a run, and sim runs nothing: "

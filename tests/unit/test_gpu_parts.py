@@ -300,14 +300,16 @@ def test_streams_of_other_libraries() -> None:
 
 # ---------------------------------------------------------------- devices and errors
 
-H200 = DeviceFacts("NVIDIA H200", (9, 0), 132, 233472, 232448, 1024, 32, 150 * 10**9, 1980000, 3201000, 6144, 3)
+H200 = DeviceFacts(
+    "NVIDIA H200", "sm_90a", 132, 233472, 232448, 1024, 32, 32, 64, 150 * 10**9, 1980000, 3201000, 6144, 3
+)
 
 
 def test_a_machine_of_what_the_driver_says() -> None:
     known = machine([H200] * 4, 4)
     assert (known.name, known.ranks, known.device.arch) == ("4×NVIDIA H200", 4, "sm_90a")
     assert known.device.gemm_rate == (("bf16", 760e6), ("fp16", 760e6), ("fp32", 50e6))
-    other = machine([replace(H200, name="NVIDIA A100", capability=(8, 0), sms=108, clock_khz=1410000)], 4, 4)
+    other = machine([replace(H200, name="NVIDIA A100", arch="sm_80", sms=108, clock_khz=1410000)], 4, 4)
     assert (other.name, other.device.arch) == ("1×NVIDIA A100, 4 ranks each", "sm_80")
     assert 150e6 < dict(other.device.gemm_rate)["bf16"] < 312e6
     plan = compiler.compile_schedule("ag_gemm/hetero_fused_1d", 4, machine=other)

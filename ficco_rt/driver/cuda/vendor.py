@@ -10,6 +10,7 @@ from ... import env
 from ...kernels.compiler import compile_text
 from ...machine.discover import DeviceFacts
 from ...plan.ir import Launch
+from ..gpu.gpus import Gpus
 from ..gpu.packed import Packed
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
@@ -25,7 +26,7 @@ class Cuda:
     maker = "NVIDIA"
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
-    sources = (".cu", ".cuh", ".c", ".cpp")
+    sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
 
     def __init__(self) -> None:
         env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -51,12 +52,14 @@ class Cuda:
 
         return DeviceFacts(
             name=name.split(b"\0")[0].decode(),
-            capability=(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
+            arch=_arch(attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")),
             sms=attribute("MULTIPROCESSOR_COUNT"),
             smem_per_sm=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
             smem_per_block=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
             smem_reserved=attribute("RESERVED_SHARED_MEMORY_PER_BLOCK"),
             max_residency=attribute("MAX_BLOCKS_PER_MULTIPROCESSOR"),
+            warp=attribute("WARP_SIZE"),
+            max_warps=attribute("MAX_THREADS_PER_MULTIPROCESSOR") // attribute("WARP_SIZE"),
             memory=int(call(cu.cuDeviceTotalMem, device)),
             clock_khz=attribute("CLOCK_RATE"),
             memory_clock_khz=attribute("MEMORY_CLOCK_RATE"),
@@ -80,6 +83,8 @@ class Cuda:
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
         succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
+    def prepare(self, gpus: Gpus) -> None: ...
+
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)
 
@@ -97,6 +102,9 @@ class Cuda:
 
     def alloc(self, size: int, what: str) -> int:
         return int(call(self.cu.cuMemAlloc, size, what=what))
+
+    def alloc_flags(self, size: int, what: str) -> int:
+        return self.alloc(size, what)
 
     def free(self, address: int) -> None:
         call(self.cu.cuMemFree, address)
@@ -295,3 +303,8 @@ class Cuda:
             return result
 
         return cuLaunchKernelEx, (config, function, pointers, values)
+
+
+def _arch(major: int, minor: int) -> str:
+    """As the compiler writes it; Hopper's and later own instructions need the `a`."""
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"

@@ -205,7 +205,8 @@ class GpuDriver:
             with self._of(to, command):
                 ready = self._launches.sums(to, sums, resolve, command.origin)
             return self._keep(Bound(self._gpus, to, command, [(a,) for a in ready.actions], ready=ready))
-        pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
+        with self._of(to, command):
+            pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
         return self._keep(Bound(self._gpus, to, command, pieces, fast))
 
     def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
@@ -224,9 +225,9 @@ class GpuDriver:
         sums = [] if steps.sum is None else [steps.sum]
         with self._of(to, command):
             ready = self._launches.sums(to, sums, resolve, command.origin)
-        piece = list(ready.actions)
-        for dst, src in steps.copies:
-            piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
+            piece = list(ready.actions)
+            for dst, src in steps.copies:
+                piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
         group = self._groups.get(command.group)
         if group is None or group.whole:
             group = self._groups[command.group] = collectives.Group(self._gpus, self._plan.ranks)
@@ -245,7 +246,8 @@ class GpuDriver:
 
     def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call:
         to = self._streams[stream]
-        piece: Piece = (self._vendor.signal_action(self._flags[flag], to.handle),)
+        with self._of(to, command):
+            piece: Piece = (self._vendor.signal_action(self._flags[flag], to.handle),)
         return self._keep(Bound(self._gpus, to, command, (piece,)))
 
     def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:

@@ -21,7 +21,7 @@ class Flags:
         for i, device in gpus.devices.items():
             words = sum(gpus.homes[rank] == i for rank in ranks)
             if words:
-                self._words[i] = (gpus.alloc(device, 4 * words, "the plan's flags"), words)
+                self._words[i] = (gpus.alloc(device, 4 * words, "the plan's flags", flags=True), words)
                 self._rescue[i] = gpus.new_stream(device)
         self._next = {i: address for i, (address, _) in self._words.items()}
         self.clear()

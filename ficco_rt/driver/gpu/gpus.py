@@ -46,6 +46,7 @@ class Gpus:
                 self._least, self._greatest = vendor.priorities()
             for ordinal, device in self.devices.items():
                 self.control[ordinal] = self.new_stream(device)
+            vendor.prepare(self)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.close()
@@ -151,10 +152,11 @@ class Gpus:
 
     # ---- memory
 
-    def alloc(self, device: Device, size: int, what: str) -> int:
-        """Bytes of the device's memory: their address."""
+    def alloc(self, device: Device, size: int, what: str, *, flags: bool = False) -> int:
+        """Bytes of the device's memory: their address. `flags`: what other devices write while kernels look."""
         with self.inside(device):
-            address = self.vendor.alloc(max(16, size), what)
+            make = self.vendor.alloc_flags if flags else self.vendor.alloc
+            address = make(max(16, size), what)
             self._memory[address] = (device, size)
         return address
 

@@ -21,6 +21,7 @@ from .refused import Refused
 from .tensors import FlagAddress, Resolve
 
 if TYPE_CHECKING:
+    from .gpus import Gpus
     from .packed import Packed
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -93,6 +94,10 @@ class Vendor(Protocol):
     def enable_access(self, ordinal: int, context: Handle) -> None:
         """Let the current device use the memory of `ordinal`, whose context it is; enabled already is fine."""
 
+    def prepare(self, gpus: Gpus) -> None:
+        """All devices are there and connected: make and see what the vendor counts on. What is made with `gpus` is
+        given back with it."""
+
     def current(self) -> Handle:
         """What `restore` takes."""
 
@@ -106,6 +111,9 @@ class Vendor(Protocol):
     def free_memory(self) -> int: ...
 
     def alloc(self, size: int, what: str) -> int: ...
+
+    def alloc_flags(self, size: int, what: str) -> int:
+        """Memory whose words other devices write while kernels look at them."""
 
     def free(self, address: int) -> None: ...
 

@@ -86,10 +86,12 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     CALL(cuDeviceGetAttribute);
     ORDINAL(device);
     switch (attribute) {
+        case 10: *value = 32; break;  // threads of a warp
         case 13: *value = d->clock_khz; break;
         case 16: *value = d->sms; break;
         case 36: *value = d->memory_clock_khz; break;
         case 37: *value = d->bus_bits; break;
+        case 39: *value = 2048; break;  // threads of a multiprocessor
         case 40: *value = d->copy_engines; break;
         case 75: *value = d->major; break;
         case 76: *value = d->minor; break;

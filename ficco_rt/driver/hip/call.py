@@ -1,0 +1,79 @@
+"""The one way into the HIP runtime: every call is checked here, and no other line sees an error code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ...errors import DeviceError
+from ..gpu.refused import Refused
+from ..gpu.vendor import Function
+
+
+@cache
+def api() -> Any:
+    """hip.hip, initialised. DeviceError: the package, the runtime library or a GPU is missing."""
+    try:
+        from hip import hip as bindings
+    except ImportError as error:
+        raise DeviceError(
+            'the hip backend needs the package hip-python: pip install "ficco-rt[hip]", or take --backend host'
+        ) from error
+    hip: Any = bindings
+    try:
+        (code,) = hip.hipInit(0)
+    except RuntimeError as error:  # the bindings load the library at the first call
+        raise DeviceError(
+            f"the HIP runtime library is not on this machine ({str(error).splitlines()[0]}); "
+            "install ROCm, or take --backend host"
+        ) from error
+    if int(code) == int(hip.hipError_t.hipErrorNoDevice):
+        raise DeviceError("hipInit: hipErrorNoDevice: this machine has no AMD GPU; take --backend host")
+    if code:
+        raise DeviceError(f"hipInit: {code.name}; is amdgpu loaded, and /dev/kfd yours? --backend host needs none")
+    return hip
+
+
+def call(function: Function, *arguments: Any, what: str = "") -> Any:
+    """Make a runtime call; its value, or a tuple of several. `what` it is for goes into the error."""
+    result = function(*arguments)
+    if result[0]:
+        raise failure(function, result[0], what)
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def filled(function: Function, make: Callable[[], Any], *arguments: Any, what: str = "") -> Any:
+    """Make a call that fills a struct: bindings of ROCm 10 return it, earlier ones are given it first."""
+    try:
+        return call(function, *arguments, what=what)
+    except TypeError:
+        made = make()
+        call(function, made, *arguments, what=what)
+        return made
+
+
+def succeeds(function: Function, *arguments: Any, unless: str, what: str = "") -> bool:
+    """Make a call that may also answer `unless`: True if it succeeded, False if it gave that."""
+    code = function(*arguments)[0]
+    if code and code.name != unless:
+        raise failure(function, code, what)
+    return not code
+
+
+def failure(function: Function, code: Any, what: str = "") -> Refused:
+    """The error of a call that gave `code`, for `what` it was made."""
+    name = getattr(function, "__name__", str(function))
+    return Refused(name, code.name, what, _ADVICE.get(code.name, ""))
+
+
+_ADVICE = {
+    "hipErrorOutOfMemory": "the GPU's memory is full; take smaller sizes with --set",
+    "hipErrorIllegalAddress": "a kernel touched memory that is not its own; this process must end",
+    "hipErrorLaunchFailure": "a kernel faulted; this process must end",
+    "hipErrorNoBinaryForGpu": "the kernel's file holds no code for this GPU's architecture",
+    "hipErrorInvalidImage": "the kernel's file is no code object",
+    "hipErrorSharedObjectInitFailed": "the kernel's file is no code object",
+    "hipErrorNotFound": "no such entry in the module",
+    "hipErrorStreamCaptureUnsupported": "this ROCm cannot put the call into a graph; take --no-graph",
+}

@@ -1,0 +1,355 @@
+"""AMD GPUs through hip-python: what the driver needs of the HIP runtime.
+
+Copies between devices have the kind that uses no compute units. On some ROCm versions such copies leave their target
+unwritten and report nothing; so at the start some bytes are sent from each device to each, and if they do not arrive,
+the ordinary kind is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+
+from ... import env
+from ...errors import DeviceError
+from ...kernels.compiler import HIPRTC, compile_text
+from ...machine.discover import DeviceFacts
+from ...plan.ir import Launch
+from ..gpu.devices import Device
+from ..gpu.gpus import Gpus
+from ..gpu.packed import Packed
+from ..gpu.refused import Refused
+from ..gpu.tensors import FlagAddress, Resolve
+from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
+from .call import api, call, failure, filled, succeeds
+
+LOG = logging.getLogger(__name__)
+
+_MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
+_ANY = 0xFFFFFFFF  # mask of a wait: all bits count
+_CHECKED = 4096  # bytes sent to see that copies arrive
+# The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
+_BUFFER, _SIZE, _END = 1, 2, 3
+
+
+class Hip:
+    """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the runtime or a GPU is missing.
+
+    HIP has a current device in the place of contexts: a context is an ordinal.
+    """
+
+    name = "hip"
+    maker = "AMD"
+    visible = "HIP_VISIBLE_DEVICES"
+    topology = "rocm-smi --showtopoaccess"
+    sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
+
+    def __init__(self) -> None:
+        env.ask("GPU_MAX_HW_QUEUES", "16")
+        self.hip: Any = api()
+        kinds = self.hip.hipMemcpyKind
+        self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
+        self._ones: dict[int, int] = {}  # device → a word in its memory that holds 1: what signals copy
+
+    def failure(self, function: Function, code: Any) -> Refused:
+        return failure(function, code)
+
+    # ---- devices
+
+    def count(self) -> int:
+        return int(call(self.hip.hipGetDeviceCount))
+
+    def facts(self, ordinal: int) -> DeviceFacts:
+        hip = self.hip
+        properties = filled(hip.hipGetDeviceProperties, hip.hipDeviceProp_t, ordinal)
+
+        def attribute(short: str) -> int:
+            code = getattr(hip.hipDeviceAttribute_t, f"hipDeviceAttribute{short}")
+            return int(call(hip.hipDeviceGetAttribute, code, ordinal, what=short))
+
+        wave = attribute("WarpSize")
+        return DeviceFacts(
+            name=_text(properties.name),
+            arch=_text(properties.gcnArchName).split(":")[0],  # without its features: gfx942:sramecc+:xnack-
+            sms=attribute("MultiprocessorCount"),
+            smem_per_sm=attribute("MaxSharedMemoryPerMultiprocessor"),
+            smem_per_block=attribute("MaxSharedMemoryPerBlock"),
+            smem_reserved=0,
+            max_residency=_MAX_BLOCKS,
+            warp=wave,
+            max_warps=attribute("MaxThreadsPerMultiProcessor") // wave,
+            memory=int(call(hip.hipDeviceTotalMem, ordinal)),
+            clock_khz=attribute("ClockRate"),
+            memory_clock_khz=attribute("MemoryClockRate"),
+            bus_bits=attribute("MemoryBusWidth"),
+            copy_engines=attribute("AsyncEngineCount"),
+        )
+
+    def can_access(self, a: int, b: int) -> bool:
+        return bool(call(self.hip.hipDeviceCanAccessPeer, a, b))
+
+    def retain(self, ordinal: int) -> Handle:
+        return ordinal
+
+    def release(self, ordinal: int) -> None: ...
+
+    def enable_access(self, ordinal: int, context: Handle) -> None:
+        enabled = "hipErrorPeerAccessAlreadyEnabled"
+        succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
+
+    def prepare(self, gpus: Gpus) -> None:
+        for ordinal, device in gpus.devices.items():
+            self._ones[ordinal] = gpus.alloc(device, 4, "the word that signals copy")
+            gpus.put(device, self._ones[ordinal], np.ones(1, np.uint32))
+        for here, there in permutations(gpus.devices.values(), 2):
+            if not self._arrives(gpus, here, there):
+                LOG.warning(
+                    "copies between %s and %s that use no compute units do not arrive on this ROCm; ordinary ones are "
+                    "used, which take compute units from GEMMs",
+                    here,
+                    there,
+                )
+                self._between = self._plain
+                return
+
+    def _arrives(self, gpus: Gpus, here: Device, there: Device) -> bool:
+        """Whether bytes that a device sends to another, and then gets back, come at all. DeviceError: they come as
+        others."""
+        half, what = _CHECKED // 2, "to see that copies arrive"
+        sent = (np.arange(_CHECKED) % 251 + 1).astype(np.uint8)  # no zeros: they say that nothing came
+        source, target, back = (gpus.alloc(d, _CHECKED, what) for d in (here, there, here))
+        gpus.put(here, source, sent)
+        gpus.put(there, target, np.zeros_like(sent))
+        gpus.put(here, back, np.zeros_like(sent))
+        stream, got = gpus.control[here.ordinal], np.empty_like(sent)
+        came = True
+        with gpus.inside(here):
+            for to, of in ((target, source), (back, target)):
+                for function, arguments in (  # lying together, and by rows
+                    self._copy(Run(to, of, half), stream, self._between),
+                    self._copy_rows(Rows(to + half, of + half, 64, half // 64, 64, 64), stream, self._between),
+                ):
+                    came = succeeds(function, *arguments, unless="hipErrorInvalidValue", what=what) and came
+        gpus.finish(here, stream)
+        with gpus.inside(here):
+            self.to_host(got.ctypes.data, back, _CHECKED)
+        for address in (source, target, back):
+            gpus.free(address)
+        came = came and all(part.any() for part in (got[:half], got[half:]))
+        if came and not np.array_equal(got, sent):
+            raise DeviceError(f"copies between {here} and {there} change bytes; is a link or a GPU broken?")
+        return came
+
+    def current(self) -> Handle:
+        return int(call(self.hip.hipGetDevice))
+
+    def enter(self, context: Handle) -> None:
+        call(self.hip.hipSetDevice, context)
+
+    def restore(self, current: Handle) -> None:
+        self.enter(current)
+
+    # ---- memory
+
+    def free_memory(self) -> int:
+        free, _ = call(self.hip.hipMemGetInfo)
+        return int(free)
+
+    def alloc(self, size: int, what: str) -> int:
+        return int(call(self.hip.hipMalloc, size, what=what))
+
+    def alloc_flags(self, size: int, what: str) -> int:
+        """NOTE ordinary memory may stay in a GPU's caches while a kernel runs: it would spin for ever."""
+        fine = self.hip.hipDeviceMallocFinegrained
+        return int(call(self.hip.hipExtMallocWithFlags, size, fine, what=what))
+
+    def free(self, address: int) -> None:
+        call(self.hip.hipFree, address)
+
+    def owner(self, address: int, what: str) -> int:
+        hip = self.hip
+        return int(filled(hip.hipPointerGetAttributes, hip.hipPointerAttribute_t, address, what=what).device)
+
+    def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
+        call(self.hip.hipMemsetAsync, address, byte, size, stream)
+
+    def to_device(self, address: int, source: int, size: int, stream: Handle) -> None:
+        call(self.hip.hipMemcpyHtoDAsync, address, source, size, stream)
+
+    def to_host(self, target: int, address: int, size: int) -> None:
+        call(self.hip.hipMemcpyDtoH, target, address, size)
+
+    # ---- streams and events
+
+    def priorities(self) -> tuple[int, int]:
+        least, greatest = call(self.hip.hipDeviceGetStreamPriorityRange)
+        return int(least), int(greatest)
+
+    def new_stream(self, priority: int) -> Handle:
+        return call(self.hip.hipStreamCreateWithPriority, self.hip.hipStreamNonBlocking, priority)
+
+    def destroy_stream(self, stream: Handle) -> None:
+        call(self.hip.hipStreamDestroy, stream)
+
+    def idle(self, stream: Handle) -> bool:
+        return succeeds(self.hip.hipStreamQuery, stream, unless="hipErrorNotReady")
+
+    def new_event(self, timing: bool) -> Handle:
+        return call(self.hip.hipEventCreateWithFlags, 0 if timing else self.hip.hipEventDisableTiming)
+
+    def destroy_event(self, event: Handle) -> None:
+        call(self.hip.hipEventDestroy, event)
+
+    def record(self, event: Handle, stream: Handle, what: str = "") -> None:
+        call(self.hip.hipEventRecord, event, stream, what=what)
+
+    def wait(self, stream: Handle, event: Handle) -> None:
+        call(self.hip.hipStreamWaitEvent, stream, event, 0)
+
+    def ended(self, event: Handle) -> bool:
+        return succeeds(self.hip.hipEventQuery, event, unless="hipErrorNotReady")
+
+    def milliseconds(self, start: Handle, stop: Handle) -> float:
+        return float(call(self.hip.hipEventElapsedTime, start, stop))
+
+    def force(self, address: int, stream: Handle) -> None:
+        function, arguments = self.signal_action(address, stream)
+        call(function, *arguments)
+
+    # ---- graphs
+
+    def begin_capture(self, stream: Handle) -> None:
+        call(self.hip.hipStreamBeginCapture, stream, self.hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
+
+    def end_capture(self, stream: Handle) -> Handle:
+        return call(self.hip.hipStreamEndCapture, stream)
+
+    def drop_capture(self, stream: Handle) -> None:
+        code, graph = self.hip.hipStreamEndCapture(stream)
+        if not code and graph:
+            self.hip.hipGraphDestroy(graph)
+
+    def instantiate(self, captured: Handle) -> Handle:
+        flags = self.hip.hipGraphInstantiateFlags.hipGraphInstantiateFlagUseNodePriority
+        return call(self.hip.hipGraphInstantiateWithFlags, captured, int(flags))
+
+    def destroy_captured(self, captured: Handle) -> None:
+        call(self.hip.hipGraphDestroy, captured)
+
+    def destroy_graph(self, graph: Handle) -> None:
+        call(self.hip.hipGraphExecDestroy, graph)
+
+    def launch_graph(self, graph: Handle, stream: Handle) -> None:
+        call(self.hip.hipGraphLaunch, graph, stream)
+
+    # ---- kernels
+
+    def options(self, arch: str) -> tuple[str, ...]:
+        return ("-std=c++17", "-O3", f"--offload-arch={arch}")
+
+    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
+        return compile_text(text, name, options, by=HIPRTC).code
+
+    def image(self, suffix: str, code: bytes) -> bytes | None:
+        return code if suffix in (".hsaco", ".co", ".hipfb") else None
+
+    def load(self, code: bytes, what: str) -> Handle:
+        return call(self.hip.hipModuleLoadData, code, what=what)
+
+    def unload(self, module: Handle) -> None:
+        call(self.hip.hipModuleUnload, module)
+
+    def function(self, module: Handle, entry: str, what: str) -> Handle:
+        return call(self.hip.hipModuleGetFunction, module, entry.encode(), what=what)
+
+    def static_smem(self, function: Handle, what: str) -> int:
+        attribute = self.hip.hipFunction_attribute.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
+        return int(call(self.hip.hipFuncGetAttribute, attribute, function, what=what))
+
+    def allow_smem(self, function: Handle, size: int, what: str) -> None:
+        """All of LDS is every block's to ask for."""
+
+    def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
+        occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
+        return int(call(occupancy, function, threads, smem, what=what))
+
+    def tuned(
+        self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
+    ) -> Packed | None:
+        return None
+
+    # ---- actions
+
+    def copy(self, run: Run, stream: Handle) -> Action:
+        return self._copy(run, stream, self._kind(run.dst, run.src))
+
+    def copy_rows(self, rows: Rows, stream: Handle) -> Action:
+        return self._copy_rows(rows, stream, self._kind(rows.dst, rows.src))
+
+    def _kind(self, dst: int, src: int) -> Any:
+        """Inside of a device the ordinary kind: its copy engines are made for links, and slow there."""
+        inside = self.owner(dst, "a copy's target") == self.owner(src, "a copy's source")
+        return self._plain if inside else self._between
+
+    def _copy(self, run: Run, stream: Handle, kind: Any) -> Action:
+        return self.hip.hipMemcpyAsync, (run.dst, run.src, run.size, kind, stream)
+
+    def _copy_rows(self, rows: Rows, stream: Handle, kind: Any) -> Action:
+        places = (rows.dst, rows.dst_pitch, rows.src, rows.src_pitch)
+        return self.hip.hipMemcpy2DAsync, (*places, rows.width, rows.rows, kind, stream)
+
+    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
+        return None
+
+    def zero_action(self, address: int, words: int, stream: Handle) -> Action:
+        return self.hip.hipMemsetD32Async, (address, 0, words, stream)
+
+    def record_action(self, event: Handle, stream: Handle) -> Action:
+        return self.hip.hipEventRecord, (event, stream)
+
+    def wait_action(self, stream: Handle, event: Handle) -> Action:
+        return self.hip.hipStreamWaitEvent, (stream, event, 0)
+
+    def signal_action(self, address: int, stream: Handle) -> Action:
+        """By a copy of a word, without compute units on its own device too: writing a value is a kernel, which slows a
+        running GEMM down, and may find no unit free."""
+        device = int(call(self.hip.hipStreamGetDevice, stream))
+        return self._copy(Run(address, self._ones[device], 4), stream, self._between)
+
+    def wait_flag_action(self, address: int, stream: Handle) -> Action:
+        until = self.hip.hipStreamWaitValueGte
+        return self.hip.hipStreamWaitValue32, (stream, address, 1, until, _ANY)
+
+    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action:
+        """The arguments are packed into a buffer that the action keeps. HIP launches have no priority of their own:
+        the stream's counts."""
+        values = ctypes.create_string_buffer(_packed(arguments))
+        size = ctypes.c_size_t(len(values) - 1)  # ctypes puts a zero behind
+        extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(values), _SIZE, ctypes.addressof(size), _END)
+        launch = self.hip.hipModuleLaunchKernel
+        shape = (*(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1, 1)[:3])
+
+        def hipModuleLaunchKernel(shape: Any, smem: int, extra: Any, _keep: Any) -> tuple[Any, ...]:
+            result: tuple[Any, ...] = launch(function, *shape, smem, stream, None, ctypes.addressof(extra))
+            return result
+
+        return hipModuleLaunchKernel, (shape, grid.smem, extra, (values, size))
+
+
+def _text(value: str | bytes) -> str:
+    """A C string: bindings of ROCm 10 give text, earlier ones bytes."""
+    return value if isinstance(value, str) else value.decode()
+
+
+def _packed(arguments: Sequence[bytes]) -> bytes:
+    """Arguments one after another, each where a kernel looks for it: at a multiple of its size, of 8 at most."""
+    block = bytearray()
+    for argument in arguments:
+        step = 8 if len(argument) % 8 == 0 else 4
+        block += bytes(-len(block) % step) + argument
+    return bytes(block)
