@@ -92,9 +92,15 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 
 # ---------------------------------------------------------------- the choice
 
-A100 = catalogue.Limits(sms=108, smem_per_sm=164 << 10, smem_per_block=163 << 10, smem_reserved=1024, max_residency=32)
-L40 = catalogue.Limits(sms=142, smem_per_sm=100 << 10, smem_per_block=99 << 10, smem_reserved=1024, max_residency=24)
-H100 = catalogue.Limits(sms=132, smem_per_sm=228 << 10, smem_per_block=227 << 10, smem_reserved=1024, max_residency=32)
+A100 = catalogue.Limits(
+    sms=108, smem_per_sm=164 << 10, smem_per_block=163 << 10, smem_reserved=1024, max_residency=32, max_threads=2048
+)
+L40 = catalogue.Limits(
+    sms=142, smem_per_sm=100 << 10, smem_per_block=99 << 10, smem_reserved=1024, max_residency=24, max_threads=1536
+)
+H100 = catalogue.Limits(
+    sms=132, smem_per_sm=228 << 10, smem_per_block=227 << 10, smem_reserved=1024, max_residency=32, max_threads=2048
+)
 
 
 def chosen(

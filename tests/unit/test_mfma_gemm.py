@@ -1,0 +1,310 @@
+"""The CDNA GEMM without a GPU: its table of tiles, what the compiler makes of it, and its numbers, thread by thread."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import cycle, product
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ficco_rt.kernels import mfma
+from ficco_rt.kernels.tiles import Matrix, Work
+from ficco_rt.region import Interval
+from tests.simt import amd
+
+DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
+MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C}  # EF_AMDGPU_MACH, LLVM's AMDGPU usage guide
+LAYOUTS = list(product([False, True], [False, True]))
+Spans = tuple[Interval, ...]
+
+
+# ---------------------------------------------------------------- the table
+
+
+@st.composite
+def pieces(draw: st.DrawFn, size: int, step: int) -> Spans:
+    """Disjoint pieces that sum to `size`, in any order, that begin at multiples of `step`."""
+    units = -(-size // step)
+    cuts = sorted(draw(st.sets(st.integers(1, units - 1), max_size=3))) if units > 1 else []
+    at, out = 0, []
+    for a, b in zip([0, *cuts], [*cuts, units], strict=True):
+        at += draw(st.integers(0, 3))
+        out.append(Interval(at * step, at * step + min(b * step, size) - a * step))
+        at += b - a
+    if size % step:  # only the last one ends elsewhere, so that others which are cut by it still begin well
+        return (*draw(st.permutations(out[:-1])), out[-1])
+    return tuple(draw(st.permutations(out)))
+
+
+def flat(spans: Spans) -> np.ndarray:
+    return np.concatenate([np.arange(s.start, s.stop) for s in spans])
+
+
+def matrix(address: int, rows: Spans, columns: Spans) -> Matrix:
+    high, wide = max(s.stop for s in rows), max(s.stop for s in columns)
+    return Matrix(address, high, wide, -(-wide // 8) * 8)
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    m, n, k = draw(st.integers(1, 700)), draw(st.integers(1, 700)), draw(st.integers(1, 800))
+    left_rows, out_rows = draw(pieces(m, 1)), draw(pieces(m, 1))
+    right_columns, out_columns = draw(pieces(n, 8)), draw(pieces(n, 8))
+    left_columns, right_rows = draw(pieces(k, 8)), draw(pieces(k, 8))
+    return Work(
+        matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
+        matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
+        out_columns, signals=(4096,),
+    )  # fmt: skip
+
+
+@settings(deadline=None)
+@given(works(), st.sampled_from(mfma.VARIANTS), st.integers(1, 140), st.integers(1, 6), st.sampled_from([None, 1, 3]))
+def test_tiles_make_every_element_once_from_the_right_operands(
+    work: Work, variant: mfma.Variant, units: int, splits: int, band: int | None
+) -> None:
+    table = mfma.build([work], variant, "bf16", "bf16", False, False, blocks=units, tail_splits=splits, band=band).table
+    rows = dict(zip(flat(work.out_rows).tolist(), flat(work.left_rows).tolist(), strict=True))
+    columns = dict(zip(flat(work.out_columns).tolist(), flat(work.right_columns).tolist(), strict=True))
+    depth = list(zip(flat(work.left_columns).tolist(), flat(work.right_rows).tolist(), strict=True))
+    made = np.zeros((work.out.rows, work.out.columns), int)
+    slots: dict[int, tuple[int, int]] = {}
+    seen: dict[tuple[int, int], list[tuple[int, list[tuple[int, int]]]]] = {}
+    for t in table.tiles:
+        r, c = np.arange(t["rows"]) + t["out_row"], np.arange(t["cols"]) + t["out_col"]
+        assert [rows[i] for i in r.tolist()] == list(range(t["left_row"], t["left_row"] + t["rows"]))
+        assert [columns[i] for i in c.tolist()] == list(range(t["right_col"], t["right_col"] + t["cols"]))
+        if t["split"] == 0:
+            made[np.ix_(r, c)] += 1
+        pairs: list[tuple[int, int]] = []
+        left, at = int(t["k_blocks"]), int(t["k_first"])
+        while left > 0:
+            d = table.depths[at]
+            assert 0 < d["size"] <= 64 * d["blocks"] < d["size"] + 64
+            pairs += [(d["left"] + i, d["right"] + i) for i in range(d["size"])]
+            left, at = left - int(d["blocks"]), at + 1
+        assert left == 0
+        key = (int(t["out_row"]), int(t["out_col"]))
+        if t["splits"] == 1:
+            assert pairs == depth
+        else:
+            seen.setdefault(key, []).append((int(t["split"]), pairs))
+            assert slots.setdefault(int(t["slot"]), key) == key
+            assert t["slot"] + t["splits"] <= table.partials
+    for parts in seen.values():
+        parts.sort()
+        assert [s for s, _ in parts] == list(range(len(parts)))
+        assert [p for _, pairs in parts for p in pairs] == depth
+    wanted = np.zeros_like(made)
+    wanted[np.ix_(flat(work.out_rows), flat(work.out_columns))] = 1
+    assert np.array_equal(made, wanted)
+    assert table.signals[0]["target"] == (table.tiles["split"] == 0).sum() * mfma.WAVES
+
+
+def test_what_the_kernel_cannot_take_is_said() -> None:
+    whole = (Interval(0, 256),)
+    good = Matrix(0, 256, 256, 256)
+
+    def reason(left: Matrix = good, k: Spans = whole, n: Spans = whole, turned: bool = False) -> str | None:
+        return mfma.refusal([Work(left, good, good, whole, k, k, n, whole, n)], "bf16", "bf16", False, turned)
+
+    assert reason() is None
+    assert reason(k=(Interval(0, 250),), n=(Interval(8, 251),)) is None
+    assert "no multiple of 16 bytes" in str(reason(Matrix(2, 256, 256, 256)))
+    assert "no multiple of 16 bytes" in str(reason(Matrix(0, 256, 255, 255)))
+    assert "more than 8388608" in str(reason(Matrix(0, 256, 256, 1 << 23)))
+    assert "multiple of 8" in str(reason(n=(Interval(4, 12),)))
+    assert "multiple of 8" in str(reason(k=(Interval(4, 36),)))
+    assert "operands are fp32" in str(mfma.refusal([], "fp32", "fp32", False, False))
+
+
+@pytest.mark.parametrize("arch", mfma.ARCHS)
+def test_the_choice_follows_the_sizes_and_the_budget(arch: str) -> None:
+    large = mfma.choose([256 * 19], [128 * 16], 8192, 304, arch)  # one wave of the largest tile
+    small = mfma.choose([16], [2560], 8192, 304, arch)
+    assert large is not None
+    assert small is not None
+    assert large.variant.tile == (256, 128)
+    assert small.variant.tile == (32, 64)
+    assert mfma.splits(small.variant, [16], [2560], 8192, 304, arch, 65536) > 1  # 40 tiles for 304 units
+    two = mfma.choose([8192], [8192], 8192, 304, arch, most=32768, residency=2)
+    assert two is not None
+    assert two.variant.name == "mfma_gemm_128x128x32"
+    assert mfma.choose([8192], [8192], 8192, 304, arch, residency=3) is None
+    assert mfma.choose([8192], [8192], 8192, 304, arch, most=16384) is None
+
+
+# ---------------------------------------------------------------- the compiler
+
+
+@pytest.mark.parametrize("variant", mfma.VARIANTS, ids=lambda v: v.name)
+@pytest.mark.parametrize("arch", mfma.ARCHS)
+def test_registers_without_spills_and_matrix_instructions(arch: str, variant: mfma.Variant, tmp_path: Path) -> None:
+    for (dtype, out), turned in zip(cycle([("bf16", "bf16"), ("fp16", "fp32")]), LAYOUTS, strict=False):
+        compiled = amd.compile_device(tmp_path, mfma.SOURCE, mfma.options(variant, dtype, out, *turned, arch))
+        assert compiled.entry == mfma.entry(variant, dtype, out, *turned)
+        assert (compiled.spills, compiled.scratch) == (0, 0)
+        assert compiled.vector_registers <= 512 // variant.residency  # a lane's share of its SIMD's
+        assert compiled.lds == 0  # all is dynamic: two stages fill what there is
+        assert compiled.parameters >= mfma.PARAMETER_BYTES
+        assert compiled.wave == 64
+        deep = {32: 8, 16: 16}[variant.shape]
+        kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
+        if arch == "gfx90a":
+            name = f"v_mfma_f32_{variant.shape}x{variant.shape}x{deep}{kind}" + ("_1k" if dtype == "bf16" else "")
+        else:
+            name = f"v_mfma_f32_{variant.shape}x{variant.shape}x{deep}_{kind}"
+        assert set(compiled.matrix_instructions) == {name}
+        rows, columns = variant.tile
+        step = rows * columns * variant.step // (mfma.WAVES * variant.shape**2 * deep)
+        assert len(compiled.matrix_instructions) % step == 0  # a step is unrolled whole, with as many as it takes
+        assert not re.search(r"\bflat_load_dwordx4", compiled.assembly)  # it would hold up LDS
+        assert variant.smem <= 65536
+    built = amd.code_object(tmp_path, arch, compiled)
+    assert built == amd.CodeObject(MACHINES[arch], 0, 0)
+
+
+# ---------------------------------------------------------------- the numbers, on the CPU
+
+
+@dataclass
+class Case:
+    """A launch with its operands in this process's memory."""
+
+    variant: mfma.Variant
+    dtype: str
+    out: str
+    turned: tuple[bool, bool]
+    units: int
+    splits: int
+    accumulate: bool
+    sizes: tuple[int, int, int]
+    cut: tuple[Spans, Spans, Spans]  # of rows, columns, depth in the left, right, left operand's logical axes
+
+    def __str__(self) -> str:
+        return f"{self.variant.name}-{self.dtype}-{self.out}-{self.turned}-{self.sizes}"
+
+
+class Memory:
+    """An aligned array with NaN around and in whatever its matrix does not hold."""
+
+    def __init__(self, rows: int, columns: int, dtype: str) -> None:
+        pitch = -(-columns // 8) * 8
+        self._bytes = np.full(rows * pitch * DTYPES[dtype].itemsize + 4096, 0xFF, np.uint8)
+        start = -self._bytes.ctypes.data % 256 + 1024
+        end = start + rows * pitch * DTYPES[dtype].itemsize
+        self.whole = self._bytes[start:end].view(DTYPES[dtype]).reshape(rows, pitch)
+        self.values = self.whole[:, :columns]
+        self.matrix = Matrix(self.whole.ctypes.data, rows, columns, pitch)
+        self._around = (self._bytes[:start], self._bytes[end:])
+
+    def untouched(self) -> bool:
+        return all((part == 0xFF).all() for part in self._around)
+
+
+def aligned(size: int) -> np.ndarray:
+    """Zeroed bytes that begin as an allocation on a GPU does."""
+    whole = np.zeros(size + 256, np.uint8)
+    return whole[-whole.ctypes.data % 256 :][:size]
+
+
+def run(case: Case, tmp_path: Path, seed: int) -> None:
+    """The launch's result is exact on small integers, nothing beside it is written, and scratch ends as it began."""
+    m, n, k = case.sizes
+    draw = np.random.default_rng(seed)
+    left_t, right_t = case.turned
+    ends = [max(s.stop for s in spans) for spans in case.cut]
+    a, b, c = Memory(*((ends[2], ends[0]) if left_t else (ends[0], ends[2])), case.dtype), Memory(
+        *((n, ends[2]) if right_t else (ends[2], n)), case.dtype
+    ), Memory(m, ends[1], case.out)  # fmt: skip
+    logical = draw.integers(-4, 5, (m, k)), draw.integers(-4, 5, (k, n))
+    rows, columns, depth = (flat(spans) for spans in case.cut)
+    left = a.values.T if left_t else a.values
+    right = b.values.T if right_t else b.values
+    left[np.ix_(rows, depth)] = logical[0]
+    right[depth] = logical[1]
+    before = np.zeros((m, n))
+    if case.accumulate:
+        before = draw.integers(-4, 5, (m, n))
+        c.values[:, columns] = before
+    whole_m, whole_n = (Interval(0, m),), (Interval(0, n),)
+    flags = np.array([1, 0, 0], np.uint32)
+    places = [int(flags.ctypes.data) + 4 * i for i in range(3)]
+    r, d = case.cut[0], case.cut[2]
+    work = Work(
+        a.matrix, b.matrix, c.matrix, *((d, r) if left_t else (r, d)), *((whole_n, d) if right_t else (d, whole_n)),
+        whole_m, case.cut[1], case.accumulate, (places[0],), (places[1], places[2]),
+    )  # fmt: skip
+    assert mfma.refusal([work], case.dtype, case.out, *case.turned) is None
+    made = mfma.build(
+        [work], case.variant, case.dtype, case.out, *case.turned, blocks=case.units, tail_splits=case.splits
+    )
+    table = made.table
+    constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
+    constants[:] = np.frombuffer(table.constants, np.uint8)
+    kernel = amd.OnCpu(
+        tmp_path, mfma.SOURCE, mfma.options(case.variant, case.dtype, case.out, *case.turned, "gfx942"),
+        mfma.entry(case.variant, case.dtype, case.out, *case.turned), "Parameters", "Words",
+    )  # fmt: skip
+    parameters = made.parameters(constants.ctypes.data, scratch.ctypes.data)
+    for again in range(2):
+        flags[1:] = 0
+        kernel(parameters, min(case.units, len(table.tiles)), mfma.THREADS, seed + again)
+        wanted = (logical[0] @ logical[1] + before).astype(DTYPES[case.out])
+        assert np.array_equal(c.values[:, columns], wanted)
+        assert flags.tolist() == [1, 1, 1]
+        assert not scratch[: table.counter_bytes].any()
+        if not case.accumulate:
+            c.values[:, columns] = 7
+        else:
+            before = wanted.astype(float)
+            if abs(before).max() > 200:
+                break
+    others = np.delete(c.whole, columns, axis=1)
+    assert (np.ascontiguousarray(others).view(np.uint8) == 0xFF).all()
+    assert all(memory.untouched() for memory in (a, b, c))
+
+
+def spans_of(*pairs: tuple[int, int]) -> Spans:
+    return tuple(Interval(a, b) for a, b in pairs)
+
+
+def cases() -> list[Case]:
+    """Every variant, layout and type in turn; uneven edges, pieces in any order, K ending anywhere, splits."""
+    found = []
+    types = [("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32"), ("fp16", "fp32")]
+    for i, v in enumerate(mfma.VARIANTS):
+        rows, columns = v.tile
+        m, n, k = rows + 17, columns + 11, 203
+        cut = (spans_of((rows + 24, rows + 41), (8, rows + 8)), spans_of((16, 24), (32, n + 24)),
+               spans_of((72, 136), (0, 56), (144, 227)))  # fmt: skip
+        for j, turned in enumerate(LAYOUTS):
+            dtype, out = types[(i + j) % 4]
+            mine = cut
+            if turned[0]:  # rows lie together: they begin at multiples of 8
+                mine = (spans_of((8, rows + 8), (rows + 16, rows + 33)), *cut[1:])
+            found.append(Case(v, dtype, out, turned, 3, 1 + (i + j) % 3, (i + j) % 2 == 0, (m, n, k), mine))
+    return found
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_numbers_are_exact(case: Case, tmp_path: Path) -> None:
+    run(case, tmp_path, seed=len(str(case)))
+
+
+def whole(*sizes: int) -> tuple[Spans, Spans, Spans]:
+    m, n, k = (spans_of((0, s)) for s in sizes)
+    return m, n, k
+
+
+def test_k_shorter_than_a_step_and_one_row(tmp_path: Path) -> None:
+    v = mfma.variant("mfma_gemm_32x64x64")
+    case = Case(v, "bf16", "fp32", (False, True), 2, 1, False, (1, 3, 5), whole(1, 3, 5))
+    run(case, tmp_path, 1)
+    run(replace(case, turned=(True, False), sizes=(1, 8, 129), cut=whole(1, 8, 129), splits=3), tmp_path, 2)
