@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import pytest
 
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
 from tests import cases
 from tests.mock import campaign
 from tests.mock.standin import StandIn
@@ -18,3 +26,32 @@ def test_faults_are_told_and_leave_nothing(library: StandIn, name: str) -> None:
     assert not wrong, "\n".join(wrong)
     assert scores["call"].ends.total() >= 30, "every function that is called fails at least once"
     assert all(score.ends for kind, score in scores.items() if kind not in ("corrupt", "delay"))
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["streams", "graph"])
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/overlapped"])
+def test_an_executor_goes_on_after_a_call_that_failed(library: StandIn, name: str, graph: bool) -> None:
+    """Whatever was left half issued: later runs are right, or say that they cannot be."""
+    ranks, ends = 2, Counter[str]()
+    for trial in range(60):
+        library.reset(f"devices {ranks}; query_steps 3000; seed {trial}")
+        machine = discover(library.face, ranks)
+        sizes = cases.sizes(name, ranks, True) | cases.few_chunks(name)
+        plan = plan_of(build(cases.schedule(name), ranks, sizes), machine)
+        with Executor(plan, library.face, machine=machine, timeout=30) as executor:
+            executor.graph = graph
+            before = library.calls()
+            assert verified_run(executor, values="exact").ok
+            library.set(f"fail * {random.Random(trial).randint(1, library.calls() - before)} {campaign.UNKNOWN}")
+            for seed in range(4):
+                try:
+                    result = verified_run(executor, seed=seed, values="exact")
+                    assert result.ok, f"trial {trial}, {library.fired()} failed: {result.worst}"
+                    ends["right" if library.fired() else "before"] += 1
+                except DeviceError:
+                    ends["error"] += 1
+            library.calm()
+        assert not library.live()
+        assert not library.violations()
+    assert ends["error"]
+    assert ends["right"] > 20
