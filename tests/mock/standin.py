@@ -36,7 +36,9 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
+
+Face: TypeAlias = Literal["cuda", "hip"]
 
 SOURCES = Path(__file__).with_name("src")
 KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs")
@@ -85,7 +87,7 @@ def folder(face: str) -> Path:
 class StandIn:
     """One loaded library."""
 
-    def __init__(self, face: Literal["cuda", "hip"]) -> None:
+    def __init__(self, face: Face) -> None:
         self.face = face
         self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
         self._library = self._loaded[0]

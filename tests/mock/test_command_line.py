@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from ficco_rt.driver.registry import VENDORS
 from ficco_rt.kernels.compiler import compile_text
 from tests.mock import standin
+from tests.mock.standin import Face
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("--set", "M=96", "--set", "N=48", "--set", "K=96", "--set", "T=fp32")
@@ -52,16 +54,17 @@ class Ended:
 
 
 class Machine:
-    """A machine with stand-in GPUs. `library` decides whether the driver is installed at all."""
+    """A machine with stand-in GPUs of a vendor. `library` decides whether the driver is installed at all."""
 
-    def __init__(self, folder: Path, library: bool = True) -> None:
+    def __init__(self, folder: Path, face: Face = "cuda", library: bool = True) -> None:
+        self.face = face
         self.report = folder / "report"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith(("STANDIN", "FICCO"))}
         self.environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "dsl")])
         self.environment["FICCO_CACHE"] = os.environ["FICCO_CACHE"]
         self.environment["STANDIN_REPORT"] = str(self.report)
         if library:
-            self.environment["LD_LIBRARY_PATH"] = str(standin.folder("cuda"))
+            self.environment["LD_LIBRARY_PATH"] = str(standin.folder(face))
 
     def start(self, setting: str, *arguments: str) -> subprocess.Popen[str]:
         self.report.unlink(missing_ok=True)
@@ -69,7 +72,7 @@ class Machine:
         program += "from ficco_rt.cli.main import ficco_run; ficco_run()"
         return subprocess.Popen(
             [sys.executable, "-c", program, *arguments],
-            env=self.environment | {"STANDIN": setting},
+            env=self.environment | {"STANDIN": f"{standin.USUAL[self.face]}; {setting}"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,18 +100,43 @@ class Machine:
         self.works()
         return ended.err
 
+    def on(self, gpus: int, *more: str, schedule: str = "ag_gemm/hetero_fused_1d") -> tuple[str, ...]:
+        """A command line."""
+        return (schedule, "--backend", self.face, "--gpus", str(gpus), *SIZES, *more)
+
+    def user(self, folder: Path, entry: str, *more: str) -> tuple[str, ...]:
+        return (users(folder, entry), "--backend", self.face, "--gpus", "1", *more)
+
     def works(self) -> None:
-        ended = self.run("devices 2", "ag_gemm/serial", "--backend", "cuda", "--gpus", "2", "--json", *SIZES)
+        ended = self.run("devices 2", *self.on(2, "--json", schedule="ag_gemm/serial"))
         assert ended.code == 0, ended
         assert json.loads(ended.out)["verified"] is True
         assert not ended.left
 
 
-@pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # if it is ignored, so it would be in children
-    yield Machine(tmp_path)
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """If whoever started us has them ignored, so it would be in children."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
     signal.signal(signal.SIGINT, handler)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+@pytest.fixture(params=sorted(VENDORS))
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path, request.param)
+
+
+CODE = {
+    "cuda": {"memory": "CUDA_ERROR_OUT_OF_MEMORY", "address": "CUDA_ERROR_ILLEGAL_ADDRESS"},
+    "hip": {"memory": "hipErrorOutOfMemory", "address": "hipErrorIllegalAddress"},
+}
+ALLOCATION = {"cuda": "cuMemAlloc", "hip": "hipMalloc"}
 
 
 def on(gpus: int, *more: str, schedule: str = "ag_gemm/hetero_fused_1d") -> tuple[str, ...]:
@@ -182,20 +210,20 @@ def test_a_users_kernel_runs(machine: Machine, tmp_path: Path) -> None:
     assert "CUDA_ERROR_NOT_FOUND" in text
 
 
-def test_out_of_memory(machine: Machine) -> None:
-    text = machine.fails("devices 2; memory 9000", *on(2))
+def test_out_of_memory(either: Machine) -> None:
+    text = either.fails("devices 2; memory 9000", *either.on(2))
     assert "need" in text
     assert "and stand-in (device 0) has" in text
     assert "--set" in text
-    text = machine.fails("devices 2; fail cuMemAlloc 5 2", *on(2))
-    assert "cuMemAlloc" in text
+    text = either.fails(f"devices 2; fail {ALLOCATION[either.face]} 5 2", *either.on(2))
+    assert ALLOCATION[either.face] in text
     assert "(device " in text
-    assert "CUDA_ERROR_OUT_OF_MEMORY: the GPU's memory is full; take smaller sizes with --set" in text
+    assert f"{CODE[either.face]['memory']}: the GPU's memory is full; take smaller sizes with --set" in text
 
 
-def test_a_kernel_that_faults(machine: Machine, tmp_path: Path) -> None:
-    text = machine.fails("devices 1", users(tmp_path, "faults"), "--backend", "cuda", "--gpus", "1")
-    assert "stand-in (device 0)): CUDA_ERROR_ILLEGAL_ADDRESS: a kernel touched memory that is not its own" in text
+def test_a_kernel_that_faults(either: Machine, tmp_path: Path) -> None:
+    text = either.fails("devices 1", *either.user(tmp_path, "faults"))
+    assert f"stand-in (device 0)): {CODE[either.face]['address']}: a kernel touched memory that is not its own" in text
     assert "pending is launch of stage 'work' (mine)" in text
     assert "users.ficco:11" in text
 
@@ -210,43 +238,43 @@ def test_a_fault_on_another_gpu_than_the_first_is_told_at_once(machine: Machine)
     machine.works()
 
 
-def test_a_kernel_that_never_ends(machine: Machine, tmp_path: Path) -> None:
-    schedule = users(tmp_path, "never_ends")
-    ended = machine.run("devices 1", schedule, "--backend", "cuda", "--gpus", "1", "--timeout", "1")
+def test_a_kernel_that_never_ends(either: Machine, tmp_path: Path) -> None:
+    ended = either.run("devices 1", *either.user(tmp_path, "never_ends", "--timeout", "1"))
     assert ended.code == 3
     assert "the run did not end within 1 s (--timeout)" in ended.err
     assert "rank 0 stream compute (stand-in (device 0))" in ended.err
     assert "pending is launch of stage 'work' (mine)" in ended.err
     assert "users.ficco:11" in ended.err
     assert "still run it: this process can use them no more" in ended.err
-    machine.works()
+    either.works()
 
 
 @pytest.mark.parametrize("graph", ["--graph", "--no-graph"])
-def test_ctrl_c_in_mid_run(machine: Machine, graph: str) -> None:
+def test_ctrl_c_in_mid_run(either: Machine, graph: str) -> None:
     """In one of a great many runs: the one at hand is let through, all is given back."""
-    process = machine.start("devices 2", *on(2, "--iters", "1000000", graph))
+    process = either.start("devices 2", *either.on(2, "--iters", "1000000", graph))
     time.sleep(2)
     process.send_signal(signal.SIGINT)
-    ended = machine.end(process)
+    ended = either.end(process)
     assert ended.code == 130, ended
     assert ended.err.rstrip().endswith("ficco-run: interrupted")
     assert sum(ended.left.values()) <= 1, "a call's result may be lost on its way"
-    machine.works()
+    either.works()
 
 
-def test_ctrl_c_while_a_kernel_never_ends(machine: Machine, tmp_path: Path) -> None:
-    process = machine.start("devices 1", users(tmp_path, "never_ends"), "--backend", "cuda", "--gpus", "1")
+def test_ctrl_c_while_a_kernel_never_ends(either: Machine, tmp_path: Path) -> None:
+    process = either.start("devices 1", *either.user(tmp_path, "never_ends"))
     time.sleep(2)
     process.send_signal(signal.SIGINT)
-    ended = machine.end(process)
+    ended = either.end(process)
     assert ended.code == 130
-    machine.works()
+    either.works()
 
 
-def test_wrong_bytes_are_wrong_numbers(machine: Machine) -> None:
-    ended = machine.run("devices 2; corrupt 1", *on(2))
+def test_wrong_bytes_are_wrong_numbers(either: Machine) -> None:
+    checked = 8 if either.face == "hip" else 0  # copies that show at the start that copies arrive
+    ended = either.run(f"devices 2; corrupt {checked + 1}", *either.on(2))
     assert ended.code == 4, ended
     assert "wanted" in ended.err
     assert not ended.left
-    machine.works()
+    either.works()
