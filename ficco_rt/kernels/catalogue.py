@@ -39,6 +39,8 @@ class GemmRequest:
     sms: int | None
     rows: tuple[int, ...]  # sizes of the pieces that the output's rows come in, over all works
     columns: tuple[int, ...]  # and of its columns, of one work
+    last: tuple[int, ...]  # those of the rows that the last work makes
+    arrival: float  # microseconds, by estimate, until all has come that works wait for in the launch; 0: nothing
     depth: int
     right_transposed: bool
     not_sm90: str | None  # why the works are not for the Hopper kernel, by `sm90.refusal`; None: they are
@@ -155,7 +157,10 @@ def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
     if all(v.stages(left, request.right_transposed) < 2 for v in sm90.VARIANTS):
         return None
     sms = request.sms or limits.sms
-    chosen = sm90.choose(request.rows, request.columns, request.depth, sms, request.right_transposed, left).variant
+    late = (request.last, request.arrival)
+    chosen = sm90.choose(
+        request.rows, request.columns, request.depth, sms, request.right_transposed, left, late
+    ).variant
     stages = chosen.stages(left, request.right_transposed)
     smem = chosen.smem(stages, request.right_transposed)
     smem = request.smem if request.smem is not None else max(smem, floor)

@@ -338,14 +338,23 @@ def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: 
 
 
 def choose(
-    rows: Sequence[int], columns: Sequence[int], k: int, sms: int, right_transposed: bool, smem: int = 232448 - 1024
+    rows: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    right_transposed: bool,
+    smem: int = 232448 - 1024,
+    late: tuple[Sequence[int], float] = ((), 0.0),
 ) -> Choice:
-    """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes."""
+    """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
+    `late`: rows whose operands come only so many microseconds after the start."""
     best: Choice | None = None
     for v in VARIANTS:
         if v.stages(smem, right_transposed) < 2:
             continue
         cost, cut = _best(v, rows, columns, k, sms)
+        if late[1]:
+            cost = max(cost, late[1] + _best(v, late[0], columns, k, sms)[0])
         if best is None or cost < best.estimate:
             best = Choice(v, cut, cost)
     assert best is not None

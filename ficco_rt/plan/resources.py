@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ..graph import ir
 from ..kernels import sm80, sm90, tiles
 from ..kernels.catalogue import REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
+from ..machine.cost import transfer_time
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
 from .ir import LaunchAttributes
@@ -62,6 +64,12 @@ class _Solver:
         # where the tensors of a rank might lie: far apart, and aligned as allocations are
         self.addresses = {t.name: (i + 1) << 44 for i, t in enumerate(self.graph.tensors)}
         self.queues = {q.name: q.resources.priority for q in self.graph.queues}
+        self.arriving: dict[tuple[int, str], float] = defaultdict(float)  # by rank and tensor, from other ranks
+        for op in self.graph.ops:
+            if isinstance(op, ir.Copy) and op.src.rank != op.dst.rank:
+                size = op.dst.elements * ir.ITEM_BYTES[self.tensors[op.dst.tensor].dtype]
+                time = transfer_time(draft.machine, op.src.rank, op.dst.rank, size)
+                self.arriving[op.dst.rank, op.dst.tensor] += time
         self.known: dict[tuple[object, ...], GemmConfig | str] = {}
         self.choices: dict[int, LaunchChoice] = {}
         self.mistakes: dict[Span, Diagnostic] = {}
@@ -125,11 +133,18 @@ class _Solver:
             sms=asked.sms,
             rows=tuple(s.size for g in gemms for s in g.out.axes[g.out.kept[0]].segments),
             columns=tuple(s.size for s in first.out.axes[first.out.kept[1]].segments),
+            last=tuple(s.size for s in gemms[-1].out.axes[gemms[-1].out.kept[0]].segments),
+            arrival=self._arrival(gemms) if self.graph.stages[first.where.stage].streamed else 0.0,
             depth=first.left.shape[0 if first.left_transposed else 1],
             right_transposed=first.right_transposed,
             not_sm90=reason or sm90.refusal(fast, dtype, out_dtype, *turned),
             not_sm80=reason or sm80.refusal(fast, dtype, out_dtype, *turned),
         )
+
+    def _arrival(self, gemms: list[ir.Gemm]) -> float:
+        """Microseconds until the last piece from another rank has come that these read, one copy after another."""
+        rank = gemms[0].where.rank
+        return sum(self.arriving.get((rank, tensor), 0.0) for tensor in {r.tensor for g in gemms for r in g.reads})
 
     def _work(self, g: ir.Gemm) -> tiles.Work | None:
         sides = []

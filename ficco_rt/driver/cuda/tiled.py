@@ -37,8 +37,9 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
         hopper = _HOPPER[command.kernel]
         if sm90.refusal(works, *types, *turned) is not None:
             return None
-        # works of a streamed launch come to an end one by one: none is the last wave
-        splits = 1 if command.streamed else sm90.splits(hopper, rows, columns, depth, sms)
+        # works that signal come to an end one by one: none is the last wave
+        signals = any(w.signals for w in works)
+        splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms)
         stages = hopper.stages(smem, first.right_transposed)
         made = sm90.build(works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem, tail_splits=splits)
         return Packed(
