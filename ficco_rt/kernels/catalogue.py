@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from . import sm80, sm90
+from . import mfma, sm80, sm90
 from .tiles import DEPTH
 
 ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -45,6 +45,7 @@ class GemmRequest:
     right_transposed: bool
     not_sm90: str | None  # why the works are not for the Hopper kernel, by `sm90.refusal`; None: they are
     not_sm80: str | None  # likewise, by `sm80.refusal`
+    not_mfma: str | None = None  # likewise, by `mfma.refusal`
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ TILES: dict[str, tuple[int, int]] = {
     **{k.name: k.tile[:2] for k in GEMMS},
     **{v.name: v.tile for v in sm90.VARIANTS},
     **{v.name: v.tile for v in sm80.VARIANTS},
+    **{v.name: v.tile for v in mfma.VARIANTS},
 }
 
 
@@ -115,7 +117,7 @@ def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
     if isinstance(window, str):
         return window
     floor, budget = window
-    for tuned in (_hopper, _ampere):
+    for tuned in (_hopper, _ampere, _cdna):
         config = tuned(request, limits, floor, budget)
         if config is not None:
             return config
@@ -186,6 +188,28 @@ def _ampere(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
     stages = variant.stages(chosen.budget)
     smem = request.smem if request.smem is not None else max(variant.smem(stages), floor)
     return GemmConfig(variant.name, (*variant.tile, DEPTH), stages, smem, request.residency, request.sms)
+
+
+def _cdna(request: GemmRequest, limits: Limits, floor: int, budget: int) -> GemmConfig | None:
+    """The variant of the kernel for AMD's matrix cores that is fastest by estimate, if any fits."""
+    if request.arch not in mfma.ARCHS or request.not_mfma is not None:
+        return None
+    least = floor if request.smem is None else request.smem
+    chosen = mfma.choose(
+        request.rows,
+        request.columns,
+        request.depth,
+        request.sms or limits.sms,
+        request.arch,
+        least=least,
+        most=budget,
+        residency=request.residency,
+    )
+    if chosen is None:
+        return None
+    v = chosen.variant
+    tile = (*v.tile, v.step)
+    return GemmConfig(v.name, tile, mfma.STAGES, max(v.smem, least), request.residency, request.sms)
 
 
 def _fit(kernel: GemmKernel, request: GemmRequest, limits: Limits, floor: int, budget: int) -> GemmConfig | str:

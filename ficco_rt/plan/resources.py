@@ -9,7 +9,7 @@ from dataclasses import replace
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
-from ..kernels import sm80, sm90, tiles
+from ..kernels import mfma, sm80, sm90, tiles
 from ..kernels.catalogue import REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
 from ..machine.cost import transfer_time
 from ..machine.model import Device
@@ -139,6 +139,7 @@ class _Solver:
             right_transposed=first.right_transposed,
             not_sm90=reason or sm90.refusal(fast, dtype, out_dtype, *turned),
             not_sm80=reason or sm80.refusal(fast, dtype, out_dtype, *turned),
+            not_mfma=reason or mfma.refusal(fast, dtype, out_dtype, *turned),
         )
 
     def _arrival(self, gemms: list[ir.Gemm]) -> float:

@@ -265,21 +265,23 @@ stage mm on compute { gemm C = A * B }
 
 
 @pytest.mark.parametrize(
-    ("machine", "params", "hopper"),
+    ("machine", "params", "kernel"),
     [
-        ("h200-switch", {}, True),
-        ("h200-switch", {"T": "fp16"}, True),
-        ("h200-switch", {"T": "fp32"}, False),  # tensor cores take 16 bits here
-        ("h200-switch", {"N": 60}, False),  # columns in multiples of 8
-        ("h200-switch", {"K": 68}, False),  # rows of A are no multiple of 16 bytes
-        ("h200-switch", {"K": 72}, True),
-        ("mi300x-mesh", {}, False),
+        ("h200-switch", {}, "sm90_gemm"),
+        ("h200-switch", {"T": "fp16"}, "sm90_gemm"),
+        ("h200-switch", {"T": "fp32"}, "naive_gemm"),  # tensor cores take 16 bits here
+        ("h200-switch", {"N": 60}, "naive_gemm"),  # columns in multiples of 8
+        ("h200-switch", {"K": 68}, "naive_gemm"),  # rows of A are no multiple of 16 bytes
+        ("h200-switch", {"K": 72}, "sm90_gemm"),
+        ("mi300x-mesh", {}, "mfma_gemm"),
+        ("mi300x-mesh", {"T": "fp32"}, "naive_gemm"),
+        ("mi300x-mesh", {"K": 68}, "naive_gemm"),
     ],
 )
-def test_the_hopper_kernel_where_it_fits(machine: str, params: dict[str, object], hopper: bool) -> None:
+def test_the_tuned_kernel_where_it_fits(machine: str, params: dict[str, object], kernel: str) -> None:
     (command,) = plan(PRODUCT, 1, machine, **params).streams[0].commands
     assert isinstance(command, Launch)
-    assert command.kernel.startswith("sm90_gemm" if hopper else "naive_gemm")
+    assert command.kernel.startswith(kernel)
 
 
 def test_a_streamed_launch_has_one_kernel_for_all_its_works() -> None:

@@ -101,6 +101,9 @@ L40 = catalogue.Limits(
 H100 = catalogue.Limits(
     sms=132, smem_per_sm=228 << 10, smem_per_block=227 << 10, smem_reserved=1024, max_residency=32, max_threads=2048
 )
+MI300X = catalogue.Limits(
+    sms=304, smem_per_sm=64 << 10, smem_per_block=64 << 10, smem_reserved=0, max_residency=16, max_threads=2048
+)
 
 
 def chosen(
@@ -117,7 +120,8 @@ def chosen(
     ("arch", "limits", "kernel"),
     [
         ("sm_80", A100, "sm80"), ("sm_86", L40, "sm80"), ("sm_89", L40, "sm80"), ("sm_90", H100, "sm80"),
-        ("sm_90a", H100, "sm90"), ("sm_100a", H100, "sm80"), ("sm_75", L40, "naive"), ("gfx942", A100, "naive"),
+        ("sm_90a", H100, "sm90"), ("sm_100a", H100, "sm80"), ("sm_75", L40, "naive"), ("gfx942", MI300X, "mfma"),
+        ("gfx90a", MI300X, "mfma"), ("gfx908", MI300X, "naive"),
     ],
 )  # fmt: skip
 def test_each_architecture_gets_its_kernel(arch: str, limits: catalogue.Limits, kernel: str) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ...graph.ir import ITEM_BYTES
-from ...kernels import sm80, sm90, tiles
+from ...kernels import sm80, sm90
 from ...machine.discover import DeviceFacts
 from ...plan.ir import GemmWork, Launch
+from ..gpu.matrices import works_of
 from ..gpu.packed import Packed
 from ..gpu.tensors import FlagAddress, Resolve
 from .call import api, call
@@ -22,7 +22,7 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
     aligned as the kernel needs it."""
     if command.kernel not in _HOPPER and command.kernel not in _AMPERE:
         return None
-    works = _works(command, resolve, address)
+    works = works_of(command, resolve, address)
     if works is None:
         return None
     first = command.works[0]
@@ -75,23 +75,6 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
         counters=other.table.counter_bytes // 4,
         arguments=lambda at, scratch: [other.parameters(at, scratch)],
     )
-
-
-def _works(command: Launch, resolve: Resolve, address: FlagAddress) -> list[tiles.Work] | None:
-    """The works on memory; None if an operand's columns are not side by side."""
-    works = []
-    for work in command.works:
-        assert isinstance(work, GemmWork)
-        sides = []
-        for region in (work.left, work.right, work.out):
-            tensor = resolve(region)
-            sides.append(tiles.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype]))
-        left, right, out = sides
-        if left is None or right is None or out is None:
-            return None
-        waits, signals = tuple(map(address, work.waits)), tuple(map(address, work.signals))
-        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals))
-    return works
 
 
 def encode(m: sm90.TensorMap) -> bytes:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ... import env
 from ...errors import DeviceError
+from ...kernels import mfma
 from ...kernels.compiler import HIPRTC, compile_text
 from ...machine.discover import DeviceFacts
 from ...plan.ir import Launch
@@ -26,11 +27,11 @@ from ..gpu.packed import Packed
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
+from . import cdna
 from .call import api, call, failure, filled, succeeds
 
 LOG = logging.getLogger(__name__)
 
-_MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
 _CHECKED = 4096  # bytes sent to see that copies arrive
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
@@ -80,7 +81,7 @@ class Hip:
             smem_per_sm=attribute("MaxSharedMemoryPerMultiprocessor"),
             smem_per_block=attribute("MaxSharedMemoryPerBlock"),
             smem_reserved=0,
-            max_residency=_MAX_BLOCKS,
+            max_residency=mfma.MAX_BLOCKS,
             warp=wave,
             max_warps=attribute("MaxThreadsPerMultiProcessor") // wave,
             memory=int(call(hip.hipDeviceTotalMem, ordinal)),
@@ -281,6 +282,8 @@ class Hip:
     def tuned(
         self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
     ) -> Packed | None:
+        if any(v.name == command.kernel for v in mfma.VARIANTS):
+            return cdna.pack(command, resolve, address, facts.arch, sms)
         return None
 
     # ---- actions

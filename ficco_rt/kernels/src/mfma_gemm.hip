@@ -385,8 +385,8 @@ __device__ inline void raise(const Parameters& p, int signal) {
     for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.flags[s.flag_first + i], value);
 }
 
-extern "C" __global__ void __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(RESIDENCY)))
-ENTRY(const Parameters p) {
+extern "C" __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(RESIDENCY)))
+__global__ void ENTRY(const Parameters p) {
     extern __shared__ Words dynamic[];
     const int wave = __builtin_amdgcn_readfirstlane(__builtin_amdgcn_workitem_id_x() / 64);
     const int row = wave % WAVES_M * BLOCKS_M * SHAPE, column = wave / WAVES_M * BLOCKS_N * SHAPE;
