@@ -48,11 +48,18 @@ def _generation(arch: str) -> str:
     return arch.rstrip("af")[:-1] if arch.startswith("sm_") else arch
 
 
-def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1) -> Machine:
-    """The machine of these GPUs, which must be alike.
+# Bytes a microsecond that all links of a GPU carry one way together, by generation; vendors' tables.
+_LINKED = {"sm_7": 150e3, "sm_8": 300e3, "sm_9": 450e3, "sm_10": 900e3, "gfx90a": 400e3, "gfx942": 448e3}
+_LINKS_REACHED = 0.85  # of that, by large copies
+_BUS = 20e3  # PCIe
+_AMD_MESH = 7  # links of a GPU to the others of its node
+
+
+def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, linked: bool = True) -> Machine:
+    """The machine of these GPUs, which must be alike; `linked`: every two of them by a link of GPUs.
 
     Limits are the driver's. Rates are those of a stored machine with the same device; otherwise estimates from
-    clocks, and links of 20 GB/s (PCIe): the caller's timings do not depend on them, only what `ideal` says.
+    clocks and from what links of its generation carry. Plans and `ideal` go by them, timings do not.
     """
     first = devices[0]
     for i, other in enumerate(devices):
@@ -63,15 +70,14 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1) 
     known = next((m for m in PROFILES if m.device.name == first.name), None)
     if known is not None:
         rates = (known.device.memory_rate, known.device.gemm_rate, known.device.launch_time)
-        links = known.links
         source = f"limits from the driver, rates of {known.name}"
     else:
         half, single = _PER_CLOCK.get(_generation(first.arch), (512, 128))
         clock = first.clock_khz * 1e-3 * first.sms * _REACHED  # clocks a microsecond, all multiprocessors
         memory = 2 * first.memory_clock_khz * 1e-3 * first.bus_bits / 8 * _REACHED
         rates = (memory, (("bf16", half * clock), ("fp16", half * clock), ("fp32", single * clock)), 3.0)
-        links = Links(kind="switch", rate=20e3, copy_time=9.0, signal_time=4.0)
         source = "limits from the driver, rates estimated from clocks"
+    links = known.links if known is not None and linked else _links(first.arch, linked)
     shared = f", {ranks_per_gpu} ranks each" if ranks_per_gpu > 1 else ""
     memory_rate, gemm_rate, launch_time = rates
     device = Device(
@@ -90,3 +96,13 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1) 
         launch_time=launch_time,
     )
     return Machine(f"{len(devices)}×{first.name}{shared}", device, links, ranks, source)
+
+
+def _links(arch: str, linked: bool) -> Links:
+    """Links as GPUs of an architecture have them in a node: NVIDIA's to a switch, AMD's to each other."""
+    rate = _LINKED.get(_generation(arch), _BUS) * _LINKS_REACHED
+    if not linked or rate < _BUS:
+        return Links(kind="switch", rate=_BUS, copy_time=9.0, signal_time=4.0)
+    if arch.startswith("gfx"):
+        return Links(kind="mesh", rate=rate / _AMD_MESH, copy_time=10.0, signal_time=5.0)
+    return Links(kind="switch", rate=rate, copy_time=9.0, signal_time=4.0)

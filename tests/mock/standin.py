@@ -12,7 +12,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     arch NAME            sm_90, gfx942, …                                               [sm_75, gfx908]
     name TEXT, memory BYTES, sms N, wavefront N
     smem BLOCK MULTIPROCESSOR RESERVED   bytes that a block may have, a multiprocessor has, each block loses
-    link A B 0|1         whether devices A and B reach each other's memory              [1]
+    link A B 0|1|2       how devices A and B reach each other's memory: not at all, by a link, by the bus  [1]
     seed N               of the order of all that streams and blocks leave open
     order 0|1|2          any stream; streams by rank; a stream as long as it can        [N mod 3]
     query_steps N        most steps that a query makes                                  [64]

@@ -12,6 +12,7 @@ from cuda.bindings import driver as cu
 
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.gpu.naive import FLAG, GEMM, RUN, TABLE
+from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.compiler import compile_text
 from tests.mock.standin import StandIn
 
@@ -333,3 +334,13 @@ def test_memory_has_an_end(cuda: StandIn, gpus: Gpus) -> None:
     assert cu.cuMemAlloc(200)[0] == cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY
     call(cu.cuMemFree, address)
     assert call(cu.cuMemGetInfo) == (1000, 1000)
+
+
+def test_machines_know_how_their_gpus_are_joined(library: StandIn) -> None:
+    """Rates of links where every two GPUs have one, of the bus where two have none."""
+    library.reset(f"devices 4; name some GPU; arch {dict(cuda='sm_80', hip='gfx942')[library.face]}")
+    joined = discover(library.face, 4).links
+    library.set("link 1 3 2")
+    by_bus = discover(library.face, 4).links
+    assert joined.rate > by_bus.rate == 20e3
+    assert not library.violations()

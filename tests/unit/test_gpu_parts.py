@@ -312,6 +312,10 @@ def test_a_machine_of_what_the_driver_says() -> None:
     other = machine([replace(H200, name="NVIDIA A100", arch="sm_80", sms=108, clock_khz=1410000)], 4, 4)
     assert (other.name, other.device.arch) == ("1×NVIDIA A100, 4 ranks each", "sm_80")
     assert 150e6 < dict(other.device.gemm_rate)["bf16"] < 312e6
+    assert (other.links.kind, other.links.rate) == ("switch", 255e3)
+    assert machine([H200] * 4, 4, linked=False).links.rate == 20e3
+    assert machine([replace(H200, name="AMD", arch="gfx942")] * 4, 4).links.kind == "mesh"
+    assert machine([replace(H200, name="old", arch="sm_60")] * 2, 2).links.rate == 20e3
     plan = compiler.compile_schedule("ag_gemm/hetero_fused_1d", 4, machine=other)
     assert plan.machine == other.name
     with pytest.raises(UsageError, match="device 1 is NVIDIA A100 and device 0 is NVIDIA H200"):

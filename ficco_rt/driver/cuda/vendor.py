@@ -71,6 +71,12 @@ class Cuda:
         cu = self.cu
         return bool(call(cu.cuDeviceCanAccessPeer, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))
 
+    def linked(self, a: int, b: int) -> bool:
+        """By atomics of each other's memory, which the bus does not carry."""
+        cu = self.cu
+        atomics = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+        return bool(call(cu.cuDeviceGetP2PAttribute, atomics, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))
+
     def retain(self, ordinal: int) -> Handle:
         cu = self.cu
         self._retained[ordinal] = call(cu.cuDeviceGet, ordinal)

@@ -120,4 +120,10 @@ def _release(vendor: Vendor, device: Device) -> None:
 def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1) -> Machine:
     """This machine's GPUs as a Machine of `ranks` ranks."""
     used = sorted(set(homes(vendor, ranks, ranks_per_gpu)))
-    return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu)
+    linked = all(_linked(vendor, a, b) for a in used for b in used if a != b)
+    return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked)
+
+
+def _linked(vendor: Vendor, a: int, b: int) -> bool:
+    with concerning(f"device {a}"):
+        return vendor.linked(a, b)

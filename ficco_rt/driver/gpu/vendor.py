@@ -85,6 +85,9 @@ class Vendor(Protocol):
     def can_access(self, a: int, b: int) -> bool:
         """Whether device a may read and write b's memory directly."""
 
+    def linked(self, a: int, b: int) -> bool:
+        """Whether a link of GPUs (NVLink, xGMI) joins them, and not only the host's bus."""
+
     def retain(self, ordinal: int) -> Handle:
         """The device's context, shared with the process's other libraries."""
 

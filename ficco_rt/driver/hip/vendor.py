@@ -32,6 +32,7 @@ from .call import api, call, failure, filled, succeeds
 
 LOG = logging.getLogger(__name__)
 
+_XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
 _CHECKED = 4096  # bytes sent to see that copies arrive
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
@@ -93,6 +94,10 @@ class Hip:
 
     def can_access(self, a: int, b: int) -> bool:
         return bool(call(self.hip.hipDeviceCanAccessPeer, a, b))
+
+    def linked(self, a: int, b: int) -> bool:
+        kind, _ = call(self.hip.hipExtGetLinkTypeAndHopCount, a, b)
+        return int(kind) == _XGMI
 
     def retain(self, ordinal: int) -> Handle:
         return ordinal

@@ -111,6 +111,16 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer) {
     ORDINAL(device);
     return *can = device != peer && d->links[peer], OK;
 }
+int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
+    CALL(cuDeviceGetP2PAttribute);
+    if (peer < 0 || peer >= world.devices || peer == device) return INVALID_DEVICE;
+    ORDINAL(device);
+    if (attribute != 3) {   // native atomics
+        violation("cuDeviceGetP2PAttribute: the stand-in does not know attribute %d", attribute);
+        return INVALID_VALUE;
+    }
+    return *value = d->links[peer] == 1, OK;
+}
 
 // ---------------------------------------------------------------- contexts
 

@@ -93,6 +93,12 @@ int hipDeviceCanAccessPeer(int *can, int device, int peer) {
     ORDINAL(device);
     return *can = device != peer && d->links[peer], OK;
 }
+int hipExtGetLinkTypeAndHopCount(int device, int peer, uint32_t *type, uint32_t *hops) {
+    CALL(hipExtGetLinkTypeAndHopCount);
+    if (peer < 0 || peer >= world.devices || peer == device) return INVALID_DEVICE;
+    ORDINAL(device);
+    return *type = d->links[peer] == 1 ? 4 : 2, *hops = 1, OK;   // xGMI, PCIe
+}
 int hipDeviceEnablePeerAccess(int peer, unsigned flags) {
     CALL(hipDeviceEnablePeerAccess);
     DEVICE(d);

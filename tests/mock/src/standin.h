@@ -45,7 +45,7 @@ struct Device {
     int major, minor, sms, smem_sm, smem_block, smem_reserved, max_blocks, copy_engines, wavefront;
     int clock_khz, memory_clock_khz, bus_bits;
     uint64_t memory, used;           // bytes
-    bool links[MAX_DEVICES];         // whether it can reach the other's memory
+    int links[MAX_DEVICES];          // to the other's memory: 0 none, 1 a link of their own, 2 by the host's bus
     bool enabled[MAX_DEVICES];       // and whether it may
     void *context;                   // handle
     int retained;

@@ -160,7 +160,7 @@ static void fresh_devices(void) {
         d->memory_clock_khz = 2000000;
         d->bus_bits = 4096;
         d->memory = 1ull << 34;
-        for (int j = 0; j < MAX_DEVICES; j++) d->links[j] = true;
+        for (int j = 0; j < MAX_DEVICES; j++) d->links[j] = 1;
     }
 }
 
