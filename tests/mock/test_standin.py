@@ -338,7 +338,7 @@ def test_memory_has_an_end(cuda: StandIn, gpus: Gpus) -> None:
 
 def test_machines_know_how_their_gpus_are_joined(library: StandIn) -> None:
     """Rates of links where every two GPUs have one, of the bus where two have none."""
-    library.reset(f"devices 4; name some GPU; arch {dict(cuda='sm_80', hip='gfx942')[library.face]}")
+    library.reset("devices 4; name some GPU; arch " + ("sm_80" if library.face == "cuda" else "gfx942"))
     joined = discover(library.face, 4).links
     library.set("link 1 3 2")
     by_bus = discover(library.face, 4).links
