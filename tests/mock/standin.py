@@ -93,7 +93,7 @@ class StandIn:
         self._library = self._loaded[0]
         for name in ("calls", "commands", "copies"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
-        for name in ("violations", "fired"):
+        for name in ("violations", "fired", "priorities"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
         self.reset("devices 0")
 
@@ -126,6 +126,11 @@ class StandIn:
         """The call that an injected fault has hit, or nothing."""
         text: bytes = self._library.standin_fired()
         return text.decode()
+
+    def priorities(self) -> list[int]:
+        """Of the kernels of the graph that was made last; 0 if the graph does not keep them."""
+        text: bytes = self._library.standin_priorities()
+        return [int(n) for n in text.split()]
 
     def calls(self) -> int:
         return int(self._library.standin_calls())

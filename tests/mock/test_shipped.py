@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from ficco_rt.compiler import build, plan_of
+from ficco_rt.compiler import build, load, plan_of
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -41,3 +43,32 @@ def test_right_in_every_order(library: StandIn, name: str, ranks: int) -> None:
                     assert np.array_equal(got, values), f"seed {seed}, graph {executor.graph}: {key} differs"
     assert not library.violations()
     assert not library.live()
+
+
+TWO_PRIORITIES = """
+schedule two_priorities
+
+param M = 16
+input  A[M, M] : fp32
+input  B[M, M] : fp32
+output C[M, M] : fp32
+output D[M, M] : fp32
+computes C = A * B
+computes D = A * B
+
+queue first  { engine = sm  priority = high }
+queue second { engine = sm  priority = low }
+
+stage one on first  { gemm C = A * B }
+stage two on second { gemm D = A * B }
+"""
+
+
+def test_a_graphs_kernels_keep_their_priorities(library: StandIn, tmp_path: Path) -> None:
+    library.set("devices 1")
+    (tmp_path / "two.ficco").write_text(TWO_PRIORITIES)
+    plan = plan_of(build(load(tmp_path / "two.ficco"), 1, {}), discover(library.face, 1))
+    with Executor(plan, library.face, graph=True, timeout=30) as executor:
+        assert verified_run(executor, values="exact").ok
+    high, low = {"cuda": (-5, 0), "hip": (-1, 1)}[library.face]
+    assert sorted(library.priorities()) == [high, low]

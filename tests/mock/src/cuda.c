@@ -492,6 +492,8 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
 
 // ---------------------------------------------------------------- graphs
 
+enum { USE_NODE_PRIORITY = 8 };
+
 int cuStreamBeginCapture_v2(Handle stream, int mode) {
     CALL(cuStreamBeginCapture);
     STREAM_OF(s, stream);
@@ -510,9 +512,8 @@ int cuGraphInstantiateWithFlags(Handle *exec, Handle graph, unsigned long long f
     CALL(cuGraphInstantiate);
     Graph *g = object_of(GRAPH, graph, called_.name);
     if (!g) return INVALID_HANDLE;
-    (void)flags;
     Exec *e = NULL;
-    int code = graph_instantiate(g, &e);
+    int code = graph_instantiate(g, flags == USE_NODE_PRIORITY, &e);
     if (!code) *exec = e->handle;
     return code;
 }

@@ -1,6 +1,7 @@
 // Graphs: what streams record while they are captured, and its replay, node by node in any order that its edges leave.
 #include "standin.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -116,7 +117,15 @@ static Node *copy_nodes(const Node *from, int count) {
     return nodes;
 }
 
-int graph_instantiate(Graph *g, Exec **made) {
+static char priorities[256];  // of the kernels of the graph that was made last, in the order of capture
+const char *standin_priorities(void) { return priorities; }
+
+int graph_instantiate(Graph *g, bool keep_priorities, Exec **made) {
+    size_t used = 0;
+    priorities[0] = 0;
+    for (int i = 0; i < g->count && used + 16 < sizeof priorities; i++)
+        if (g->nodes[i].has_priority)
+            used += (size_t)sprintf(priorities + used, "%d ", keep_priorities ? g->nodes[i].priority : 0);
     Exec *e = calloc(1, sizeof *e);
     e->nodes = copy_nodes(g->nodes, g->count);
     e->count = g->count;

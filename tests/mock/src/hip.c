@@ -356,6 +356,8 @@ int hipModuleLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz
 
 // ---------------------------------------------------------------- graphs
 
+enum { USE_NODE_PRIORITY = 8 };
+
 int hipStreamBeginCapture(Handle stream, int mode) {
     CALL(hipStreamBeginCapture);
     STREAM_OF(s, stream);
@@ -374,9 +376,8 @@ int hipGraphInstantiateWithFlags(Handle *exec, Handle graph, unsigned long long 
     CALL(hipGraphInstantiateWithFlags);
     Graph *g = object_of(GRAPH, graph, called_.name);
     if (!g) return INVALID_HANDLE;
-    (void)flags;
     Exec *e = NULL;
-    int code = graph_instantiate(g, &e);
+    int code = graph_instantiate(g, flags == USE_NODE_PRIORITY, &e);
     if (!code) *exec = e->handle;
     return code;
 }

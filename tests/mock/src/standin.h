@@ -189,7 +189,7 @@ int capture_begin(Stream *s);
 int capture_end(Stream *s, Graph **made);
 int capture_add(Stream *s, Command *c);
 void capture_join(Stream *s, Capture *c, const int *nodes, int count);
-int graph_instantiate(Graph *g, Exec **made);
+int graph_instantiate(Graph *g, bool keep_priorities, Exec **made);
 void graph_destroy(Graph *g);
 void exec_destroy(Exec *e);
 Command *node_command(const Node *n);           // a copy of the template, to be run
