@@ -110,7 +110,10 @@ def chosen(
     arch: str, limits: catalogue.Limits, m: int, n: int, k: int, residency: int | None = None,
     smem: int | None = None, not_sm90: str | None = None, not_sm80: str | None = None,
 ) -> catalogue.GemmConfig:  # fmt: skip
-    request = catalogue.GemmRequest(arch, "bf16", smem, residency, None, (m,), (n,), k, False, not_sm90, not_sm80)
+    request = catalogue.GemmRequest(
+        arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), last=(m,), arrival=0,
+        depth=k, right_transposed=False, not_sm90=not_sm90, not_sm80=not_sm80,
+    )  # fmt: skip
     config = catalogue.choose_gemm(request, limits)
     assert isinstance(config, catalogue.GemmConfig), config
     return config
