@@ -111,8 +111,8 @@ def chosen(
     smem: int | None = None, not_sm90: str | None = None, not_sm80: str | None = None,
 ) -> catalogue.GemmConfig:  # fmt: skip
     request = catalogue.GemmRequest(
-        arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), last=(m,), arrival=0,
-        depth=k, right_transposed=False, not_sm90=not_sm90, not_sm80=not_sm80,
+        arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), last=(m,),
+        arrival=0, depth=k, right_transposed=False, not_sm90=not_sm90, not_sm80=not_sm80,
     )  # fmt: skip
     config = catalogue.choose_gemm(request, limits)
     assert isinstance(config, catalogue.GemmConfig), config
