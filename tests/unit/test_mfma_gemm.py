@@ -257,7 +257,9 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
         flags[1:] = 0
         kernel(parameters, min(case.units, len(table.tiles)), mfma.THREADS, seed + again)
         wanted = (logical[0] @ logical[1] + before).astype(DTYPES[case.out])
-        assert np.array_equal(c.values[:, columns], wanted)
+        got = c.values[:, columns]
+        off = np.argwhere(got != wanted)
+        assert not len(off), f"run {again}: {len(off)} elements, from {off[0]} to {off[-1]}: {got[tuple(off[0])]}"
         assert flags.tolist() == [1, 1, 1]
         assert not scratch[: table.counter_bytes].any()
         if not case.accumulate:
