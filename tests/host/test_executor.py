@@ -269,7 +269,7 @@ def test_memory_is_asked_for_before_it_is_taken(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_names_of_drivers_and_machines() -> None:
-    with pytest.raises(UsageError, match=r"^no driver is called 'tpu'; there are: host, cuda$"):
+    with pytest.raises(UsageError, match=r"^no driver is called 'tpu'; there are: host, cuda, hip$"):
         Executor(gather_plan(), "tpu", machine=MACHINE)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="no machine is called 'toy'"):
         Executor(gather_plan())
