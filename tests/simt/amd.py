@@ -118,8 +118,9 @@ class OnCpu:
         library = folder / f"{entry}.so"
         given = [o for o in options if not o.startswith(("--offload-arch", "-O"))]
         _run(
-            folder, "cc", "-x", "c++", *given, "-O2", "-fno-sanitize=all", "-fno-exceptions", "-fno-rtti",
-            "-nostdinc++", "-nostdlib++", "-shared", "-fPIC", "-o", str(library), "-", text=text,
+            folder, "cc", "-x", "c++", *given, "-O2", "-mcpu=baseline", "-U_FORTIFY_SOURCE", "-fno-sanitize=all",
+            "-fno-exceptions", "-fno-rtti", "-nostdinc++", "-nostdlib++", "-shared", "-fPIC", "-o", str(library), "-",
+            text=text,
         )  # fmt: skip
         self._launch = ctypes.CDLL(str(library)).simt_launch
         self._launch.argtypes = (ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_uint64)

@@ -4,6 +4,7 @@
 // Fibers go on in an order drawn from a seed: between two barriers no thread can count on another's pace, not even
 // within a wave, which is stricter than the hardware. Blocks run one after another. Memory order is not modelled.
 
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,10 +26,11 @@ constexpr int MOST = 1024, WAVE = 64, STACK = 64 << 10;
 
 struct Meeting { int arrived, passed; };
 
-struct Fiber { ucontext_t context; char* stack; bool ended; Meeting* at; int passed; };
+struct Fiber { ucontext_t context; jmp_buf place; char* stack; bool begun, ended; Meeting* at; int passed; };
 
 static Fiber fibers[MOST];
-static ucontext_t scheduler;
+static ucontext_t scheduler;  // where a fiber's first switch comes from
+static jmp_buf back;
 static int count, current, block, grid;
 static uint64_t state;
 static Meeting everyone, waves[MOST / WAVE];
@@ -41,7 +43,17 @@ static uint32_t draw(uint32_t below) {
     return (uint32_t)(state >> 33) % below;
 }
 
-static void yield() { swapcontext(&fibers[current].context, &scheduler); }
+// Only a fiber's first switch is the library's: it asks the system to mask signals, at every one.
+static void yield() {
+    if (!_setjmp(fibers[current].place)) _longjmp(back, 1);
+}
+
+static void go_on(Fiber& f) {
+    if (_setjmp(back)) return;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    swapcontext(&scheduler, &f.context);
+}
 
 static void meet(Meeting& m, int of) {
     Fiber& me = fibers[current];
@@ -72,7 +84,7 @@ static bool block_runs(int number) {
     for (int i = 0; i < count; ++i) {
         Fiber& f = fibers[i];
         if (!f.stack) f.stack = (char*)malloc(STACK);
-        f.ended = false;
+        f.begun = f.ended = false;
         f.at = nullptr;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack;
@@ -90,7 +102,7 @@ static bool block_runs(int number) {
             ++left;
             if (f.at && f.at->passed == f.passed) continue;
             ++went;
-            swapcontext(&scheduler, &f.context);
+            go_on(f);
         }
         if (!left) return true;
         if (!went) return false;
