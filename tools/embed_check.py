@@ -27,12 +27,17 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10000)
     parser.add_argument("--size", type=int, default=2048, help="M, N and K")
     options = parser.parse_args()
+    if options.runs < 100 or options.ranks < 0 or options.size < 1:
+        parser.error("--runs is a number from 100, --ranks from 0, --size from 1")
     gpus = device_count("cuda")
     if not gpus:
         sys.stderr.write("embed_check: no NVIDIA GPU, or its driver or cuda-bindings is missing\n")
         return 3
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        sys.stderr.write("embed_check: runs are on PyTorch's tensors and streams: pip install torch\n")
+        return 3
     ranks = options.ranks or gpus
     each = -(-ranks // gpus)
     machine = discover("cuda", ranks, each)

@@ -18,6 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from math import isqrt, sqrt
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def main() -> int:
     """Print the table; the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=tuple(VENDORS), default="cuda")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--ranks", type=positive, default=4)
+    parser.add_argument("--repeats", type=positive, default=20)
     parser.add_argument("--only", default="", help="a part of the schedules' names")
     parser.add_argument("--sizes", choices=("all", "small", "real"), default="all")
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds that a run may take")
@@ -51,7 +52,10 @@ def main() -> int:
     backend: DriverName = options.backend
     gpus = device_count(backend)
     if not gpus:
-        sys.stderr.write("gpu_check: no GPU for {backend}, or its driver or bindings are missing\n")
+        sys.stderr.write(f"gpu_check: no GPU for {backend}, or its driver or bindings are missing\n")
+        return 3
+    if options.sizes != "small" and find_spec("torch") is None:
+        sys.stderr.write("gpu_check: real sizes are checked with PyTorch: pip install torch, or take --sizes small\n")
         return 3
     each = -(-options.ranks // gpus)
     machine = discover(backend, options.ranks, each)
@@ -87,6 +91,14 @@ def main() -> int:
     left = f", {len(rows) - done} not run" if done < len(rows) else ""
     print(f"{done - wrong} of {done} rows right{left}; {time.monotonic() - started:.0f} s")
     return 4 if wrong else 0
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
+    return number
 
 
 def compiled(name: str, ranks: int, params: Params, machine: Machine) -> Plan:

@@ -18,8 +18,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:
+    sys.stderr.write("this is a program of PyTorch, which is not installed: pip install torch\n")
+    sys.exit(3)
 
 import ficco_rt as ficco
 
@@ -119,6 +123,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--loops", type=int, default=1000)
     options = parser.parse_args()
+    if min(vars(options).values()) < 1:
+        parser.error("all sizes and counts are numbers from 1")
     gpus = torch.cuda.device_count()
     if gpus < 2:
         sys.stderr.write(f"a tensor-parallel layer needs at least two GPUs; this machine has {gpus}\n")

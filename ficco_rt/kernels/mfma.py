@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from . import sm80
-from .tiles import DEPTH, Table, Work, best_splits, table
+from .tiles import DEPTH, Table, Work, best_splits, operand_rows, table
 
 SOURCE = Path(__file__).with_name("src") / "mfma_gemm.hip"
 ARCHS = ("gfx90a", "gfx942")
@@ -138,11 +138,6 @@ def build(
     reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
     if reason is not None:
         raise ValueError(reason)
-    triples = dict.fromkeys((w.left, w.right, w.out) for w in works)
-    operands = [
-        (a.address, b.address, c.address, a.pitch * 2, b.pitch * 2, c.pitch * _item(out_dtype), 0, 0)
-        for a, b, c in triples
-    ]
     made = table(
         works,
         variant.tile,
@@ -152,7 +147,7 @@ def build(
         groups=blocks,
         tail_splits=tail_splits,
         band=band,
-        more=(np.array(operands, np.uint64),),
+        more=(operand_rows(works, 2, _item(out_dtype)),),
     )
     return Launch(variant, made, max(smem, variant.smem))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .tiles import DEPTH, Table, Work, best_splits, common, depths_of, table
+from .tiles import DEPTH, Table, Work, best_splits, common, depths_of, operand_rows, table
 
 SOURCE = Path(__file__).with_name("src") / "sm80_gemm.cu"
 MAX_STAGES = 8
@@ -175,12 +175,6 @@ def build(
     reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
     if reason is not None:
         raise ValueError(reason)
-    item, out_item = 2, 4 if out_dtype == "fp32" else 2
-    triples = dict.fromkeys((w.left, w.right, w.out) for w in works)
-    operands = [
-        (a.address, b.address, c.address, a.pitch * item, b.pitch * item, c.pitch * out_item, 0, 0)
-        for a, b, c in triples
-    ]
     made = table(
         works,
         variant.tile,
@@ -190,7 +184,7 @@ def build(
         groups=blocks,
         tail_splits=tail_splits,
         band=band,
-        more=(np.array(operands, np.uint64),),
+        more=(operand_rows(works, 2, 4 if out_dtype == "fp32" else 2),),
     )
     return Launch(variant, made, stages, max(smem or 0, variant.smem(stages)), min(blocks, len(made.tiles)))
 

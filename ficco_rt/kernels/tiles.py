@@ -157,6 +157,16 @@ def operand(region: Region, shape: tuple[int, ...], address: int, item: int) -> 
     return Operand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
+def operand_rows(works: Sequence[Work], item: int, out_item: int) -> Rows:
+    """Different (left, right, out) triples as kernels with plain pointers read them: addresses, pitches in bytes."""
+    triples = dict.fromkeys((w.left, w.right, w.out) for w in works)
+    rows = [
+        (a.address, b.address, c.address, a.pitch * item, b.pitch * item, c.pitch * out_item, 0, 0)
+        for a, b, c in triples
+    ]
+    return np.array(rows, np.uint64)
+
+
 def depths_of(
     work: Work, left_transposed: bool, right_transposed: bool
 ) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:

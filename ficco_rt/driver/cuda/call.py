@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...errors import DeviceError
-from ..gpu.refused import Refused
-
-Function: TypeAlias = Callable[..., tuple[Any, ...]]
-Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
+from ..gpu.checked import Checked
 
 
 @cache
@@ -36,34 +32,14 @@ def api() -> Any:
     return driver
 
 
-def call(function: Function, *arguments: Any, what: str = "") -> Any:
-    """Make a driver call; its value, or a tuple of several. `what` it is for goes into the error."""
-    result = function(*arguments)
-    if result[0]:
-        raise failure(function, result[0], what)
-    return result[1] if len(result) == 2 else result[1:]
-
-
-def succeeds(function: Function, *arguments: Any, unless: str, what: str = "") -> bool:
-    """Make a call that may also answer `unless`: True if it succeeded, False if it gave that."""
-    code = function(*arguments)[0]
-    if code and code.name != unless:
-        raise failure(function, code, what)
-    return not code
-
-
-def failure(function: Function, code: Any, what: str = "") -> Refused:
-    """The error of a call that gave `code`, for `what` it was made."""
-    name = getattr(function, "__name__", str(function))
-    return Refused(name, code.name, what, _ADVICE.get(code.name, ""))
-
-
-_ADVICE = {
-    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU's memory is full; take smaller sizes with --set",
-    "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel touched memory that is not its own; this process must end",
-    "CUDA_ERROR_LAUNCH_FAILED": "a kernel faulted; this process must end",
-    "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel made a misaligned access; this process must end",
-    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel's file holds no code for this GPU's architecture",
-    "CUDA_ERROR_INVALID_IMAGE": "the kernel's file is not a cubin, fatbin or PTX",
-    "CUDA_ERROR_NOT_FOUND": "no such entry in the module",
-}
+call = Checked(
+    {
+        "CUDA_ERROR_OUT_OF_MEMORY": "the GPU's memory is full; take smaller sizes with --set",
+        "CUDA_ERROR_ILLEGAL_ADDRESS": "a kernel touched memory that is not its own; this process must end",
+        "CUDA_ERROR_LAUNCH_FAILED": "a kernel faulted; this process must end",
+        "CUDA_ERROR_MISALIGNED_ADDRESS": "a kernel made a misaligned access; this process must end",
+        "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel's file holds no code for this GPU's architecture",
+        "CUDA_ERROR_INVALID_IMAGE": "the kernel's file is not a cubin, fatbin or PTX",
+        "CUDA_ERROR_NOT_FOUND": "no such entry in the module",
+    }
+)

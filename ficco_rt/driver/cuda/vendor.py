@@ -16,14 +16,13 @@ from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
 from . import tiled
-from .call import api, call, failure, succeeds
+from .call import api, call
 
 
 class Cuda:
     """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the driver or a GPU is missing."""
 
     name = "cuda"
-    maker = "NVIDIA"
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
@@ -34,7 +33,7 @@ class Cuda:
         self._retained: dict[int, Any] = {}  # devices by ordinal
 
     def failure(self, function: Function, code: Any) -> Refused:
-        return failure(function, code)
+        return call.failure(function, code)
 
     # ---- devices
 
@@ -87,7 +86,7 @@ class Cuda:
 
     def enable_access(self, ordinal: int, context: Handle) -> None:
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
-        succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
+        call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
     def prepare(self, gpus: Gpus) -> None: ...
 
@@ -122,7 +121,7 @@ class Cuda:
         library = ctypes.CDLL("libcuda.so.1")  # loaded already
         code = library.cuPointerGetAttribute(ctypes.byref(ordinal), int(attribute), ctypes.c_uint64(address))
         if code:
-            raise failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
+            raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
         return ordinal.value
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
@@ -147,7 +146,7 @@ class Cuda:
         call(self.cu.cuStreamDestroy, stream)
 
     def idle(self, stream: Handle) -> bool:
-        return succeeds(self.cu.cuStreamQuery, stream, unless="CUDA_ERROR_NOT_READY")
+        return call.succeeds(self.cu.cuStreamQuery, stream, unless="CUDA_ERROR_NOT_READY")
 
     def new_event(self, timing: bool) -> Handle:
         flags = self.cu.CUevent_flags
@@ -163,7 +162,7 @@ class Cuda:
         call(self.cu.cuStreamWaitEvent, stream, event, 0)
 
     def ended(self, event: Handle) -> bool:
-        return succeeds(self.cu.cuEventQuery, event, unless="CUDA_ERROR_NOT_READY")
+        return call.succeeds(self.cu.cuEventQuery, event, unless="CUDA_ERROR_NOT_READY")
 
     def milliseconds(self, start: Handle, stop: Handle) -> float:
         return float(call(self.cu.cuEventElapsedTime, start, stop))

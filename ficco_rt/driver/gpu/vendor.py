@@ -65,7 +65,6 @@ class Vendor(Protocol):
     """See the module."""
 
     name: str  # of the driver: cuda, hip
-    maker: str  # of the GPUs, for people: NVIDIA, AMD
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
     sources: tuple[str, ...]  # endings of source files that `compile` takes

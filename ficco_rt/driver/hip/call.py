@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from ...errors import DeviceError
-from ..gpu.refused import Refused
+from ..gpu.checked import Checked
 from ..gpu.vendor import Function
 
 
@@ -35,14 +35,6 @@ def api() -> Any:
     return hip
 
 
-def call(function: Function, *arguments: Any, what: str = "") -> Any:
-    """Make a runtime call; its value, or a tuple of several. `what` it is for goes into the error."""
-    result = function(*arguments)
-    if result[0]:
-        raise failure(function, result[0], what)
-    return result[1] if len(result) == 2 else result[1:]
-
-
 def filled(function: Function, make: Callable[[], Any], *arguments: Any, what: str = "") -> Any:
     """Make a call that fills a struct: bindings of ROCm 10 return it, earlier ones are given it first."""
     try:
@@ -53,27 +45,15 @@ def filled(function: Function, make: Callable[[], Any], *arguments: Any, what: s
         return made
 
 
-def succeeds(function: Function, *arguments: Any, unless: str, what: str = "") -> bool:
-    """Make a call that may also answer `unless`: True if it succeeded, False if it gave that."""
-    code = function(*arguments)[0]
-    if code and code.name != unless:
-        raise failure(function, code, what)
-    return not code
-
-
-def failure(function: Function, code: Any, what: str = "") -> Refused:
-    """The error of a call that gave `code`, for `what` it was made."""
-    name = getattr(function, "__name__", str(function))
-    return Refused(name, code.name, what, _ADVICE.get(code.name, ""))
-
-
-_ADVICE = {
-    "hipErrorOutOfMemory": "the GPU's memory is full; take smaller sizes with --set",
-    "hipErrorIllegalAddress": "a kernel touched memory that is not its own; this process must end",
-    "hipErrorLaunchFailure": "a kernel faulted; this process must end",
-    "hipErrorNoBinaryForGpu": "the kernel's file holds no code for this GPU's architecture",
-    "hipErrorInvalidImage": "the kernel's file is no code object",
-    "hipErrorSharedObjectInitFailed": "the kernel's file is no code object",
-    "hipErrorNotFound": "no such entry in the module",
-    "hipErrorStreamCaptureUnsupported": "this ROCm cannot put the call into a graph; take --no-graph",
-}
+call = Checked(
+    {
+        "hipErrorOutOfMemory": "the GPU's memory is full; take smaller sizes with --set",
+        "hipErrorIllegalAddress": "a kernel touched memory that is not its own; this process must end",
+        "hipErrorLaunchFailure": "a kernel faulted; this process must end",
+        "hipErrorNoBinaryForGpu": "the kernel's file holds no code for this GPU's architecture",
+        "hipErrorInvalidImage": "the kernel's file is no code object",
+        "hipErrorSharedObjectInitFailed": "the kernel's file is no code object",
+        "hipErrorNotFound": "no such entry in the module",
+        "hipErrorStreamCaptureUnsupported": "this ROCm cannot put the call into a graph; take --no-graph",
+    }
+)

@@ -28,7 +28,7 @@ from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
 from . import cdna
-from .call import api, call, failure, filled, succeeds
+from .call import api, call, filled
 
 LOG = logging.getLogger(__name__)
 
@@ -46,7 +46,6 @@ class Hip:
     """
 
     name = "hip"
-    maker = "AMD"
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
@@ -59,7 +58,7 @@ class Hip:
         self._ones: dict[int, int] = {}  # device → a word in its memory that holds 1: what signals copy
 
     def failure(self, function: Function, code: Any) -> Refused:
-        return failure(function, code)
+        return call.failure(function, code)
 
     # ---- devices
 
@@ -106,7 +105,7 @@ class Hip:
 
     def enable_access(self, ordinal: int, context: Handle) -> None:
         enabled = "hipErrorPeerAccessAlreadyEnabled"
-        succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
+        call.succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
 
     def prepare(self, gpus: Gpus) -> None:
         for ordinal, device in gpus.devices.items():
@@ -140,7 +139,7 @@ class Hip:
                     self._copy(Run(to, of, half), stream, self._between),
                     self._copy_rows(Rows(to + half, of + half, 64, half // 64, 64, 64), stream, self._between),
                 ):
-                    came = succeeds(function, *arguments, unless="hipErrorInvalidValue", what=what) and came
+                    came = call.succeeds(function, *arguments, unless="hipErrorInvalidValue", what=what) and came
         gpus.finish(here, stream)
         with gpus.inside(here):
             self.to_host(got.ctypes.data, back, _CHECKED)
@@ -203,7 +202,7 @@ class Hip:
         call(self.hip.hipStreamDestroy, stream)
 
     def idle(self, stream: Handle) -> bool:
-        return succeeds(self.hip.hipStreamQuery, stream, unless="hipErrorNotReady")
+        return call.succeeds(self.hip.hipStreamQuery, stream, unless="hipErrorNotReady")
 
     def new_event(self, timing: bool) -> Handle:
         return call(self.hip.hipEventCreateWithFlags, 0 if timing else self.hip.hipEventDisableTiming)
@@ -218,7 +217,7 @@ class Hip:
         call(self.hip.hipStreamWaitEvent, stream, event, 0)
 
     def ended(self, event: Handle) -> bool:
-        return succeeds(self.hip.hipEventQuery, event, unless="hipErrorNotReady")
+        return call.succeeds(self.hip.hipEventQuery, event, unless="hipErrorNotReady")
 
     def milliseconds(self, start: Handle, stop: Handle) -> float:
         return float(call(self.hip.hipEventElapsedTime, start, stop))

@@ -1,0 +1,35 @@
+"""Driver calls that are checked where they are made: a refused one is an error with call, code, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .refused import Refused
+from .vendor import Function
+
+
+class Checked:
+    """Makes a vendor's calls, whose results begin with a code that is false if all is well. `advice` by its name."""
+
+    def __init__(self, advice: Mapping[str, str]) -> None:
+        self._advice = advice
+
+    def __call__(self, function: Function, *arguments: Any, what: str = "") -> Any:
+        """Make a call; its value, or a tuple of several. `what` it is for goes into the error."""
+        result = function(*arguments)
+        if result[0]:
+            raise self.failure(function, result[0], what)
+        return result[1] if len(result) == 2 else result[1:]
+
+    def succeeds(self, function: Function, *arguments: Any, unless: str, what: str = "") -> bool:
+        """Make a call that may also answer `unless`: True if it succeeded, False if it gave that."""
+        code = function(*arguments)[0]
+        if code and code.name != unless:
+            raise self.failure(function, code, what)
+        return not code
+
+    def failure(self, function: Function, code: Any, what: str = "") -> Refused:
+        """The error of a call that gave `code`, for `what` it was made."""
+        name = getattr(function, "__name__", str(function))
+        return Refused(name, code.name, what, self._advice.get(code.name, ""))
