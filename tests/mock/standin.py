@@ -33,6 +33,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,7 @@ Face: TypeAlias = Literal["cuda", "hip"]
 
 SOURCES = Path(__file__).with_name("src")
 KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs")
+COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
     "-std=gnu11",
     "-O2",
@@ -68,7 +70,7 @@ OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN = 2, 600, 700,
 def folder(face: str) -> Path:
     """The folder of a built library. Processes may build at once: each publishes by a rename."""
     files = sorted(f for f in SOURCES.rglob("*") if f.is_file())
-    digest = hashlib.sha256(repr((face, FLAGS)).encode())
+    digest = hashlib.sha256(repr((face, COMPILER, FLAGS)).encode())
     for file in files:
         digest.update(file.name.encode() + file.read_bytes())
     target = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-{digest.hexdigest()[:16]}"
@@ -76,7 +78,7 @@ def folder(face: str) -> Path:
         aside = Path(tempfile.mkdtemp(prefix="ficco-standin-"))
         for name, home in LIBRARIES[face].items():
             sources = [str(f) for f in files if f.suffix == ".c" and f.parent == home]
-            subprocess.run(["cc", *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
+            subprocess.run([*COMPILER, *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
         try:
             aside.rename(target)
         except OSError:  # another process was faster
