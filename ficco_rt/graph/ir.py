@@ -101,7 +101,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """out = left · right (or out += …), logical [m, k] · [k, n]; a transposed operand is stored the other way."""
+    """out = left · right + the sum of `terms` (or out += left · right), logical [m, k] · [k, n], added in fp32; a
+    transposed operand is stored the other way."""
 
     where: Where
     out: Region
@@ -110,10 +111,12 @@ class Gemm:
     left_transposed: bool
     right_transposed: bool
     accumulate: bool
+    terms: tuple[Region, ...] = ()
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return (self.left, self.right, self.out) if self.accumulate else (self.left, self.right)
+        added = (self.out,) if self.accumulate else self.terms
+        return (self.left, self.right, *added)
 
     @property
     def writes(self) -> tuple[Region, ...]:

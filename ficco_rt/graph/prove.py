@@ -164,6 +164,8 @@ class _Proof:
         result = multiply(self.algebra, left, right, (m, n))
         if op.accumulate:
             result = added(self.algebra, [self._read(op.out, op), result], (m, n))
+        elif op.terms:
+            result = added(self.algebra, [result, *(self._read(t, op) for t in op.terms)], (m, n))
         self._write(op.out, result)
 
     def _collective(self, members: Sequence[ir.Collective]) -> None:

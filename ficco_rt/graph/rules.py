@@ -97,7 +97,8 @@ def copy_fits(op: ir.Op, tensors: Tensors) -> str | None:
 
 
 def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
-    """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands."""
+    """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. Terms are
+    those of a reduce, but of the result's type or fp32; `+=` has none."""
     if not isinstance(op, ir.Gemm):
         return None
     for region in (op.out, op.left, op.right):
@@ -123,6 +124,24 @@ def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
             return f"gemm writes the part of {op.out.tensor} that it reads"
     if not op.where.rank == op.out.rank == op.left.rank == op.right.rank:
         return "a gemm works on its own rank's memory"
+    if op.accumulate and op.terms:
+        return "'+=' takes no sum"
+    for term in op.terms:
+        message = _term_fits("gemm", op.out, term, tensors, (out, "fp32"))
+        if message is not None:
+            return message
+    return None
+
+
+def _term_fits(what: str, out: Region, term: Region, tensors: Tensors, types: tuple[str, ...]) -> str | None:
+    if term.shape != out.shape:
+        return f"{what}: {out.tensor} is {_size(out)}, the term {term.tensor} is {_size(term)}"
+    own, other = tensors[out.tensor].dtype, tensors[term.tensor].dtype
+    if other not in types:
+        wanted = " or ".join(dict.fromkeys(types))
+        return f"{what}: {out.tensor} is {own}, the term {term.tensor} is {other}; a term is {wanted}"
+    if _overlap(out, term) and out != term:
+        return f"{what}: a term overlaps the part of {out.tensor} that is written"
     return None
 
 
@@ -131,14 +150,11 @@ def reduce_fits(op: ir.Op, tensors: Tensors) -> str | None:
     if not isinstance(op, ir.Reduce):
         return None
     own = tensors[op.out.tensor].dtype
+    types = tuple(ir.ITEM_BYTES) if own == "fp32" else (own, "fp32")
     for term in op.terms:
-        if term.shape != op.out.shape:
-            return f"reduce: {op.out.tensor} is {_size(op.out)}, the term {term.tensor} is {_size(term)}"
-        if tensors[term.tensor].dtype not in (own, "fp32") and own != "fp32":
-            other = tensors[term.tensor].dtype
-            return f"reduce: {op.out.tensor} is {own}, the term {term.tensor} is {other}; a term is {own} or fp32"
-        if _overlap(op.out, term) and op.out != term:
-            return f"reduce: a term overlaps the part of {op.out.tensor} that is written"
+        message = _term_fits("reduce", op.out, term, tensors, types)
+        if message is not None:
+            return message
     if not op.terms:
         return "reduce: there is no term to sum"
     if op.out.rank != op.where.rank:

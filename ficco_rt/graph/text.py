@@ -33,7 +33,9 @@ def op_text(op: ir.Op) -> str:
         case ir.Gemm():
             t = {True: ".T", False: ""}
             sign = "+=" if op.accumulate else "="
-            return f"gemm {op.out} {sign} {op.left}{t[op.left_transposed]} * {op.right}{t[op.right_transposed]}"
+            product = f"{op.left}{t[op.left_transposed]} * {op.right}{t[op.right_transposed]}"
+            terms = f" + sum({', '.join(map(str, op.terms))})" if op.terms else ""
+            return f"gemm {op.out} {sign} {product}{terms}"
         case ir.Reduce():
             return f"reduce {op.out} = sum({', '.join(map(str, op.terms))})"
         case ir.Collective():

@@ -2,7 +2,8 @@
 
 The form follows `ir.py` field by field. Shorter forms: a span is [line, column, end line, end column]
 (the path stands once, at the top); a region is [tensor, rank, axis, ...] with an axis a list of
-[start, stop] pairs, or a single number for an indexed dimension. Values of a union carry "type".
+[start, stop] pairs, or a single number for an indexed dimension. Values of a union carry "type". A field that
+has its default in `ir.py` is left out, so that plans keep their text and hash when a field with a default comes.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ def _encode(value: Any, spans: bool) -> Any:
     if dataclasses.is_dataclass(value):
         out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds() else {}
         for f in dataclasses.fields(value):
-            if f.name != "origin" or spans:
-                out[f.name] = _encode(getattr(value, f.name), spans)
+            inner = getattr(value, f.name)
+            if (f.name != "origin" or spans) and inner != f.default:
+                out[f.name] = _encode(inner, spans)
         return out
     return value
 
@@ -131,6 +133,12 @@ def _fields(cls: type) -> dict[str, Any]:
     modules = {**vars(graph_ir), **vars(ir)}
     hints = typing.get_type_hints(cls, globalns=modules)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
+
+
+@cache
+def _optional(cls: type) -> frozenset[str]:
+    """Fields that may be left out."""
+    return frozenset(f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING)
 
 
 class _Reader:
@@ -208,9 +216,12 @@ class _Reader:
             raise self.fail(at, f"{cls.__name__} expected, found {json.dumps(value)[:40]}")
         hints = _fields(cls)
         if value.keys() != hints.keys():
-            missing, extra = sorted(hints.keys() - value.keys()), sorted(value.keys() - hints.keys())
-            raise self.fail(at, f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(extra)}")
-        return cls(**{name: self.read(hint, value[name], f"{at}.{name}") for name, hint in hints.items()})
+            missing = sorted(hints.keys() - value.keys() - _optional(cls))
+            extra = sorted(value.keys() - hints.keys())
+            if missing or extra:
+                raise self.fail(at, f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(extra)}")
+        given = ((name, hint) for name, hint in hints.items() if name in value)
+        return cls(**{name: self.read(hint, value[name], f"{at}.{name}") for name, hint in given})
 
     def _region(self, value: Any, at: str) -> Region:
         key = json.dumps(value)

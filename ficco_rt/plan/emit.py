@@ -197,7 +197,7 @@ class _Emitter:
                 grid = tiles(op.out, self.draft.choices[v].tile)
                 return GemmWork(
                     op.out, op.left, op.right, op.left_transposed, op.right_transposed, op.accumulate,
-                    grid, waits, signals, v, origin,
+                    grid, waits, signals, v, origin, op.terms,
                 )  # fmt: skip
             case graph_ir.Reduce():
                 return ReduceWork(op.out, op.terms, waits, signals, v, origin)

@@ -49,7 +49,9 @@ class CopyAsync:
 
 @dataclass(frozen=True, slots=True)
 class GemmWork:
-    """out (+)= left · right. `tiles` is the grid of output tiles, rows × columns, that the kernel makes."""
+    """out (+)= left · right, or out = left · right + the sum of `terms`, which have the shape of out and its type or
+    fp32; all is added in fp32 and rounded once. `tiles` is the grid of output tiles, rows × columns, that the kernel
+    makes. A term may lie on a peer, or be `out` itself; there are none where the product is added to `out`."""
 
     out: Region
     left: Region
@@ -62,10 +64,12 @@ class GemmWork:
     signals: tuple[int, ...]  # flags that the work raises when all of it is written
     op: int
     origin: Span = field(compare=False)
+    terms: tuple[Region, ...] = ()
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return (self.left, self.right, self.out) if self.accumulate else (self.left, self.right)
+        added = (self.out,) if self.accumulate else self.terms
+        return (self.left, self.right, *added)
 
     @property
     def writes(self) -> tuple[Region, ...]:

@@ -103,6 +103,7 @@ class _Solver:
             shapes = tuple(self.tensors[r.tensor].shapes[r.rank] for r in (g.left, g.right, g.out))
             key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
             key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
+            key += tuple((t.tensor, id(t.axes)) for t in g.terms)
         if key not in self.known:
             self.known[key] = choose_gemm(self._request(gemms, asked, alone), self.limits)
         return self.known[key]
@@ -125,6 +126,8 @@ class _Solver:
             reason = "works differ in types or layout"
         elif len(fast) < len(works):
             reason = "an operand's columns are not side by side"
+        elif any(g.terms for g in gemms):  # NOTE: until the tuned kernels add terms
+            reason = "terms are added to the product"
         return GemmRequest(
             arch=self.device.arch,
             dtype=dtype,

@@ -209,7 +209,7 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def works_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """A work is a legal GEMM, reduce or user kernel of its rank: only a reduce reads the memory of peers."""
+    """A work is a legal GEMM, reduce or user kernel of its rank: only terms of sums lie on peers."""
     tensors = {t.name: t for t in plan.tensors}
     for stream, launch in _launches(plan):
         for work in launch.works:
@@ -222,8 +222,9 @@ def _unfit(work: Work, where: graph_ir.Where, tensors: Mapping[str, graph_ir.Ten
     match work:
         case GemmWork():
             op = graph_ir.Gemm(
-                where, work.out, work.left, work.right, work.left_transposed, work.right_transposed, work.accumulate
-            )
+                where, work.out, work.left, work.right, work.left_transposed, work.right_transposed, work.accumulate,
+                work.terms,
+            )  # fmt: skip
             return graph_rules.gemm_fits(op, tensors)
         case ReduceWork():
             return graph_rules.reduce_fits(graph_ir.Reduce(where, work.out, work.terms), tensors)

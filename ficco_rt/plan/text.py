@@ -91,7 +91,8 @@ def _work(w: Work) -> str:
         case GemmWork():
             left, right = _operand(w.left, w.left_transposed), _operand(w.right, w.right_transposed)
             op = "+=" if w.accumulate else "="
-            return f"gemm {w.out} {op} {left} · {right} tiles {w.tiles[0]}×{w.tiles[1]}  :{w.origin.line}"
+            terms = "".join(f" + {t}" for t in w.terms)
+            return f"gemm {w.out} {op} {left} · {right}{terms} tiles {w.tiles[0]}×{w.tiles[1]}  :{w.origin.line}"
         case ReduceWork():
             return f"reduce {w.out} = {' + '.join(map(str, w.terms))}  :{w.origin.line}"
         case KernelWork():

@@ -19,6 +19,7 @@ from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import Order, Plan
 from ficco_rt.plan.rules import RULES
+from ficco_rt.plan.text import to_text
 from ficco_rt.region import Axis, Interval
 from tests.host.handmade import box, line, segments
 
@@ -260,6 +261,24 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "gemm in place": (
         f"{GEMM}.out", box("P", 0, MINE, FIRST), "ruled.ficco:17:47: gemm writes the part of P that it reads",
     ),
+    "gemm's term of another shape": (
+        f"{GEMM}.terms", (box("Q", 0, (8, 12), FIRST),), "ruled.ficco:17:47: gemm: Q is 8 × 4, the term Q is 4 × 4",
+    ),
+    "gemm's term of another type": (
+        f"{GEMM}.terms", (box("H", 0, MINE, FIRST),),
+        "ruled.ficco:17:47: gemm: Q is fp32, the term H is bf16; a term is fp32",
+    ),
+    "gemm's term moved": (
+        f"{SECOND}.terms", (box("Q", 0, (4, 12), FIRST),),
+        "ruled.ficco:17:47: gemm: a term overlaps the part of Q that is written",
+    ),
+    "gemm's term outside": (
+        f"{GEMM}.terms", (box("P", 0, (9, 17), FIRST),),
+        "ruled.ficco:17:47: P@0[9:17, 0:4] is outside its tensor, 16 × 4",
+    ),
+    "gemm adds terms and its result": (
+        GEMM, lambda w: replace(w, accumulate=True, terms=(w.out,)), "ruled.ficco:17:47: '+=' takes no sum",
+    ),
     "gemm reads a peer": (f"{GEMM}.right.rank", 1, "ruled.ficco:17:47: a gemm works on its own rank's memory"),
     "gemm writes a peer": (f"{GEMM}.out.rank", 1, "ruled.ficco:17:47: a gemm works on its own rank's memory"),
     "term's shape": (
@@ -397,3 +416,21 @@ def test_what_no_plan_can_hold_is_not_read(place: tuple[Any, ...], value: Any, m
     with pytest.raises(PlanError) as caught:
         codec.from_json(json.dumps(data))
     assert message in str(caught.value)
+
+
+def test_a_gemm_with_terms_has_them_in_text_and_json() -> None:
+    term = box("S", 0, MINE, FIRST)
+    plan = changed(whole_plan(), f"{GEMM}.terms", (term, replace(term, rank=1)))
+    assert " · B@0[0:4, 0:4] + S@0[0:8, 0:4] + S@1[0:8, 0:4] tiles 1×1" in to_text(plan)
+    assert codec.from_json(codec.to_json(plan)) == plan
+    assert codec.content_hash(plan) != codec.content_hash(whole_plan())
+
+
+def test_fields_with_a_default_are_left_out_of_json_and_may_be_given() -> None:
+    text = codec.to_json(whole_plan())
+    work = json.loads(text)["streams"][1]["commands"][0]["works"][0]
+    assert work["type"] == "GemmWork"
+    assert "terms" not in work
+    given = text.replace('"type": "GemmWork", ', '"type": "GemmWork", "terms": [], ')
+    assert given != text
+    assert codec.from_json(given) == whole_plan()

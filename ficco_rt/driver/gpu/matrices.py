@@ -9,10 +9,12 @@ from .tensors import FlagAddress, Resolve
 
 
 def works_of(command: Launch, resolve: Resolve, address: FlagAddress) -> list[tiles.Work] | None:
-    """The works on memory; None if an operand's columns are not side by side."""
+    """The works on memory; None if an operand's columns are not side by side, or terms are added."""
     works = []
     for work in command.works:
         assert isinstance(work, GemmWork)
+        if work.terms:  # NOTE: until the tuned kernels add terms
+            return None
         sides = []
         for region in (work.left, work.right, work.out):
             tensor = resolve(region)

@@ -66,6 +66,9 @@ def _gemm(work: GemmWork, resolve: Resolve) -> Run:
     inner2, columns = right.shape[-2:] if not work.right_transposed else right.shape[:-3:-1]
     if inner != inner2 or out.shape[-2:] != (rows, columns):
         raise malformed(work.origin, f"shapes do not fit: {work.out} = {work.left} · {work.right}")
+    terms = [resolve(t) for t in ((work.out,) if work.accumulate else work.terms)]
+    if any(t.shape != out.shape for t in terms):
+        raise malformed(work.origin, f"the terms of a sum must have the shape of {work.out}")
 
     def operand(view: View, transposed: bool) -> Callable[[], Array]:
         if view.one is None:
@@ -75,14 +78,15 @@ def _gemm(work: GemmWork, resolve: Resolve) -> Run:
 
     a, b = operand(left, work.left_transposed), operand(right, work.right_transposed)
     target = out.one
-    if work.accumulate:
+    if terms:
 
-        def accumulate() -> None:
-            product = np.matmul(a(), b())
-            product += out.load32()
-            out.store(product)
+        def add() -> None:
+            total = np.matmul(a(), b())
+            for term in terms:
+                total += term.load32()
+            out.store(total)
 
-        return accumulate
+        return add
     if target is not None and target.dtype == np.float32:
         return lambda: _matmul_into(a(), b(), target)
     return lambda: out.store(np.matmul(a(), b()))
