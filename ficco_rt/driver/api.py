@@ -179,7 +179,7 @@ class Driver(Protocol):
         any more. No event is recorded, no flag is up at first. After an error nothing of it is left."""
 
     def capture(self, program: Program) -> Graph:
-        """The whole run as one graph. UsageError where the driver has none."""
+        """The whole run as a graph, or one for each device. UsageError where the driver has none."""
 
     def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
         """A run, as by `run`, by a captured graph."""

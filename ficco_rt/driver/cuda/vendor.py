@@ -14,7 +14,7 @@ from ..gpu.gpus import Gpus
 from ..gpu.packed import Packed
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
-from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
+from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
 from . import tiled
 from .call import api, call
 
@@ -194,9 +194,6 @@ class Cuda:
     def destroy_graph(self, graph: Handle) -> None:
         call(self.cu.cuGraphExecDestroy, graph)
 
-    def launch_graph(self, graph: Handle, stream: Handle) -> None:
-        call(self.cu.cuGraphLaunch, graph, stream)
-
     # ---- kernels
 
     def options(self, arch: str) -> tuple[str, ...]:
@@ -275,6 +272,32 @@ class Cuda:
     def wait_flag_action(self, address: int, stream: Handle) -> Action:
         until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         return self.cu.cuStreamWaitValue32, (stream, address, 1, until)
+
+    def words_actions(self, words: Sequence[Word], stream: Handle) -> Sequence[Action]:
+        if len(words) == 1:
+            (word,) = words
+            return [(self.signal_action if word.raised else self.wait_flag_action)(word.address, stream)]
+        return [(self.cu.cuStreamBatchMemOp, (stream, len(words), [self._operation(word) for word in words], 0))]
+
+    def _operation(self, word: Word) -> Any:
+        """A raise or a wait as a part of a batch."""
+        kinds = self.cu.CUstreamBatchMemOpType
+        made = self.cu.CUstreamBatchMemOpParams()
+        if word.raised:
+            made.operation = kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
+            value = made.writeValue
+            value.flags = 0
+        else:
+            made.operation = kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
+            value = made.waitValue
+            value.flags = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+        value.operation = made.operation
+        value.address = self.cu.CUdeviceptr(word.address)
+        value.value = self.cu.cuuint32_t(1)
+        return made
+
+    def graph_action(self, graph: Handle, stream: Handle) -> Action:
+        return self.cu.cuGraphLaunch, (graph, stream)
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action:
         """The arguments are packed: the call reads them from memory that the action keeps."""

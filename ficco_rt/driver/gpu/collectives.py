@@ -11,12 +11,13 @@ from ...errors import UsageError
 from ...plan.ir import CollectiveCall, Command, Plan
 from ...region import Region
 from .cells import part
+from .crossings import Crossings
 from .gpus import Gpus
 from .refused import Closing
 from .spans import place_of
-from .streams import Bound, Step
+from .streams import Bound, Entry, GpuStream, Piece, Step
 from .tensors import Resolve
-from .vendor import Handle
+from .vendor import Handle, Word
 
 Sum: TypeAlias = tuple[Region, list[Region]]  # out, terms
 Copy: TypeAlias = tuple[Region, Region]  # dst, src
@@ -87,9 +88,11 @@ class Group:
     """A collective's calls, bound in the order of issue: all are issued where the last stands, with all ranks'
     streams held together before and after by two events a rank."""
 
-    def __init__(self, gpus: Gpus, ranks: int) -> None:
+    def __init__(self, gpus: Gpus, crossings: Crossings, ranks: int, number: int) -> None:
         self._gpus = gpus
+        self._crossings = crossings
         self._ranks = ranks
+        self._number = number
         self._members: list[Member] = []
 
     @property
@@ -109,6 +112,13 @@ class Group:
             yield from of(member.bound)
         yield from self._meet([m.after for m in self._members])
 
+    def entries(self) -> Iterator[Entry]:
+        """What all ranks put into graphs."""
+        yield from self._meet_inside([m.before for m in self._members], behind=False)
+        for member in self._members:
+            yield from member.bound.entries()
+        yield from self._meet_inside([m.after for m in self._members], behind=True)
+
     def is_last(self, member: Member) -> bool:
         return member is self._members[-1]
 
@@ -118,14 +128,34 @@ class Group:
     def _meet(self, events: Sequence[Handle]) -> Iterator[Step]:
         vendor = self._gpus.vendor
         streams = [m.bound.stream for m in self._members]
-        command = self._members[0].command
-        what = f"{type(command).__name__} of all ranks"
+        command, what = self._members[0].command, self._what
         for stream, event in zip(streams, events, strict=True):
             yield Step(stream.device, *vendor.record_action(event, stream.handle), what, command.origin)
         for stream, own in zip(streams, events, strict=True):
             for event in events:
                 if event is not own:
                     yield Step(stream.device, *vendor.wait_action(stream.handle, event), what, command.origin)
+
+    def _meet_inside(self, events: Sequence[Handle], *, behind: bool) -> Iterator[Entry]:
+        """In graphs: events among streams of a device, words between devices."""
+        vendor = self._gpus.vendor
+        streams = [m.bound.stream for m in self._members]
+        points = [(self._number, stream.plan.rank, behind) for stream in streams]
+
+        def entry(stream: GpuStream, calls: Piece, words: tuple[Word, ...]) -> Entry:
+            return Entry(stream, calls, words, self._what, self._members[0].command.origin)
+
+        for stream, event, point in zip(streams, events, points, strict=True):
+            yield entry(stream, (vendor.record_action(event, stream.handle),), self._crossings.raised(point))
+        for stream in streams:
+            for other, event, point in zip(streams, events, points, strict=True):
+                if other is not stream:
+                    words = self._crossings.awaited(point, stream.device.ordinal)
+                    yield entry(stream, () if words else (vendor.wait_action(stream.handle, event),), words)
+
+    @property
+    def _what(self) -> str:
+        return f"{type(self._members[0].command).__name__} of all ranks"
 
 
 @dataclass(slots=True, eq=False)
@@ -141,8 +171,11 @@ class Member:
     def command(self) -> Command:
         return self.bound.command
 
-    def steps(self, captured: bool) -> Iterator[Step]:
-        return self.group.steps(lambda bound: bound.steps(captured)) if self.group.is_last(self) else iter(())
+    def steps(self) -> Iterator[Step]:
+        return self.group.steps(Bound.steps) if self.group.is_last(self) else iter(())
+
+    def entries(self) -> Iterator[Entry]:
+        return self.group.entries() if self.group.is_last(self) else iter(())
 
     def marked(self) -> Iterator[Step]:
         return self.group.steps(Bound.marked) if self.group.is_last(self) else iter(())

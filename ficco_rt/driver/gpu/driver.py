@@ -48,6 +48,7 @@ from ..api import (
     StreamHandle,
 )
 from . import collectives, copies
+from .crossings import Crossings, crossings
 from .flags import Flags
 from .gpus import Gpus
 from .launches import Launches
@@ -57,7 +58,7 @@ from .runs import Captured, Runs, handles
 from .spans import raisers_of, spans_of
 from .streams import Bound, GpuStream, Piece, Upload
 from .tensors import Resolve, Tensor
-from .vendor import Handle, Vendor
+from .vendor import Handle, Vendor, Word
 
 
 class GpuDriver:
@@ -79,7 +80,9 @@ class GpuDriver:
         self._closed = False
         self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu, timeout)
         try:
-            self._flag_words = Flags(self._gpus, plan.flag_homes)
+            devices = crossings(plan, self._gpus.homes)
+            self._flag_words = Flags(self._gpus, plan.flag_homes, [i for of in devices.values() for i in of])
+            self._crossings = Crossings(devices, self._flag_words)
             self._launches = Launches(self._gpus, plan)
             self._runs = Runs(self._gpus, self._flag_words, plan, self._of_plan, self._uploads)
         except BaseException:
@@ -230,30 +233,36 @@ class GpuDriver:
                 piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
         group = self._groups.get(command.group)
         if group is None or group.whole:
-            group = self._groups[command.group] = collectives.Group(self._gpus, self._plan.ranks)
+            group = self._groups[command.group] = collectives.Group(
+                self._gpus, self._crossings, self._plan.ranks, command.group
+            )
         with self._of(to, command):
             return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], ready=ready)))
 
     def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call:
         to, handle = self._streams[stream], self._events[event]
         piece: Piece = (self._vendor.record_action(handle, to.handle),)
-        return self._keep(Bound(self._gpus, to, command, (piece,), event=handle))
+        raised = self._crossings.raised(command.event)
+        return self._keep(Bound(self._gpus, to, command, (piece,), event=handle, words=raised))
 
     def bind_wait_event(self, stream: StreamHandle, command: WaitEvent, event: Event) -> Call:
         to = self._streams[stream]
         piece: Piece = (self._vendor.wait_action(to.handle, self._events[event]),)
-        return self._keep(Bound(self._gpus, to, command, (piece,)))
+        awaited = self._crossings.awaited(command.event, to.device.ordinal)
+        return self._keep(Bound(self._gpus, to, command, (piece,), words=awaited))
 
     def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call:
         to = self._streams[stream]
         with self._of(to, command):
             piece: Piece = (self._vendor.signal_action(self._flags[flag], to.handle),)
-        return self._keep(Bound(self._gpus, to, command, (piece,)))
+        words = (Word(self._flags[flag], raised=True),)
+        return self._keep(Bound(self._gpus, to, command, (piece,), words=words))
 
     def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
         to = self._streams[stream]
         piece: Piece = (self._vendor.wait_flag_action(self._flags[flag], to.handle),)
-        return self._keep(Bound(self._gpus, to, command, (piece,)))
+        words = (Word(self._flags[flag], raised=False),)
+        return self._keep(Bound(self._gpus, to, command, (piece,), words=words))
 
     def _of(self, to: GpuStream, command: Command) -> AbstractContextManager[None]:
         return concerning(to.device, f"{type(command).__name__} on {to}", command.origin)
@@ -303,8 +312,7 @@ class GpuDriver:
         self._drop_graph(graph)
 
     def _drop_graph(self, graph: Graph) -> None:
-        with concerning(self._gpus.first):
-            self._vendor.destroy_graph(self._graphs.pop(graph).graph)
+        self._runs.drop(self._graphs.pop(graph))
 
     def synchronize(self, progress: Progress | None = None) -> None:
         self._runs.synchronize()

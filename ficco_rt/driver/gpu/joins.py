@@ -13,13 +13,15 @@ or because nobody calls, gates wait for a start on the first device.
 
 Flags of a device go down behind its own streams: they wait for all of its flags, so none is raised after that.
 
-The calls of a beginning and an end are made ready once for each set of callers' streams.
+A graph of a device stands in place of its streams, between the gate and done. The calls of a beginning and an end are
+made ready once for each set of callers' streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ...plan.ir import CollectiveCall, CopyAsync, Launch, Plan
 from ...plan.ir import Stream as PlanStream
@@ -30,6 +32,9 @@ from .streams import GpuStream, Step
 from .vendor import Handle
 
 KEPT = 8  # sets of callers' streams
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +57,8 @@ class Joins:
         self._start = gpus.new_event(gpus.first)
         self._called = [gpus.new_event(gpus.device(rank)) for rank in range(plan.ranks)]
         self.gates = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
-        self.ends = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
-        self.done = {i: gpus.new_event(device) for i, device in gpus.devices.items()}
-        self._inner = {i: gpus.new_event(device) for i, device in gpus.devices.items()}  # done, inside a graph
+        self.done = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
+        self._opened = {i: gpus.new_event(device) for i, device in gpus.devices.items()}  # the gate inside a graph
         touched = [callers(stream, plan) for stream in plan.streams]
         homes = gpus.homes
         self._needs = {  # device → ranks whose callers it waits for
@@ -68,27 +72,11 @@ class Joins:
     def sides(self, called: Sequence[Handle], together: bool) -> Sides:
         """For callers' streams, one a rank, or none. `together`: all devices begin at one time."""
         together = together or not called
-        return self._kept(
-            ("streams", together, *called),
+        return kept(
+            self._sides,
+            (together, *called),
             lambda: Sides(tuple(self._begin(called, together)), tuple(self._end(called))),
         )
-
-    def around_graph(self, called: Sequence[Handle]) -> Sides:
-        """Of a replay, which is one launch on the first device's control stream."""
-
-        def make() -> Sides:
-            return Sides(tuple(self._before_graph(called)), tuple(self._behind_graph(called)))
-
-        return self._kept(("graph", *called), make)
-
-    def _kept(self, key: tuple[Handle, ...], make: Callable[[], Sides]) -> Sides:
-        found = self._sides.pop(key, None)
-        if found is None:
-            found = make()
-            while len(self._sides) >= KEPT:
-                del self._sides[next(iter(self._sides))]
-        self._sides[key] = found
-        return found
 
     # ---- on streams
 
@@ -101,7 +89,7 @@ class Joins:
         for i, device in gpus.devices.items():
             control = gpus.control[i]
             if not together:
-                yield from self._wait(device, [*(self._called[r] for r in self._needs[i]), *self._others(device)])
+                yield from self._wait(device, [*self._comes(called, i), *self._others(device)])
             elif device is not first:
                 yield from self._wait(device, [self._start])
             yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
@@ -119,21 +107,24 @@ class Joins:
                 yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
         for i, device in gpus.devices.items():
             yield from self._wait(device, [stream.tail for stream in self._on(i)])
-            yield from self._ends(device)
+            lower = self._flags.lower(i, gpus.control[i], crossings=False)
+            if lower is not None:
+                yield Step(device, *lower, "the plan's flags")
+            yield self._ends(device)
 
-    def _ends(self, device: Device) -> Iterator[Step]:
+    def _ends(self, device: Device) -> Step:
         """On the control stream: all of the device's part is done, and its flags are down."""
-        vendor, control = self._gpus.vendor, self._gpus.control[device.ordinal]
-        yield Step(device, *vendor.record_action(self.ends[device.ordinal], control), "the run's end")
-        lower = self._flags.lower(device.ordinal, control)
-        if lower is not None:
-            yield Step(device, *lower, "the plan's flags")
-        yield Step(device, *vendor.record_action(self.done[device.ordinal], control), "the run's end")
+        control = self._gpus.control[device.ordinal]
+        return Step(device, *self._gpus.vendor.record_action(self.done[device.ordinal], control), "the run's end")
 
     def _callers_come(self, called: Sequence[Handle]) -> Iterator[Step]:
         for rank, (caller, event) in enumerate(zip(called, self._called, strict=False)):
             record = self._gpus.vendor.record_action(event, caller)
             yield Step(self._gpus.device(rank), *record, f"the caller's stream of rank {rank}")
+
+    def _comes(self, called: Sequence[Handle], ordinal: int) -> list[Handle]:
+        """The events of the callers that a device waits for."""
+        return [self._called[rank] for rank in self._needs[ordinal]] if called else []
 
     def _others(self, device: Device) -> list[Handle]:
         return [event for i, event in self.done.items() if i != device.ordinal]
@@ -146,44 +137,52 @@ class Joins:
         for event in events:
             yield Step(device, *self._gpus.vendor.wait_action(control, event), "the run's gate")
 
-    # ---- as a graph
+    # ---- as graphs, one a device
 
-    def inside_graph(self) -> Sides:
-        """What is captured before the plan's commands and behind them: from the first device's control stream to all
-        streams, and back when all are through and the flags are down."""
-        gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
-        begin = [Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")]
+    def inside_graphs(self) -> Sides:
+        """What is captured before the plan's commands and behind them: from each device's control stream to its
+        streams of the plan, and back when all are through and the device's words are down."""
+        gpus, vendor = self._gpus, self._gpus.vendor
+        begin: list[Step] = []
         end: list[Step] = []
         for i, device in gpus.devices.items():
-            if device is not first:
-                begin += self._wait(device, [self._start])
+            control, opened = gpus.control[i], self._opened[i]
+            begin.append(Step(device, *vendor.record_action(opened, control), "the run's gate"))
             for stream in self._on(i):
-                begin.append(Step(device, *vendor.wait_action(stream.handle, self._start), str(stream)))
+                begin.append(Step(device, *vendor.wait_action(stream.handle, opened), str(stream)))
                 end.append(Step(device, *vendor.record_action(stream.tail, stream.handle), str(stream)))
             end += self._wait(device, [stream.tail for stream in self._on(i)])
-            lower = self._flags.lower(i, gpus.control[i])
+            lower = self._flags.lower(i, control, crossings=True)
             if lower is not None:
                 end.append(Step(device, *lower, "the plan's flags"))
-            if device is not first:
-                end.append(Step(device, *vendor.record_action(self._inner[i], gpus.control[i]), "the run's end"))
-        end += self._wait(first, [event for i, event in self._inner.items() if i != first.ordinal])
         return Sides(tuple(begin), tuple(end))
 
-    def _before_graph(self, called: Sequence[Handle]) -> Iterator[Step]:
-        first = self._gpus.first
-        control = self._gpus.control[first.ordinal]
+    def around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle]) -> Iterator[Step]:
+        """A replay: each device's graph between its gate and done."""
+        gpus, vendor = self._gpus, self._gpus.vendor
         yield from self._callers_come(called)
-        yield from self._wait(first, [*self._called[: len(called)], *self._others(first)])
-        yield Step(first, *self._gpus.vendor.record_action(self.gates[first.ordinal], control), "the run's gate")
-
-    def _behind_graph(self, called: Sequence[Handle]) -> Iterator[Step]:
-        gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
-        control = gpus.control[first.ordinal]
-        yield Step(first, *vendor.record_action(self.ends[first.ordinal], control), "the run's end")
-        yield Step(first, *vendor.record_action(self.done[first.ordinal], control), "the run's end")
+        for i, device in gpus.devices.items():
+            control = gpus.control[i]
+            yield from self._wait(device, [*self._comes(called, i), *self._others(device)])
+            yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
+            yield Step(device, *vendor.graph_action(graphs[i], control), "the run's graph")
+        for device in gpus.devices.values():  # not before all gates: they wait for the run before
+            yield self._ends(device)
         for rank, caller in enumerate(called):
-            wait = vendor.wait_action(caller, self.done[first.ordinal])
-            yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
+            for i in dict.fromkeys(self._streams[n].device.ordinal for n in self._frees[rank]):
+                wait = vendor.wait_action(caller, self.done[i])
+                yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
+
+
+def kept(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:
+    """The cache's value, made if it has none; the one used longest ago goes when there are more than KEPT."""
+    found = cache.pop(key, None)
+    if found is None:
+        found = make()
+        while len(cache) >= KEPT:
+            del cache[next(iter(cache))]
+    cache[key] = found
+    return found
 
 
 def callers(stream: PlanStream, plan: Plan) -> set[int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol
 
 from ...plan.ir import Command
 from .gpus import Gpus
-from .refused import concerns
-from .streams import Bound, GpuStream, Step
+from .refused import concerning, concerns
+from .streams import Bound, Entry, GpuStream, Step
 
 
 class Issued(Protocol):
@@ -18,8 +18,11 @@ class Issued(Protocol):
     @property
     def command(self) -> Command: ...
 
-    def steps(self, captured: bool) -> Iterable[Step]:
-        """Its calls; `captured`: they are to go into a graph."""
+    def steps(self) -> Iterable[Step]:
+        """Its calls."""
+
+    def entries(self) -> Iterable[Entry]:
+        """What it puts into graphs."""
 
     def marked(self) -> Iterable[Step]:
         """Its calls, with marks in time between its pieces."""
@@ -48,7 +51,7 @@ class Program:
     def __init__(self, gpus: Gpus, calls: Sequence[Issued]) -> None:
         self._gpus = gpus
         self._calls = calls
-        self._plain = [step for call in calls for step in call.steps(captured=False)]
+        self._plain = [step for call in calls for step in call.steps()]
         streams: dict[int, tuple[GpuStream, list[Bound]]] = {}
         for call in calls:
             for bound in call.bounds():
@@ -59,10 +62,28 @@ class Program:
         """What a run makes; `marked`: with marks in time."""
         return self._marked if marked else self._plain
 
-    @cached_property
-    def captured(self) -> list[Step]:
-        """What goes into a graph."""
-        return [step for call in self._calls for step in call.steps(captured=True)]
+    def captured(self) -> Iterator[Step]:
+        """What goes into graphs. The words that stand together on a stream, in as few calls as there are."""
+        last: dict[GpuStream, list[Entry]] = {}  # whose words are not out yet
+        for call in self._calls:
+            for entry in call.entries():
+                waiting = last.setdefault(entry.stream, [])
+                if entry.calls:
+                    yield from self._words(waiting)
+                    waiting.clear()
+                yield from map(entry.step, entry.calls)
+                if entry.words:
+                    waiting.append(entry)
+        for waiting in last.values():
+            yield from self._words(waiting)
+
+    def _words(self, entries: Sequence[Entry]) -> Iterator[Step]:
+        if entries:
+            first = entries[0]
+            words = [word for entry in entries for word in entry.words]
+            with concerning(first.stream.device, first.what, first.place):
+                actions = self._gpus.vendor.words_actions(words, first.stream.handle)
+            yield from map(first.step, actions)
 
     @cached_property
     def _marked(self) -> list[Step]:

@@ -1,7 +1,7 @@
 """Runs of a plan: begun, issued, ended; captured and replayed; waited for, and given up.
 
-`joins` says how a run stands among the callers' streams and behind the run before. A run as a graph is the same calls,
-captured once, and one call a run.
+`joins` says how a run stands among the callers' streams and behind the run before. As graphs a run is the same calls,
+captured once, a graph for each device, and one call a device and run.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
+from .devices import Device
 from .flags import Flags
 from .gpus import SPIN, Gpus
-from .joins import Joins
+from .joins import Joins, kept
 from .program import Program, make
-from .refused import concerning
+from .refused import Closing, concerning
 from .spans import raisers_of, stuck
-from .streams import Bound, GpuStream, Upload
+from .streams import Bound, GpuStream, Step, Upload
 from .vendor import Handle
 
 DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced up
@@ -29,10 +30,11 @@ DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced
 
 @dataclass(slots=True, eq=False)
 class Captured:
-    """A run as a graph, and the program that it was made of."""
+    """A run as graphs, by device, and the program that they were made of."""
 
-    graph: Handle
+    graphs: dict[int, Handle]
     program: Program
+    replays: dict[tuple[Handle, ...], tuple[Step, ...]] = field(default_factory=dict)  # by callers' streams
 
 
 class Runs:
@@ -54,7 +56,7 @@ class Runs:
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: flags and counters may be up
-        self._replayed: Captured | None = None  # what the last run was, if a graph
+        self._replayed: Captured | None = None  # what the last run was, if graphs
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
         self.marked = False  # the last run was recorded
 
@@ -95,59 +97,69 @@ class Runs:
             self._clear()
         self._gpus.begin_issue()
 
-    # ---- as a graph
+    # ---- as graphs
 
     def capture(self, program: Program) -> Captured:
-        """A run of the program as one graph over all devices."""
-        gpus, vendor = self._gpus, self._gpus.vendor
+        """A run of the program as a graph for each device."""
+        gpus = self._gpus
         self.quiet()
+        captured = Captured({}, program)
         gpus.begin_issue()
-        graph: Handle = None
         try:
-            captured = self._recorded(program)
-            with concerning(gpus.first):
-                graph = self._instance(captured)
+            self._record(captured)
             gpus.end_issue()
         except BaseException:  # the first error is the one to tell
             with suppress(DeviceError):
                 gpus.end_issue()
-            if graph is not None:
-                with suppress(DeviceError):
-                    vendor.destroy_graph(graph)
-            raise
-        return Captured(graph, program)
-
-    def _recorded(self, program: Program) -> Handle:
-        """What the program puts on the first device's control stream and the streams behind it."""
-        gpus, vendor = self._gpus, self._gpus.vendor
-        origin, sides = gpus.control[gpus.first.ordinal], self._joins.inside_graph()
-        gpus.enter(gpus.first)
-        try:
-            with concerning(gpus.first):
-                vendor.begin_capture(origin)
-            make(gpus, sides.begin)
-            make(gpus, program.captured)
-            make(gpus, sides.end)
-            gpus.enter(gpus.first)
-            with concerning(gpus.first):
-                return vendor.end_capture(origin)
-        except BaseException:  # the first error is the one to tell
             with suppress(DeviceError):
-                gpus.enter(gpus.first)
-            vendor.drop_capture(origin)
+                self.drop(captured)
+            raise
+        return captured
+
+    def _record(self, captured: Captured) -> None:
+        """Capture all devices' control streams at once, with the streams behind them, and make graphs of that."""
+        gpus, vendor, sides = self._gpus, self._gpus.vendor, self._joins.inside_graphs()
+        recording: list[Device] = []
+        recorded: dict[int, Handle] = {}
+        try:
+            for ordinal, device in gpus.devices.items():
+                gpus.enter(device)
+                recording.append(device)
+                with concerning(device):
+                    vendor.begin_capture(gpus.control[ordinal])
+            make(gpus, sides.begin)
+            make(gpus, captured.program.captured())
+            make(gpus, sides.end)
+            for ordinal, device in gpus.devices.items():
+                gpus.enter(device)
+                with concerning(device):
+                    recorded[ordinal] = vendor.end_capture(gpus.control[ordinal])
+                recording.remove(device)
+            for ordinal, device in gpus.devices.items():
+                gpus.enter(device)
+                with concerning(device):
+                    captured.graphs[ordinal] = self._instance(recorded.pop(ordinal))
+        except BaseException:  # the first error is the one to tell
+            for device in recording:
+                with suppress(DeviceError):
+                    gpus.enter(device)
+                vendor.drop_capture(gpus.control[device.ordinal])
+            for graph in recorded.values():
+                with suppress(DeviceError):
+                    vendor.destroy_captured(graph)
             raise
 
-    def _instance(self, captured: Handle) -> Handle:
-        """A graph to be launched, of what was captured, which is given back."""
+    def _instance(self, recorded: Handle) -> Handle:
+        """A graph to be launched, of what was recorded, which is given back."""
         vendor = self._gpus.vendor
         try:
-            graph = vendor.instantiate(captured)
+            graph = vendor.instantiate(recorded)
         except BaseException:
             with suppress(DeviceError):
-                vendor.destroy_captured(captured)
+                vendor.destroy_captured(recorded)
             raise
         try:
-            vendor.destroy_captured(captured)
+            vendor.destroy_captured(recorded)
         except BaseException:
             with suppress(DeviceError):
                 vendor.destroy_graph(graph)
@@ -158,17 +170,26 @@ class Runs:
         try:
             self._prepare()
             self._replayed, self.marked = captured, False
-            gpus, sides = self._gpus, self._joins.around_graph(streams)
+            around = self._joins.around_graphs
+            steps = kept(captured.replays, tuple(streams), lambda: tuple(around(streams, captured.graphs)))
             self._running = True
-            make(gpus, sides.begin)
-            gpus.enter(gpus.first)
-            with concerning(gpus.first):
-                gpus.vendor.launch_graph(captured.graph, gpus.control[gpus.first.ordinal])
-            make(gpus, sides.end)
-            gpus.end_issue()
+            make(self._gpus, steps)
+            self._gpus.end_issue()
         except BaseException:
             self._abandon()
             raise
+
+    def drop(self, captured: Captured) -> None:
+        """Give its graphs back."""
+        closing = Closing()
+        while captured.graphs:
+            ordinal, graph = captured.graphs.popitem()
+            closing(self._drop, self._gpus.devices[ordinal], graph)
+        closing.end()
+
+    def _drop(self, device: Device, graph: Handle) -> None:
+        with concerning(device):
+            self._gpus.vendor.destroy_graph(graph)
 
     # ---- the end of a run
 
@@ -208,15 +229,11 @@ class Runs:
     def microseconds(self) -> float:
         """From the last run's begin to its end on a device; the slowest counts."""
         self.synchronize()
-        return 1e3 * max(map(self._milliseconds, self._timed()))
+        return 1e3 * max(map(self._milliseconds, self._gpus.devices))
 
     def _milliseconds(self, ordinal: int) -> float:
         with concerning(self._gpus.devices[ordinal]):
-            return self._gpus.vendor.milliseconds(self._joins.gates[ordinal], self._joins.ends[ordinal])
-
-    def _timed(self) -> list[int]:
-        """The devices whose events tell of the last run: a graph's are all of the first one's."""
-        return [self._gpus.first.ordinal] if self._replayed is not None else list(self._gpus.devices)
+            return self._gpus.vendor.milliseconds(self._joins.gates[ordinal], self._joins.done[ordinal])
 
     def since(self, stream: GpuStream, mark: Handle) -> float:
         """Microseconds from a recorded run's begin to a mark. Devices' clocks are set to one another by the event that
@@ -225,12 +242,12 @@ class Runs:
         return max(0.0, 1e3 * self._gpus.vendor.milliseconds(base, mark))
 
     def _ended(self, *, everywhere: bool = False) -> bool:
-        """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device whose part of a graph
-        the first device, which waits for it, may never hear of."""
+        """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device that another one still
+        waits for, too."""
         try:
             if everywhere:
                 self._gpus.well()
-            return all(map(self._through, self._timed()))
+            return all(map(self._through, self._gpus.devices))
         except DeviceError as error:
             self.lost = True  # errors of running work stay with the context
             raise DeviceError("\n".join([str(error), *self._report()])) from error

@@ -13,7 +13,7 @@ from ...trace import Launched
 from .devices import Device
 from .gpus import Gpus
 from .refused import Closing
-from .vendor import Action, Function, Handle
+from .vendor import Action, Function, Handle, Word
 
 Piece: TypeAlias = tuple[Action, ...]  # driver calls that are one thing in a trace: a transfer, a launch
 
@@ -36,6 +36,20 @@ class Step(NamedTuple):
     arguments: tuple[Any, ...]
     what: str
     place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a stream puts into a graph next: calls, then words."""
+
+    stream: GpuStream
+    calls: Piece
+    words: tuple[Word, ...]
+    what: str
+    place: Place
+
+    def step(self, action: Action) -> Step:
+        return Step(self.stream.device, *action, self.what, self.place)
 
 
 @dataclass(slots=True)
@@ -65,11 +79,14 @@ class Bound:
     """A command with its driver calls ready to be made.
 
     `pieces` do the command one thing at a time; `fast`, where given, does it in fewer calls that cannot be
-    captured into a graph. `uploads` are what the calls need in device memory; `launched` is how its first kernel
-    launches; `event` is what a Record records.
+    captured into a graph. In a graph `words` follow on an event's record, and stand in place of any other command's
+    pieces. `uploads` are what the calls need in device memory; `launched` is how its first kernel launches; `event`
+    is what a Record records.
     """
 
-    __slots__ = ("command", "event", "fast", "gpus", "launched", "marks", "pieces", "plain", "stream", "uploads")
+    __slots__ = (
+        "command", "event", "fast", "gpus", "launched", "marks", "pieces", "plain", "stream", "uploads", "words",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -80,6 +97,7 @@ class Bound:
         fast: Piece | None = None,
         ready: Ready | None = None,
         event: Handle | None = None,
+        words: tuple[Word, ...] = (),
     ) -> None:
         self.gpus = gpus
         self.stream = stream
@@ -90,15 +108,24 @@ class Bound:
         self.uploads: Sequence[Upload] = ready.uploads if ready is not None else ()
         self.launched = ready.launched[0] if ready is not None and ready.launched else None
         self.event = event
+        self.words = words
         self.marks: list[Handle] = []  # timing events: before the first piece, after each
 
-    def steps(self, captured: bool) -> Iterator[Step]:
-        for function, arguments in self.plain if captured else self.fast:
+    def steps(self) -> Iterator[Step]:
+        for function, arguments in self.fast:
             yield self._step(function, arguments)
 
+    def entries(self) -> Iterator[Entry]:
+        """What it puts into a graph."""
+        calls = () if self.words and self.event is None else self.plain
+        yield Entry(self.stream, calls, self.words, self._what, self.command.origin)
+
     def _step(self, function: Function, arguments: tuple[Any, ...]) -> Step:
-        what = f"{type(self.command).__name__} on {self.stream}"
-        return Step(self.stream.device, function, arguments, what, self.command.origin)
+        return Step(self.stream.device, function, arguments, self._what, self.command.origin)
+
+    @property
+    def _what(self) -> str:
+        return f"{type(self.command).__name__} on {self.stream}"
 
     def bounds(self) -> Iterator[Bound]:
         yield self

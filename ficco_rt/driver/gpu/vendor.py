@@ -51,6 +51,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A 32-bit word of some device's memory that a stream raises, or waits for until it is up."""
+
+    address: int
+    raised: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """The shape of a launch. `priority` as `priorities` counts, or None for the stream's."""
 
@@ -173,8 +181,6 @@ class Vendor(Protocol):
 
     def destroy_graph(self, graph: Handle) -> None: ...
 
-    def launch_graph(self, graph: Handle, stream: Handle) -> None: ...
-
     # ---- kernels
 
     def options(self, arch: str) -> tuple[str, ...]:
@@ -226,5 +232,11 @@ class Vendor(Protocol):
         """The flag at `address`, of any device, is up once the stream gets there."""
 
     def wait_flag_action(self, address: int, stream: Handle) -> Action: ...
+
+    def words_actions(self, words: Sequence[Word], stream: Handle) -> Sequence[Action]:
+        """What `signal_action` and `wait_flag_action` do for each, in order, in as few calls as there are."""
+
+    def graph_action(self, graph: Handle, stream: Handle) -> Action:
+        """A launch of an instantiated graph."""
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action: ...

@@ -26,7 +26,7 @@ from ..gpu.gpus import Gpus
 from ..gpu.packed import Packed
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
-from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run
+from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
 from . import cdna
 from .call import api, call, filled
 
@@ -249,9 +249,6 @@ class Hip:
     def destroy_graph(self, graph: Handle) -> None:
         call(self.hip.hipGraphExecDestroy, graph)
 
-    def launch_graph(self, graph: Handle, stream: Handle) -> None:
-        call(self.hip.hipGraphLaunch, graph, stream)
-
     # ---- kernels
 
     def options(self, arch: str) -> tuple[str, ...]:
@@ -331,6 +328,13 @@ class Hip:
     def wait_flag_action(self, address: int, stream: Handle) -> Action:
         until = self.hip.hipStreamWaitValueGte
         return self.hip.hipStreamWaitValue32, (stream, address, 1, until, _ANY)
+
+    def words_actions(self, words: Sequence[Word], stream: Handle) -> Sequence[Action]:
+        """One by one: what raises a word is a copy."""
+        return [(self.signal_action if w.raised else self.wait_flag_action)(w.address, stream) for w in words]
+
+    def graph_action(self, graph: Handle, stream: Handle) -> Action:
+        return self.hip.hipGraphLaunch, (graph, stream)
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action:
         """The arguments are packed into a buffer that the action keeps. HIP launches have no priority of their own:

@@ -348,6 +348,23 @@ int cuStreamWaitValue32_v2(Handle stream, Address address, uint32_t value, unsig
     WORK_OF(s, stream);
     return stream_value(s, WAIT_VALUE, address, value, (int)flags, called_.name);
 }
+typedef union {
+    uint32_t kind;
+    struct { uint32_t kind; Address address; uint32_t value; uint32_t unused; uint32_t flags; } word;
+    uint64_t room[6];
+} MemOp;
+int cuStreamBatchMemOp_v2(Handle stream, unsigned count, MemOp *ops, unsigned flags) {
+    CALL(cuStreamBatchMemOp);
+    WORK_OF(s, stream);
+    if (flags || !count || count > 256) return INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) {
+        Verb verb = ops[i].kind == 1 ? WAIT_VALUE : WRITE_VALUE;
+        if (ops[i].kind != 1 && ops[i].kind != 2) return INVALID_VALUE;
+        int code = stream_value(s, verb, ops[i].word.address, ops[i].word.value, (int)ops[i].word.flags, called_.name);
+        if (code) return code;
+    }
+    return OK;
+}
 int cuEventCreate(Handle *event, unsigned flags) {
     CALL(cuEventCreate);
     DEVICE(d);
