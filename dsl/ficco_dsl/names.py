@@ -443,6 +443,8 @@ class _Checker:
             self.region(s.out, "the result of gemm", writes=True)
             for operand in (s.left, s.right):
                 self.region(operand, "an operand of gemm", transposed=True)
+            for term in s.terms:
+                self.region(term, "a term of gemm", at=True)
         elif isinstance(s, Reduce):
             self.region(s.out, "the result of reduce", writes=True)
             for term in s.terms:

@@ -191,12 +191,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """`gemm OUT = LEFT * RIGHT`; with `+=` the product is added, and the first writer starts from zero."""
+    """`gemm OUT = LEFT * RIGHT + sum(R, ...)`, the sum as in `reduce` or left out; with `+=` the product is added, and
+    the first writer starts from zero."""
 
     out: RegionRef
     left: RegionRef
     right: RegionRef
     accumulate: bool
+    terms: tuple[RegionRef, ...]
     attributes: tuple[Attribute, ...]
     span: Span = field(compare=False)
 

@@ -356,15 +356,28 @@ class _Builder(threading.local):
         return Copy(dst, src, attributes or (), self.span(keyword, attributes[-1] if attributes else src))
 
     def gemm(self, c: list[Any]) -> Gemm:
-        keyword, out, sign, left, right, attributes = c
-        span = self.span(keyword, attributes[-1] if attributes else right)
-        return Gemm(out, left, right, sign == "+=", attributes or (), span)
+        keyword, out, sign, left, right, terms, attributes = c
+        last = right if terms is None else terms[-1]
+        span = self.span(keyword, attributes[-1] if attributes else last)
+        regions = () if terms is None else self._terms(terms, "+", "a gemm adds a sum")
+        if regions and sign == "+=":
+            help = "write '=' and make the result a term, as in gemm Y = X * W + sum(Y, ...), or add with reduce"
+            self.mistake(sign, "a gemm with '+=' takes no sum(...)", help)
+        return Gemm(out, left, right, sign == "+=", regions, attributes or (), span)
 
     def reduce(self, c: list[Any]) -> Reduce:
-        keyword, out, function, *terms, end, attributes = c
+        keyword, out, terms, attributes = c
+        span = self.span(keyword, attributes[-1] if attributes else terms[-1])
+        return Reduce(out, self._terms(terms, "=", "reduce only sums"), attributes or (), span)
+
+    def terms(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def _terms(self, c: list[Any], sign: str, help: str) -> tuple[RegionRef, ...]:
+        function, *regions, _ = c
         if function != "sum":  # not a keyword: a stage may well be called sum
-            self.mistake(function, f"expected sum(...) after '=', found '{function}'", "reduce only sums")
-        return Reduce(out, tuple(terms), attributes or (), self.span(keyword, attributes[-1] if attributes else end))
+            self.mistake(function, f"expected sum(...) after '{sign}', found '{function}'", help)
+        return tuple(regions)
 
     def collective(self, c: list[Any]) -> Collective:
         kind, dst, src, attributes = c
@@ -722,6 +735,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("COPY", "ARROW", "'<-' after the destination of copy"),
     ("GEMM", "EQUAL", "'=' or '+=' after the result of gemm"),
     ("GEMM", "STAR", "'*' between the operands of gemm"),
+    ("GEMM", "LPAR", "sum(...) after '+'"),
     ("REDUCE", "EQUAL", "'=' after the result of reduce"),
     ("REDUCE", "LPAR", "sum(...) after '='"),
     ("ALL_REDUCE", "ARROW", "'<-' after the destination of all_reduce"),
@@ -902,8 +916,8 @@ def _expected(accepted: set[str], stack: list[Any]) -> str:
     if "INT" in accepted:
         return "an expression"
     if accepted == {"NAME"}:
-        if keyword == "reduce" and stack[-1] == "=":
-            return "sum(...) after '='"
+        if (keyword, stack[-1]) in (("reduce", "="), ("gemm", "+")):
+            return f"sum(...) after '{stack[-1]}'"
         return f"{'a type' if stack[-1] == ':' else 'a name'} after '{stack[-1]}'"
     rest = accepted - _OPERATORS or accepted
     texts = [_WORDS.get(t) or f"'{_terminals()[t]}'" for t in rest]

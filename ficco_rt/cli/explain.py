@@ -124,6 +124,7 @@ def _does(graph: Graph, kind: type[Op], ops: Sequence[Any]) -> Facts:
         facts["shapes"] = _distinct(_mnk(op) for op in ops)
         facts["flops_a_rank"] = _range(size[r] for r in range(graph.ranks))
         facts["accumulates"] = any(op.accumulate for op in ops)
+        facts["terms"] = _distinct(len(op.terms) for op in ops if op.terms)
     elif kind is Reduce:
         for op in ops:
             size[op.where.rank] += _bytes(graph, op.out) * (len(op.terms) + 1)
@@ -401,6 +402,7 @@ def _doing(does: Facts) -> str:
     if kind == "gemm":
         shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
         adding = ", adding up" if does["accumulates"] else ""
+        adding += f", with a sum of {_some(map(str, does['terms']))} terms" if does["terms"] else ""
         return (
             f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {_spread_of(does['flops_a_rank'], show_flops)}"
         )

@@ -157,7 +157,7 @@ def tolerance(plan: Plan, claim: Claim, dtype: Dtype) -> float:
 
     2 · u · √r: an element is rounded to the dtype (unit roundoff u: bf16 2⁻⁸, fp16 2⁻¹¹, fp32 2⁻²⁴) r times:
     once at the end, once for each partial sum that is stored before: at every `+=` on the same region, and
-    at every rank where partial results are reduced. Partial sums are no larger than the result, by and
+    at every rank where partial results are summed. Partial sums are no larger than the result, by and
     large, and their errors are independent, so they add up like √r; twice that is allowed.
     4 · 2⁻²⁴ · √n: the same for the n products that are summed in float32, in any order, here and there.
     """
@@ -170,7 +170,7 @@ def tolerance(plan: Plan, claim: Claim, dtype: Dtype) -> float:
                 for work in command.works:
                     if isinstance(work, GemmWork) and work.accumulate:
                         accumulated[work.out] += 1
-                    reduces = reduces or isinstance(work, ReduceWork)
+                    reduces = reduces or (isinstance(work, GemmWork | ReduceWork) and bool(work.terms))
             elif isinstance(command, CollectiveCall):
                 reduces = reduces or command.kind in ("all_reduce", "reduce_scatter")
     roundings = 1 + max(accumulated.values(), default=0) + (plan.ranks if reduces else 0)

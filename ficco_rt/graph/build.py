@@ -538,6 +538,7 @@ class _Program:
                 return lambda scope: ir.Copy(where(scope), dst.one(scope), src.one(scope))
             case n.Gemm():
                 out, left, right = (Reference(r, self.tensors) for r in (s.out, s.left, s.right))
+                added = self._terms(s.terms)
                 return lambda scope: ir.Gemm(
                     where(scope),
                     out.one(scope),
@@ -546,14 +547,18 @@ class _Program:
                     left.transposed,
                     right.transposed,
                     s.accumulate,
+                    added(scope),
                 )
             case n.Reduce():
-                target, terms = Reference(s.out, self.tensors), [Reference(r, self.tensors) for r in s.terms]
-                return lambda scope: ir.Reduce(
-                    where(scope), target.one(scope), tuple(r for term in terms for r in term.each(scope))
-                )
+                target, terms = Reference(s.out, self.tensors), self._terms(s.terms)
+                return lambda scope: ir.Reduce(where(scope), target.one(scope), terms(scope))
             case n.Launch():
                 return self._launch(s, where)
+
+    def _terms(self, refs: Sequence[n.RegionRef]) -> Callable[[Scope], tuple[Region, ...]]:
+        """The terms of a sum: a set in a reference makes one for each member."""
+        references = [Reference(r, self.tensors) for r in refs]
+        return lambda scope: tuple(region for r in references for region in r.each(scope))
 
     def _launch(self, s: n.Launch, where: Callable[[Scope], ir.Where]) -> Callable[[Scope], ir.Op]:
         decl = self.kernel_decls[s.kernel]

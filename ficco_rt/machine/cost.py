@@ -45,12 +45,13 @@ def gemm_time(
     *,
     tiles: int | None = None,
     batch: int = 1,
+    added: int = 0,
 ) -> float:
     """An [m, k] · [k, n] product (`batch` of them), without the launch.
 
-    The greater of its arithmetic and of its operands' way through memory. With `tiles`, the output tiles
-    of a launch of its own, the arithmetic is rounded up to whole waves of tiles over the multiprocessors:
-    a GEMM of few tiles leaves the others idle. That is what cutting a GEMM into pieces costs.
+    The greater of its arithmetic and of its operands' way through memory, with `added` bytes of terms. With
+    `tiles`, the output tiles of a launch of its own, the arithmetic is rounded up to whole waves of tiles over
+    the multiprocessors: a GEMM of few tiles leaves the others idle. That is what cutting a GEMM into pieces costs.
     """
     device = machine.device
     width = multiprocessors(device, sms)
@@ -59,7 +60,7 @@ def gemm_time(
         waves = -(-tiles // width)
         arithmetic *= waves * width / tiles
     item = 4 if dtype == "fp32" else 2
-    return max(arithmetic, item * batch * (m * k + k * n + m * n) / device.memory_rate)
+    return max(arithmetic, (item * batch * (m * k + k * n + m * n) + added) / device.memory_rate)
 
 
 def reduce_time(machine: Machine, terms: int, size: int, sms: int | None = None) -> float:

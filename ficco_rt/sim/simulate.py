@@ -198,13 +198,14 @@ class _Clock:
         machine, sms = self.machine, attributes.sms
         moved = sum(map(self._size, (*work.reads, *work.writes)))
         match work:
-            case GemmWork(out=out, left=left):
+            case GemmWork(out=out, left=left, terms=terms):
                 m, n = out.shape[-2:]
                 k = left.shape[-2] if work.left_transposed else left.shape[-1]
                 batch = out.elements // max(1, m * n)
                 # works of a streamed launch fill each other's last waves
                 tiles = work.tiles[0] * work.tiles[1] * batch if alone else None
-                time = cost.gemm_time(machine, m, n, k, self.dtypes[left.tensor], sms, tiles=tiles, batch=batch)
+                dtype, added = self.dtypes[left.tensor], sum(map(self._size, terms))
+                time = cost.gemm_time(machine, m, n, k, dtype, sms, tiles=tiles, batch=batch, added=added)
                 return "gemm", f"{out.tensor} {_box(out)}", moved, 2 * out.elements * k, time
             case ReduceWork(out=out, terms=terms):
                 time = cost.reduce_time(machine, len(terms), self._size(out), sms)

@@ -96,19 +96,24 @@ class Orders:
         def part(tensor: str, axis: str) -> str:
             return f"{tensor}.{axis}({piece} of {cut})" if piece else tensor
 
-        axis, turned, sign = pick(("rows", "cols")), pick(("", "", ".T")), pick(("=", "+="))
+        def terms(count: int) -> list[str]:
+            return [part(self._tensor(step), axis) + self._maybe(0.5, peer) for _ in range(count)]
+
+        axis, turned, sign, added = pick(("rows", "cols")), pick(("", "", ".T")), pick(("=", "=", "+=")), ""
         match pick(kinds):
             case "copy":
                 here, there = pick((("", peer), (peer, "")))
                 return f"copy {part(out, axis)}{here} <- {part(source, axis)}{there}"
             case "reduce":
-                terms = [part(self._tensor(step), axis) + self._maybe(0.5, peer) for _ in range(pick((1, 2)))]
-                terms = [part(out, axis), *terms] if self.rng.random() < 0.4 else terms
-                return f"reduce {part(out, axis)} = sum({', '.join(terms)})"
+                summed = terms(pick((1, 2)))
+                summed = [part(out, axis), *summed] if self.rng.random() < 0.4 else summed
+                return f"reduce {part(out, axis)} = sum({', '.join(summed)})"
         other = self._tensor(step)
+        if sign == "=" and self.rng.random() < 0.5:
+            added = f" + sum({', '.join(terms(pick((1, 2))))})"
         if axis == "rows":
-            return f"gemm {part(out, 'rows')} {sign} {part(source, 'rows')} * {other}{turned}"
-        return f"gemm {part(out, 'cols')} {sign} {source}{turned} * {part(other, 'cols')}"
+            return f"gemm {part(out, 'rows')} {sign} {part(source, 'rows')} * {other}{turned}{added}"
+        return f"gemm {part(out, 'cols')} {sign} {source}{turned} * {part(other, 'cols')}{added}"
 
     def _collective(self) -> str:
         out, source = self.rng.sample(("X", "Y", "Z", "V", "C", "E"), 2)
@@ -149,9 +154,10 @@ def interpreted(graph: ir.Graph, inputs: Mapping[str, Sequence[Array]]) -> tuple
                 put(op.dst, get(op.src))
             case ir.Gemm():
                 left, right = get(op.left, op.left_transposed), get(op.right, op.right_transposed)
-                before = get(op.out) if op.accumulate else np.zeros(op.out.shape)
-                largest = max(largest, float((np.abs(left) @ np.abs(right) + np.abs(before)).max()))
-                put(op.out, left @ right + before)
+                parts = [get(t) for t in ((op.out,) if op.accumulate else op.terms)]
+                sizes = np.abs(left) @ np.abs(right) + sum(map(np.abs, parts))
+                largest = max(largest, float(sizes.max()))
+                put(op.out, left @ right + sum(parts))
             case ir.Reduce():
                 terms = [get(t) for t in op.terms]
                 largest = max(largest, float(sum(map(np.abs, terms)).max()))

@@ -229,6 +229,7 @@ STATEMENTS = st.one_of(
     st.tuples(REGIONS, REGIONS).map(lambda t: f"copy {t[0]} <- {t[1]}"),
     st.tuples(REGIONS, REGIONS, EXPRESSIONS).map(lambda t: f"copy {t[0]} <- {t[1]} @ {t[2]}"),
     st.tuples(REGIONS, REGIONS, REGIONS).map(lambda t: f"gemm {t[0]} += {t[1]} * {t[2]}"),
+    st.tuples(REGIONS, REGIONS, REGIONS).map(lambda t: f"gemm {t[0]} = {t[1]} * {t[2]} + sum({t[1]}, {t[0]})"),
     st.tuples(REGIONS, REGIONS, REGIONS).map(lambda t: f"reduce {t[0]} = sum({t[1]}, {t[2]})"),
 )
 LOOPS = st.one_of(

@@ -131,6 +131,7 @@ class Program:
         products = [
             f"gemm {to()} = {g()} * {g()}", f"gemm {to()} += {g()} * {g()}", f"reduce {to()} = sum({g()}, {g()})",
             "reduce S = sum(G, G)", "reduce S.rows(0 of 2) = sum(G.rows(0..2 of 2))", "gemm C += S * B",
+            f"gemm {to()} = {g()} * {g()} + sum({g()})", "gemm C = G * B + sum(C, C @ peers)",
         ]  # fmt: skip
         calls = [f"all_gather {to()} <- {g()}", "all_gather G <- A", "all_reduce S <- G", f"all_to_all {to()} <- {g()}"]
         launches = [f"launch k({g()}, {to()}, {self.number()})"] if self.rng.random() < 0.2 else []

@@ -81,7 +81,7 @@ def summed_twice(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     i = rng.choice(found)
     op = graph.ops[i]
     assert isinstance(op, ir.Gemm)
-    again = replace(op, accumulate=True)
+    again = replace(op, accumulate=True, terms=())
     return Mutant(f"added twice: {_line(op)}", _replaced(graph.ops, i, op, again))
 
 
@@ -124,7 +124,7 @@ def _shifted(rng: random.Random, region: Region, dims: list[int] | None = None) 
 def off_by_one(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     i = rng.randrange(len(graph.ops))
     op = graph.ops[i]
-    if isinstance(op, ir.Reduce) and rng.random() < 0.7:
+    if isinstance(op, ir.Reduce | ir.Gemm) and op.terms and rng.random() < 0.7:
         k = rng.randrange(len(op.terms))
         terms = (*op.terms[:k], _shifted(rng, op.terms[k]), *op.terms[k + 1 :])
         return Mutant(f"term {k} off by one: {_line(op)}", _replaced(graph.ops, i, replace(op, terms=terms)))
@@ -241,16 +241,16 @@ def transposed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
 
 
 def term_changed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
-    """A reduce that lacks a term, takes one twice, or takes a wrong one."""
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Reduce)]
+    """A sum, alone or of a gemm, that lacks a term, takes one twice, or takes a wrong one."""
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Reduce | ir.Gemm) and op.terms]
     if not found:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    assert isinstance(op, ir.Reduce)
+    assert isinstance(op, ir.Reduce | ir.Gemm)
     k = rng.randrange(len(op.terms))
     kind = rng.randrange(3)
-    if kind == 0 and len(op.terms) > 1:
+    if kind == 0 and (len(op.terms) > 1 or isinstance(op, ir.Gemm)):
         terms = op.terms[:k] + op.terms[k + 1 :]
     elif kind == 1:
         terms = (*op.terms, op.terms[k])

@@ -89,8 +89,9 @@ def gemm_work(
     waits: tuple[int, ...] = (),
     signals: tuple[int, ...] = (),
     tiles: tuple[int, int] = (1, 1),
+    terms: tuple[Region, ...] = (),
 ) -> GemmWork:
-    return GemmWork(out, left, right, *transposed, accumulate, tiles, waits, signals, at, line(at))
+    return GemmWork(out, left, right, *transposed, accumulate, tiles, waits, signals, at, line(at), terms)
 
 
 def launch(*works: Work, streamed: bool = False, kernel: str = "gemm", stage: str = "mm") -> Launch:

@@ -373,6 +373,17 @@ def test_products_are_summed_in_float32_and_rounded_once() -> None:
     assert c.item() == 258
 
 
+def test_terms_are_added_to_the_product_and_rounded_once() -> None:
+    # 256 + 1 + 1 again: the product, a term of either type, and the result itself
+    c, f = array([[1]], "bf16"), array([[1]], "fp32")
+    out = box("C", 0, (0, 1), (0, 1))
+    work = gemm_work(
+        out, box("A", 0, (0, 1), (0, 1)), box("B", 0, (0, 1), (0, 1)), 5, terms=(out, box("F", 0, (0, 1), (0, 1)))
+    )
+    one_rank([launch(work)], A=array([[256]], "bf16"), B=array([[1]], "bf16"), C=c, F=f)
+    assert c.item() == 258
+
+
 def test_accumulation_reads_the_stored_value() -> None:
     # two launches of += 1 onto 256 lose both, one of += 2 does not
     c = array([[256]], "bf16")
@@ -671,6 +682,7 @@ def test_costs() -> None:
     assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16", tiles=20) == 2000
     # a vector: 1 · 1000 + 1000 · 1000 + 1000 elements of 2 bytes at 100 bytes a microsecond
     assert cost.gemm_time(MACHINE, 1, 1000, 1000, "bf16") == pytest.approx(2 * 1_002_000 / 100)
+    assert cost.gemm_time(MACHINE, 1, 1000, 1000, "bf16", added=4000) == pytest.approx(2 * 1_004_000 / 100)
     assert cost.reduce_time(MACHINE, 3, 100) == 4
     assert cost.kernel_time(MACHINE, 100, 1) == 10
     assert cost.collective_time(MACHINE, "all_gather", 100) == 3 + 4 + 5
@@ -678,6 +690,18 @@ def test_costs() -> None:
     mesh = replace(MACHINE, ranks=5, links=replace(MACHINE.links, kind="mesh"))
     assert cost.collective_time(mesh, "all_to_all", 100) == 3 + 16 + 2
     assert cost.collective_time(replace(MACHINE, ranks=1), "all_reduce", 100) == 3 + 2
+
+
+def test_terms_cost_their_bytes() -> None:
+    out = box("C", 0, (0, 2), (0, 2))
+    work = gemm_work(
+        out, box("A", 0, (0, 2), (0, 2)), box("B", 0, (0, 2), (0, 2)), 5, terms=(box("F", 0, (0, 2), (0, 2)),)
+    )
+    tensors = [tensor(n, "output", (2, 2)) for n in "ABCF"]
+    made = plan(tensors, [(0, "sm", [launch(work)])])
+    (span,) = run(made, **{n: [array([[1, 2], [3, 4]])] for n in "ABCF"}).spans
+    # launch 3, four times 16 bytes at 100
+    assert (span.start, span.stop, span.bytes) == (0, pytest.approx(3 + 0.64), 64)
 
 
 # ---------------------------------------------------------------- what opens closes

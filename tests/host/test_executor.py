@@ -422,6 +422,9 @@ def test_tolerance_grows_with_stored_partial_sums() -> None:
     twice = [launch(gemm_work(whole_c, a, b, 40, accumulate=True)) for _ in range(3)]
     more = replace(made, streams=(*made.streams, replace(made.streams[1], commands=tuple(twice))))
     assert tolerance(more, claim, "bf16") == 2 * 2**-8 * 2 + 4 * 2**-24 * 2
+    summed = launch(gemm_work(whole_c, a, b, 40, terms=(whole_c, whole_c)))
+    more = replace(made, streams=(*made.streams, replace(made.streams[1], commands=(summed,))))
+    assert tolerance(more, claim, "bf16") == 2 * 2**-8 * (1 + made.ranks) ** 0.5 + 4 * 2**-24 * 2
 
 
 # ---------------------------------------------------------------- the reference

@@ -11,7 +11,7 @@ import pytest
 from cuda.bindings import driver as cu
 
 from ficco_rt.driver.cuda.call import api, call
-from ficco_rt.driver.gpu.naive import FLAG, GEMM, RUN, TABLE
+from ficco_rt.driver.gpu.naive import ADDED, FLAG, GEMM, RUN, TABLE
 from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.compiler import compile_text
 from tests.mock.standin import StandIn
@@ -239,8 +239,10 @@ def test_a_faulting_kernel_makes_its_device_sick(cuda: StandIn, gpus: Gpus) -> N
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, streamed: bool) -> None:
-    """Two works of 130 × 3 × 5; the second waits for the flag that the first raises, and adds to what it wrote."""
+@pytest.mark.parametrize("terms", [0, 2])
+def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, streamed: bool, terms: int) -> None:
+    """Two works of 130 × 3 × 5; the second waits for the flag that the first raises, and adds to what it wrote, or
+    has it as one of two terms."""
     m, n, k = 130, 3, 5
     rng = np.random.default_rng(3)
     left, right = rng.integers(-3, 4, (m, k)).astype(np.float32), rng.integers(-3, 4, (k, n)).astype(np.float32)
@@ -252,15 +254,18 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
 
     a, b, out = gpus.put(stored(left)), gpus.put(stored(right)), gpus.put(np.full((m, n), np.nan, np.float32))
     flag = gpus.put(np.uint32([0]))
+    more = rng.integers(-9, 10, (m, n)).astype(np.float32)
     runs = b"".join(RUN.pack(size, 0) for size in (m, n, m, k, k, n))
+    added = b"".join(ADDED.pack(t, n, 1, 0, 1, 1, 1, 1, 0) for t in (out, gpus.put(more)))
     works = b""
     for number, (waits, signals) in enumerate(((0, 1), (1, 0))):
         maps = [v for i in range(6) for v in (i, 1)]
         sync = (0, waits, 0, signals)
-        works += GEMM.pack(out, a, b, n, 1, k, 1, n, 1, *maps, m, n, k, number, 2 * number, 2, 1, number, *sync)
-    image = np.frombuffer(works + runs + FLAG.pack(flag) + bytes(16), np.uint8)
-    table = gpus.put(image)
-    at = [table, table + len(works), table + len(works) + len(runs), table + len(works) + len(runs) + 8]
+        add = (number and not terms, 2 * number, 2, 1, number, *sync, 0, terms * number)
+        works += GEMM.pack(out, a, b, n, 1, k, 1, n, 1, *maps, m, n, k, *add)
+    parts = (works, added, runs, FLAG.pack(flag))
+    table = gpus.put(np.frombuffer(b"".join(parts) + bytes(16), np.uint8))
+    at = [table + sum(map(len, parts[:i])) for i in range(5)]
     name = f"naive_gemm_{dtype}_fp32"
     code = compile_text(f'extern "C" __global__ void {name}() {{}}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), name.encode())
@@ -269,8 +274,9 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
         call(cu.cuMemsetD32Async, flag, 0, 1, gpus.streams[0])
         assert launch(gpus.streams[0], function, arguments, grid=3) == 0
         call(cu.cuStreamSynchronize, gpus.streams[0])
-        assert np.array_equal(np.float32(gpus.get(out, m * n)).reshape(m, n), 2 * (left @ right))
-        assert gpus.get(at[3], 4) == [0, 0, 0, 0]
+        wanted = 2 * (left @ right) + (more if terms else 0)
+        assert np.array_equal(np.float32(gpus.get(out, m * n)).reshape(m, n), wanted)
+        assert gpus.get(at[4], 4) == [0, 0, 0, 0]
 
 
 def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
@@ -287,7 +293,7 @@ def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
     code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")
     ends = (table + len(job), table + len(job) + len(term))
-    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], 1, -(-count // 1024), 0, 0)]
+    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 1024), 0, 0)]
     assert launch(gpus.streams[0], function, arguments, grid=2) == 0
     call(cu.cuStreamSynchronize, gpus.streams[0])
     got = np.empty(count, np.float16)

@@ -61,7 +61,9 @@ launch k(A,-1,n
 step i in 0..2 { stage mm on compute { gemm C +=
 A *
 B
-reduce Y=sum(A,B @p) all_gather X<-Y
+reduce Y=sum(A,B @p) all_gather X<-Y gemm C=A*B.T+sum( C,Y @p)
+gemm C=A*B
++sum(Y)
 } }
 stage a on dma { for c in 0..chunks { for p in peers { copy G <- A }
                                                copy G <- A } }
@@ -123,7 +125,9 @@ stage rest on q after gather, b with sms = 120  smem = 96 KiB { gemm C = A.T * B
 step i in 0..2 { stage mm on compute { gemm C +=
     A *
     B
-  reduce Y = sum(A, B @ p) all_gather X <- Y
+  reduce Y = sum(A, B @ p) all_gather X <- Y gemm C = A * B.T + sum(C, Y @ p)
+  gemm C = A * B
+      + sum(Y)
 } }
 stage a on dma { for c in 0..chunks { for p in peers { copy G <- A }
   copy G <- A } }

@@ -103,8 +103,8 @@ def _logical(region: Region, shape: tuple[int, ...]) -> list[int]:
 
 
 def test_structs_have_the_sizes_of_the_source() -> None:
-    sizes = [s.size for s in (naive.GEMM, naive.REDUCE, naive.TERM, naive.RUN, naive.TABLE)]
-    assert sizes == [168, 80, 24, 16, 48]
+    sizes = [s.size for s in (naive.GEMM, naive.ADDED, naive.REDUCE, naive.TERM, naive.RUN, naive.TABLE)]
+    assert sizes == [176, 48, 80, 24, 16, 56]
 
 
 CONSTANTS, SCRATCH = 1 << 20, 1 << 21  # addresses
@@ -125,9 +125,9 @@ def test_every_work_is_packed_once(name: str) -> None:
         assert len(launches) == 1
         (launch,) = launches
         (table,) = launch.arguments(CONSTANTS, SCRATCH)
-        works, runs, flags, counters, count, tiles, streamed, _ = naive.TABLE.unpack(table)
+        works, terms, runs, flags, counters, count, tiles, streamed, _ = naive.TABLE.unpack(table)
         assert (counters, tiles, streamed) == (SCRATCH, launch.tiles, command.streamed)
-        assert CONSTANTS == works <= runs <= flags <= CONSTANTS + len(launch.constants)
+        assert CONSTANTS == works <= terms <= runs <= flags <= CONSTANTS + len(launch.constants)
         raised = [8 * f for w in command.works for f in (*w.waits, *w.signals)]
         assert [f for (f,) in naive.FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
         if isinstance(command.works[0], GemmWork):
@@ -142,6 +142,7 @@ def test_every_work_is_packed_once(name: str) -> None:
                 assert k == work.left.shape[1]
                 assert accumulate == work.accumulate
                 assert first == before
+                assert fields[34] == len(work.terms)
                 before += fields[26]
             assert before == tiles
 

@@ -130,6 +130,31 @@ def test_products(dtype: Dtype, streamed: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_products_with_terms(dtype: Dtype, tmp_path: Path) -> None:
+    """Terms in pieces, of the result's type and fp32, one of them the result itself."""
+    tensors = Tensors(
+        9, A=(dtype, (150, 40)), B=(dtype, (40, 140)), C=(dtype, (180, 150)), D=("fp32", (150, 141)), E=(dtype, (4, 4))
+    )
+    left, right = region("A", ((0, 150),), ((0, 40),)), region("B", ((0, 40),), ((0, 140),))
+    whole = region("C", ((20, 170),), ((5, 145),))
+    terms = (whole, region("D", ((100, 150), (0, 100)), ((0, 60), (61, 141))), region("D", ((0, 150),), ((1, 141),)))
+    corner = region("E", ((0, 3),), ((1, 4),))
+    small = region("A", ((7, 10),), ((0, 40),)), region("B", ((0, 40),), ((9, 12),))
+    works: list[Work] = [
+        GemmWork(whole, left, right, False, False, False, (2, 2), (), (0,), 0, HERE, terms),
+        GemmWork(corner, *small, False, False, False, (1, 1), (), (1,), 1, HERE, (region("C", ((0, 3),), ((2, 5),)),)),
+    ]
+    product = tensors.of(left) @ tensors.of(right) + sum(map(tensors.of, terms))
+    other = tensors.of(small[0]) @ tensors.of(small[1]) + tensors.of(works[1].reads[2])
+    wanted = {"C": tensors.put(whole, product.astype(NUMPY[dtype])), "E": tensors.put(corner, other)}
+    flags = np.zeros(2, np.uint32)
+    run(launch(works, tensors, flags, False), 2, 4, tmp_path)
+    for name, values in wanted.items():
+        assert np.array_equal(tensors.arrays[name], values)
+    assert flags.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sums(dtype: Dtype, tmp_path: Path) -> None:
     """By 16 bytes at a time where all lies so, by element otherwise."""
     tensors = Tensors(3, A=(dtype, (64, 96)), B=(dtype, (70, 96)), C=(dtype, (64, 96)))

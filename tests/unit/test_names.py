@@ -437,6 +437,14 @@ MISTAKES = [
         ),
     ),
     (
+        "stage a on q { gemm G = A * A + sum(A @ x, B.rows(0 of 2).T) }",
+        (
+            "x.ficco:12:41: unknown name 'x'\n"
+            "x.ficco:12:44: unknown tensor 'B'\n"
+            "x.ficco:12:44: .T on a term of gemm: only operands of gemm and claims are transposed"
+        ),
+    ),
+    (
         "stage a on d { copy G <- A.T copy A <- G }",
         (
             "x.ficco:12:26: .T on a copy: only operands of gemm and claims are transposed\n"

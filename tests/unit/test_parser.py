@@ -150,7 +150,8 @@ def test_a_whole_schedule() -> None:
     loop = For((Binding("c", domain, AT), Binding("p", name("peers"), AT)), (copy,), AT)
     assert gather == StageDecl("gather", "dma", False, (), (), (loop,), AT)
     assert isinstance(own, StageDecl)
-    assert own.body == (Gemm(region("C", rows(name("rank"), name("ranks"))), region("A"), region("B"), False, (), AT),)
+    target = region("C", rows(name("rank"), name("ranks")))
+    assert own.body == (Gemm(target, region("A"), region("B"), False, (), (), AT),)
     assert isinstance(rest, StageDecl)
     assert str(rest.span) == "x.ficco:27:1"
 
@@ -230,7 +231,20 @@ def test_expressions(text: str, node: object) -> None:
                     transposed=True,
                 ),
                 True,
+                (),
                 (Attribute("sms", num(3), AT), Attribute("order", name("auto"), AT)),
+                AT,
+            ),
+        ),
+        (
+            "gemm G = A * A.T + sum(G, A @ 1) with sms = 2",
+            Gemm(
+                region("G"),
+                region("A"),
+                region("A", transposed=True),
+                False,
+                (region("G"), region("A", at=num(1))),
+                (Attribute("sms", num(2), AT),),
                 AT,
             ),
         ),

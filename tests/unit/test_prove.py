@@ -134,3 +134,37 @@ stage one on sm streamed {{ gemm C = X * X }}
 stage two on other streamed {{ gemm D = Y * Y }}
 """
     assert right(compiled(text))
+
+
+SCATTER = f"""
+param chunks = 2
+input   A[24, 4] : fp32
+input   B[4, 6] : fp32
+output  C[24 / ranks, 6] : fp32
+scratch P[24, 6] : fp32
+scratch S[24, 6] : fp32
+computes C = reduce_scatter(A * B, rows)
+{QUEUES}
+stage mm on sm {{ for c in 0..chunks, p in peers {{
+  gemm P.rows(p of ranks, c of chunks) = A.rows(p of ranks, c of chunks) * B }} }}
+stage scatter on dma {{ for c in 0..chunks, p in peers {{
+  copy S.rows(rank of ranks, c of chunks) @ p <- P.rows(p of ranks, c of chunks) }} }}
+"""
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "on sm { gemm C = A.rows(rank of ranks) * B + sum(S.rows(peers of ranks)) }",
+        "on sm { for c in 0..2 { gemm C.rows(c of 2) = A.rows(rank of ranks, c of 2) * B"
+        " + sum(S.rows(peers of ranks, c of 2)) } }",
+        "on sm streamed { for c in 0..2 { gemm C.rows(c of 2) = A.rows(rank of ranks, c of 2) * B"
+        " + sum(S.rows(peers of ranks, c of 2)) } }",
+        "on sm { gemm C = A.rows(rank of ranks).cols(0..2 of 3) * B.rows(0..2 of 3)"
+        "        gemm C = A.rows(rank of ranks).cols(2 of 3) * B.rows(2 of 3) + sum(C, S.rows(peers of ranks)) }",
+        "on sm { gemm C = A.rows(rank of ranks) * B + sum(P.rows(rank of ranks) @ peers) }",
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_product_and_what_has_come_in_one_statement(own: str, ranks: int) -> None:
+    assert right(compiled(f"{SCATTER}stage own {own}", ranks))

@@ -20,12 +20,13 @@ TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 
 SOURCE = "naive.cu"
 
-GEMM = struct.Struct("<9q24i")  # struct Gemm
+GEMM = struct.Struct("<9q26i")  # struct Gemm
 REDUCE = struct.Struct("<4q12i")
+ADDED = struct.Struct("<3q6i")
 TERM = struct.Struct("<Qqii")
 RUN = struct.Struct("<2q")
 FLAG = struct.Struct("<Q")
-TABLE = struct.Struct("<4Q4i")
+TABLE = struct.Struct("<5Q4i")
 
 
 @dataclass(slots=True)
@@ -33,7 +34,8 @@ class _Tables:
     """The works of a launch, as they are put together."""
 
     works: bytearray = field(default_factory=bytearray)
-    runs: bytearray = field(default_factory=bytearray)  # or the terms of a sum
+    terms: bytearray = field(default_factory=bytearray)
+    runs: bytearray = field(default_factory=bytearray)
     flags: bytearray = field(default_factory=bytearray)
     count: int = 0
     tiles: int = 0
@@ -50,7 +52,7 @@ class _Tables:
         """The launch of the kernel for operands and result of these types."""
         entry = "_".join((f"naive_{kind}", *types))
         image, offsets = bytearray(), []
-        for data in (self.works, self.runs, self.flags):
+        for data in (self.works, self.terms, self.runs, self.flags):
             image += bytes(-len(image) % 16)
             offsets.append(len(image))
             image += data
@@ -108,6 +110,14 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
         m, n, k = out_rows.size, out_columns.size, left_depth.size
         columns = -(-n // TILE)
         tiles = -(-m // TILE) * columns
+        first_term = len(tables.terms) // ADDED.size
+        for term in work.terms:
+            tensor = resolve(term)
+            rows_of, columns_of = _axes(term, tensor)
+            tables.terms += ADDED.pack(
+                _base(term, tensor), rows_of.step, columns_of.step,
+                *_runs(tables, rows_of.axis), *_runs(tables, columns_of.axis), int(tensor.dtype == "fp32"), 0,
+            )  # fmt: skip
         maps: list[int] = []
         for axis in (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns):
             maps += _runs(tables, axis.axis)
@@ -116,7 +126,7 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
             _base(work.right, resolve(work.right)),
             out_rows.step, out_columns.step, left_rows.step, left_depth.step, right_depth.step, right_columns.step,
             *maps, m, n, k, int(work.accumulate), tables.tiles, tiles, columns, tables.count,
-            *tables.sync(work.waits, work.signals, address),
+            *tables.sync(work.waits, work.signals, address), first_term, len(work.terms),
         )  # fmt: skip
         tables.count += 1
         tables.counters += 1
@@ -159,9 +169,9 @@ def _add_sum(
         jobs.append((cell, sides, wide if vector else 1, tiles))
     total = sum(tiles for *_, tiles in jobs)
     for cell, sides, vector_width, tiles in jobs:
-        first = len(tables.runs) // TERM.size
+        first = len(tables.terms) // TERM.size
         for tensor, (at, pitch) in zip(tensors[1:], sides[1:], strict=True):
-            tables.runs += TERM.pack(at, pitch, int(tensor.dtype == "fp32"), 0)
+            tables.terms += TERM.pack(at, pitch, int(tensor.dtype == "fp32"), 0)
         (at, pitch) = sides[0]
         tables.works += REDUCE.pack(
             at, pitch, cell.rows, cell.columns, first, len(terms), vector_width, work,

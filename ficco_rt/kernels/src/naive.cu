@@ -96,6 +96,13 @@ struct Gemm {
     int m, n, k, accumulate;
     int first_tile, tiles, columns, counter;                    // tiles: in all; columns: tiles a row of tiles
     Sync sync;
+    int first_term, terms;
+};
+struct Added {                                                  // a term of a Gemm, in the result's rows and columns
+    u64 address;                                                // of element [0, 0]
+    i64 m, n;                                                   // strides, elements
+    Map map_m, map_n;
+    int wide, unused;                                           // wide: fp32, whatever OUT is
 };
 
 struct Reduce {
@@ -108,7 +115,7 @@ struct Reduce {
 struct Term { u64 address; i64 pitch; int wide, unused; };      // wide: fp32, whatever OUT is
 
 struct Table {
-    u64 works, runs, flags, counters;                           // counters: [0] tickets, [1] blocks that ended, then works
+    u64 works, terms, runs, flags, counters;                    // counters: [0] tickets, [1] blocks that ended, then works
     int count, tiles, streamed, unused;
 };
 
@@ -172,10 +179,10 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
     return index + r->shift;
 }
 
-// ---------------------------------------------------------------- out (+)= left · right
+// ---------------------------------------------------------------- out (+)= left · right (+ terms)
 //
 // 256 threads make a tile of 128 × 128, 32 deep, 8 × 8 outputs each, summed in fp32. Any strides, any runs of
-// rows, columns and depth on every operand. Dynamic shared memory: 256 · 32 elements of In.
+// rows, columns and depth on every operand and term. Dynamic shared memory: 256 · 32 elements of In.
 
 #ifdef GEMM
 constexpr int TILE = 128, DEPTH = 32;
@@ -185,6 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
     In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
     __shared__ i64 at_m[TILE], at_n[TILE];
     const Run *runs = (const Run *)t.runs;
+    const Added *all_terms = (const Added *)t.terms;
     const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
 
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
@@ -250,6 +258,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
                     for (int b = 0; b < 8; b++)
                         if (a == i && b == j) value = sum[a][b];  // keeps the sums in registers
                 if (w.accumulate) value += widen<OUT>(*to);
+                for (int s = 0; s < w.terms; s++) {
+                    const Added &term = all_terms[w.first_term + s];
+                    const i64 at = place(runs, term.map_m, m) * term.m + place(runs, term.map_n, n) * term.n;
+                    value += term.wide ? ((const float *)term.address)[at]
+                                       : widen<OUT>(((const Out *)term.address)[at]);
+                }
                 narrow<OUT>(value, *to);
             }
         }
@@ -282,7 +296,7 @@ template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *
 
 extern "C" __global__ void __launch_bounds__(THREADS) REDUCE(Table t) {
     constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 4;
-    const Term *all_terms = (const Term *)t.runs;
+    const Term *all_terms = (const Term *)t.terms;
 
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Reduce &w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];

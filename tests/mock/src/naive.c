@@ -13,7 +13,9 @@ typedef struct {
     Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
     int m, n, k, accumulate, first_tile, tiles, columns, counter;
     Sync sync;
+    int first_term, terms;
 } Gemm;
+typedef struct { uint64_t address; int64_t m, n; Map map_m, map_n; int wide, unused; } Added;
 typedef struct {
     uint64_t out;
     int64_t out_pitch, rows, columns;
@@ -21,7 +23,7 @@ typedef struct {
     Sync sync;
 } Reduce;
 typedef struct { uint64_t address; int64_t pitch; int wide, unused; } Term;
-typedef struct { uint64_t works, runs, flags, counters; int count, tiles, streamed, unused; } Table;
+typedef struct { uint64_t works, terms, runs, flags, counters; int count, tiles, streamed, unused; } Table;
 
 enum { TILE = 128, REDUCE_TILE = 1024 };
 typedef struct { Type in, out; } State;
@@ -149,6 +151,15 @@ static int gemm_run(Launch *l, int tile) {
             uint64_t to = w->out + (uint64_t)(element * out);
             if ((code = memory_reach(l->device, to, (uint64_t)out))) break;
             if (w->accumulate) sum += number_load(types->out, (void *)to);
+            const Added *term = (const Added *)t->terms + w->first_term;
+            for (int s = 0; s < w->terms && !code; s++, term++) {
+                Type type = term->wide ? FP32 : types->out;
+                int64_t at = place(t, term->map_m, row + i) * term->m + place(t, term->map_n, column + j) * term->n;
+                uint64_t from = term->address + (uint64_t)(at * type_bytes(type));
+                if (!(code = memory_reach(l->device, from, (uint64_t)type_bytes(type))))
+                    sum += number_load(type, (void *)from);
+            }
+            if (code) break;
             number_store(types->out, (void *)to, sum);
         }
     free(left);
@@ -159,7 +170,7 @@ static int reduce_run(Launch *l, int tile) {
     const Table *t = (const Table *)l->arguments;
     const State *types = l->state;
     const Reduce *w = reduce_of(t, tile);
-    const Term *terms = (const Term *)t->runs + w->first_term;
+    const Term *terms = (const Term *)t->terms + w->first_term;
     int item = type_bytes(types->out);
     if (flags_reached(l, &w->sync)) return ILLEGAL_ADDRESS;
     int64_t each = REDUCE_TILE * (int64_t)w->vector, first = (tile - w->first_tile) * each;
