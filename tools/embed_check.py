@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=0, help="default: a rank for each GPU")
     parser.add_argument("--runs", type=int, default=10000)
     parser.add_argument("--size", type=int, default=2048, help="M, N and K")
+    parser.add_argument("--chunks", type=int, help="of schedules that have them (default: theirs)")
     options = parser.parse_args()
     if options.runs < 100 or options.ranks < 0 or options.size < 1:
         parser.error("--runs is a number from 100, --ranks from 0, --size from 1")
@@ -41,7 +42,10 @@ def main() -> int:
     ranks = options.ranks or gpus
     each = -(-ranks // gpus)
     machine = discover("cuda", ranks, each)
-    plan = compile(options.schedule, ranks=ranks, machine=machine, M=options.size, N=options.size, K=options.size)
+    parameters = {name: options.size for name in "MNK"}
+    if options.chunks is not None:
+        parameters["chunks"] = options.chunks
+    plan = compile(options.schedule, ranks=ranks, machine=machine, **parameters)
     devices = [torch.device("cuda", rank // each) for rank in range(ranks)]
     torch.zeros(1, device=devices[0])
     tensors: Any = {
