@@ -42,7 +42,7 @@ def main() -> int:
     ranks = options.ranks or gpus
     each = -(-ranks // gpus)
     machine = discover("cuda", ranks, each)
-    parameters = {name: options.size for name in "MNK"}
+    parameters = dict.fromkeys("MNK", options.size)
     if options.chunks is not None:
         parameters["chunks"] = options.chunks
     plan = compile(options.schedule, ranks=ranks, machine=machine, **parameters)

@@ -428,7 +428,7 @@ def report(result: Result, style: Style) -> str:
 def _backend(result: Result) -> str:
     machine = result.job.machine
     if result.backend in GPUS:
-        how = "one graph" if result.graph else "streams"
+        how = "graphs" if result.graph else "streams"
         return f"{result.backend}: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
     ranks = count(result.job.plan.ranks, "virtual GPU")
     how = "no data moves" if result.backend == "sim" else "on numpy"

@@ -30,6 +30,7 @@ class Cuda:
     def __init__(self) -> None:
         env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.cu: Any = api()
+        self.anywhere = frozenset({self.cu.cuEventRecord, self.cu.cuStreamWaitEvent, self.cu.cuGraphLaunch})
         self._retained: dict[int, Any] = {}  # devices by ordinal
 
     def failure(self, function: Function, code: Any) -> Refused:
@@ -95,6 +96,9 @@ class Cuda:
 
     def enter(self, context: Handle) -> None:
         call(self.cu.cuCtxSetCurrent, context)
+
+    def enter_action(self, context: Handle) -> Action:
+        return self.cu.cuCtxSetCurrent, (context,)
 
     def restore(self, current: Handle) -> None:
         call(self.cu.cuCtxSetCurrent, current)

@@ -1,4 +1,4 @@
-"""GPUs of any vendor: one process, all devices, a plan's commands on streams or as one graph.
+"""GPUs of any vendor: one process, all devices, a plan's commands on streams or as a graph for each.
 
 The driver puts its parts together: `gpus` (devices and what is made on them), `flags`, `launches`, `copies`,
 `collectives`, `runs`. What differs between vendors is behind `vendor.Vendor`.

@@ -19,7 +19,7 @@ made ready once for each set of callers' streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from ...plan.ir import Stream as PlanStream
 from .devices import Device
 from .flags import Flags
 from .gpus import Gpus
+from .program import entered
 from .streams import GpuStream, Step
 from .vendor import Handle
 
@@ -75,8 +76,12 @@ class Joins:
         return kept(
             self._sides,
             (together, *called),
-            lambda: Sides(tuple(self._begin(called, together)), tuple(self._end(called))),
+            lambda: self._sides_of(self._begin(called, together), self._end(called)),
         )
+
+    def _sides_of(self, begin: Iterable[Step], end: Iterable[Step]) -> Sides:
+        vendor = self._gpus.vendor
+        return Sides(tuple(entered(vendor, begin)), tuple(entered(vendor, end)))
 
     # ---- on streams
 
@@ -155,10 +160,13 @@ class Joins:
             lower = self._flags.lower(i, control, crossings=True)
             if lower is not None:
                 end.append(Step(device, *lower, "the plan's flags"))
-        return Sides(tuple(begin), tuple(end))
+        return self._sides_of(begin, end)
 
-    def around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle]) -> Iterator[Step]:
+    def around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle]) -> tuple[Step, ...]:
         """A replay: each device's graph between its gate and done."""
+        return tuple(entered(self._gpus.vendor, self._around_graphs(called, graphs)))
+
+    def _around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle]) -> Iterator[Step]:
         gpus, vendor = self._gpus, self._gpus.vendor
         yield from self._callers_come(called)
         for i, device in gpus.devices.items():

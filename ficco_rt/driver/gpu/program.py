@@ -7,9 +7,11 @@ from functools import cached_property
 from typing import Protocol
 
 from ...plan.ir import Command
+from .devices import Device
 from .gpus import Gpus
 from .refused import concerning, concerns
 from .streams import Bound, Entry, GpuStream, Step
+from .vendor import Vendor
 
 
 class Issued(Protocol):
@@ -31,13 +33,20 @@ class Issued(Protocol):
         """What it puts on streams."""
 
 
+def entered(vendor: Vendor, steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps, with those between them that make a device's context current for what needs it."""
+    current: Device | None = None
+    for step in steps:
+        if step.device is not current and step.function not in vendor.anywhere:
+            current = step.device
+            yield Step(current, *vendor.enter_action(current.context), "its context")
+        yield step
+
+
 def make(gpus: Gpus, steps: Iterable[Step]) -> None:
-    """Make the calls, each in its device's context."""
-    current = gpus.current
+    """Make the calls, among which are those that change contexts (`entered`)."""
+    gpus.current = None
     for device, function, arguments, what, place in steps:
-        if current is not device:
-            gpus.enter(device)
-            current = device
         code = function(*arguments)[0]
         if code:
             error = gpus.vendor.failure(function, code)
@@ -51,7 +60,7 @@ class Program:
     def __init__(self, gpus: Gpus, calls: Sequence[Issued]) -> None:
         self._gpus = gpus
         self._calls = calls
-        self._plain = [step for call in calls for step in call.steps()]
+        self._plain = list(entered(gpus.vendor, (step for call in calls for step in call.steps())))
         streams: dict[int, tuple[GpuStream, list[Bound]]] = {}
         for call in calls:
             for bound in call.bounds():
@@ -63,7 +72,11 @@ class Program:
         return self._marked if marked else self._plain
 
     def captured(self) -> Iterator[Step]:
-        """What goes into graphs. The words that stand together on a stream, in as few calls as there are."""
+        """What goes into graphs."""
+        return entered(self._gpus.vendor, self._captured())
+
+    def _captured(self) -> Iterator[Step]:
+        """The words that stand together on a stream, in as few calls as there are."""
         last: dict[GpuStream, list[Entry]] = {}  # whose words are not out yet
         for call in self._calls:
             for entry in call.entries():
@@ -87,7 +100,7 @@ class Program:
 
     @cached_property
     def _marked(self) -> list[Step]:
-        return [step for call in self._calls for step in call.marked()]
+        return list(entered(self._gpus.vendor, (step for call in self._calls for step in call.marked())))
 
     def issued(self) -> None:
         """Tell the streams what is issued to them, for reports and traces."""

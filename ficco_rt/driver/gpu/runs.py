@@ -171,7 +171,7 @@ class Runs:
             self._prepare()
             self._replayed, self.marked = captured, False
             around = self._joins.around_graphs
-            steps = kept(captured.replays, tuple(streams), lambda: tuple(around(streams, captured.graphs)))
+            steps = kept(captured.replays, tuple(streams), lambda: around(streams, captured.graphs))
             self._running = True
             make(self._gpus, steps)
             self._gpus.end_issue()

@@ -76,6 +76,7 @@ class Vendor(Protocol):
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
     sources: tuple[str, ...]  # endings of source files that `compile` takes
+    anywhere: frozenset[Function]  # of actions: those that may be made while another device's context is current
 
     # ---- errors
 
@@ -113,6 +114,8 @@ class Vendor(Protocol):
 
     def enter(self, context: Handle) -> None:
         """Make a context current."""
+
+    def enter_action(self, context: Handle) -> Action: ...
 
     def restore(self, current: Handle) -> None: ...
 

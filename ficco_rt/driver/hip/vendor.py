@@ -49,6 +49,7 @@ class Hip:
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
+    anywhere: frozenset[Function] = frozenset()
 
     def __init__(self) -> None:
         env.ask("GPU_MAX_HW_QUEUES", "16")
@@ -155,6 +156,9 @@ class Hip:
 
     def enter(self, context: Handle) -> None:
         call(self.hip.hipSetDevice, context)
+
+    def enter_action(self, context: Handle) -> Action:
+        return self.hip.hipSetDevice, (context,)
 
     def restore(self, current: Handle) -> None:
         self.enter(current)

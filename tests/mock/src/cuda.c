@@ -51,6 +51,7 @@ static int event_of(Handle handle, const char *who, Event **e) {
 }
 #define DEVICE(d) Device *d = NULL; { int bad_ = current(called_.name, &d); if (bad_) return bad_; }
 #define STREAM_OF(s, handle) Stream *s = NULL; { int bad_ = stream_of(handle, called_.name, &s); if (bad_) return bad_; }
+// NOTE records, waits and launches of graphs ask for no current context: their handles know where they belong.
 #define WORK_OF(s, handle) STREAM_OF(s, handle); { int bad_ = working(s, called_.name); if (bad_) return bad_; }
 #define EVENT_OF(e, handle) Event *e = NULL; { int bad_ = event_of(handle, called_.name, &e); if (bad_) return bad_; }
 #define ORDINAL(n) if ((n) < 0 || (n) >= world.devices) return INVALID_DEVICE; Device *d = &devices[n]
@@ -334,7 +335,7 @@ int cuStreamSynchronize(Handle stream) {
 }
 int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
     CALL(cuStreamWaitEvent);
-    WORK_OF(s, stream);
+    STREAM_OF(s, stream);
     EVENT_OF(e, event);
     return flags ? INVALID_VALUE : event_wait(e, s);
 }
@@ -381,7 +382,7 @@ int cuEventDestroy_v2(Handle event) {
 }
 int cuEventRecord(Handle event, Handle stream) {
     CALL(cuEventRecord);
-    WORK_OF(s, stream);
+    STREAM_OF(s, stream);
     EVENT_OF(e, event);
     return event_record(e, s);
 }
@@ -550,7 +551,7 @@ int cuGraphExecDestroy(Handle exec) {
 }
 int cuGraphLaunch(Handle exec, Handle stream) {
     CALL(cuGraphLaunch);
-    WORK_OF(s, stream);
+    STREAM_OF(s, stream);
     Exec *e = object_of(EXEC, exec, called_.name);
     if (!e) return INVALID_HANDLE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
