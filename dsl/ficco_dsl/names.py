@@ -425,9 +425,10 @@ class _Checker:
             queue = self.queues[stage.queue]
             message = f"{word} runs on engine {' or '.join(engines)}; queue '{stage.queue}' has engine {engine}"
             self.mistake(s.span, message, Note(f"queue '{stage.queue}' is declared here", spot(queue.name, queue.span)))
-        if stage.streamed and engine == "sm" and isinstance(s, (Copy, Launch)):
+        if stage.streamed and engine == "sm" and isinstance(s, Launch):
             message = f"{word} cannot stand in stage '{stage.name}', which is streamed"
-            self.mistake(s.span, message, help="a streamed stage is one kernel of gemm and reduce; add another stage")
+            help = "a streamed stage is one kernel of gemm, reduce and copy; add another stage"
+            self.mistake(s.span, message, help=help)
         elif stage.streamed and s.attributes:
             message = f"'with' on a statement of stage '{stage.name}', which is streamed and one launch"
             self.mistake(s.attributes[0].span, message, help="say it on the stage, or take the statement out of it")

@@ -42,8 +42,8 @@ def ideal(plan: Plan, machine: Machine) -> Ideal:
     communication_alone: the bytes that the busiest port has to pass, in or out (switch: a port a rank;
     mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the
     link's rate, plus one copy's fixed cost for each pair of ranks that it serves; bytes are those of the
-    plan's copies between ranks. Added to that: the plan's vendor collectives, all of one kind as one call.
-    0 if nothing crosses a link.
+    plan's copies between ranks, and what kernels read and write on other ranks. Added to that: the plan's
+    vendor collectives, all of one kind as one call. 0 if nothing crosses a link.
     """
     machine = replace(machine, ranks=plan.ranks)
     return Ideal(_compute(plan, machine), _communication(plan, machine))
@@ -103,6 +103,12 @@ def _communication(plan: Plan, machine: Machine) -> float:
             if isinstance(command, CopyAsync):
                 for t in command.transfers:
                     cross(t.src.rank, t.dst.rank, size(t.src))
+            elif isinstance(command, Launch):
+                for work in command.works:
+                    for region in work.reads:
+                        cross(region.rank, stream.rank, size(region))
+                    for region in work.writes:
+                        cross(stream.rank, region.rank, size(region))
             elif isinstance(command, CollectiveCall):
                 part = size(command.dst if command.kind == "all_gather" else command.src)
                 before = groups.get(command.group, (command.kind, 0))[1]

@@ -240,8 +240,8 @@ _ENGINES: dict[type, tuple[ir.Engine, ...]] = {
 
 
 def misplaced(graph: ir.Graph) -> Iterator[tuple[ir.Op, str]]:
-    """Ops stand stage by stage and phase by phase, on an engine that can do them; a streamed stage is one GEMM
-    launch (or reduce) a rank."""
+    """Ops stand stage by stage and phase by phase, on an engine that can do them; a streamed stage is one launch a
+    rank, of our kernels."""
     engines = [graph.queue(s.queue).engine for s in graph.stages]
     last = (0, 0)
     for op in graph.ops:
@@ -249,8 +249,8 @@ def misplaced(graph: ir.Graph) -> Iterator[tuple[ir.Op, str]]:
         engine, what = engines[op.where.stage], type(op).__name__.lower()
         if engine not in _ENGINES[type(op)]:
             yield op, f"a {what} does not run on queue '{stage.queue}', whose engine is {engine}"
-        elif stage.streamed and not isinstance(op, ir.Gemm | ir.Reduce):
-            yield op, f"stage '{stage.label}' is streamed: it takes gemm and reduce, not {what}"
+        elif stage.streamed and not isinstance(op, ir.Gemm | ir.Reduce | ir.Copy):
+            yield op, f"stage '{stage.label}' is streamed: it takes gemm, reduce and copy, not {what}"
         elif (op.where.stage, op.where.phase) < last:
             yield op, f"the op stands behind a later phase of stage '{stage.label}'"
         last = (op.where.stage, op.where.phase)

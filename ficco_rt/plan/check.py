@@ -448,4 +448,5 @@ class _Races:
 
 
 def _name(launch: Launch, work: Work) -> str:
-    return {"GemmWork": "gemm", "ReduceWork": "reduce"}.get(type(work).__name__, f"kernel {launch.kernel}")
+    names = {"GemmWork": "gemm", "ReduceWork": "reduce", "CopyWork": "copy"}
+    return names.get(type(work).__name__, f"kernel {launch.kernel}")

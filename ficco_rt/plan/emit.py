@@ -17,6 +17,7 @@ from .ir import (
     CollectiveCall,
     Command,
     CopyAsync,
+    CopyWork,
     GemmWork,
     KernelWork,
     Launch,
@@ -44,7 +45,7 @@ class _Entry:
     call: CollectiveCall | None = None
     marks: list[Command] = field(default_factory=list)
     stage: str = ""
-    first: int = -1  # the op whose choice the launch follows
+    first: int = -1  # its first op, whose choice a launch follows
     streamed: bool = False
 
 
@@ -141,14 +142,16 @@ class _Emitter:
             else:
                 waits.append(WaitEvent(self.events[need.before], origin))
         if isinstance(op, graph_ir.Copy):
-            transfers = self._transfers(op, v)
             last = stream[-1] if stream else None
             if not waits and last is not None and self._joins(last, v, stage.label):
                 entry = last
             else:
-                entry = _Entry(waits, stage=stage.label)
+                entry = _Entry(waits, stage=stage.label, first=v)
                 stream.append(entry)
-            entry.transfers.extend(transfers)
+            if v in self.draft.choices:
+                entry.works.append(self._work(v, (), ()))
+            else:
+                entry.transfers.extend(self._transfers(op, v))
             entry.ops.add(v)
         else:
             entry = _Entry(waits, stage=stage.label, first=v)
@@ -164,7 +167,9 @@ class _Emitter:
 
     def _joins(self, entry: _Entry, v: int, stage: str) -> bool:
         """May copy v go out with the batch? Copies of a batch have no order among themselves."""
-        if not entry.transfers or entry.marks or entry.stage != stage:
+        if not entry.ops or entry.marks or entry.stage != stage:
+            return False
+        if self.draft.choices.get(entry.first) != self.draft.choices.get(v):
             return False
         return not any(d.before in entry.ops for d in self.graph.deps[v])
 
@@ -201,6 +206,8 @@ class _Emitter:
                 )  # fmt: skip
             case graph_ir.Reduce():
                 return ReduceWork(op.out, op.terms, waits, signals, v, origin)
+            case graph_ir.Copy():
+                return CopyWork(op.dst, op.src, waits, signals, v, origin)
             case graph_ir.Launch():
                 return KernelWork(op.kernel, op.arguments, op.grid, op.block, waits, signals, v, origin)
         raise AssertionError(op)

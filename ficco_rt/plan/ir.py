@@ -37,7 +37,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class CopyAsync:
-    """Transfers that go out together: nothing waits for one of them alone."""
+    """Transfers of copy engines that go out together: nothing waits for one of them alone."""
 
     transfers: tuple[Transfer, ...]
     stage: str
@@ -97,6 +97,26 @@ class ReduceWork:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyWork:
+    """dst <- src, bit by bit, by loads and stores of the rank's multiprocessors; either may lie on a peer."""
+
+    dst: Region
+    src: Region
+    waits: tuple[int, ...]
+    signals: tuple[int, ...]
+    op: int
+    origin: Span = field(compare=False)
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.dst,)
+
+
+@dataclass(frozen=True, slots=True)
 class KernelWork:
     """A user kernel with its arguments."""
 
@@ -118,7 +138,7 @@ class KernelWork:
         return tuple(a.value for a in self.arguments if a.mode in ("write", "update") and isinstance(a.value, Region))
 
 
-Work: TypeAlias = GemmWork | ReduceWork | KernelWork
+Work: TypeAlias = GemmWork | ReduceWork | CopyWork | KernelWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +153,8 @@ class LaunchAttributes:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch. Not streamed: exactly one work, no flags. Streamed: many, with flags."""
+    """One kernel launch. Not streamed: exactly one work, or copies that go out together; no flags. Streamed: many,
+    with flags."""
 
     kernel: str  # catalogue name, or a user kernel's
     works: tuple[Work, ...]

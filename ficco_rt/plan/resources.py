@@ -10,7 +10,7 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
 from ..kernels import mfma, sm80, sm90, tiles
-from ..kernels.catalogue import REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
+from ..kernels.catalogue import COPY, COPY_SMS, REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
 from ..machine.cost import transfer_time
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
@@ -45,13 +45,14 @@ def solve_resources(draft: Draft) -> Draft:
 
 
 def _launches(draft: Draft) -> Iterator[list[int]]:
-    """The ops of each kernel launch: one, or a rank's whole streamed stage."""
+    """The ops of each kernel launch: one, or a rank's whole streamed stage. Of copies several may go out as one."""
     streamed: dict[tuple[int, int], list[int]] = {}
+    on_sms = {q.name for q in draft.graph.queues if q.engine == "sm"}
     for i in draft.order:
         op = draft.graph.ops[i]
         if draft.graph.stages[op.where.stage].streamed:
             streamed.setdefault((op.where.stage, op.where.rank), []).append(i)
-        elif isinstance(op, ir.Gemm | ir.Reduce | ir.Launch):
+        elif draft.graph.stages[op.where.stage].queue in on_sms:
             yield [i]
     yield from streamed.values()
 
@@ -93,6 +94,9 @@ class _Solver:
         smem = op.smem if isinstance(op, ir.Launch) else 0
         if smem > self.limits.smem_per_block:
             return f"smem = {smem} bytes, but a block has at most {self.limits.smem_per_block}"
+        if all(isinstance(self.graph.ops[i], ir.Copy) for i in ops):
+            sms = asked.sms or min(COPY_SMS, self.limits.sms)
+            return LaunchChoice(COPY, (1, 1), LaunchAttributes(smem, asked.residency, sms, priority))
         kernel = op.kernel if isinstance(op, ir.Launch) else REDUCE
         return LaunchChoice(kernel, (1, 1), LaunchAttributes(smem, asked.residency, asked.sms, priority))
 
@@ -121,7 +125,7 @@ class _Solver:
         )
         reason: str | None = None
         if not alone:
-            reason = "the launch holds sums as well"
+            reason = "the launch holds sums or copies as well"
         elif not alike:
             reason = "works differ in types or layout"
         elif len(fast) < len(works):

@@ -16,7 +16,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
-from ..kernels.catalogue import GEMMS, REDUCE, TILES
+from ..kernels.catalogue import COPY, GEMMS, REDUCE, TILES
 from ..region import Box, Region
 from .claims import misfit, operands
 from .ir import (
@@ -24,6 +24,7 @@ from .ir import (
     CollectiveCall,
     Command,
     CopyAsync,
+    CopyWork,
     GemmWork,
     KernelWork,
     Launch,
@@ -144,12 +145,11 @@ def claims_fit(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """Copies run on copy engines or multiprocessors, launches on multiprocessors, collectives on NCCL's streams."""
-    fits: dict[type, tuple[str, ...]] = {CopyAsync: ("copy", "sm"), Launch: ("sm",), CollectiveCall: ("nccl",)}
+    """Transfers run on copy engines, launches on multiprocessors, collectives on NCCL's streams."""
+    fits: dict[type, graph_ir.Engine] = {CopyAsync: "copy", Launch: "sm", CollectiveCall: "nccl"}
     for stream in plan.streams:
         for command in stream.commands:
-            allowed = fits.get(type(command))
-            if allowed is not None and stream.engine not in allowed:
+            if fits.get(type(command), stream.engine) != stream.engine:
                 yield Diagnostic(
                     command.origin, f"{type(command).__name__} on stream {stream.name}, whose engine is {stream.engine}"
                 )
@@ -193,12 +193,16 @@ def pitched(box: Box, shape: tuple[int, ...]) -> bool:
 
 
 def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
-    """A plain launch is one work without flags, a streamed one has GEMMs and reduces; attributes are sizes."""
+    """A plain launch is one work, or several copies, without flags; a streamed one has no user kernel; attributes are
+    sizes."""
     for stream, launch in _launches(plan):
-        if not launch.streamed and (len(launch.works) > 1 or launch.works[0].waits or launch.works[0].signals):
-            yield Diagnostic(launch.origin, "a launch that is not streamed has one work and no flags")
+        several = len(launch.works) > 1 and not all(isinstance(w, CopyWork) for w in launch.works)
+        if not launch.streamed and (several or any(w.waits or w.signals for w in launch.works)):
+            yield Diagnostic(
+                launch.origin, "a launch that is not streamed has one work, or several copies, and no flags"
+            )
         if launch.streamed and any(isinstance(w, KernelWork) for w in launch.works):
-            yield Diagnostic(launch.origin, "a streamed launch has GEMMs and reduces, no user kernel")
+            yield Diagnostic(launch.origin, "a streamed launch has GEMMs, reduces and copies, no user kernel")
         a = launch.attributes
         if a.smem < 0 or (a.residency is not None and a.residency < 1) or (a.sms is not None and a.sms < 1):
             yield Diagnostic(
@@ -209,7 +213,8 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def works_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """A work is a legal GEMM, reduce or user kernel of its rank: only terms of sums lie on peers."""
+    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums and one side of a copy lie on
+    peers."""
     tensors = {t.name: t for t in plan.tensors}
     for stream, launch in _launches(plan):
         for work in launch.works:
@@ -228,6 +233,8 @@ def _unfit(work: Work, where: graph_ir.Where, tensors: Mapping[str, graph_ir.Ten
             return graph_rules.gemm_fits(op, tensors)
         case ReduceWork():
             return graph_rules.reduce_fits(graph_ir.Reduce(where, work.out, work.terms), tensors)
+        case CopyWork():
+            return graph_rules.copy_fits(graph_ir.Copy(where, work.dst, work.src), tensors)
         case KernelWork():
             if not (1 <= len(work.grid) <= 3 and 1 <= len(work.block) <= 3):
                 return f"kernel '{work.kernel}' has no grid or block of one to three sizes"
@@ -248,11 +255,11 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
         gemms = [w for w in launch.works if isinstance(w, GemmWork)]
         if user:
             known = launch.kernel in declared and all(w.kernel == launch.kernel for w in user)
-        elif gemms:  # only the plain kernel's launch may hold sums as well
+        elif gemms:  # only the plain kernel's launch may hold sums and copies as well
             alone = len(gemms) == len(launch.works)
             known = launch.kernel in TILES and (alone or launch.kernel in {k.name for k in GEMMS})
         else:
-            known = launch.kernel == REDUCE
+            known = launch.kernel == (COPY if all(isinstance(w, CopyWork) for w in launch.works) else REDUCE)
         if not known:
             yield Diagnostic(launch.origin, f"there is no kernel '{launch.kernel}' for the works of the launch")
             continue

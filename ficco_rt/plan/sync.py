@@ -270,7 +270,8 @@ class _Synchroniser:
         s, rank = self.draft.stream_of[first], key[1]
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
-        if self.graph.ops[first].where.resources.sms is None:  # else it leaves room for others
+        few = all(isinstance(self.graph.ops[v], ir.Copy) for v in self.members[key])  # copies take few on their own
+        if self.graph.ops[first].where.resources.sms is None and not few:  # else it leaves room for others
             others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
             # two that spin could each hold what the other needs to begin
             others += [u for u in self.holding.get(rank, ()) if self.draft.stream_of[u] != s]

@@ -9,6 +9,7 @@ from .ir import (
     CollectiveCall,
     Command,
     CopyAsync,
+    CopyWork,
     GemmWork,
     KernelWork,
     Launch,
@@ -68,6 +69,8 @@ def _command(c: Command) -> Iterator[str]:
             head = f"launch {c.kernel} ({', '.join(limits)})"
             if not c.streamed:
                 yield f"{head} {_work(c.works[0])}"
+                for work in c.works[1:]:
+                    yield f"  + {_work(work)}"
                 return
             yield f"{head} streamed"
             for work in c.works:
@@ -95,6 +98,8 @@ def _work(w: Work) -> str:
             return f"gemm {w.out} {op} {left} · {right}{terms} tiles {w.tiles[0]}×{w.tiles[1]}  :{w.origin.line}"
         case ReduceWork():
             return f"reduce {w.out} = {' + '.join(map(str, w.terms))}  :{w.origin.line}"
+        case CopyWork():
+            return f"copy {w.dst} <- {w.src}  :{w.origin.line}"
         case KernelWork():
             arguments = ", ".join(f"{a.mode} {a.value}" if a.mode != "int" else str(a.value) for a in w.arguments)
             return f"kernel {w.kernel}({arguments}) grid {w.grid} block {w.block}  :{w.origin.line}"

@@ -22,6 +22,7 @@ from ..machine.model import Machine
 from ..plan.ir import (
     CollectiveCall,
     CopyAsync,
+    CopyWork,
     GemmWork,
     Launch,
     LaunchAttributes,
@@ -133,8 +134,10 @@ class _Clock:
         self.at(time, lambda: self.proceed(stream, position, time))
 
     def _launch(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
-        stop = self.work(stream, launch, 0, now, alone=True)
-        self.later(stream, position + 1, stop)
+        now = self.work(stream, launch, 0, now, alone=True)
+        for index in range(1, len(launch.works)):  # copies
+            now = self.work(stream, launch, index, now, alone=False)
+        self.later(stream, position + 1, now)
 
     def _streamed(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
         running = _StreamedLaunch(self, stream, launch, position, now + self.machine.device.launch_time)
@@ -161,11 +164,8 @@ class _Clock:
         src, dst = transfer.src, transfer.dst
         size = self._size(src)
         stop = now + cost.transfer_time(self.machine, src.rank, dst.rank, size)
-        source = src.tensor if src.rank == stream.rank else f"{src.tensor}@{src.rank}"
-        target = dst.tensor if dst.rank == stream.rank else f"{dst.tensor}@{dst.rank}"
-        label = f"{body.stage}  {source} → {target} {_box(dst)}"
-        peer = None if src.rank == dst.rank else dst.rank if src.rank == stream.rank else src.rank
-        place = _at(transfer.origin)
+        label = f"{body.stage}  {_way(dst, src, stream.rank)}"
+        peer, place = _peer(dst, src, stream.rank), _at(transfer.origin)
         self.spans.append(
             Span(stream.rank, stream.id, "copy", label, body.stage, now, stop, place, bytes=size, peer=peer)
         )
@@ -174,7 +174,7 @@ class _Clock:
     def work(self, stream: Stream, body: Launch, index: int, now: float, *, alone: bool) -> float:
         """Record work `index` of a launch from `now` on; `alone`: the launch is for this work only."""
         work = body.works[index]
-        kind, label, moved, flops, time = self._price(work, body.attributes, alone)
+        kind, label, moved, flops, time = self._price(work, body.attributes, alone, stream.rank)
         stop = now + time + (self.machine.device.launch_time if alone else 0.0)
         self.spans.append(
             Span(
@@ -188,12 +188,15 @@ class _Clock:
                 _at(work.origin),
                 bytes=moved,
                 flops=flops,
+                peer=_peer(work.dst, work.src, stream.rank) if isinstance(work, CopyWork) else None,
                 launched=Launched(body.kernel, body.attributes.smem, body.attributes.residency, body.attributes.sms),
             )
         )
         return stop
 
-    def _price(self, work: Work, attributes: LaunchAttributes, alone: bool) -> tuple[Kind, str, int, int, float]:
+    def _price(
+        self, work: Work, attributes: LaunchAttributes, alone: bool, rank: int
+    ) -> tuple[Kind, str, int, int, float]:
         """Kind, label, bytes, operations and microseconds of a work."""
         machine, sms = self.machine, attributes.sms
         moved = sum(map(self._size, (*work.reads, *work.writes)))
@@ -210,6 +213,9 @@ class _Clock:
             case ReduceWork(out=out, terms=terms):
                 time = cost.reduce_time(machine, len(terms), self._size(out), sms)
                 return "reduce", f"{out.tensor} {_box(out)}", moved, 0, time
+            case CopyWork(dst=dst, src=src):
+                size = self._size(src)
+                return "copy", _way(dst, src, rank), size, 0, cost.store_time(machine, src.rank, dst.rank, size, sms)
             case _:
                 return "kernel", work.kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
@@ -293,6 +299,17 @@ class _StreamedLaunch:
 
 def _at(place: Place) -> str:
     return f"{place.path}:{place.line}"
+
+
+def _way(dst: Region, src: Region, rank: int) -> str:
+    """From where to where, as the rank sees it."""
+    source = src.tensor if src.rank == rank else f"{src.tensor}@{src.rank}"
+    target = dst.tensor if dst.rank == rank else f"{dst.tensor}@{dst.rank}"
+    return f"{source} → {target} {_box(dst)}"
+
+
+def _peer(dst: Region, src: Region, rank: int) -> int | None:
+    return None if src.rank == dst.rank else dst.rank if src.rank == rank else src.rank
 
 
 def _box(region: Region) -> str:

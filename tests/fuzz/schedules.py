@@ -64,7 +64,7 @@ class Orders:
         pick, name = self.rng.choice, f"s{len(self.names)}"
         queue = pick(QUEUES)
         streamed = queue in ("first", "second") and self.rng.random() < 0.5
-        kinds = ("copy",) if queue in ("dma", "links") else ("gemm", "reduce") + (() if streamed else ("copy",))
+        kinds = ("copy",) if queue in ("dma", "links") else ("gemm", "reduce", "copy")
         body = (
             self._collective() if queue == "vendor" else " ".join(self._block(kinds, step) for _ in range(pick((1, 2))))
         )

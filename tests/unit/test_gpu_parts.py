@@ -103,8 +103,8 @@ def _logical(region: Region, shape: tuple[int, ...]) -> list[int]:
 
 
 def test_structs_have_the_sizes_of_the_source() -> None:
-    sizes = [s.size for s in (naive.GEMM, naive.ADDED, naive.REDUCE, naive.TERM, naive.RUN, naive.TABLE)]
-    assert sizes == [176, 48, 80, 24, 16, 56]
+    kinds = (naive.GEMM, naive.ADDED, naive.REDUCE, naive.COPY, naive.TERM, naive.RUN, naive.TABLE)
+    assert [s.size for s in kinds] == [176, 48, 80, 72, 24, 16, 56]
 
 
 CONSTANTS, SCRATCH = 1 << 20, 1 << 21  # addresses
@@ -116,17 +116,22 @@ def packed(name: str, ranks: int) -> Iterator[tuple[Launch, list[Packed]]]:
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, Launch):
-                yield command, naive.pack(command, lambda r: tensors[r.tensor, r.rank], lambda flag: 8 * flag, ())
+                yield command, naive.pack(command, lambda r: tensors[r.tensor, r.rank], lambda flag: 8 * flag, (), 16)
 
 
-@pytest.mark.parametrize("name", ["ag_gemm/hetero_fused_1d", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring"])
+@pytest.mark.parametrize(
+    "name",
+    ["ag_gemm/hetero_fused_1d", "ag_gemm/streamed", "ag_gemm/oneshot", "gemm_rs/streamed", "gemm_rs/ring",
+     "gemm_rs/oneshot"],
+)  # fmt: skip
 def test_every_work_is_packed_once(name: str) -> None:
     for command, launches in packed(name, 4):
         assert len(launches) == 1
         (launch,) = launches
         (table,) = launch.arguments(CONSTANTS, SCRATCH)
-        works, terms, runs, flags, counters, count, tiles, streamed, _ = naive.TABLE.unpack(table)
-        assert (counters, tiles, streamed) == (SCRATCH, launch.tiles, command.streamed)
+        works, terms, runs, flags, counters, count, tiles, ordered, _ = naive.TABLE.unpack(table)
+        assert (counters, tiles) == (SCRATCH, launch.tiles)
+        assert ordered == (any(w.waits for w in command.works) and any(w.signals for w in command.works))
         assert CONSTANTS == works <= terms <= runs <= flags <= CONSTANTS + len(launch.constants)
         raised = [8 * f for w in command.works for f in (*w.waits, *w.signals)]
         assert [f for (f,) in naive.FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
@@ -156,7 +161,7 @@ def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int],
     from ficco_rt.kernels.compiler import compile_text
 
     text = resources.files("ficco_rt.kernels").joinpath("src", "naive.cu").read_text(encoding="utf-8")
-    for kind in ("GEMM", "REDUCE"):
+    for kind in ("GEMM", "REDUCE", "COPY"):
         defines = [f"-D{kind}=the_entry", f"-DIN={types[0]}", f"-DOUT={types[1]}"]
         made = compile_text(text, "naive.cu", ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"], tmp_path)
         assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, made.log

@@ -15,7 +15,7 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.kernels import sm90
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
-from ficco_rt.plan.ir import CopyAsync, GemmWork, Launch, Plan
+from ficco_rt.plan.ir import CopyAsync, CopyWork, GemmWork, Launch, Plan
 from tests import cases
 
 GATHER = """
@@ -105,6 +105,63 @@ def test_a_mesh_has_a_stream_a_link_and_a_ring_one_a_neighbour() -> None:
 def test_copies_that_nobody_waits_for_go_out_together() -> None:
     commands = plan(GATHER.replace("ORDER", "")).streams[0].commands
     assert [len(c.transfers) for c in commands if isinstance(c, CopyAsync)] == [4]
+
+
+PUSH = """
+schedule push
+param few = 4
+input  A[4, 8] : fp32
+output G[4 * ranks, 8] : fp32
+computes G = all_gather(A, rows)
+queue work { engine = sm }
+stage move on workSTREAMED {
+  for p in peers { copy G.rows(rank of ranks) @ p <- A }
+  copy G.rows(rank of ranks) <- AWITH
+}
+"""
+
+
+def moves(text: str, ranks: int = 4) -> list[Launch]:
+    """The launches of rank 0's only stream; numbers are right, and nothing but launches is there."""
+    made = plan(text, ranks)
+    assert verified(made)
+    commands = made.streams[0].commands
+    assert all(isinstance(c, Launch) and c.kernel == "naive_copy" for c in commands)
+    return [c for c in commands if isinstance(c, Launch)]
+
+
+def test_copies_on_multiprocessors_go_out_as_one_launch() -> None:
+    (launch,) = moves(PUSH.replace("STREAMED", "").replace("WITH", ""))
+    assert [w.dst.rank for w in launch.works if isinstance(w, CopyWork)] == [1, 2, 3, 0]
+    assert (launch.streamed, launch.attributes.sms) == (False, 16)
+
+
+def test_copies_with_other_resources_are_another_launch() -> None:
+    launches = moves(PUSH.replace("STREAMED", " with sms = 8").replace("WITH", " with sms = few"))
+    assert [(len(c.works), c.attributes.sms) for c in launches] == [(3, 8), (1, 4)]
+
+
+RING = """
+schedule ring
+input  A[4, 8] : fp32
+output G[4 * ranks, 8] : fp32
+computes G = all_gather(A, rows)
+queue work { engine = sm }
+stage move on work streamed {
+  copy G.rows(rank of ranks) <- A
+  step s in 1..ranks {
+    let q = (rank + 1 - s) % ranks
+    copy G.rows(q of ranks) @ (rank + 1) % ranks <- G.rows(q of ranks)
+  }
+}
+"""
+
+
+def test_streamed_copies_wait_and_signal_in_their_kernel() -> None:
+    """A ring in one launch a rank: each turn's copy waits for what the turn before has brought."""
+    (launch,) = moves(RING)
+    assert launch.streamed
+    assert [(len(w.waits), len(w.signals)) for w in launch.works] == [(0, 1), (1, 1), (1, 1), (1, 0)]
 
 
 def test_a_copy_that_follows_another_of_its_batch_does_not_join_it() -> None:

@@ -17,7 +17,7 @@ from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.graph.ir import Dtype
-from ficco_rt.plan.ir import GemmWork, Launch, LaunchAttributes, ReduceWork, Work
+from ficco_rt.plan.ir import CopyWork, GemmWork, Launch, LaunchAttributes, ReduceWork, Work
 from ficco_rt.region import Axis, Interval, Region
 from tests.simt import amd
 
@@ -62,9 +62,9 @@ class Tensors:
 
 def launch(works: list[Work], tensors: Tensors, flags: np.ndarray, streamed: bool) -> Packed:
     attributes = LaunchAttributes(0, None, None, None)
-    kernel = "naive_gemm" if isinstance(works[0], GemmWork) else "naive_reduce"
+    kernel = {GemmWork: "naive_gemm", ReduceWork: "naive_reduce"}.get(type(works[0]), "naive_copy")
     command = Launch(kernel, tuple(works), streamed, attributes, "mm")
-    (packed,) = naive.pack(command, tensors, lambda flag: int(flags.ctypes.data) + 4 * flag, ("-std=c++17",))
+    (packed,) = naive.pack(command, tensors, lambda flag: int(flags.ctypes.data) + 4 * flag, ("-std=c++17",), 4)
     return packed
 
 
@@ -82,7 +82,8 @@ def run(packed: Packed, grid: int, seed: int, folder: Path) -> None:
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942"])
 def test_compiled_for_amd_without_spills(arch: str, tmp_path: Path) -> None:
     options = ("-std=c++17", "-O3", f"--offload-arch={arch}")
-    for kind, (left, out) in [*product(["GEMM"], product(range(3), repeat=2)), *(("REDUCE", (i, i)) for i in range(3))]:
+    kinds = [*product(["GEMM"], product(range(3), repeat=2)), *(("REDUCE", (i, i)) for i in range(3)), ("COPY", (0, 0))]
+    for kind, (left, out) in kinds:
         compiled = amd.compile_device(
             tmp_path, SOURCE, (*options, f"-D{kind}=naive_{kind}", f"-DIN={left}", f"-DOUT={out}")
         )
@@ -170,4 +171,50 @@ def test_sums(dtype: Dtype, tmp_path: Path) -> None:
     flags = np.zeros(2, np.uint32)
     run(launch(works, tensors, flags, False), 3, 5, tmp_path)
     assert np.array_equal(tensors.arrays["C"], wanted.astype(NUMPY[dtype]))
+    assert flags.tolist() == [1, 1]
+
+
+def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[Packed, np.ndarray]:
+    """Copies in accesses of 16, 8, 4 and 2 bytes, of whole rows, of parts of them, of pieces in any order; and what B
+    is then."""
+    moves = [
+        (region("B", ((0, 10),), ((0, 96),)), region("A", ((20, 30),), ((0, 96),))),
+        (region("B", ((10, 24),), ((8, 24),)), region("A", ((3, 17),), ((40, 56),))),
+        (region("B", ((24, 40),), ((4, 24),)), region("A", ((0, 16),), ((8, 28),))),
+        (region("B", ((40, 50),), ((2, 12),)), region("A", ((1, 11),), ((4, 14),))),
+        (region("B", ((60, 64), (50, 57)), ((0, 40), (50, 71))), region("A", ((30, 41),), ((3, 64),))),
+    ]
+    works: list[Work] = [CopyWork(b, a, (), (i,), i, HERE) for i, (b, a) in enumerate(moves)]
+    wanted = tensors.arrays["B"].copy()
+    for b, a in moves:
+        wanted[Tensors._index(b)] = tensors.arrays["A"][Tensors._index(a)]
+    return launch(works, tensors, flags, streamed), wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copies(dtype: Dtype, tmp_path: Path) -> None:
+    tensors = Tensors(5, A=(dtype, (64, 96)), B=(dtype, (64, 96)))
+    bits = np.random.default_rng(1).integers(0, 256, tensors.arrays["A"].nbytes, np.uint8)
+    tensors.arrays["A"] = bits.view(NUMPY[dtype]).reshape(64, 96)  # NaNs too, all of their bits
+    flags = np.zeros(5, np.uint32)
+    packed, wanted = copies(tensors, flags)
+    run(packed, 3, 5, tmp_path)
+    assert tensors.arrays["B"].tobytes() == wanted.tobytes()
+    assert flags.tolist() == [1] * 5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_of_several_tiles_wait_and_signal_in_order(seed: int, tmp_path: Path) -> None:
+    """The second copy reads what the first has written, and waits for its flag; one block makes all."""
+    tensors = Tensors(5, A=("bf16", (40, 4096)), B=("bf16", (40, 4096)), C=("bf16", (40, 4096)))
+    whole = [region(t, ((0, 40),), ((0, 4096),)) for t in "ABC"]
+    works: list[Work] = [
+        CopyWork(whole[1], whole[0], (), (0,), 0, HERE),
+        CopyWork(whole[2], whole[1], (0,), (1,), 1, HERE),
+    ]
+    flags = np.zeros(2, np.uint32)
+    packed = launch(works, tensors, flags, True)
+    assert packed.tiles > 4
+    run(packed, 1, seed, tmp_path)
+    assert np.array_equal(tensors.arrays["C"], tensors.arrays["A"])
     assert flags.tolist() == [1, 1]

@@ -229,10 +229,11 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     # launches
     "empty launch": (f"{REDUCE}.works", (), "plan:1:1: an empty launch on stream compute of rank 0"),
     "flags of a plain launch": (
-        f"{GEMMS}.streamed", False, "ruled.ficco:17:47: a launch that is not streamed has one work and no flags",
+        f"{GEMMS}.streamed", False,
+        "ruled.ficco:17:47: a launch that is not streamed has one work, or several copies, and no flags",
     ),
     "streamed user kernel": (
-        f"{TWIST}.streamed", True, "ruled.ficco:19:28: a streamed launch has GEMMs and reduces, no user kernel",
+        f"{TWIST}.streamed", True, "ruled.ficco:19:28: a streamed launch has GEMMs, reduces and copies, no user kernel",
     ),
     **{
         name: (

@@ -203,11 +203,6 @@ class GpuDriver:
 
     def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call:
         to, resolve = self._streams[stream], self._resolver(memory)
-        if to.plan.engine == "sm":
-            sums = [(t.dst, (t.src,)) for t in command.transfers]
-            with self._of(to, command):
-                ready = self._launches.sums(to, sums, resolve, command.origin)
-            return self._keep(Bound(self._gpus, to, command, [(a,) for a in ready.actions], ready=ready))
         with self._of(to, command):
             pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
         return self._keep(Bound(self._gpus, to, command, pieces, fast))

@@ -58,13 +58,13 @@ class Launches:
         if tuned is not None:
             launches = [tuned]
         else:
-            launches = naive.pack(command, resolve, address, self._gpus.vendor.options(facts.arch))
+            launches = naive.pack(command, resolve, address, self._gpus.vendor.options(facts.arch), sms)
         return self._all(to, launches, command.attributes, command.streamed, command.origin)
 
     def sums(
         self, to: GpuStream, sums: Sequence[tuple[Region, Sequence[Region]]], resolve: Resolve, place: Place
     ) -> Ready:
-        """A launch for each sum of terms into a region; of one term it is a copy on multiprocessors."""
+        """A launch for each sum of terms into a region."""
         options = self._gpus.vendor.options(to.device.facts.arch)
         launches = [naive.sum_of(out, terms, resolve, options) for out, terms in sums]
         return self._all(to, launches, PLAIN, False, place)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
 from ...graph.ir import ITEM_BYTES
-from ...plan.ir import GemmWork, Launch, ReduceWork, Work
+from ...plan.ir import CopyWork, GemmWork, Launch, ReduceWork, Work
 from ...region import Axis, Region
-from .cells import cells, strides
+from .cells import Cell, cells, strides
 from .packed import Packed
 from .tensors import FlagAddress, Resolve, Tensor
 
 TILE, DEPTH, THREADS = 128, 32, 256
-REDUCE_TILE = 4 * THREADS  # accesses a tile
+REDUCE_TILE = 2 * THREADS  # accesses a tile
+COPY_THREADS = 512
+COPY_TILE = 16 << 10  # the least bytes of a tile that are worth a block
+TILES_EACH = 4  # tiles that a block of a large copy gets
 TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 
 SOURCE = "naive.cu"
@@ -23,6 +26,7 @@ SOURCE = "naive.cu"
 GEMM = struct.Struct("<9q26i")  # struct Gemm
 REDUCE = struct.Struct("<4q12i")
 ADDED = struct.Struct("<3q6i")
+COPY = struct.Struct("<4q10i")
 TERM = struct.Struct("<Qqii")
 RUN = struct.Struct("<2q")
 FLAG = struct.Struct("<Q")
@@ -40,50 +44,67 @@ class _Tables:
     count: int = 0
     tiles: int = 0
     counters: int = 2  # words: tickets, ended blocks, one a work
+    waits: bool = False
+    signals: bool = False
 
     def sync(self, waits: Sequence[int], signals: Sequence[int], address: FlagAddress) -> tuple[int, int, int, int]:
         """The work's flags, appended: first wait, waits, first signal, signals."""
         first = len(self.flags) // FLAG.size
+        self.waits, self.signals = self.waits or bool(waits), self.signals or bool(signals)
         for flag in (*waits, *signals):
             self.flags += FLAG.pack(address(flag))
         return first, len(waits), first + len(waits), len(signals)
 
-    def packed(self, kind: str, types: Sequence[str], smem: int, streamed: bool, options: Sequence[str]) -> Packed:
-        """The launch of the kernel for operands and result of these types."""
+    def packed(
+        self,
+        kind: str,
+        types: Sequence[str],
+        smem: int,
+        options: Sequence[str],
+        threads: int = THREADS,
+        grid: int | None = None,
+    ) -> Packed:
+        """The launch of the kernel for operands and result of these types (copies have none)."""
         entry = "_".join((f"naive_{kind}", *types))
         image, offsets = bytearray(), []
         for data in (self.works, self.terms, self.runs, self.flags):
             image += bytes(-len(image) % 16)
             offsets.append(len(image))
             image += data
-        count, tiles = self.count, self.tiles
+        count, tiles, ordered = self.count, self.tiles, int(self.waits and self.signals)
 
         def arguments(constants: int, scratch: int) -> list[bytes]:
-            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, int(streamed), 0)]
+            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, ordered, 0)]
 
-        defines = (f"-D{kind.upper()}={entry}", f"-DIN={TYPES[types[0]]}", f"-DOUT={TYPES[types[-1]]}")
+        defines = [f"-D{kind.upper()}={entry}"]
+        if types:
+            defines += [f"-DIN={TYPES[types[0]]}", f"-DOUT={TYPES[types[-1]]}"]
         return Packed(
             source=SOURCE,
             entry=entry,
             options=(*options, *defines),
-            threads=THREADS,
+            threads=threads,
             smem=smem,
             tiles=tiles,
             constants=bytes(image),
             scratch=4 * self.counters,
             counters=self.counters,
             arguments=arguments,
+            grid=grid,
         )
 
 
-def pack(command: Launch, resolve: Resolve, address: FlagAddress, options: Sequence[str]) -> list[Packed]:
+def pack(command: Launch, resolve: Resolve, address: FlagAddress, options: Sequence[str], sms: int) -> list[Packed]:
     """The launches that do a launch's works, in order: one for each run of works that one kernel can do, products or
-    sums of the same types. A work waits only for what stands before it in the text, so that launches one after
-    another carry a streamed launch's order as well. `options` are the vendor's for the device."""
+    sums of the same types, or copies, of which at most `sms` blocks make a part each. A work waits only for what
+    stands before it in the text, so that launches one after another carry a streamed launch's order as well.
+    `options` are the vendor's for the device."""
 
     def kind(work: Work) -> tuple[str, ...]:
         if isinstance(work, GemmWork):
             return ("gemm", resolve(work.left).dtype, resolve(work.out).dtype)
+        if isinstance(work, CopyWork):
+            return ("copy",)
         return ("reduce", resolve(work.writes[0]).dtype)
 
     launches = []
@@ -91,11 +112,13 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, options: Seque
         works = list(group)
         if name == "gemm":
             tables = _gemms([w for w in works if isinstance(w, GemmWork)], resolve, address)
-            smem = 2 * TILE * DEPTH * ITEM_BYTES[types[0]]
+            launches.append(tables.packed(name, types, 2 * TILE * DEPTH * ITEM_BYTES[types[0]], options))
+        elif name == "copy":
+            tables = _copies([w for w in works if isinstance(w, CopyWork)], resolve, address, sms)
+            launches.append(tables.packed(name, (), 0, options, COPY_THREADS, min(sms, tables.tiles)))
         else:
             tables = _sums([w for w in works if isinstance(w, ReduceWork)], resolve, address)
-            smem = 0
-        launches.append(tables.packed(name, types, smem, command.streamed, options))
+            launches.append(tables.packed(name, types, 0, options))
     return launches
 
 
@@ -141,11 +164,50 @@ def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -
     return tables
 
 
+def _copies(works: Sequence[CopyWork], resolve: Resolve, address: FlagAddress, sms: int) -> _Tables:
+    tables = _Tables()
+    size = sum(w.dst.elements * ITEM_BYTES[resolve(w.dst).dtype] for w in works)
+    least = max(COPY_TILE, size // (TILES_EACH * sms))
+    for number, work in enumerate(works):
+        dst, src = resolve(work.dst), resolve(work.src)
+        tiles = [
+            tile
+            for cell in cells((work.dst, work.src), (dst.shape, src.shape))
+            for tile in _tiles_of(cell, dst.address, src.address, ITEM_BYTES[dst.dtype], least)
+        ]
+        sync = tables.sync(work.waits, work.signals, address)
+        for to, of, to_pitch, of_pitch, rows, width in tiles:
+            pitches = (to_pitch, of_pitch) if rows > 1 else ()
+            unit = next(u for u in (16, 8, 4, 2) if all(n % u == 0 for n in (to, of, width, *pitches)))
+            tables.works += COPY.pack(
+                to, of, to_pitch, of_pitch, rows, width // unit, unit, number, len(tiles), 0, *sync
+            )  # fmt: skip
+        tables.tiles += len(tiles)
+    tables.count = tables.tiles
+    tables.counters += len(works)
+    return tables
+
+
+def _tiles_of(cell: Cell, to: int, of: int, item: int, least: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """A cell cut into tiles of about `least` bytes, whole rows or parts of one: the addresses on both sides, their
+    pitches, rows, and bytes a row."""
+    width = cell.columns * item
+    a, b = cell.sides
+    to, of, to_pitch, of_pitch = to + a.offset * item, of + b.offset * item, a.pitch * item, b.pitch * item
+    together = max(1, least // width)
+    part = -(-least // 16) * 16
+    for row in range(0, cell.rows, together):
+        rows = min(together, cell.rows - row)
+        for at in range(0, width, part) if rows == 1 else (0,):
+            size = min(part, width - at) if rows == 1 else width
+            yield to + row * to_pitch + at, of + row * of_pitch + at, to_pitch, of_pitch, rows, size
+
+
 def sum_of(out: Region, terms: Sequence[Region], resolve: Resolve, options: Sequence[str]) -> Packed:
-    """A single sum without flags, for collectives and for copies that run on multiprocessors."""
+    """A single sum without flags, for collectives."""
     tables = _Tables()
     _add_sum(tables, out, terms, resolve, 0, (0, 0, 0, 0))
-    return tables.packed("reduce", [resolve(out).dtype], 0, False, options)
+    return tables.packed("reduce", [resolve(out).dtype], 0, options)
 
 
 def _add_sum(

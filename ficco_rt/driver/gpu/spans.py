@@ -11,13 +11,13 @@ from ...plan.ir import (
     CollectiveCall,
     Command,
     CopyAsync,
+    CopyWork,
     GemmWork,
     KernelWork,
     Launch,
     Record,
     ReduceWork,
     SignalFlag,
-    Transfer,
     WaitEvent,
     WaitFlag,
     Work,
@@ -67,8 +67,7 @@ def _timed(
 
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
-            peer = None if t.src.rank == t.dst.rank else t.dst.rank if t.src.rank == rank else t.src.rank
-            label = f"{stage}  {_transfer(t, rank)}"
+            label, peer = f"{stage}  {_way(t.dst, t.src, rank)}", _peer(t.dst, t.src, rank)
             place = place_of(t.origin)
             yield Span(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
         return
@@ -78,34 +77,47 @@ def _timed(
         moved = size(command.dst if command.kind == "all_gather" else command.src)
         yield Span(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
         return
-    moved = sum(size(r) for work in command.works for r in (*work.reads, *work.writes))
+    moved = sum(
+        size(r)
+        for work in command.works
+        for r in (work.reads if isinstance(work, CopyWork) else (*work.reads, *work.writes))
+    )
     flops = sum(2 * w.out.elements * _depth(w) for w in command.works if isinstance(w, GemmWork))
-    kind, label = _launch(command)
+    kind, label = _launch(command, rank)
     label, how = f"{stage}  {label}", bound.launched
-    yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, launched=how)
+    peers = {_peer(w.dst, w.src, rank) for w in command.works if isinstance(w, CopyWork)}
+    peer = peers.pop() if len(peers) == 1 else None
+    yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how)
 
 
-def _transfer(t: Transfer, rank: int) -> str:
-    source = t.src.tensor if t.src.rank == rank else f"{t.src.tensor}@{t.src.rank}"
-    target = t.dst.tensor if t.dst.rank == rank else f"{t.dst.tensor}@{t.dst.rank}"
-    return f"{source} → {target} {_box(t.dst)}"
+def _way(dst: Region, src: Region, rank: int | None) -> str:
+    """From where to where, as the rank sees it."""
+    source = src.tensor if src.rank == rank else f"{src.tensor}@{src.rank}"
+    target = dst.tensor if dst.rank == rank else f"{dst.tensor}@{dst.rank}"
+    return f"{source} → {target} {_box(dst)}"
+
+
+def _peer(dst: Region, src: Region, rank: int) -> int | None:
+    return None if src.rank == dst.rank else dst.rank if src.rank == rank else src.rank
 
 
 def _depth(work: GemmWork) -> int:
     return work.left.shape[0] if work.left_transposed else work.left.shape[1]
 
 
-def _launch(command: Launch) -> tuple[Kind, str]:
-    kind, label = _work(command.works[0])
+def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
+    kind, label = _work(command.works[0], rank)
     return kind, label if len(command.works) == 1 else f"{label} and {len(command.works) - 1} more works"
 
 
-def _work(work: Work) -> tuple[Kind, str]:
+def _work(work: Work, rank: int | None) -> tuple[Kind, str]:
     match work:
         case GemmWork(out=out):
             return "gemm", f"{out.tensor} {_box(out)}"
         case ReduceWork(out=out):
             return "reduce", f"{out.tensor} {_box(out)}"
+        case CopyWork(dst=dst, src=src):
+            return "copy", _way(dst, src, rank)
         case KernelWork():
             return "kernel", work.kernel
 

@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import DeviceError, UsageError
 from ...graph.ir import Kernel
 from ...library import located
-from ...plan.ir import CollectiveCall, GemmWork, KernelWork, ReduceWork, Transfer, Work
+from ...plan.ir import CollectiveCall, CopyWork, GemmWork, KernelWork, ReduceWork, Transfer, Work
 from ...region import Region
 from ..api import Array
 from .views import View, malformed
@@ -56,6 +56,8 @@ def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) 
             return _gemm(work, resolve)
         case ReduceWork():
             return _reduce(work, resolve)
+        case CopyWork():
+            return _copy(work, resolve)
         case KernelWork():
             return _user(work, resolve, functions[work.kernel])
 
@@ -109,6 +111,14 @@ def _reduce(work: ReduceWork, resolve: Resolve) -> Run:
         out.store(total)
 
     return run
+
+
+def _copy(work: CopyWork, resolve: Resolve) -> Run:
+    """As bits."""
+    dst, src = resolve(work.dst), resolve(work.src)
+    if dst.shape != src.shape or dst.dtype != src.dtype:
+        raise malformed(work.origin, f"{work.src} {src.dtype} cannot be copied to {work.dst} {dst.dtype}")
+    return lambda: dst.store(src.load())
 
 
 def _user(work: KernelWork, resolve: Resolve, function: HostFunction) -> Run:

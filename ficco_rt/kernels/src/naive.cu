@@ -1,11 +1,12 @@
-// The twins that any GPU runs: a GEMM and a sum.
+// The kernels that any GPU runs: the plain twin of the GEMMs, a sum, and a copy.
 //
-// Compiled by NVRTC or hipRTC with -DGEMM=… or -DREDUCE=…, the name of the one kernel wanted, and with -DIN=… -DOUT=… (0 bf16,
-// 1 fp16, 2 fp32; the operands' and the result's type). No header is included, so the compiler alone suffices.
+// Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=… or -DCOPY=…, the name of the one kernel wanted, the first two also
+// with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No header is included, so the
+// compiler alone suffices.
 //
-// Both kernels take a table of works and walk their tiles in order. A launch that is not streamed gives the
-// tiles out by block number; a streamed one by a counter in memory, so that whatever comes earlier in the order
-// has been taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
+// All take a table of works and walk their tiles in order, giving them out by block number. In a launch that both waits
+// for flags and raises some a counter in memory gives them out, so that whatever comes earlier in the order has been
+// taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
 //
 // Layouts of the structs: ficco_rt/driver/gpu/naive.py.
 
@@ -13,7 +14,11 @@ typedef long long i64;
 typedef unsigned long long u64;
 typedef unsigned int u32;
 
+#ifdef COPY
+constexpr int THREADS = 512;
+#else
 constexpr int THREADS = 256;
+#endif
 
 #if IN == 2
 typedef float In;
@@ -29,6 +34,8 @@ typedef unsigned short Out;
 // ---------------------------------------------------------------- what differs between vendors
 
 #ifdef __HIP__
+#define BOUNDS THREADS
+typedef u32 Vector __attribute__((ext_vector_type(4)));  // an array of structs would be kept in scratch memory
 __device__ __forceinline__ float half_to_float(unsigned short x) { return (float)__builtin_bit_cast(_Float16, x); }
 __device__ __forceinline__ unsigned short float_to_half(float f) {
     return __builtin_bit_cast(unsigned short, (_Float16)f);
@@ -36,13 +43,16 @@ __device__ __forceinline__ unsigned short float_to_half(float f) {
 __device__ __forceinline__ u32 load_acquire(const u32 *p) {
     return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
-__device__ __forceinline__ void store_release(u32 *p, u32 v) {
-    __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
+__device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
+    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+__device__ __forceinline__ void fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 __device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
 // what another thread of the block has acquired
 __device__ __forceinline__ void acquire() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
 #else
+#define BOUNDS THREADS, 2  // two blocks a multiprocessor: registers enough for what is on its way
+struct alignas(16) Vector { u32 x, y, z, w; };
 __device__ __forceinline__ float half_to_float(unsigned short x) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x));
@@ -58,9 +68,10 @@ __device__ __forceinline__ u32 load_acquire(const u32 *p) {
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ void store_release(u32 *p, u32 v) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+__device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+__device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ void nap() { __nanosleep(64); }
 __device__ __forceinline__ void acquire() {}  // the block's barrier passes it on
 #endif
@@ -114,14 +125,23 @@ struct Reduce {
 };
 struct Term { u64 address; i64 pitch; int wide, unused; };      // wide: fp32, whatever OUT is
 
+// One tile of a copy.
+struct Copy {
+    u64 to, from;                                               // addresses
+    i64 to_pitch, from_pitch;                                   // bytes
+    int rows, units, unit;                                      // units: accesses a row, of 16, 8, 4 or 2 bytes
+    int work, work_tiles, unused;                               // tiles of one work share a counter
+    Sync sync;
+};
+
 struct Table {
     u64 works, terms, runs, flags, counters;                    // counters: [0] tickets, [1] blocks that ended, then works
-    int count, tiles, streamed, unused;
+    int count, tiles, ordered, unused;
 };
 
 // The next tile of this block, or -1. `round` counts the block's tiles.
 __device__ int next_tile(const Table &t, int round) {
-    if (!t.streamed) {
+    if (!t.ordered) {
         i64 tile = (i64)round * gridDim.x + blockIdx.x;
         return tile < t.tiles ? (int)tile : -1;
     }
@@ -140,11 +160,9 @@ __device__ int next_tile(const Table &t, int round) {
 
 __device__ void wait_for(const Table &t, const Sync &s) {
     if (!s.waits) return;
-    if (threadIdx.x == 0) {
-        const u64 *flags = (const u64 *)t.flags + s.first_wait;
-        for (int i = 0; i < s.waits; i++)
-            while (load_acquire((const u32 *)flags[i]) == 0) nap();
-    }
+    const u64 *flags = (const u64 *)t.flags + s.first_wait;
+    for (int i = threadIdx.x; i < s.waits; i += THREADS)
+        while (load_acquire((const u32 *)flags[i]) == 0) nap();
     __syncthreads();
     acquire();
 }
@@ -155,12 +173,14 @@ __device__ void tile_done(const Table &t, const Sync &s, int counter, int tiles)
     __syncthreads();
     if (threadIdx.x) return;
     u32 *done = (u32 *)t.counters + 2 + counter;
-    __threadfence_system();
-    if (atomicAdd(done, 1u) != (u32)tiles - 1) return;
-    *done = 0;
-    __threadfence_system();
+    fence();
+    if (tiles > 1) {
+        if (atomicAdd(done, 1u) != (u32)tiles - 1) return;
+        *done = 0;
+        fence();
+    }
     const u64 *flags = (const u64 *)t.flags + s.first_signal;
-    for (int i = 0; i < s.signals; i++) store_release((u32 *)flags[i], 1u);
+    for (int i = 0; i < s.signals; i++) store_relaxed((u32 *)flags[i], 1u);  // released by the fence
 }
 
 template <class Work> __device__ int find(const Work *works, int count, int tile) {
@@ -275,12 +295,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
 
 // ---------------------------------------------------------------- out = the sum of terms, in fp32
 //
-// A job is rows × columns of one pitch. A tile is 1024 accesses, four a thread, of 16 bytes where every address,
-// pitch and width allows it.
+// A job is rows × columns of one pitch. A tile is 512 accesses, two a thread, of 16 bytes where every address,
+// pitch and width allows it. Four terms are on their way at once: they may lie on peers.
 
 #ifdef REDUCE
-struct alignas(16) Vector { u32 x, y, z, w; };
-
 template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *sum) {
     const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -294,8 +312,8 @@ template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) REDUCE(Table t) {
-    constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 4;
+extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
+    constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 2, TERMS = 4;
     const Term *all_terms = (const Term *)t.terms;
 
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
@@ -307,23 +325,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) REDUCE(Table t) {
         if (w.vector > 1) {
             const i64 width = w.columns / WIDE, count = w.rows * width;
             float sum[EACH][WIDE] = {};
-            i64 r[EACH], c[EACH];
+            i64 c[EACH];
+            int r[EACH];
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
                 const i64 i = begin + e * THREADS;
-                r[e] = w.rows == 1 ? 0 : (count <= 0x7fffffff ? (i64)((u32)i / (u32)width) : i / width);
+                r[e] = w.rows == 1 ? 0 : count <= 0x7fffffff ? (int)((u32)i / (u32)width) : (int)(i / width);
                 c[e] = (i - r[e] * width) * WIDE;
             }
-            for (int s = 0; s < w.terms; s++) {
-                const Out *term = (const Out *)terms[s].address;
-                const i64 pitch = terms[s].pitch;
-                Vector v[EACH];
+            for (int first = 0; first < w.terms; first += TERMS) {
+                Vector v[TERMS][EACH];
 #pragma unroll
-                for (int e = 0; e < EACH; e++)
-                    if (begin + e * THREADS < count) v[e] = *(const Vector *)(term + r[e] * pitch + c[e]);
+                for (int s = 0; s < TERMS; s++) {
+                    const bool there = first + s < w.terms;
+                    const Term term = terms[there ? first + s : 0];
 #pragma unroll
-                for (int e = 0; e < EACH; e++)
-                    if (begin + e * THREADS < count) add<OUT>(v[e], sum[e]);
+                    for (int e = 0; e < EACH; e++)
+                        if (there && begin + e * THREADS < count)
+                            v[s][e] = *(const Vector *)((const Out *)term.address + r[e] * term.pitch + c[e]);
+                }
+#pragma unroll
+                for (int s = 0; s < TERMS; s++) {
+#pragma unroll
+                    for (int e = 0; e < EACH; e++)
+                        if (first + s < w.terms && begin + e * THREADS < count) add<OUT>(v[s][e], sum[e]);
+                }
             }
 #pragma unroll
             for (int e = 0; e < EACH; e++) {
@@ -357,6 +383,43 @@ extern "C" __global__ void __launch_bounds__(THREADS) REDUCE(Table t) {
             }
         }
         tile_done(t, w.sync, w.counter, w.work_tiles);
+    }
+}
+#endif
+
+// ---------------------------------------------------------------- to = from, bit by bit
+//
+// Either side may lie on a peer. The table has an entry for each tile: rows of one pitch, some kilobytes.
+
+#ifdef COPY
+template <class Unit> __device__ __forceinline__ void move(const Copy &w) {
+    constexpr int EACH = 4;
+    const int count = w.rows * w.units;
+    for (int begin = threadIdx.x; begin < count; begin += THREADS * EACH) {
+        Unit v[EACH];
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int own = begin + e * THREADS, i = own < count ? own : count - 1;  // a load in any case: no branch
+            const int r = w.rows == 1 ? 0 : i / w.units;
+            v[e] = ((const Unit *)(w.from + r * w.from_pitch))[i - r * w.units];
+        }
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            const int i = begin + e * THREADS, r = w.rows == 1 ? 0 : i / w.units;
+            if (i < count) ((Unit *)(w.to + r * w.to_pitch))[i - r * w.units] = v[e];
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t) {
+    for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
+        const Copy &w = ((const Copy *)t.works)[tile];
+        wait_for(t, w.sync);
+        if (w.unit == 16) move<Vector>(w);
+        else if (w.unit == 8) move<u64>(w);
+        else if (w.unit == 4) move<u32>(w);
+        else move<unsigned short>(w);
+        tile_done(t, w.sync, w.work, w.work_tiles);
     }
 }
 #endif

@@ -1,4 +1,4 @@
-// The naive GEMM and sum (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
+// The naive GEMM, sum and copy (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
 #include "standin.h"
 
 #include <stdlib.h>
@@ -23,9 +23,15 @@ typedef struct {
     Sync sync;
 } Reduce;
 typedef struct { uint64_t address; int64_t pitch; int wide, unused; } Term;
-typedef struct { uint64_t works, terms, runs, flags, counters; int count, tiles, streamed, unused; } Table;
+typedef struct {
+    uint64_t to, from;
+    int64_t to_pitch, from_pitch;
+    int rows, units, unit, work, work_tiles, unused;
+    Sync sync;
+} Copy;
+typedef struct { uint64_t works, terms, runs, flags, counters; int count, tiles, ordered, unused; } Table;
 
-enum { TILE = 128, REDUCE_TILE = 1024 };
+enum { TILE = 128, REDUCE_TILE = 512 };
 typedef struct { Type in, out; } State;
 
 static const char *const type_names[] = {"bf16", "fp16", "fp32"};
@@ -34,6 +40,11 @@ static int type_at(const char *name, const char **rest) {
     for (int t = 0; t < 3; t++)
         if (!strncmp(name, type_names[t], 4)) return *rest = name + 4, t;
     return -1;
+}
+
+static int open_table(Launch *l) {
+    const Table *t = (const Table *)l->arguments;
+    return memory_reach(l->device, t->works, 1) || memory_reach(l->device, t->counters, 8) ? ILLEGAL_ADDRESS : OK;
 }
 
 // The types stand in the entry's name: naive_gemm_<in>_<out>, naive_reduce_<out>.
@@ -46,15 +57,14 @@ static int open_types(Launch *l, const char *rest, bool two) {
     }
     s->in = (Type)in;
     s->out = (Type)out;
-    const Table *t = (const Table *)l->arguments;
-    return memory_reach(l->device, t->works, 1) || memory_reach(l->device, t->counters, 8) ? ILLEGAL_ADDRESS : OK;
+    return open_table(l);
 }
 static int open_gemm(Launch *l) { return open_types(l, l->function->name + strlen("naive_gemm_"), true); }
 static int open_reduce(Launch *l) { return open_types(l, l->function->name + strlen("naive_reduce_"), false); }
 
 static int tile_of(Launch *l, int block, int round) {
     const Table *t = (const Table *)l->arguments;
-    if (!t->streamed) {
+    if (!t->ordered) {
         int64_t tile = (int64_t)round * l->grid + block;
         return tile < t->tiles ? (int)tile : -1;
     }
@@ -95,6 +105,10 @@ static int flags_reached(const Launch *l, const Sync *s) {
 static bool gemm_ready(Launch *l, int tile) { return flags_up(l, &gemm_of((const Table *)l->arguments, tile)->sync); }
 static bool reduce_ready(Launch *l, int tile) {
     return flags_up(l, &reduce_of((const Table *)l->arguments, tile)->sync);
+}
+static bool copy_ready(Launch *l, int tile) {
+    const Table *t = (const Table *)l->arguments;
+    return flags_up(l, &((const Copy *)t->works)[tile].sync);
 }
 
 static int tile_done(const Launch *l, const Sync *s, int counter, int tiles) {
@@ -191,8 +205,22 @@ static int reduce_run(Launch *l, int tile) {
     return tile_done(l, &w->sync, w->counter, w->work_tiles);
 }
 
+static int copy_run(Launch *l, int tile) {
+    const Copy *w = (const Copy *)((const Table *)l->arguments)->works + tile;
+    if (flags_reached(l, &w->sync)) return ILLEGAL_ADDRESS;
+    uint64_t bytes = (uint64_t)w->units * (uint64_t)w->unit;
+    for (int row = 0; row < w->rows; row++) {
+        uint64_t to = w->to + (uint64_t)(row * w->to_pitch), from = w->from + (uint64_t)(row * w->from_pitch);
+        if (to % (uint64_t)w->unit || from % (uint64_t)w->unit) return ILLEGAL_ADDRESS;  // a misaligned access faults
+        if (memory_reach(l->device, to, bytes) || memory_reach(l->device, from, bytes)) return ILLEGAL_ADDRESS;
+        memcpy((void *)to, (void *)from, bytes);
+    }
+    return tile_done(l, &w->sync, w->work, w->work_tiles);
+}
+
 const KernelCode naive_kernels[] = {
     {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run},
     {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run},
+    {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run},
     {0},
 };
