@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ficco_rt.graph import ir
 from ficco_rt.graph.link import link
+from ficco_rt.graph.rules import broken
 from ficco_rt.region import Axis, Interval, Region
 
 
@@ -48,7 +49,9 @@ def restaged(graph: ir.Graph, ops: Ops) -> ir.Graph:
         last = here
         out.append(replace(op, where=replace(op.where, stage=len(stages) - 1)))
     tensors = {t.name: t for t in graph.tensors}
-    return replace(graph, ops=tuple(out), stages=tuple(stages), deps=link(out, tensors, stages))
+    legal = all(broken(op, tensors) is None for op in out)  # `build` links legal ops only; the proof refuses others
+    deps = link(out, tensors, stages) if legal else ((),) * len(out)
+    return replace(graph, ops=tuple(out), stages=tuple(stages), deps=deps)
 
 
 def _replaced(ops: Ops, i: int, *new: ir.Op) -> Ops:

@@ -287,13 +287,13 @@ def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
     values = np.concatenate([values, np.float32(2.0) ** np.float32(rng.uniform(-26, -13, 5000))])
     count = len(values)
     source, out = gpus.put(values), gpus.put(np.zeros(count, np.float16))
-    job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, -(-count // 1024), 0, 1, 0, 0, 0, 0)
+    job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, -(-count // 512), 0, 1, 0, 0, 0, 0)
     term = struct.pack("<Qqii", source, count, 1, 0)
     table = gpus.put(np.frombuffer(job + term + bytes(16), np.uint8))
     code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")
     ends = (table + len(job), table + len(job) + len(term))
-    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 1024), 0, 0)]
+    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 512), 0, 0)]
     assert launch(gpus.streams[0], function, arguments, grid=2) == 0
     call(cu.cuStreamSynchronize, gpus.streams[0])
     got = np.empty(count, np.float16)

@@ -295,13 +295,6 @@ MISTAKES = [
         "x.ficco:12:12: stage 'a' is on unknown queue 'e'",
     ),
     (
-        "stage a on q streamed { copy G <- A }",
-        (
-            "x.ficco:12:25: copy cannot stand in stage 'a', which is streamed\n"
-            "  help: a streamed stage is one kernel of gemm and reduce; add another stage"
-        ),
-    ),
-    (
         "scratch H[rows(J)] : T scratch J[cols(J)] : T",
         (
             "x.ficco:12:16: rows(J) in a shape: 'J' has none yet\n"
