@@ -49,6 +49,7 @@ from ..api import (
 )
 from . import collectives, copies
 from .crossings import Crossings, crossings
+from .devices import Device
 from .flags import Flags
 from .gpus import Gpus
 from .launches import Launches
@@ -56,7 +57,7 @@ from .program import Program
 from .refused import Closing, concerning
 from .runs import Captured, Runs, handles
 from .spans import raisers_of, spans_of
-from .streams import Bound, GpuStream, Piece, Upload
+from .streams import Beside, Bound, GpuStream, Piece, Upload
 from .tensors import Resolve, Tensor
 from .vendor import Handle, Vendor, Word
 
@@ -180,11 +181,24 @@ class GpuDriver:
     def stream(self, stream: Stream) -> StreamHandle:
         device = self._gpus.device(stream.rank)
         handle = self._gpus.new_stream(device, stream.priority)
-        made = GpuStream(stream, device, handle, self._gpus.new_event(device))
+        made = GpuStream(stream, device, handle, self._gpus.new_event(device), self._beside(stream, device))
         number = StreamHandle(next(self._numbers))
         self._streams[number] = made
         self._of_plan.append(made)
         return number
+
+    def _beside(self, stream: Stream, device: Device) -> Beside | None:
+        flags: set[int] = set()
+        followed: set[int] = set()
+        for command in stream.commands:
+            if isinstance(command, SignalFlag):
+                flags.add(command.flag)
+            elif isinstance(command, CopyAsync):
+                followed |= flags
+        if stream.engine != "copy" or not followed:
+            return None
+        handle = self._gpus.new_stream(device, stream.priority)
+        return Beside(handle, self._gpus.new_event(device), frozenset(followed))
 
     def event(self, rank: int) -> Event:
         event = Event(next(self._numbers))
@@ -250,8 +264,19 @@ class GpuDriver:
         to = self._streams[stream]
         with self._of(to, command):
             piece: Piece = (self._vendor.signal_action(self._flags[flag], to.handle),)
+            fast = self._signal_beside(to, command, flag)
         words = (Word(self._flags[flag], raised=True),)
-        return self._keep(Bound(self._gpus, to, command, (piece,), words=words))
+        return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=words))
+
+    def _signal_beside(self, to: GpuStream, command: SignalFlag, flag: Flag) -> Piece | None:
+        beside, vendor = to.beside, self._vendor
+        if beside is None or command.flag not in beside.flags:
+            return None
+        return (
+            vendor.record_action(beside.sent, to.handle),
+            vendor.wait_action(beside.stream, beside.sent),
+            vendor.signal_action(self._flags[flag], beside.stream),
+        )
 
     def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
         to = self._streams[stream]

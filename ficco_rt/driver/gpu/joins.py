@@ -2,8 +2,9 @@
 
 Every device has a *gate*, behind which its streams of the plan begin, and a *done*, which stands behind all of them:
 
-    gate of a device   waits for every device's done of the run before, so that nothing of it is overwritten, and for
-                       the streams of those callers whose tensors the device touches
+    gate of a device   waits for every device's done of the run before, so that nothing of it is overwritten, unless
+                       the host has seen that run's end, and for the streams of those callers whose tensors the
+                       device touches
     caller's stream    goes on behind the streams that touch the caller's tensors: its own rank's, and others' that
                        read or write them
 
@@ -70,13 +71,14 @@ class Joins:
             [n for n, t in enumerate(touched) if rank in t] for rank in range(plan.ranks)
         ]
 
-    def sides(self, called: Sequence[Handle], together: bool) -> Sides:
-        """For callers' streams, one a rank, or none. `together`: all devices begin at one time."""
+    def sides(self, called: Sequence[Handle], together: bool, behind: bool) -> Sides:
+        """For callers' streams, one a rank, or none. `together`: all devices begin at one time. `behind`: a run before
+        may still be on its way."""
         together = together or not called
         return kept(
             self._sides,
-            (together, *called),
-            lambda: self._sides_of(self._begin(called, together), self._end(called)),
+            (together, behind, *called),
+            lambda: self._sides_of(self._begin(called, together, behind), self._end(called)),
         )
 
     def _sides_of(self, begin: Iterable[Step], end: Iterable[Step]) -> Sides:
@@ -85,16 +87,16 @@ class Joins:
 
     # ---- on streams
 
-    def _begin(self, called: Sequence[Handle], together: bool) -> Iterator[Step]:
+    def _begin(self, called: Sequence[Handle], together: bool, behind: bool) -> Iterator[Step]:
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
         yield from self._callers_come(called)
         if together:
-            yield from self._wait(first, [*self._called[: len(called)], *self._others(first)])
+            yield from self._wait(first, [*self._called[: len(called)], *self._others(first, behind)])
             yield Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")
         for i, device in gpus.devices.items():
             control = gpus.control[i]
             if not together:
-                yield from self._wait(device, [*self._comes(called, i), *self._others(device)])
+                yield from self._wait(device, [*self._comes(called, i), *self._others(device, behind)])
             elif device is not first:
                 yield from self._wait(device, [self._start])
             yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
@@ -131,8 +133,8 @@ class Joins:
         """The events of the callers that a device waits for."""
         return [self._called[rank] for rank in self._needs[ordinal]] if called else []
 
-    def _others(self, device: Device) -> list[Handle]:
-        return [event for i, event in self.done.items() if i != device.ordinal]
+    def _others(self, device: Device, behind: bool) -> list[Handle]:
+        return [event for i, event in self.done.items() if i != device.ordinal] if behind else []
 
     def _on(self, ordinal: int) -> list[GpuStream]:
         return [s for s in self._streams if s.device.ordinal == ordinal]
@@ -162,16 +164,16 @@ class Joins:
                 end.append(Step(device, *lower, "the plan's flags"))
         return self._sides_of(begin, end)
 
-    def around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle]) -> tuple[Step, ...]:
+    def around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> tuple[Step, ...]:
         """A replay: each device's graph between its gate and done."""
-        return tuple(entered(self._gpus.vendor, self._around_graphs(called, graphs)))
+        return tuple(entered(self._gpus.vendor, self._around_graphs(called, graphs, behind)))
 
-    def _around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle]) -> Iterator[Step]:
+    def _around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> Iterator[Step]:
         gpus, vendor = self._gpus, self._gpus.vendor
         yield from self._callers_come(called)
         for i, device in gpus.devices.items():
             control = gpus.control[i]
-            yield from self._wait(device, [*self._comes(called, i), *self._others(device)])
+            yield from self._wait(device, [*self._comes(called, i), *self._others(device, behind)])
             yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
             yield Step(device, *vendor.graph_action(graphs[i], control), "the run's graph")
         for device in gpus.devices.values():  # not before all gates: they wait for the run before

@@ -34,7 +34,7 @@ class Captured:
 
     graphs: dict[int, Handle]
     program: Program
-    replays: dict[tuple[Handle, ...], tuple[Step, ...]] = field(default_factory=dict)  # by callers' streams
+    replays: dict[tuple[Handle, ...], tuple[Step, ...]] = field(default_factory=dict)  # by what stands around them
 
 
 class Runs:
@@ -70,7 +70,7 @@ class Runs:
             steps = program.steps(marked=self.marked)
             for stream in self._streams:
                 stream.issued = []
-            sides = self._joins.sides(streams, self.marked)
+            sides = self._joins.sides(streams, self.marked, behind=self._running)
             self._running = True
             make(gpus, sides.begin)
             program.issued()
@@ -170,8 +170,8 @@ class Runs:
         try:
             self._prepare()
             self._replayed, self.marked = captured, False
-            around = self._joins.around_graphs
-            steps = kept(captured.replays, tuple(streams), lambda: around(streams, captured.graphs))
+            around, behind = self._joins.around_graphs, self._running
+            steps = kept(captured.replays, (behind, *streams), lambda: around(streams, captured.graphs, behind))
             self._running = True
             make(self._gpus, steps)
             self._gpus.end_issue()

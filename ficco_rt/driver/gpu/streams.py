@@ -61,6 +61,17 @@ class Ready:
     launched: list[Launched] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Where a copy stream's flags are raised, so that the next copy does not wait for that: writing a flag holds its
+    stream up until all that was written before is seen by every device. Each raise waits for `sent`, the stream's
+    event behind the copies. `flags`: those that copies follow on; the last ones are raised by the stream itself."""
+
+    stream: Handle
+    sent: Handle
+    flags: frozenset[int]
+
+
 @dataclass(slots=True, eq=False)
 class GpuStream:
     """A stream of a rank's device."""
@@ -69,6 +80,7 @@ class GpuStream:
     device: Device
     handle: Handle
     tail: Handle  # the event that ends a run on it
+    beside: Beside | None = None
     issued: list[Bound] = field(default_factory=list)  # since the run began
 
     def __str__(self) -> str:
@@ -78,8 +90,8 @@ class GpuStream:
 class Bound:
     """A command with its driver calls ready to be made.
 
-    `pieces` do the command one thing at a time; `fast`, where given, does it in fewer calls that cannot be
-    captured into a graph. In a graph `words` follow on an event's record, and stand in place of any other command's
+    `pieces` do the command one thing at a time; `fast`, where given, is how a run on streams does it, and not fit for
+    a graph. In a graph `words` follow on an event's record, and stand in place of any other command's
     pieces. `uploads` are what the calls need in device memory; `launched` is how its first kernel launches; `event`
     is what a Record records.
     """
