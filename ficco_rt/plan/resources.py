@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
 from ..kernels import mfma, sm80, sm90, tiles
 from ..kernels.catalogue import COPY, COPY_SMS, REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
-from ..machine.cost import transfer_time
+from ..machine.cost import gemm_time, transfer_time
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
 from .ir import LaunchAttributes
@@ -59,7 +60,7 @@ def _launches(draft: Draft) -> Iterator[list[int]]:
 
 class _Solver:
     def __init__(self, draft: Draft) -> None:
-        self.graph, self.device = draft.graph, draft.machine.device
+        self.graph, self.machine, self.device = draft.graph, draft.machine, draft.machine.device
         self.limits = limits_of(self.device)
         self.tensors = {t.name: t for t in self.graph.tensors}
         # where the tensors of a rank might lie: far apart, and aligned as allocations are
@@ -150,9 +151,30 @@ class _Solver:
         )
 
     def _arrival(self, gemms: list[ir.Gemm]) -> float:
-        """Microseconds until the last piece from another rank has come that these read, one copy after another."""
-        rank = gemms[0].where.rank
-        return sum(self.arriving.get((rank, tensor), 0.0) for tensor in {r.tensor for g in gemms for r in g.reads})
+        """Microseconds until the last piece from another rank has come that these read, one copy after another, from
+        the launch's start: earlier products of the rank's queue are made while copies run."""
+        where = gemms[0].where
+        tensors = {r.tensor for g in gemms for r in g.reads}
+        arrival = sum(self.arriving.get((where.rank, tensor), 0.0) for tensor in tensors)
+        return max(0.0, arrival - self._busy(where)) if arrival else 0.0
+
+    def _busy(self, where: ir.Where) -> float:
+        """Microseconds of the products that the rank makes on the queue before the stage."""
+        stages = self.graph.stages
+        queue = stages[where.stage].queue
+        return sum(self.products[where.rank, s] for s in range(where.stage) if stages[s].queue == queue)
+
+    @cached_property
+    def products(self) -> Mapping[tuple[int, int], float]:
+        """Microseconds of the products of a rank and stage, one after another."""
+        times: dict[tuple[int, int], float] = defaultdict(float)
+        for op in self.graph.ops:
+            if isinstance(op, ir.Gemm):
+                m, n = op.out.shape
+                k = op.left.shape[0 if op.left_transposed else 1]
+                time = gemm_time(self.machine, m, n, k, self.tensors[op.left.tensor].dtype, op.where.resources.sms)
+                times[op.where.rank, op.where.stage] += time
+        return times
 
     def _work(self, g: ir.Gemm) -> tiles.Work | None:
         sides = []

@@ -13,9 +13,13 @@ from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.kernels import sm90
+from ficco_rt.kernels.catalogue import GemmConfig, GemmRequest, Limits, choose_gemm
+from ficco_rt.machine.cost import gemm_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
+from ficco_rt.plan import resources
 from ficco_rt.plan.ir import CopyAsync, CopyWork, GemmWork, Launch, Plan
+from ficco_rt.plan.lower import lower
 from tests import cases
 
 GATHER = """
@@ -348,3 +352,20 @@ def test_a_streamed_launch_has_one_kernel_for_all_its_works() -> None:
     assert [c.streamed for c in launches] == [True] * 4
     assert len({c.kernel for c in launches}) == 1
     assert launches[0].kernel.startswith("sm90_gemm")
+
+
+def test_a_launch_waits_less_for_what_comes_while_earlier_products_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate of the last arrival is from the launch's start: kernels are chosen by it."""
+    requests = []
+
+    def noted(request: GemmRequest, limits: Limits) -> GemmConfig | str:
+        requests.append(request)
+        return choose_gemm(request, limits)
+
+    monkeypatch.setattr(resources, "choose_gemm", noted)
+    machine = profile("h200-switch", 4)
+    copies = 3 * transfer_time(machine, 0, 1, 4096 * 8192 * 2)
+    products = 3 * gemm_time(machine, 4096, 8192, 2048, "bf16")
+    lower(build(cases.schedule("gemm_rs/streamed"), 4, {"M": 16384, "N": 8192, "K": 8192, "chunks": 1}), machine)
+    assert copies > products
+    assert sorted({round(r.arrival, 6) for r in requests}) == [0, pytest.approx(copies - products)]
