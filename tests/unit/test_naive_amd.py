@@ -156,6 +156,21 @@ def test_products_with_terms(dtype: Dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("other", DTYPES)
+def test_sums_of_terms_of_another_type(dtype: Dtype, other: Dtype, tmp_path: Path) -> None:
+    """A term of fp32 goes into any sum, and any term into one of fp32."""
+    wide = dtype if other == "fp32" else "fp32"
+    tensors = Tensors(5, A=(other, (32, 96)), B=(dtype, (32, 96)), C=(wide, (32, 96)))
+    whole = {n: region(n, ((0, 32),), ((0, 96),)) for n in "ABC"}
+    terms = (whole["A"], whole["B"], whole["C"])
+    wanted = sum(map(tensors.of, terms))
+    run(
+        launch([ReduceWork(whole["C"], terms, (), (), 0, HERE)], tensors, np.zeros(1, np.uint32), False), 3, 5, tmp_path
+    )
+    assert np.array_equal(tensors.arrays["C"], wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_sums(dtype: Dtype, tmp_path: Path) -> None:
     """By 16 bytes at a time where all lies so, by element otherwise."""
     tensors = Tensors(3, A=(dtype, (64, 96)), B=(dtype, (70, 96)), C=(dtype, (64, 96)))

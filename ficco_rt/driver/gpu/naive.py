@@ -139,7 +139,7 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
             rows_of, columns_of = _axes(term, tensor)
             tables.terms += ADDED.pack(
                 _base(term, tensor), rows_of.step, columns_of.step,
-                *_runs(tables, rows_of.axis), *_runs(tables, columns_of.axis), int(tensor.dtype == "fp32"), 0,
+                *_runs(tables, rows_of.axis), *_runs(tables, columns_of.axis), TYPES[tensor.dtype], 0,
             )  # fmt: skip
         maps: list[int] = []
         for axis in (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns):
@@ -233,7 +233,7 @@ def _add_sum(
     for cell, sides, vector_width, tiles in jobs:
         first = len(tables.terms) // TERM.size
         for tensor, (at, pitch) in zip(tensors[1:], sides[1:], strict=True):
-            tables.terms += TERM.pack(at, pitch, int(tensor.dtype == "fp32"), 0)
+            tables.terms += TERM.pack(at, pitch, TYPES[tensor.dtype], 0)
         (at, pitch) = sides[0]
         tables.works += REDUCE.pack(
             at, pitch, cell.rows, cell.columns, first, len(terms), vector_width, work,

@@ -94,6 +94,13 @@ template <int TYPE> __device__ __forceinline__ void narrow(float f, unsigned sho
 }
 template <int TYPE> __device__ __forceinline__ void narrow(float f, float &x) { x = f; }
 
+// Element `at` of a tensor of a type that the compiler does not know.
+__device__ __forceinline__ float element(int type, u64 address, i64 at) {
+    if (type == 2) return ((const float *)address)[at];
+    const unsigned short x = ((const unsigned short *)address)[at];
+    return type == 0 ? widen<0>(x) : widen<1>(x);
+}
+
 // A logical axis as runs of a tensor's: logical index i < end lies at i + shift.
 struct Run { i64 end, shift; };
 struct Map { int first, count; };  // its runs
@@ -113,7 +120,7 @@ struct Added {                                                  // a term of a G
     u64 address;                                                // of element [0, 0]
     i64 m, n;                                                   // strides, elements
     Map map_m, map_n;
-    int wide, unused;                                           // wide: fp32, whatever OUT is
+    int type, unused;                                           // as IN and OUT count them
 };
 
 struct Reduce {
@@ -123,7 +130,7 @@ struct Reduce {
     int first_tile, tiles, work, work_tiles;                    // jobs of one work share a counter
     Sync sync;
 };
-struct Term { u64 address; i64 pitch; int wide, unused; };      // wide: fp32, whatever OUT is
+struct Term { u64 address; i64 pitch; int type, unused; };      // type: as IN and OUT count them
 
 // One tile of a copy.
 struct Copy {
@@ -281,8 +288,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
                 for (int s = 0; s < w.terms; s++) {
                     const Added &term = all_terms[w.first_term + s];
                     const i64 at = place(runs, term.map_m, m) * term.m + place(runs, term.map_n, n) * term.n;
-                    value += term.wide ? ((const float *)term.address)[at]
-                                       : widen<OUT>(((const Out *)term.address)[at]);
+                    value += element(term.type, term.address, at);
                 }
                 narrow<OUT>(value, *to);
             }
@@ -374,11 +380,8 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
                 if (i >= count) break;
                 const i64 row = i / w.columns, column = i % w.columns;
                 float sum = 0;
-                for (int s = 0; s < w.terms; s++) {
-                    const i64 at = row * terms[s].pitch + column;
-                    sum += terms[s].wide ? ((const float *)terms[s].address)[at]
-                                         : widen<OUT>(((const Out *)terms[s].address)[at]);
-                }
+                for (int s = 0; s < w.terms; s++)
+                    sum += element(terms[s].type, terms[s].address, row * terms[s].pitch + column);
                 narrow<OUT>(sum, out[row * w.out_pitch + column]);
             }
         }

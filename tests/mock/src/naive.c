@@ -15,14 +15,14 @@ typedef struct {
     Sync sync;
     int first_term, terms;
 } Gemm;
-typedef struct { uint64_t address; int64_t m, n; Map map_m, map_n; int wide, unused; } Added;
+typedef struct { uint64_t address; int64_t m, n; Map map_m, map_n; int type, unused; } Added;
 typedef struct {
     uint64_t out;
     int64_t out_pitch, rows, columns;
     int first_term, terms, vector, counter, first_tile, tiles, work, work_tiles;
     Sync sync;
 } Reduce;
-typedef struct { uint64_t address; int64_t pitch; int wide, unused; } Term;
+typedef struct { uint64_t address; int64_t pitch; int type, unused; } Term;
 typedef struct {
     uint64_t to, from;
     int64_t to_pitch, from_pitch;
@@ -167,7 +167,7 @@ static int gemm_run(Launch *l, int tile) {
             if (w->accumulate) sum += number_load(types->out, (void *)to);
             const Added *term = (const Added *)t->terms + w->first_term;
             for (int s = 0; s < w->terms && !code; s++, term++) {
-                Type type = term->wide ? FP32 : types->out;
+                Type type = (Type)term->type;
                 int64_t at = place(t, term->map_m, row + i) * term->m + place(t, term->map_n, column + j) * term->n;
                 uint64_t from = term->address + (uint64_t)(at * type_bytes(type));
                 if (!(code = memory_reach(l->device, from, (uint64_t)type_bytes(type))))
@@ -193,7 +193,7 @@ static int reduce_run(Launch *l, int tile) {
         int64_t row = i / w->columns, column = i % w->columns;
         float sum = 0;
         for (int s = 0; s < w->terms; s++) {
-            Type type = terms[s].wide ? FP32 : types->out;
+            Type type = (Type)terms[s].type;
             uint64_t from = terms[s].address + (uint64_t)((row * terms[s].pitch + column) * type_bytes(type));
             if (memory_reach(l->device, from, (uint64_t)type_bytes(type))) return ILLEGAL_ADDRESS;
             sum += number_load(type, (void *)from);
