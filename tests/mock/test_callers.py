@@ -36,17 +36,18 @@ class Array:
 
 
 class Callers:
-    """A caller with a stream for each rank."""
+    """A caller with a stream for each rank: one of its own, or its device's default stream."""
 
-    def __init__(self, plan: Plan, each: int) -> None:
+    def __init__(self, plan: Plan, each: int, default: bool) -> None:
         from cuda.bindings import driver
 
         self.cu, self.plan, self.each = driver, plan, each
         self.taken: list[Array] = []
-        self.streams: list[Any] = []
-        for rank in range(plan.ranks):
+        self.made: list[Any] = []
+        for rank in () if default else range(plan.ranks):
             with self.on(rank):
-                self.streams.append(driver.cuStreamCreateWithPriority(1, 0)[1])
+                self.made.append(driver.cuStreamCreateWithPriority(1, 0)[1])
+        self.streams: list[Any] = self.made or [driver.CUstream(0)] * plan.ranks
 
     @contextmanager
     def on(self, rank: int) -> Iterator[None]:
@@ -90,19 +91,25 @@ class Callers:
             assert not code
 
     def wait(self) -> None:
-        for stream in self.streams:
-            assert not self.cu.cuStreamSynchronize(stream)[0]
+        for rank, stream in enumerate(self.streams):
+            with self.on(rank):
+                (code,) = self.cu.cuStreamSynchronize(stream)
+            assert not code
 
     def close(self) -> None:
         for array in self.taken:
             self.cu.cuMemFree(array.address)
-        for stream in self.streams:
+        for stream in self.made:
             self.cu.cuStreamDestroy(stream)
 
 
-@pytest.mark.parametrize("each", [1, 2], ids=["a_gpu_each", "two_a_gpu"])
+@pytest.mark.parametrize(
+    ("each", "default"),
+    [(1, False), (2, False), (1, True), (2, True)],
+    ids=["a_gpu_each", "two_a_gpu", "a_gpu_each_default_streams", "two_a_gpu_default_streams"],
+)
 @pytest.mark.parametrize("name", cases.SCHEDULES)
-def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int) -> None:
+def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int, default: bool) -> None:
     """Inputs are copied in on the callers' streams and spoilt behind the run, outputs spoilt before it and copied out
     behind it; three runs are issued without a wait in between, on streams and as a graph."""
     cuda.reset(f"devices {RANKS // each}")
@@ -111,7 +118,7 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
     kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
     with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, timeout=30) as executor:
-        callers = Callers(plan, each)
+        callers = Callers(plan, each, default)
 
         def of_ranks() -> dict[str, list[Array]]:
             shapes = {t.name: t.shapes for t in plan.tensors}

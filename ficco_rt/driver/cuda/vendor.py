@@ -18,6 +18,8 @@ from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
 from . import tiled
 from .call import api, call
 
+_DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+
 
 class Cuda:
     """A `Vendor`; see there for what each method is for. DeviceError: the bindings, the driver or a GPU is missing."""
@@ -30,7 +32,7 @@ class Cuda:
     def __init__(self) -> None:
         env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.cu: Any = api()
-        self.anywhere = frozenset({self.cu.cuEventRecord, self.cu.cuStreamWaitEvent, self.cu.cuGraphLaunch})
+        self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
 
     def failure(self, function: Function, code: Any) -> Refused:
@@ -99,6 +101,13 @@ class Cuda:
 
     def enter_action(self, context: Handle) -> Action:
         return self.cu.cuCtxSetCurrent, (context,)
+
+    def anywhere(self, action: Action) -> bool:
+        """A call whose handles know where they belong (`_placed`: which argument is the stream). NOTE the default
+        streams do not: each is the current context's."""
+        function, arguments = action
+        place = self._placed.get(function)
+        return place is not None and int(arguments[place]) > _DEFAULT_STREAMS
 
     def restore(self, current: Handle) -> None:
         call(self.cu.cuCtxSetCurrent, current)

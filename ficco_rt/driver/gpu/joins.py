@@ -89,7 +89,7 @@ class Joins:
 
     def _begin(self, called: Sequence[Handle], together: bool, behind: bool) -> Iterator[Step]:
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
-        yield from self._callers_come(called)
+        yield from self._callers_come(called, range(len(called)))
         if together:
             yield from self._wait(first, [*self._called[: len(called)], *self._others(first, behind)])
             yield Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")
@@ -117,16 +117,15 @@ class Joins:
             lower = self._flags.lower(i, gpus.control[i], crossings=False)
             if lower is not None:
                 yield Step(device, *lower, "the plan's flags")
-            yield self._ends(device)
+            yield self._ends(device, gpus.control[i])
 
-    def _ends(self, device: Device) -> Step:
-        """On the control stream: all of the device's part is done, and its flags are down."""
-        control = self._gpus.control[device.ordinal]
-        return Step(device, *self._gpus.vendor.record_action(self.done[device.ordinal], control), "the run's end")
+    def _ends(self, device: Device, stream: Handle) -> Step:
+        """All of the device's part is done, and its flags are down."""
+        return Step(device, *self._gpus.vendor.record_action(self.done[device.ordinal], stream), "the run's end")
 
-    def _callers_come(self, called: Sequence[Handle]) -> Iterator[Step]:
-        for rank, (caller, event) in enumerate(zip(called, self._called, strict=False)):
-            record = self._gpus.vendor.record_action(event, caller)
+    def _callers_come(self, called: Sequence[Handle], ranks: Iterable[int]) -> Iterator[Step]:
+        for rank in ranks:
+            record = self._gpus.vendor.record_action(self._called[rank], called[rank])
             yield Step(self._gpus.device(rank), *record, f"the caller's stream of rank {rank}")
 
     def _comes(self, called: Sequence[Handle], ordinal: int) -> list[Handle]:
@@ -139,10 +138,11 @@ class Joins:
     def _on(self, ordinal: int) -> list[GpuStream]:
         return [s for s in self._streams if s.device.ordinal == ordinal]
 
-    def _wait(self, device: Device, events: Sequence[Handle]) -> Iterator[Step]:
-        control = self._gpus.control[device.ordinal]
+    def _wait(self, device: Device, events: Sequence[Handle], stream: Handle = None) -> Iterator[Step]:
+        """On the device's control stream, or another of its streams."""
+        stream = self._gpus.control[device.ordinal] if stream is None else stream
         for event in events:
-            yield Step(device, *self._gpus.vendor.wait_action(control, event), "the run's gate")
+            yield Step(device, *self._gpus.vendor.wait_action(stream, event), "the run's gate")
 
     # ---- as graphs, one a device
 
@@ -169,19 +169,30 @@ class Joins:
         return tuple(entered(self._gpus.vendor, self._around_graphs(called, graphs, behind)))
 
     def _around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> Iterator[Step]:
+        """On the stream of a caller of the device, where there is one: an event less on either side."""
         gpus, vendor = self._gpus, self._gpus.vendor
-        yield from self._callers_come(called)
+        hosts = {i: self._host(i) if called else None for i in gpus.devices}  # device → the rank of that caller
+        on = {i: gpus.control[i] if rank is None else called[rank] for i, rank in hosts.items()}
+        comes = {i: [rank for rank in self._needs[i] if rank != hosts[i]] if called else [] for i in gpus.devices}
+        yield from self._callers_come(called, {rank for ranks in comes.values() for rank in ranks})
         for i, device in gpus.devices.items():
-            control = gpus.control[i]
-            yield from self._wait(device, [*self._comes(called, i), *self._others(device, behind)])
-            yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
-            yield Step(device, *vendor.graph_action(graphs[i], control), "the run's graph")
-        for device in gpus.devices.values():  # not before all gates: they wait for the run before
-            yield self._ends(device)
+            events = [*(self._called[rank] for rank in comes[i]), *self._others(device, behind)]
+            yield from self._wait(device, events, on[i])
+            yield Step(device, *vendor.record_action(self.gates[i], on[i]), "the run's gate")
+            yield Step(device, *vendor.graph_action(graphs[i], on[i]), "the run's graph")
+        for i, device in gpus.devices.items():  # not before all gates: they wait for the run before
+            yield self._ends(device, on[i])
+            if hosts[i] is not None:  # so that the device's own streams tell whether it is through
+                yield from self._wait(device, [self.done[i]])
         for rank, caller in enumerate(called):
             for i in dict.fromkeys(self._streams[n].device.ordinal for n in self._frees[rank]):
-                wait = vendor.wait_action(caller, self.done[i])
-                yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
+                if hosts[i] != rank:
+                    wait = vendor.wait_action(caller, self.done[i])
+                    yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
+
+    def _host(self, ordinal: int) -> int | None:
+        """The first rank of a device that its graph waits for."""
+        return next((rank for rank in self._needs[ordinal] if self._gpus.homes[rank] == ordinal), None)
 
 
 def kept(cache: dict[Key, Value], key: Key, make: Callable[[], Value]) -> Value:

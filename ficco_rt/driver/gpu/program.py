@@ -37,7 +37,7 @@ def entered(vendor: Vendor, steps: Iterable[Step]) -> Iterator[Step]:
     """The steps, with those between them that make a device's context current for what needs it."""
     current: Device | None = None
     for step in steps:
-        if step.device is not current and step.function not in vendor.anywhere:
+        if step.device is not current and not vendor.anywhere((step.function, step.arguments)):
             current = step.device
             yield Step(current, *vendor.enter_action(current.context), "its context")
         yield step

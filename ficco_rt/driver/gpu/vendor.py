@@ -76,7 +76,6 @@ class Vendor(Protocol):
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
     sources: tuple[str, ...]  # endings of source files that `compile` takes
-    anywhere: frozenset[Function]  # of actions: those that may be made while another device's context is current
 
     # ---- errors
 
@@ -116,6 +115,9 @@ class Vendor(Protocol):
         """Make a context current."""
 
     def enter_action(self, context: Handle) -> Action: ...
+
+    def anywhere(self, action: Action) -> bool:
+        """Whether it may be made while another device's context is current."""
 
     def restore(self, current: Handle) -> None: ...
 

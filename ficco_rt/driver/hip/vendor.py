@@ -49,7 +49,6 @@ class Hip:
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
-    anywhere: frozenset[Function] = frozenset()
 
     def __init__(self) -> None:
         env.ask("GPU_MAX_HW_QUEUES", "16")
@@ -159,6 +158,9 @@ class Hip:
 
     def enter_action(self, context: Handle) -> Action:
         return self.hip.hipSetDevice, (context,)
+
+    def anywhere(self, action: Action) -> bool:
+        return False
 
     def restore(self, current: Handle) -> None:
         self.enter(current)
