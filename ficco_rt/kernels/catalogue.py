@@ -75,7 +75,7 @@ GEMMS: tuple[GemmKernel, ...] = (
 
 REDUCE: Literal["naive_reduce"] = "naive_reduce"
 COPY: Literal["naive_copy"] = "naive_copy"
-COPY_SMS = 16  # multiprocessors of a launch of copies whose text does not say: enough for small work, and few
+COPY_SMS = 64  # multiprocessors of a launch of copies whose text does not say, of no more than half the device
 
 # Rows and columns of an output tile of every kernel that a plan may name for a GEMM.
 TILES: dict[str, tuple[int, int]] = {

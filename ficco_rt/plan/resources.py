@@ -96,7 +96,7 @@ class _Solver:
         if smem > self.limits.smem_per_block:
             return f"smem = {smem} bytes, but a block has at most {self.limits.smem_per_block}"
         if all(isinstance(self.graph.ops[i], ir.Copy) for i in ops):
-            sms = asked.sms or min(COPY_SMS, self.limits.sms)
+            sms = asked.sms or max(1, min(COPY_SMS, self.limits.sms // 2))
             return LaunchChoice(COPY, (1, 1), LaunchAttributes(smem, asked.residency, sms, priority))
         kernel = op.kernel if isinstance(op, ir.Launch) else REDUCE
         return LaunchChoice(kernel, (1, 1), LaunchAttributes(smem, asked.residency, asked.sms, priority))

@@ -270,7 +270,7 @@ class _Synchroniser:
         s, rank = self.draft.stream_of[first], key[1]
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
-        few = all(isinstance(self.graph.ops[v], ir.Copy) for v in self.members[key])  # copies take few on their own
+        few = all(isinstance(self.graph.ops[v], ir.Copy) for v in self.members[key])  # copies take half at most
         if self.graph.ops[first].where.resources.sms is None and not few:  # else it leaves room for others
             others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
             # two that spin could each hold what the other needs to begin

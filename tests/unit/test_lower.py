@@ -137,7 +137,7 @@ def moves(text: str, ranks: int = 4) -> list[Launch]:
 def test_copies_on_multiprocessors_go_out_as_one_launch() -> None:
     (launch,) = moves(PUSH.replace("STREAMED", "").replace("WITH", ""))
     assert [w.dst.rank for w in launch.works if isinstance(w, CopyWork)] == [1, 2, 3, 0]
-    assert (launch.streamed, launch.attributes.sms) == (False, 16)
+    assert (launch.streamed, launch.attributes.sms) == (False, 64)
 
 
 def test_copies_with_other_resources_are_another_launch() -> None:

@@ -17,8 +17,7 @@ from .tensors import FlagAddress, Resolve, Tensor
 TILE, DEPTH, THREADS = 128, 32, 256
 REDUCE_TILE = 2 * THREADS  # accesses a tile
 COPY_THREADS = 512
-COPY_TILE = 16 << 10  # the least bytes of a tile that are worth a block
-TILES_EACH = 4  # tiles that a block of a large copy gets
+COPY_TILE = (16 << 10, 128 << 10)  # bytes of a tile: the least that are worth a block, the most before its flags go up
 TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 
 SOURCE = "naive.cu"
@@ -167,13 +166,14 @@ def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -
 def _copies(works: Sequence[CopyWork], resolve: Resolve, address: FlagAddress, sms: int) -> _Tables:
     tables = _Tables()
     size = sum(w.dst.elements * ITEM_BYTES[resolve(w.dst).dtype] for w in works)
-    least = max(COPY_TILE, size // (TILES_EACH * sms))
+    least, most = COPY_TILE
+    tile = max(least, min(size // sms, most))  # a block fences its stores after every tile: rather one tile each
     for number, work in enumerate(works):
         dst, src = resolve(work.dst), resolve(work.src)
         tiles = [
-            tile
+            part
             for cell in cells((work.dst, work.src), (dst.shape, src.shape))
-            for tile in _tiles_of(cell, dst.address, src.address, ITEM_BYTES[dst.dtype], least)
+            for part in _tiles_of(cell, dst.address, src.address, ITEM_BYTES[dst.dtype], tile)
         ]
         sync = tables.sync(work.waits, work.signals, address)
         for to, of, to_pitch, of_pitch, rows, width in tiles:
@@ -188,14 +188,14 @@ def _copies(works: Sequence[CopyWork], resolve: Resolve, address: FlagAddress, s
     return tables
 
 
-def _tiles_of(cell: Cell, to: int, of: int, item: int, least: int) -> Iterator[tuple[int, int, int, int, int, int]]:
-    """A cell cut into tiles of about `least` bytes, whole rows or parts of one: the addresses on both sides, their
+def _tiles_of(cell: Cell, to: int, of: int, item: int, about: int) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """A cell cut into tiles of about so many bytes, whole rows or parts of one: the addresses on both sides, their
     pitches, rows, and bytes a row."""
     width = cell.columns * item
     a, b = cell.sides
     to, of, to_pitch, of_pitch = to + a.offset * item, of + b.offset * item, a.pitch * item, b.pitch * item
-    together = max(1, least // width)
-    part = -(-least // 16) * 16
+    together = max(1, about // width)
+    part = -(-about // 16) * 16
     for row in range(0, cell.rows, together):
         rows = min(together, cell.rows - row)
         for at in range(0, width, part) if rows == 1 else (0,):

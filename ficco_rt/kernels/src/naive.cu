@@ -15,9 +15,11 @@ typedef unsigned long long u64;
 typedef unsigned int u32;
 
 #ifdef COPY
-constexpr int THREADS = 512;
+#define THREADS 512
+#define BLOCKS 1  // a multiprocessor, at least: how many registers a thread may have
 #else
-constexpr int THREADS = 256;
+#define THREADS 256
+#define BLOCKS 2
 #endif
 
 #if IN == 2
@@ -51,7 +53,7 @@ __device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
 // what another thread of the block has acquired
 __device__ __forceinline__ void acquire() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
 #else
-#define BOUNDS THREADS, 2  // two blocks a multiprocessor: registers enough for what is on its way
+#define BOUNDS THREADS, BLOCKS
 struct alignas(16) Vector { u32 x, y, z, w; };
 __device__ __forceinline__ float half_to_float(unsigned short x) {
     float f;
@@ -174,8 +176,13 @@ __device__ void wait_for(const Table &t, const Sync &s) {
     acquire();
 }
 
-// A tile of the work is written; who writes its last tile raises its flags.
-__device__ void tile_done(const Table &t, const Sync &s, int counter, int tiles) {
+__device__ __forceinline__ u64 first_flag(const Table &t, const Sync &s) {
+    return s.signals ? ((const u64 *)t.flags)[s.first_signal] : 0;
+}
+
+// A tile of the work is written; who writes its last tile raises its flags. `first` is the address of the first one, which
+// has been loaded while there was something else to wait for.
+__device__ void tile_done(const Table &t, const Sync &s, int counter, int tiles, u64 first) {
     if (!s.signals) return;
     __syncthreads();
     if (threadIdx.x) return;
@@ -187,7 +194,8 @@ __device__ void tile_done(const Table &t, const Sync &s, int counter, int tiles)
         fence();
     }
     const u64 *flags = (const u64 *)t.flags + s.first_signal;
-    for (int i = 0; i < s.signals; i++) store_relaxed((u32 *)flags[i], 1u);  // released by the fence
+    store_relaxed((u32 *)first, 1u);  // released by the fence
+    for (int i = 1; i < s.signals; i++) store_relaxed((u32 *)flags[i], 1u);
 }
 
 template <class Work> __device__ int find(const Work *works, int count, int tile) {
@@ -293,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
                 narrow<OUT>(value, *to);
             }
         }
-        tile_done(t, w.sync, w.counter, w.tiles);
+        tile_done(t, w.sync, w.counter, w.tiles, first_flag(t, w.sync));
     }
 }
 
@@ -323,9 +331,17 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
     const Term *all_terms = (const Term *)t.terms;
 
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
-        const Reduce &w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];
-        wait_for(t, w.sync);
+        const Reduce w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];
         const Term *terms = all_terms + w.first_term;
+        const u64 flag = first_flag(t, w.sync);
+        u64 from[TERMS];  // the first terms' places, too, come before what is waited for
+        i64 pitch[TERMS];
+#pragma unroll
+        for (int s = 0; s < TERMS; s++) {
+            from[s] = terms[s < w.terms ? s : 0].address;
+            pitch[s] = terms[s < w.terms ? s : 0].pitch;
+        }
+        wait_for(t, w.sync);
         Out *out = (Out *)w.out;
         const i64 begin = (i64)(tile - w.first_tile) * THREADS * EACH + threadIdx.x;
         if (w.vector > 1) {
@@ -344,11 +360,14 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
 #pragma unroll
                 for (int s = 0; s < TERMS; s++) {
                     const bool there = first + s < w.terms;
-                    const Term term = terms[there ? first + s : 0];
+                    if (there && first) {
+                        from[s] = terms[first + s].address;
+                        pitch[s] = terms[first + s].pitch;
+                    }
 #pragma unroll
                     for (int e = 0; e < EACH; e++)
                         if (there && begin + e * THREADS < count)
-                            v[s][e] = *(const Vector *)((const Out *)term.address + r[e] * term.pitch + c[e]);
+                            v[s][e] = *(const Vector *)((const Out *)from[s] + r[e] * pitch[s] + c[e]);
                 }
 #pragma unroll
                 for (int s = 0; s < TERMS; s++) {
@@ -385,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
                 narrow<OUT>(sum, out[row * w.out_pitch + column]);
             }
         }
-        tile_done(t, w.sync, w.counter, w.work_tiles);
+        tile_done(t, w.sync, w.counter, w.work_tiles, flag);
     }
 }
 #endif
@@ -396,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
 
 #ifdef COPY
 template <class Unit> __device__ __forceinline__ void move(const Copy &w) {
-    constexpr int EACH = 4;
+    constexpr int EACH = 8;
     const int count = w.rows * w.units;
     for (int begin = threadIdx.x; begin < count; begin += THREADS * EACH) {
         Unit v[EACH];
@@ -416,13 +435,14 @@ template <class Unit> __device__ __forceinline__ void move(const Copy &w) {
 
 extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t) {
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
-        const Copy &w = ((const Copy *)t.works)[tile];
+        const Copy w = ((const Copy *)t.works)[tile];
+        const u64 flag = first_flag(t, w.sync);
         wait_for(t, w.sync);
         if (w.unit == 16) move<Vector>(w);
         else if (w.unit == 8) move<u64>(w);
         else if (w.unit == 4) move<u32>(w);
         else move<unsigned short>(w);
-        tile_done(t, w.sync, w.work, w.work_tiles);
+        tile_done(t, w.sync, w.work, w.work_tiles, flag);
     }
 }
 #endif
