@@ -94,14 +94,15 @@ class Joins:
             yield from self._wait(first, [*self._called[: len(called)], *self._others(first, behind)])
             yield Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")
         for i, device in gpus.devices.items():
-            control = gpus.control[i]
             if not together:
-                yield from self._wait(device, [*self._comes(called, i), *self._others(device, behind)])
-            elif device is not first:
-                yield from self._wait(device, [self._start])
-            yield Step(device, *vendor.record_action(self.gates[i], control), "the run's gate")
+                events = [*self._comes(called, i), *self._others(device, behind)]
+            else:
+                events = [self._start] if device is not first else []
+            yield from self._wait(device, events)
+            yield Step(device, *vendor.record_action(self.gates[i], gpus.control[i]), "the run's gate")
+            opens = events[0] if len(events) == 1 else self.gates[i]
             for stream in self._on(i):
-                yield Step(device, *vendor.wait_action(stream.handle, self.gates[i]), str(stream))
+                yield Step(device, *vendor.wait_action(stream.handle, opens), str(stream))
 
     def _end(self, called: Sequence[Handle]) -> Iterator[Step]:
         gpus, vendor = self._gpus, self._gpus.vendor
