@@ -1,0 +1,100 @@
+"""`tools/gpu_check` on the stand-in: the table, a row that fails, GPUs that are lost."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.mock.standin import ILLEGAL_ADDRESS, StandIn
+from tools.gpu_check import cli
+
+SMALL = ("--sizes", "small", "--ranks", "2", "--repeats", "1", "--only", "a2a_gemm")  # two schedules at five sizes
+NAMES = ["a2a_gemm/overlapped", "a2a_gemm/serial"] * 5
+
+
+def lines(text: str) -> list[list[str]]:
+    """The table's rows, word by word."""
+    return [line.split() for line in text.splitlines() if "_gemm/" in line]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_all_right(library: StandIn, devices: int, capsys: pytest.CaptureFixture[str]) -> None:
+    library.set(f"devices {devices}")
+    assert cli.main(["--backend", library.face, *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert [(row[0], row[-1]) for row in lines(out)] == [(name, "ok") for name in NAMES]
+    assert re.search(r"\n10 of 10 rows right; \d+ s: compiling", out)
+    assert not library.live()
+    assert not library.violations()
+
+
+def test_parts_make_the_whole(cuda: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    cuda.set("devices 2")
+    found = []
+    for k in (1, 2, 3):
+        assert cli.main([*SMALL, "--part", f"{k}/3"]) == 0
+        out = capsys.readouterr().out
+        assert f"\n{len(lines(out))} of {len(lines(out))} rows right" in out
+        found.append([tuple(row[:3]) for row in lines(out)])
+    assert [len(part) for part in found] == [4, 3, 3]
+    assert [found[n % 3][n // 3][0] for n in range(10)] == NAMES
+    assert len({row for part in found for row in part}) == 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("corrupt 1", "FAILED: C of rank "),
+        (f"fail cuMemcpyDtoH 1 {ILLEGAL_ADDRESS}", "FAILED: "),
+    ],
+)
+def test_a_failing_row_does_not_keep_others_from_being_run(
+    cuda: StandIn, fault: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cuda.set("devices 2")
+    inject(cuda, fault, 3, monkeypatch)
+    assert cli.main(SMALL) == 4
+    out = capsys.readouterr().out
+    table = [line for line in out.splitlines() if "_gemm/" in line]
+    assert [line.endswith("ok") for line in table] == [n != 2 for n in range(10)]
+    assert says in table[2]
+    assert "\n9 of 10 rows right; " in out
+    assert not cuda.live()
+
+
+def test_a_row_that_does_not_end_fails_alone(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cuda.set("devices 2")
+    inject(cuda, "stop 3", 3, monkeypatch)
+    assert cli.main([*SMALL, "--timeout", "0.5"]) == 4
+    out = capsys.readouterr().out
+    assert re.search(r"FAILED: .* within 0\.5\d* s \(--timeout\)", out)
+    assert "\n9 of 10 rows right; " in out
+
+
+def test_lost_gpus_end_the_table(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cuda.set("devices 2")
+    inject(cuda, f"lose 40 {ILLEGAL_ADDRESS}", 3, monkeypatch)
+    assert cli.main(SMALL) == 4
+    out = capsys.readouterr().out
+    assert "the GPUs run nothing any more in this process: no further row is begun\n" in out
+    assert "\n2 of 3 rows right, 7 not run; " in out
+
+
+def inject(cuda: StandIn, fault: str, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault comes in the row of this number."""
+    begin = cli.Checker.check
+    begun = 0
+
+    def check(checker: cli.Checker, of: cli.Row) -> cli.Facts:
+        nonlocal begun
+        begun += 1
+        if begun == row:
+            cuda.set(fault)
+        return begin(checker, of)
+
+    monkeypatch.setattr(cli.Checker, "check", check)
