@@ -56,11 +56,11 @@ def arch() -> str:
 
 def compiled(source: Path | None, *key: Any) -> bytes:
     module = sm80 if isinstance(key[0], sm80.Variant) else sm90
-    return compiler.compile_file(source or module.SOURCE, module.options(*key, arch())).code
+    return compiler.compile_file(source or module.SOURCE, module.options(*key[:5], arch(), *key[5:])).code
 
 
 def function(source: Path | None, *key: Any) -> Any:
-    """The loaded kernel of (variant, dtype, out dtype, left transposed, right transposed)."""
+    """The loaded kernel of (variant, dtype, out dtype, left transposed, right transposed[, terms])."""
     if (source, *key) not in _functions:
         module = call("cuModuleLoadData", compiled(source, *key))
         f = call("cuModuleGetFunction", module, sm90.entry(*key).encode())
@@ -167,7 +167,7 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
 
 
 def build(works: list[tiles.Work], v: Variant, *key: Any, count: int, **more: Any) -> sm80.Launch | sm90.Launch:
-    """A launch on `count` multiprocessors (`sm80`: of so many blocks)."""
+    """A launch on `count` multiprocessors (`sm80`: of so many blocks) of (dtype, out dtype, left, right transposed)."""
     if isinstance(v, sm90.Variant):
         return sm90.build(works, v, *key, sms=count, **more)
     return sm80.build(works, v, *key, blocks=count, **more)
@@ -175,19 +175,19 @@ def build(works: list[tiles.Work], v: Variant, *key: Any, count: int, **more: An
 
 def plain(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: Choice,
-    band: int | None = None, source: Path | None = None,
+    band: int | None = None, source: Path | None = None, terms: tuple[tiles.Term, ...] = (),
 ) -> Launch:  # fmt: skip
-    """c = a · b over whole matrices."""
+    """c = a · b + terms over whole matrices."""
     m, k = a.shape
     n = c.shape[1]
     work = tiles.Work(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
-                      whole(m), whole(n))  # fmt: skip
+                      whole(m), whole(n), terms=terms)  # fmt: skip
     v = choice.variant
     stages = v.stages(SMEM if isinstance(v, sm90.Variant) else shared(choice.residency), right_t)
     key = ("bf16", "bf16", False, right_t)
     count = sms() * choice.residency
     made = build([work], v, *key, count=count, stages=stages, tail_splits=choice.splits, band=band)
-    return Launch(made, *key, source=source)
+    return Launch(made, *key, *((True,) if terms else ()), source=source)
 
 
 def sms() -> int:
@@ -221,9 +221,55 @@ def index(spans: tuple[Interval, ...]) -> torch.Tensor:
     return torch.cat([torch.arange(s.start, s.stop) for s in spans]).cuda()
 
 
+class Addends:
+    """Random terms, whose numbers come while the kernel runs: NaN before, and outside their pieces for good."""
+
+    def __init__(self, rng: random.Random, key: tuple[Any, ...], out: torch.Tensor, out_m: Any, out_n: Any) -> None:
+        v, dtype, out_dtype, left_t, *_ = key
+        m, n = (sum(s.size for s in spans) for spans in (out_m, out_n))
+        self.total = torch.zeros(m, n, dtype=torch.float64, device="cuda")
+        self.out = out_dtype == dtype and rng.random() < 0.3  # what is there is a term too
+        terms = [tiles.Term(tiles.Operand(matrix(out), out_m, out_n), out_dtype)] if self.out else []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for _ in range(rng.randint(1, 3)):
+            kind = dtype if isinstance(v, sm90.Variant) else rng.choice((out_dtype, "fp32"))
+            high, wide = (-(-size // 8) * 8 + rng.randint(0, 9) * 8 for size in (m, n))
+            count = rng.randint(1, 2)  # terms that lie in one matrix, below each other
+            device = torch.full((high * count, wide), math.nan, device="cuda", dtype=TORCH[kind])
+            host = torch.full((high * count, wide), math.nan, dtype=TORCH[kind]).pin_memory()
+            for i in range(count):
+                rows = ragged(rng, high, rng.randint(1, 2), m) if left_t else pieces(rng, high, rng.randint(1, 2), 1, m)
+                columns = ragged(rng, wide, rng.randint(1, 2), n)
+                rows = tuple(Interval(s.start + i * high, s.stop + i * high) for s in rows)
+                data = torch.randn(m, n).to(TORCH[kind])
+                if rng.random() < 0.3:  # stays where it is
+                    data[rng.randrange(m), rng.randrange(n)] = math.nan
+                host[torch.meshgrid(index(rows).cpu(), index(columns).cpu(), indexing="ij")] = data
+                self.total += data.cuda().double()
+                terms.append(tiles.Term(tiles.Operand(matrix(device), rows, columns), kind))
+            self.copies.append((device, host))
+        self.terms = tuple(terms)
+        self.side = torch.cuda.Stream()
+
+    def __str__(self) -> str:
+        return "terms " + " ".join(f"{t.dtype} {t.operand.rows} {t.operand.columns}" for t in self.terms)
+
+    def leave(self) -> None:
+        """No number has come yet."""
+        for device, _ in self.copies:
+            device.fill_(math.nan)
+
+    def come(self, flag: int) -> None:
+        """Copy engines bring the numbers, and raise the flag behind them."""
+        with torch.cuda.stream(self.side):
+            for device, host in self.copies:
+                device.copy_(host, non_blocking=True)
+        call("cuStreamWriteValue32", self.side.cuda_stream, flag, 1, 0)
+
+
 def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     """One random case: sizes, pieces, splits, accumulation, flags. What is wrong with it, or None."""
-    v, dtype, out_dtype, left_t, right_t = key
+    v, dtype, out_dtype, left_t, right_t, with_terms = key
     parts = [rng.randint(1, 3) for _ in range(6)]
     several = rng.random() < 0.4
     if isinstance(v, sm80.Variant):
@@ -252,7 +298,7 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     right = torch.full((total_k, total_n), math.nan, device="cuda", dtype=t)
     left[:, index(left_k)] = torch.randn(total_m, k, device="cuda").to(t)
     right[index(right_k)] = torch.randn(k, total_n, device="cuda").to(t)
-    accumulate = rng.random() < 0.4
+    accumulate = not with_terms and rng.random() < 0.4
     rows, columns = index(left_m), index(right_n)
     product = left[rows][:, index(left_k)].double() @ right[index(right_k)][:, columns].double()
     left_store, right_store = (left.T.contiguous() if left_t else left), (right.T.contiguous() if right_t else right)
@@ -260,31 +306,41 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     at = torch.meshgrid(index(out_m), index(out_n), indexing="ij")
     start = torch.randn(m, n, device="cuda").to(out.dtype)
     expect = torch.full((total_m, total_n), math.nan, device="cuda", dtype=torch.float64)
-    expect[at] = product + start.double() if accumulate else product
-    flags = torch.tensor([1, 1, 0, 0], dtype=torch.int32, device="cuda")
-    flag = [flags.data_ptr() + 4 * i for i in range(4)]
+    added = Addends(rng, key, out, out_m, out_n) if with_terms else None
+    from_start = accumulate or (added is not None and added.out)
+    expect[at] = product + start.double() if from_start else product
+    if added:
+        expect[at] += added.total
+    flags = torch.tensor([1, 1, 0, 0, 0], dtype=torch.int32, device="cuda")
+    flag = [flags.data_ptr() + 4 * i for i in range(5)]
     work = tiles.Work(
         matrix(left_store), matrix(right_store), matrix(out),
         left_k if left_t else left_m, left_m if left_t else left_k,
         right_n if right_t else right_k, right_k if right_t else right_n,
-        out_m, out_n, accumulate, tuple(flag[:2]), tuple(flag[2:]),
+        out_m, out_n, accumulate, tuple(flag[:2]), tuple(flag[2:4]), added.terms if added else (),
+        (flag[4],) if added else (),
     )  # fmt: skip
     stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
     splits = rng.choice((1, 1, 2, 5))
     count = rng.choice((sms(), 16, 4))
     made = build([work], v, dtype, out_dtype, left_t, right_t, count=count, stages=stages, tail_splits=splits)
-    launch = Launch(made, dtype, out_dtype, left_t, right_t)
+    launch = Launch(made, *key[1:])
     what = (
         f"{sm90.entry(*key)} m={m} n={n} k={k} of {total_m} {total_n} {total_k} += {accumulate} stages={stages} "
         f"splits={splits} sms={count} tiles={len(made.table.tiles)} rows {left_m}→{out_m} columns {right_n}→{out_n} "
-        f"K {left_k} {right_k}"
+        f"K {left_k} {right_k} {added or ''}"
     )
     for turn in range(2):
         out.fill_(math.nan)
-        if accumulate:
+        if from_start:
             out[at] = start
+        if added:
+            added.leave()
         flags[2:] = 0
+        torch.cuda.synchronize()
         launch()
+        if added:
+            added.come(flag[4])
         try:
             torch.cuda.synchronize()
         except RuntimeError as e:  # nothing works after it
@@ -300,7 +356,7 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
         worst = float((got[good] - expect[good]).abs().max() / expect[good].abs().max())
         if not error < limit or not worst < 4 * limit:
             return f"{what}: turn {turn}: relative error {error:.2e}, worst element {worst:.2e}"
-        if flags.tolist() != [1, 1, 1, 1]:
+        if flags.tolist() != [1, 1, 1, 1, int(with_terms)]:
             return f"{what}: turn {turn}: flags {flags.tolist()}"
     return None
 
@@ -309,11 +365,14 @@ def check(kernel: str, seed: int, cases: int, only: str = "") -> int:
     variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
     lefts = (False,) if kernel == "sm90" else (False, True)
     keys: list[tuple[Any, ...]] = [
-        (v, "bf16", "bf16", lt, rt) for v in variants for lt in lefts for rt in (False, True)
-    ]
+        (v, "bf16", "bf16", lt, rt, terms)
+        for v in variants for lt in lefts for rt in (False, True) for terms in (False, True)
+    ]  # fmt: skip
+    others = (("fp16", "fp16", False, True), ("bf16", "fp32", False, False), ("fp16", "fp32", False, True))
     for v in (variants[0], variants[3], variants[-1]):
-        keys += [(v, "fp16", "fp16", False, True), (v, "bf16", "fp32", False, False), (v, "fp16", "fp32", False, True)]
-    keys = [key for key in keys if only in key[0].name]
+        keys += [(v, *other, terms) for other in others for terms in (False, True)]
+    # the Hopper kernel has terms and output of the operands' type
+    keys = [key for key in keys if only in sm90.entry(*key) and not (kernel == "sm90" and key[5] and key[1] != key[2])]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda key: compiled(None, *key), keys))
     rng, failures = random.Random(seed), []
@@ -479,7 +538,7 @@ def main() -> int:
     parser.add_argument("--group", choices=("large", "decode"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
-    parser.add_argument("--variants", default="", help="a part of the names of the variants that are checked")
+    parser.add_argument("--variants", default="", help="a part of the names of the kernels that are checked")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--no-check", action="store_true")

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-import numpy as np
-
 from . import sm80
-from .tiles import DEPTH, Table, Work, best_splits, operand_rows, table
+from .tiles import DEPTH, Table, Work, best_splits, entry_of, table
 
 SOURCE = Path(__file__).with_name("src") / "mfma_gemm.hip"
 ARCHS = ("gfx90a", "gfx942")
@@ -25,7 +23,7 @@ STAGES = 2  # steps in LDS
 LDS = 65536  # bytes of a compute unit, all of which one block may have
 MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 MAX_LINE = 1 << 23  # bytes of a stored row: those of a tile are counted in 32 bits
-PARAMETER_BYTES = 88
+PARAMETER_BYTES = 112
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +63,25 @@ def variant(name: str) -> Variant:
     return next(v for v in VARIANTS if v.name == name)
 
 
-def entry(variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool) -> str:
+def entry(
+    variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, terms: bool = False
+) -> str:
     """The kernel's name: of the entry point, the catalogue, the trace and the cache alike."""
-    layout = ("t" if left_transposed else "n") + ("t" if right_transposed else "n")
-    return f"{variant.name}_{dtype}_{out_dtype}_{layout}"
+    return entry_of(variant.name, dtype, out_dtype, left_transposed, right_transposed, terms)
 
 
 def options(
-    variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, arch: str
+    variant: Variant,
+    dtype: str,
+    out_dtype: str,
+    left_transposed: bool,
+    right_transposed: bool,
+    arch: str,
+    terms: bool = False,
 ) -> tuple[str, ...]:
     """What the source is compiled with."""
     values = {
-        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed),
+        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms),
         "TILE_M": variant.tile[0],
         "TILE_N": variant.tile[1],
         "TILE_K": variant.step,
@@ -87,6 +92,7 @@ def options(
         "OUT_FP32": int(out_dtype == "fp32"),
         "LEFT_T": int(left_transposed),
         "RIGHT_T": int(right_transposed),
+        "TERMS": int(terms),
     }
     return ("-std=c++17", "-O3", f"--offload-arch={arch}", *(f"-D{name}={value}" for name, value in values.items()))
 
@@ -102,8 +108,7 @@ class Launch:
     def parameters(self, constants: int, scratch: int, epoch: int = 0, abort: int = 0) -> bytes:
         """The kernel's argument; `epoch` and `abort` are addresses of 32-bit words or 0: an up flag holds at least
         *epoch (else 1); waiting ends when *abort is not 0."""
-        pointers = [*self.table.pointers(constants, scratch, epoch, abort), constants + self.table.offsets[4]]
-        return np.array(pointers, np.uint64).tobytes() + np.array([len(self.table.tiles), 0], np.int32).tobytes()
+        return sm80.parameters(self.table, STAGES, constants, scratch, epoch, abort)
 
 
 def refusal(
@@ -111,7 +116,8 @@ def refusal(
 ) -> str | None:
     """Why these works cannot be one launch of this kernel, or None."""
     for w in works:
-        for name, matrix, item in (("left", w.left, 2), ("right", w.right, 2), ("out", w.out, _item(out_dtype))):
+        sides = [("left", w.left, 2), ("right", w.right, 2), ("out", w.out, _item(out_dtype))]
+        for name, matrix, item in (*sides, *(("added", t.operand.matrix, t.item) for t in w.terms)):
             if matrix.pitch * item > MAX_LINE:
                 return f"a row of the {name} operand has {matrix.pitch * item} bytes, more than {MAX_LINE}"
     return sm80.refusal(works, dtype, out_dtype, left_transposed, right_transposed)
@@ -147,7 +153,7 @@ def build(
         groups=blocks,
         tail_splits=tail_splits,
         band=band,
-        more=(operand_rows(works, 2, _item(out_dtype)),),
+        more=sm80.records(works, out_dtype),
     )
     return Launch(variant, made, max(smem, variant.smem))
 

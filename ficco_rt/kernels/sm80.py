@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from .tiles import DEPTH, Table, Work, best_splits, common, depths_of, operand_rows, table
+from .tiles import DEPTH, Rows, Table, Work, best_splits, common, depths_of, entry_of, operand_rows, table, term_rows
 
 SOURCE = Path(__file__).with_name("src") / "sm80_gemm.cu"
 MAX_STAGES = 8
-PARAMETER_BYTES = 88
+PARAMETER_BYTES = 112
 MAX_LINE = 2**31 // DEPTH  # bytes of a stored row: 64 of them are counted in 32 bits
 
 
@@ -80,18 +80,25 @@ def serves(arch: str) -> bool:
     return arch.startswith("sm_") and number.isdecimal() and int(number) >= 80
 
 
-def entry(variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool) -> str:
+def entry(
+    variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, terms: bool = False
+) -> str:
     """The kernel's name: of the entry point, the catalogue, the trace and the cache alike."""
-    layout = ("t" if left_transposed else "n") + ("t" if right_transposed else "n")
-    return f"{variant.name}_{dtype}_{out_dtype}_{layout}"
+    return entry_of(variant.name, dtype, out_dtype, left_transposed, right_transposed, terms)
 
 
 def options(
-    variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, arch: str
+    variant: Variant,
+    dtype: str,
+    out_dtype: str,
+    left_transposed: bool,
+    right_transposed: bool,
+    arch: str,
+    terms: bool = False,
 ) -> tuple[str, ...]:
     """What the source is compiled with."""
     values = {
-        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed),
+        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms),
         "TILE_M": variant.tile[0],
         "TILE_N": variant.tile[1],
         "WARPS_M": variant.grid[0],
@@ -101,6 +108,7 @@ def options(
         "OUT_FP32": int(out_dtype == "fp32"),
         "LEFT_T": int(left_transposed),
         "RIGHT_T": int(right_transposed),
+        "TERMS": int(terms),
     }
     return ("-std=c++17", f"-arch={arch}", *(f"-D{name}={value}" for name, value in values.items()))
 
@@ -118,9 +126,21 @@ class Launch:
     def parameters(self, constants: int, scratch: int, epoch: int = 0, abort: int = 0) -> bytes:
         """The kernel's argument; `epoch` and `abort` are addresses of 32-bit words or 0: an up flag holds at least
         *epoch (else 1); waiting ends when *abort is not 0."""
-        pointers = [*self.table.pointers(constants, scratch, epoch, abort), constants + self.table.offsets[4]]
-        sizes = np.array([len(self.table.tiles), self.stages], np.int32)
-        return np.array(pointers, np.uint64).tobytes() + sizes.tobytes()
+        return parameters(self.table, self.stages, constants, scratch, epoch, abort)
+
+
+def parameters(table: Table, stages: int, constants: int, scratch: int, epoch: int, abort: int) -> bytes:
+    """The argument of a kernel that reads operands by address: behind the table's own constants lie `records`."""
+    operands, matrices = (constants + at for at in table.offsets[6:])
+    pointers = [*table.pointers(constants, scratch, epoch, abort), operands]
+    sizes = np.array([len(table.tiles), stages], np.int32)
+    terms = np.array([*table.term_pointers(constants), matrices], np.uint64)
+    return np.array(pointers, np.uint64).tobytes() + sizes.tobytes() + terms.tobytes()
+
+
+def records(works: Sequence[Work], out_dtype: str) -> tuple[Rows, Rows]:
+    """Operands and matrices of terms, as such a kernel reads them."""
+    return operand_rows(works, 2, 4 if out_dtype == "fp32" else 2), term_rows(works)
 
 
 def refusal(
@@ -132,23 +152,31 @@ def refusal(
     if out_dtype not in (dtype, "fp32"):
         return f"operands are {dtype}, the output {out_dtype}"
     reasons = (fits(w, 2, 4 if out_dtype == "fp32" else 2, left_transposed, right_transposed) for w in works)
-    return next((reason for reason in reasons if reason is not None), None)
+    others = (t.dtype for w in works for t in w.terms if t.dtype not in (dtype, "fp32"))
+    return next((reason for reason in reasons if reason is not None), None) or next(
+        (f"operands are {dtype}, a term is {other}" for other in others), None
+    )
 
 
 def fits(work: Work, item: int, out_item: int, left_transposed: bool, right_transposed: bool) -> str | None:
     """Why the work cannot run here, or None. Pieces end anywhere; where they begin is what 16-byte accesses need."""
-    for name, matrix, size in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
+    sides = [("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)]
+    for name, matrix, size in (*sides, *(("added", t.operand.matrix, t.item) for t in work.terms)):
         if matrix.address % 16 or matrix.pitch * size % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
         if matrix.pitch * size > MAX_LINE:
             return f"a row of the {name} operand has {matrix.pitch * size} bytes, more than {MAX_LINE}"
-    rows = common(work.left_columns if left_transposed else work.left_rows, work.out_rows)
-    columns = common(work.right_rows if right_transposed else work.right_columns, work.out_columns)
+    of_terms = [t.operand for t in work.terms]
+    rows = common(work.left_columns if left_transposed else work.left_rows, work.out_rows, *(o.rows for o in of_terms))
+    columns = common(
+        work.right_rows if right_transposed else work.right_columns, work.out_columns, *(o.columns for o in of_terms)
+    )
     depths = common(*depths_of(work, left_transposed, right_transposed))
     starts = {
-        "left": [a for a, _, _ in (rows if left_transposed else depths)],
-        "right": [b for _, b, _ in depths] if right_transposed else [a for a, _, _ in columns],
-        "out": [b for _, b, _ in columns],
+        "left": [piece[0] for piece in (rows if left_transposed else depths)],
+        "right": [piece[1] for piece in depths] if right_transposed else [piece[0] for piece in columns],
+        "out": [piece[1] for piece in columns],
+        "added": [start for _, _, *starts, _ in columns for start in starts],
     }
     for name, found in starts.items():
         for start in found:
@@ -184,7 +212,7 @@ def build(
         groups=blocks,
         tail_splits=tail_splits,
         band=band,
-        more=(operand_rows(works, 2, 4 if out_dtype == "fp32" else 2),),
+        more=records(works, out_dtype),
     )
     return Launch(variant, made, stages, max(smem or 0, variant.smem(stages)), min(blocks, len(made.tiles)))
 

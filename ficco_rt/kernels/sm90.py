@@ -19,17 +19,21 @@ from pathlib import Path
 
 import numpy as np
 
-from .tiles import DEPTH, Matrix, Table, Work, best_splits, common, depths_of, table
+from .tiles import DEPTH, Matrix, Table, Work, best_splits, common, depths_of, entry_of, table
 
 SOURCE = Path(__file__).with_name("src") / "sm90_gemm.cu"
 ARCH = "sm_90a"
 MAX_OPERANDS = 4  # different (left, right, out) triples in one launch
+MAX_TERMS = 4  # different matrices that terms lie in
 MAX_STAGES = 16
 BARRIER_BYTES = 256  # static shared memory
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
-PARAMETER_BYTES = 1920
+PARAMETER_BYTES = 2432
 OPERAND_BYTES = 448
+POINTERS_AT = MAX_OPERANDS * OPERAND_BYTES
+TERM_MAPS_AT = 1920
+TERM_REGISTERS = (72, 216)  # of producer and consumers: a producer with terms has more to do
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,16 @@ class Variant:
     def stage_bytes(self, right_transposed: bool) -> int:
         rows, columns = self.tile
         return 128 * (rows + (columns if right_transposed else -(-columns // 64) * 64))
+
+    def trade(self, terms: bool) -> tuple[int, int]:
+        """Registers of a producer's and of a consumer's thread, for works with terms or without."""
+        return TERM_REGISTERS if terms else (self.producer_registers, self.consumer_registers)
+
+    @property
+    def term_steps(self) -> int:
+        """Stages that the tile's rows of a term take; one of two holds those of a consumer."""
+        rows, columns = self.tile
+        return 1 if rows * -(-columns // 64) <= rows + columns else self.consumers
 
     def smem(self, stages: int, right_transposed: bool) -> int:
         """Dynamic shared memory of a block."""
@@ -96,18 +110,26 @@ def variant(name: str) -> Variant:
     return next(v for v in VARIANTS if v.name == name)
 
 
-def entry(variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool) -> str:
+def entry(
+    variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, terms: bool = False
+) -> str:
     """The kernel's name: of the entry point, the catalogue, the trace and the cache alike."""
-    layout = ("t" if left_transposed else "n") + ("t" if right_transposed else "n")
-    return f"{variant.name}_{dtype}_{out_dtype}_{layout}"
+    return entry_of(variant.name, dtype, out_dtype, left_transposed, right_transposed, terms)
 
 
 def options(
-    variant: Variant, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, arch: str = ARCH
+    variant: Variant,
+    dtype: str,
+    out_dtype: str,
+    left_transposed: bool,
+    right_transposed: bool,
+    arch: str = ARCH,
+    terms: bool = False,
 ) -> tuple[str, ...]:
     """What the source is compiled with."""
+    producer, consumers = variant.trade(terms)
     values = {
-        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed),
+        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms),
         "TILE_N": variant.tile[1],
         "BLOCKS_M": variant.blocks_m,
         "CONSUMERS": variant.consumers,
@@ -116,9 +138,10 @@ def options(
         "OUT_FP32": int(out_dtype == "fp32"),
         "LEFT_T": int(left_transposed),
         "RIGHT_T": int(right_transposed),
+        "TERMS": int(terms),
         "STAGING": variant.staging,
-        "PRODUCER_REGS": variant.producer_registers,
-        "CONSUMER_REGS": variant.consumer_registers,
+        "PRODUCER_REGS": producer,
+        "CONSUMER_REGS": consumers,
     }
     return ("-std=c++17", f"-arch={arch}", *(f"-D{name}={value}" for name, value in values.items()))
 
@@ -161,9 +184,10 @@ class Launch:
             loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
             block[at : at + 24] = np.array([out.address, out.pitch, loaded], np.uint64).view(np.uint8)
         pointers = self.table.pointers(constants, scratch, epoch, abort)
-        at = MAX_OPERANDS * OPERAND_BYTES
+        at = POINTERS_AT
         block[at : at + 72] = np.array(pointers, np.uint64).view(np.uint8)
         block[at + 72 : at + 80] = np.array([len(self.table.tiles), self.stages], np.int32).view(np.uint8)
+        block[at + 80 : at + 96] = np.array(self.table.term_pointers(constants), np.uint64).view(np.uint8)
         return block.tobytes()
 
 
@@ -184,6 +208,14 @@ def refusal(
                 return f"a piece of K of {n} elements ends before another of the same operand"
     if len({(w.left, w.right, w.out) for w in works}) > MAX_OPERANDS:
         return f"more than {MAX_OPERANDS} different triples of operands in one launch"
+    terms = [t for w in works for t in w.terms]
+    if terms and out_dtype != dtype:
+        return f"terms are added, and the output is {out_dtype}"
+    for t in terms:
+        if t.dtype != dtype:
+            return f"operands are {dtype}, a term is {t.dtype}"
+    if len({t.operand.matrix for t in terms}) > MAX_TERMS:
+        return f"terms in more than {MAX_TERMS} different matrices in one launch"
     return None
 
 
@@ -203,6 +235,11 @@ def fits(work: Work, item: int, out_item: int, left_transposed: bool, right_tran
     for name, matrix, bytes_ in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
         if matrix.address % 16 or matrix.pitch * bytes_ % 16:
             return f"the {name} operand's address or pitch is no multiple of 16 bytes"
+    for t in work.terms:
+        if t.operand.matrix.address % 16 or t.operand.matrix.pitch * item % 16:
+            return "a term's address or pitch is no multiple of 16 bytes"
+        if any(s.start % 8 or s.size % 8 for s in t.operand.columns):
+            return "a term's columns do not start and end at multiples of 8"
     for s in work.out_columns if right_transposed else (*work.out_columns, *work.right_columns):
         if s.start % 8 or s.size % 8:
             return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
@@ -244,12 +281,17 @@ def build(
         cluster=cluster,
         tail_splits=tail_splits,
         band=band,
+        term_steps=variant.term_steps,
     )
     ends = _ends(works, left_transposed, right_transposed)
     maps: list[TensorMap] = []
     for i, key in enumerate(made.operands):
         at = i * OPERAND_BYTES
         maps += _maps(key, variant, dtype, out_dtype, left_transposed, right_transposed, ends, at)
+    box = (64, variant.tile[0] // variant.term_steps)
+    for i, m in enumerate(made.matrices):
+        at = TERM_MAPS_AT + 128 * i
+        maps.append(TensorMap(m.address, dtype, (m.columns, m.rows), m.pitch * 2, box, at))
     return Launch(
         variant=variant,
         table=made,
@@ -313,18 +355,19 @@ _STEP = {
     (64, 64): 0.165,
 }
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
+_TERM = 1.8  # … and each of its terms
 _LAUNCH = 6.0
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _SPLIT = (1.0, 2.3)  # once, and for each partial of 128 × 256 that a multiprocessor leaves or adds
 
 
-def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> int:
+def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int = 0) -> int:
     """Into how many parts K of the last wave's tiles is best cut."""
-    return _best(v, rows, columns, k, sms)[1]
+    return _best(v, rows, columns, k, sms, terms)[1]
 
 
-def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int) -> tuple[float, int]:
+def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it."""
     m, n = v.tile
     size = m * n / (128 * 256)
@@ -332,8 +375,9 @@ def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: 
     tiles = high * sum(ceil(c / n) for c in columns)
     split = (_SPLIT[0], _SPLIT[1] * size)
     groups = max(1, sms // v.cluster)
-    moved = 2 * (sum(rows) * k + k * sum(columns) + sum(rows) * sum(columns)) / _BANDWIDTH
-    cost, cut = best_splits(tiles, groups, ceil(k / DEPTH), _STEP[v.tile], _TILE * size, split, moved)
+    moved = 2 * (sum(rows) * k + k * sum(columns) + (1 + terms) * sum(rows) * sum(columns)) / _BANDWIDTH
+    tile = (_TILE + _TERM * terms) * size
+    cost, cut = best_splits(tiles, groups, ceil(k / DEPTH), _STEP[v.tile], tile, split, moved)
     return _LAUNCH + _CLUSTER * (v.cluster - 1) + cost, cut
 
 
@@ -345,16 +389,17 @@ def choose(
     right_transposed: bool,
     smem: int = 232448 - 1024,
     late: tuple[Sequence[int], float] = ((), 0.0),
+    terms: int = 0,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `late`: rows whose operands come only so many microseconds after the start."""
+    `terms` are added to each; `late`: rows whose operands come only so many microseconds after the start."""
     best: Choice | None = None
     for v in VARIANTS:
         if v.stages(smem, right_transposed) < 2:
             continue
-        cost, cut = _best(v, rows, columns, k, sms)
+        cost, cut = _best(v, rows, columns, k, sms, terms)
         if late[1]:
-            cost = max(cost, late[1] + _best(v, late[0], columns, k, sms)[0])
+            cost = max(cost, late[1] + _best(v, late[0], columns, k, sms, terms)[0])
         if best is None or cost < best.estimate:
             best = Choice(v, cut, cost)
     assert best is not None

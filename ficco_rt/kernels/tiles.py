@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ..region import Interval, Region
 
+TERM_GAP = 4  # steps of K from a term's step to the next, at most
 DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
 
 TILE = np.dtype(
@@ -41,6 +42,16 @@ TILE = np.dtype(
         )
     ]
 )
+# What is added to a tile's product. In a pipeline the first of the terms' steps comes behind `at` steps of K, and each
+# other `gap` steps of K further on.
+ADDED = np.dtype(
+    [
+        (name, np.int32)
+        for name in ("first", "count", "at", "gap", "term_wait_first", "term_wait_count", "unused_0", "unused_1")
+    ]
+)
+_BOTH = np.dtype(TILE.descr + ADDED.descr)
+TERM = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
 DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
 SIGNAL = np.dtype([(name, np.uint32) for name in ("target", "flag_first", "flag_count", "unused")])
 
@@ -67,11 +78,26 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """out (+)= left · right over pieces, in the coordinates of the stored matrices; pieces of one axis follow
-    each other in the logical operand. A transposed left is stored [K, M], a transposed right [N, K].
+class Term:
+    """What is added to a product: an operand of the output's shape."""
 
-    `waits` and `signals` are addresses of 32-bit flags: up before the work reads, raised when all is written.
+    operand: Operand
+    dtype: str
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return 4 if self.dtype == "fp32" else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """out (+)= left · right over pieces, or out = left · right + terms, in the coordinates of the stored matrices;
+    pieces of one axis follow each other in the logical operand. A transposed left is stored [K, M], a transposed right
+    [N, K].
+
+    `waits`, `term_waits` and `signals` are addresses of 32-bit flags: up before the work reads, before it reads terms,
+    raised when all is written.
     """
 
     left: Matrix
@@ -86,6 +112,8 @@ class Work:
     accumulate: bool = False
     waits: tuple[int, ...] = ()
     signals: tuple[int, ...] = ()
+    terms: tuple[Term, ...] = ()
+    term_waits: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -96,17 +124,19 @@ class Work:
         accumulate: bool,
         waits: tuple[int, ...] = (),
         signals: tuple[int, ...] = (),
+        terms: tuple[Term, ...] = (),
     ) -> Work:
-        """The work on three operands."""
+        """The work on three operands and its terms."""
         pieces = (left.rows, left.columns, right.rows, right.columns, out.rows, out.columns)
-        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals)
+        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals, terms)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """What the blocks of a launch do, ready but for the addresses of device memory.
 
-    `constants` holds tiles, depths, flags, signals and what else a kernel reads at `offsets`, in this order.
+    `constants` holds tiles, depths, flags, signals, added, terms and what else a kernel reads at `offsets`, in this
+    order.
     """
 
     tile: tuple[int, int]  # rows, columns of a block's tile
@@ -115,7 +145,10 @@ class Table:
     depths: Rows
     flags: Rows
     signals: Rows
+    added: Rows  # one for each tile, if any has terms
+    terms: Rows
     operands: tuple[tuple[Matrix, Matrix, Matrix], ...]  # left, right, out; a tile names one triple
+    matrices: tuple[Matrix, ...]  # that terms name
     partials: int  # tiles of fp32 that splits of K leave
     constants: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
@@ -144,6 +177,10 @@ class Table:
         pointers = [constants + at for at in self.offsets[:4]]
         return [*pointers, scratch, scratch + signal_bytes, scratch + signal_bytes + split_bytes, epoch, abort]
 
+    def term_pointers(self, constants: int) -> list[int]:
+        """Of what is added to tiles, and of the terms."""
+        return [constants + at for at in self.offsets[4:6]]
+
 
 def operand(region: Region, shape: tuple[int, ...], address: int, item: int) -> Operand | None:
     """A region of a dense row-major tensor at `address` as a matrix and its pieces; None if its second dimension
@@ -167,6 +204,26 @@ def operand_rows(works: Sequence[Work], item: int, out_item: int) -> Rows:
     return np.array(rows, np.uint64)
 
 
+def entry_of(
+    variant: str, dtype: str, out_dtype: str, left_transposed: bool, right_transposed: bool, terms: bool
+) -> str:
+    """A kernel's name: variant, types and layout."""
+    layout = ("t" if left_transposed else "n") + ("t" if right_transposed else "n")
+    return f"{variant}{'_sum' if terms else ''}_{dtype}_{out_dtype}_{layout}"
+
+
+def with_terms(works: Sequence[Work]) -> bool:
+    """Does any of them have terms? Kernels are compiled for works with terms apart from others."""
+    return any(w.terms for w in works)
+
+
+def term_rows(works: Sequence[Work]) -> Rows:
+    """Different matrices of terms as kernels with plain pointers read them: address, pitch in bytes, bytes of an
+    element."""
+    items = {t.operand.matrix: t.item for w in works for t in w.terms}
+    return np.array([(m.address, m.pitch * item, item, 0) for m, item in items.items()], np.uint64)
+
+
 def depths_of(
     work: Work, left_transposed: bool, right_transposed: bool
 ) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
@@ -176,29 +233,28 @@ def depths_of(
     )
 
 
-def common(a: Sequence[Interval], b: Sequence[Interval]) -> list[tuple[int, int, int]]:
-    """Two ways to cut one logical axis, cut by both: (start in a, start in b, size)."""
+def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
+    """Several ways to cut one logical axis, cut by all: (start in each, size)."""
     pieces = []
-    i = j = used_a = used_b = 0
-    while i < len(a) and j < len(b):
-        n = min(a[i].size - used_a, b[j].size - used_b)
+    at, used = [0] * len(axes), [0] * len(axes)
+    while all(i < len(axis) for i, axis in zip(at, axes, strict=True)):
+        here = [axis[i] for i, axis in zip(at, axes, strict=True)]
+        n = min(s.size - u for s, u in zip(here, used, strict=True))
         if n:
-            pieces.append((a[i].start + used_a, b[j].start + used_b, n))
-        used_a += n
-        used_b += n
-        if used_a == a[i].size:
-            i, used_a = i + 1, 0
-        if used_b == b[j].size:
-            j, used_b = j + 1, 0
+            pieces.append((*(s.start + u for s, u in zip(here, used, strict=True)), n))
+        used = [u + n for u in used]
+        for j, s in enumerate(here):
+            if used[j] == s.size:
+                at[j], used[j] = at[j] + 1, 0
     return pieces
 
 
-def _cut(pieces: Sequence[tuple[int, int, int]], step: int) -> Rows:
-    """Tiles of one axis: rows of (start in a, start in b, size ≤ step)."""
+def _cut(pieces: Sequence[tuple[int, ...]], step: int) -> Rows:
+    """Tiles of one axis: rows of (start in each, size ≤ step)."""
     tiles = []
-    for a, b, n in pieces:
+    for *starts, n in pieces:
         at = np.arange(0, n, step)
-        tiles.append(np.stack([a + at, b + at, np.minimum(step, n - at)], 1))
+        tiles.append(np.stack([*(a + at for a in starts), np.minimum(step, n - at)], 1))
     return np.concatenate(tiles)
 
 
@@ -224,12 +280,14 @@ def table(
     cluster: int = 1,
     tail_splits: int = 1,
     band: int | None = None,
+    term_steps: int = 0,
     more: Sequence[Rows] = (),
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
     tail_splits: into how many parts K of the tiles of the last, incomplete wave is cut.
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
+    term_steps: steps of the pipeline that a term takes; 0: it is added where the tile is stored.
     more: arrays that go behind the table's own in `constants`.
     """
     tile_m, tile_n = tile
@@ -237,23 +295,29 @@ def table(
     depth_rows: list[tuple[int, int, int, int]] = []
     flags: list[int] = []
     signals: list[tuple[int, int, int, int]] = []
+    matrices = {m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.terms))}
+    term_parts: list[Rows] = [np.zeros(0, TERM)]
+    terms = 0
     parts: list[Rows] = []
     for w in works:
         k_pieces = common(*depths_of(w, left_transposed, right_transposed))
         left_axis = w.left_columns if left_transposed else w.left_rows
         right_axis = w.right_rows if right_transposed else w.right_columns
-        rows = _cut(common(left_axis, w.out_rows), tile_m)
-        columns = _cut(common(right_axis, w.out_columns), tile_n)
+        assert w.terms or not w.term_waits
+        rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.terms)), tile_m)
+        columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.terms)), tile_n)
         if len(rows) % cluster:  # a neighbour with nothing to store
-            rows = np.concatenate([rows, np.repeat(rows[-1:] * [[1, 1, 0]], cluster - len(rows) % cluster, 0)])
+            nothing = rows[-1:].copy()
+            nothing[:, -1] = 0
+            rows = np.concatenate([rows, np.repeat(nothing, cluster - len(rows) % cluster, 0)])
         high = len(rows) // cluster
         walk = band or max(1, min(high, round(sqrt(groups * tile_n / (tile_m * cluster)))))
         r, c = _grid(high, len(columns), walk)
         r = (r[:, None] * cluster + np.arange(cluster)).ravel()
         c = np.repeat(c, cluster)
-        part = np.zeros(len(r), TILE)
-        part["left_row"], part["out_row"], part["rows"] = rows[r].T
-        part["right_col"], part["out_col"], part["cols"] = columns[c].T
+        part = np.zeros(len(r), _BOTH)
+        part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
+        part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
         part["k_first"] = len(depth_rows)
         part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
         depth_rows += [(a, b, ceil(n / DEPTH), n) for a, b, n in k_pieces]
@@ -267,6 +331,16 @@ def table(
             signals.append((len(part) * warps, len(flags), len(w.signals), 0))
             flags += w.signals
         part["splits"] = 1
+        if w.terms:
+            records = np.zeros((len(part), len(w.terms)), TERM)
+            for i, term in enumerate(w.terms):
+                records["matrix"][:, i] = matrices[term.operand.matrix]
+                records["row"][:, i], records["col"][:, i] = from_rows[i], from_columns[i]
+            part["first"], part["count"] = terms + np.arange(len(part)) * len(w.terms), len(w.terms)
+            part["term_wait_first"], part["term_wait_count"] = len(flags), len(w.term_waits)
+            flags += w.term_waits
+            term_parts.append(records.ravel())
+            terms += records.size
         parts.append(part)
     tiles = np.concatenate(parts)
     partials = 0
@@ -275,12 +349,18 @@ def table(
         whole, rest = tiles[: len(tiles) - tail], tiles[len(tiles) - tail :]
         cut, partials = _split(rest, tail_splits, cluster, depth_rows)
         tiles = np.concatenate([whole, cut])
+    _place_terms(tiles, term_steps)
+    numbers = tiles.view(np.int32).reshape(len(tiles), -1)
+    width = len(TILE.names or ())
+    tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
+    added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if matrices else np.zeros(0, ADDED)
+    term_records = np.concatenate(term_parts)
     depths = np.array(depth_rows, np.int32).reshape(-1, 4)
     signal_rows = np.array(signals, np.uint32).reshape(-1, 4)
     addresses = np.array(flags, np.uint64)
     blob = bytearray()
     offsets = []
-    for array in (tiles, depths, addresses, signal_rows, *more):
+    for array in (tiles, depths, addresses, signal_rows, added, term_records, *more):
         offsets.append(len(blob))
         blob += array.tobytes()
         blob += bytes(-len(blob) % 64)
@@ -291,11 +371,26 @@ def table(
         depths=depths.view(DEPTHS).ravel(),
         flags=addresses,
         signals=signal_rows.view(SIGNAL).ravel(),
+        added=added,
+        terms=term_records,
         operands=tuple(triples),
+        matrices=tuple(matrices),
         partials=partials,
         constants=bytes(blob),
         offsets=tuple(offsets),
     )
+
+
+def _place_terms(tiles: Rows, term_steps: int) -> None:
+    """Terms that take steps of a pipeline belong to the first of a tile's splits. Their steps stand late, for they come
+    late, and apart, for memory is slower than the multiplication."""
+    if not term_steps:
+        return
+    for name in ("count", "term_wait_count"):
+        tiles[name][tiles["split"] > 0] = 0
+    steps = tiles["count"] * term_steps
+    tiles["gap"] = np.minimum(TERM_GAP, tiles["k_blocks"] // (steps + 1))
+    tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
 
 
 def _split(rest: Rows, splits: int, cluster: int, depths: list[tuple[int, int, int, int]]) -> tuple[Rows, int]:

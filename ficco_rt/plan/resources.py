@@ -131,8 +131,6 @@ class _Solver:
             reason = "works differ in types or layout"
         elif len(fast) < len(works):
             reason = "an operand's columns are not side by side"
-        elif any(g.terms for g in gemms):  # NOTE: until the tuned kernels add terms
-            reason = "terms are added to the product"
         return GemmRequest(
             arch=self.device.arch,
             dtype=dtype,
@@ -145,6 +143,7 @@ class _Solver:
             arrival=self._arrival(gemms) if self.graph.stages[first.where.stage].streamed else 0.0,
             depth=first.left.shape[0 if first.left_transposed else 1],
             right_transposed=first.right_transposed,
+            terms=max(len(g.terms) for g in gemms),
             not_sm90=reason or sm90.refusal(fast, dtype, out_dtype, *turned),
             not_sm80=reason or sm80.refusal(fast, dtype, out_dtype, *turned),
             not_mfma=reason or mfma.refusal(fast, dtype, out_dtype, *turned),
@@ -178,11 +177,14 @@ class _Solver:
 
     def _work(self, g: ir.Gemm) -> tiles.Work | None:
         sides = []
-        for r in (g.left, g.right, g.out):
+        for r in (g.left, g.right, g.out, *g.terms):
             tensor = self.tensors[r.tensor]
-            item = ir.ITEM_BYTES[tensor.dtype]
-            sides.append(tiles.operand(r, tensor.shapes[r.rank], self.addresses[r.tensor], item))
-        left, right, out = sides
-        if left is None or right is None or out is None:
-            return None
-        return tiles.Work.of(left, right, out, g.accumulate)
+            # NOTE terms may lie on several ranks, each in a place of its own
+            address = self.addresses[r.tensor] + (r.rank << 32)
+            side = tiles.operand(r, tensor.shapes[r.rank], address, ir.ITEM_BYTES[tensor.dtype])
+            if side is None:
+                return None
+            sides.append(side)
+        left, right, out, *others = sides
+        terms = [tiles.Term(o, self.tensors[t.tensor].dtype) for o, t in zip(others, g.terms, strict=True)]
+        return tiles.Work.of(left, right, out, g.accumulate, terms=tuple(terms))

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.kernels import mfma
-from ficco_rt.kernels.tiles import Matrix, Work
+from ficco_rt.kernels.tiles import Matrix, Operand, Term, Work
 from ficco_rt.region import Interval
 from tests.simt import amd
+from tests.unit.gemm_tables import addends, assert_terms
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C}  # EF_AMDGPU_MACH, LLVM's AMDGPU usage guide
@@ -60,7 +61,7 @@ def works(draw: st.DrawFn) -> Work:
     return Work(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
-        out_columns, signals=(4096,),
+        out_columns, signals=(4096,), terms=draw(addends(m, n, 8, ("bf16", "fp32"))),
     )  # fmt: skip
 
 
@@ -70,6 +71,7 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     work: Work, variant: mfma.Variant, units: int, splits: int, band: int | None
 ) -> None:
     table = mfma.build([work], variant, "bf16", "bf16", False, False, blocks=units, tail_splits=splits, band=band).table
+    assert_terms(table, work, staged=False)
     rows = dict(zip(flat(work.out_rows).tolist(), flat(work.left_rows).tolist(), strict=True))
     columns = dict(zip(flat(work.out_columns).tolist(), flat(work.right_columns).tolist(), strict=True))
     depth = list(zip(flat(work.left_columns).tolist(), flat(work.right_rows).tolist(), strict=True))
@@ -146,9 +148,11 @@ def test_the_choice_follows_the_sizes_and_the_budget(arch: str) -> None:
 @pytest.mark.parametrize("variant", mfma.VARIANTS, ids=lambda v: v.name)
 @pytest.mark.parametrize("arch", mfma.ARCHS)
 def test_registers_without_spills_and_matrix_instructions(arch: str, variant: mfma.Variant, tmp_path: Path) -> None:
-    for (dtype, out), turned in zip(cycle([("bf16", "bf16"), ("fp16", "fp32")]), LAYOUTS, strict=False):
-        compiled = amd.compile_device(tmp_path, mfma.SOURCE, mfma.options(variant, dtype, out, *turned, arch))
-        assert compiled.entry == mfma.entry(variant, dtype, out, *turned)
+    kinds = cycle([("bf16", "bf16", False), ("fp16", "fp32", False), ("fp16", "fp16", True), ("bf16", "fp32", True)])
+    for turned, (dtype, out, terms) in zip(LAYOUTS, kinds, strict=False):
+        options = mfma.options(variant, dtype, out, *turned, arch, terms)
+        compiled = amd.compile_device(tmp_path, mfma.SOURCE, options)
+        assert compiled.entry == mfma.entry(variant, dtype, out, *turned, terms)
         assert (compiled.spills, compiled.scratch) == (0, 0)
         assert compiled.vector_registers <= 512 // variant.residency  # a lane's share of its SIMD's
         assert compiled.lds == 0  # all is dynamic: two stages fill what there is
@@ -186,6 +190,7 @@ class Case:
     accumulate: bool
     sizes: tuple[int, int, int]
     cut: tuple[Spans, Spans, Spans]  # of rows, columns, depth in the left, right, left operand's logical axes
+    terms: tuple[str, ...] = ()  # their types; "out": what the output held
 
     def __str__(self) -> str:
         return f"{self.variant.name}-{self.dtype}-{self.out}-{self.turned}-{self.sizes}"
@@ -230,16 +235,33 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
     left[np.ix_(rows, depth)] = logical[0]
     right[depth] = logical[1]
     before = np.zeros((m, n))
-    if case.accumulate:
+    old = case.accumulate or "out" in case.terms
+    if old:
         before = draw.integers(-4, 5, (m, n))
         c.values[:, columns] = before
     whole_m, whole_n = (Interval(0, m),), (Interval(0, n),)
-    flags = np.array([1, 0, 0], np.uint32)
-    places = [int(flags.ctypes.data) + 4 * i for i in range(3)]
+    flags = np.array([1, 0, 0, 1], np.uint32)
+    places = [int(flags.ctypes.data) + 4 * i for i in range(4)]
+    added, terms, held = [], [], []
+    for i, kind in enumerate(case.terms):
+        if kind == "out":
+            terms.append(Term(Operand(c.matrix, whole_m, case.cut[1]), case.out))
+            continue
+        # in two pieces of rows, the other way round; columns end with the memory
+        memory = Memory(m + 9, n + 8, kind)
+        cut = m // 2 // 8 * 8  # where the left operand may be cut whichever way it lies
+        spans = (Interval(m - cut + 9, m + 9), Interval(0, m - cut)) if i % 2 else (Interval(i, m + i),)
+        beside = (Interval(8, n + 8),)
+        data = draw.integers(-4, 5, (m, n))
+        memory.values[np.ix_(flat(spans), flat(beside))] = data
+        added.append(data)
+        terms.append(Term(Operand(memory.matrix, spans, beside), kind))
+        held.append(memory)
     r, d = case.cut[0], case.cut[2]
     work = Work(
         a.matrix, b.matrix, c.matrix, *((d, r) if left_t else (r, d)), *((whole_n, d) if right_t else (d, whole_n)),
-        whole_m, case.cut[1], case.accumulate, (places[0],), (places[1], places[2]),
+        whole_m, case.cut[1], case.accumulate, (places[0],), (places[1], places[2]), tuple(terms),
+        (places[3],) if terms else (),
     )  # fmt: skip
     assert mfma.refusal([work], case.dtype, case.out, *case.turned) is None
     made = mfma.build(
@@ -249,20 +271,20 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
     constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
     constants[:] = np.frombuffer(table.constants, np.uint8)
     kernel = amd.OnCpu(
-        tmp_path, mfma.SOURCE, mfma.options(case.variant, case.dtype, case.out, *case.turned, "gfx942"),
-        mfma.entry(case.variant, case.dtype, case.out, *case.turned), "Parameters", "Words",
+        tmp_path, mfma.SOURCE, mfma.options(case.variant, case.dtype, case.out, *case.turned, "gfx942", bool(terms)),
+        mfma.entry(case.variant, case.dtype, case.out, *case.turned, bool(terms)), "Parameters", "Words",
     )  # fmt: skip
     parameters = made.parameters(constants.ctypes.data, scratch.ctypes.data)
     for again in range(2):
-        flags[1:] = 0
+        flags[1:3] = 0
         kernel(parameters, min(case.units, len(table.tiles)), mfma.THREADS, seed + again)
-        wanted = (logical[0] @ logical[1] + before).astype(DTYPES[case.out])
+        wanted = (logical[0] @ logical[1] + before + sum(added)).astype(DTYPES[case.out])
         got = c.values[:, columns]
         off = np.argwhere(got != wanted)
         assert not len(off), f"run {again}: {len(off)} elements, from {off[0]} to {off[-1]}: {got[tuple(off[0])]}"
-        assert flags.tolist() == [1, 1, 1]
+        assert flags.tolist() == [1, 1, 1, 1]
         assert not scratch[: table.counter_bytes].any()
-        if not case.accumulate:
+        if not old:
             c.values[:, columns] = 7
         else:
             before = wanted.astype(float)
@@ -270,7 +292,7 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
                 break
     others = np.delete(c.whole, columns, axis=1)
     assert (np.ascontiguousarray(others).view(np.uint8) == 0xFF).all()
-    assert all(memory.untouched() for memory in (a, b, c))
+    assert all(memory.untouched() for memory in (a, b, c, *held))
 
 
 def spans_of(*pairs: tuple[int, int]) -> Spans:
@@ -291,7 +313,9 @@ def cases() -> list[Case]:
             mine = cut
             if turned[0]:  # rows lie together: they begin at multiples of 8
                 mine = (spans_of((8, rows + 8), (rows + 16, rows + 33)), *cut[1:])
-            found.append(Case(v, dtype, out, turned, 3, 1 + (i + j) % 3, (i + j) % 2 == 0, (m, n, k), mine))
+            terms = ((), (), (out,), (out, "fp32", "out"))[(i + j) % 4]
+            splits, accumulate = 1 + (i + j) % 3, not terms and (i + j) % 4 == 0
+            found.append(Case(v, dtype, out, turned, 3, splits, accumulate, (m, n, k), mine, terms))
     return found
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.kernels import catalogue, compiler, sm80, sm90, tiles
 from ficco_rt.region import Interval
 from tests.unit.cubin import resources
-from tests.unit.gemm_tables import assert_whole, matrix, pieces
+from tests.unit.gemm_tables import addends, assert_terms, assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
 
@@ -38,7 +38,11 @@ def works(draw: st.DrawFn) -> tuple[tiles.Work, bool, bool]:
     left = (left_k, left_m) if left_t else (left_m, left_k)
     right = (right_n, right_k) if right_t else (right_k, right_n)
     matrices = (matrix(1 << 20, *left), matrix(2 << 20, *right), matrix(3 << 20, out_m, out_n))
-    return tiles.Work(*matrices, *left, *right, out_m, out_n, signals=(4096,)), left_t, right_t
+    terms = draw(addends(m, n, 8, ("bf16", "fp32")))
+    waits = (64, 128) if terms else ()
+    work = tiles.Work(*matrices, *left, *right, out_m, out_n, signals=(4096,), terms=terms, term_waits=waits)
+    assume(sm80.refusal([work], "bf16", "bf16", left_t, right_t) is None)  # terms may cut rows that lie together
+    return work, left_t, right_t
 
 
 @settings(deadline=None)
@@ -51,6 +55,7 @@ def test_tiles_make_every_element_once_from_the_right_operands(
         [work], variant, "bf16", "bf16", *turned, blocks=blocks, stages=2, tail_splits=splits, band=band
     )
     assert_whole(launch.table, work, turned[0], turned[1])
+    assert_terms(launch.table, work, staged=False)
     assert launch.grid <= blocks
     assert launch.table.signals[0]["target"] == (launch.table.tiles["split"] == 0).sum() * variant.warps
 
@@ -58,16 +63,27 @@ def test_tiles_make_every_element_once_from_the_right_operands(
 def test_parameters_hold_what_the_kernel_reads() -> None:
     spans = (Interval(0, 256),)
     a, b, c, d = (tiles.Matrix(address, 256, 256, 264) for address in (0x1000, 0x2000, 0x3000, 0x4000))
-    works = [tiles.Work(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,)) for out in (c, d)]
+    e = tiles.Matrix(0x5000, 512, 256, 264)
+    terms = [
+        tiles.Term(tiles.Operand(m, (Interval(r, r + 256),), spans), "fp32") for m, r in ((c, 0), (e, 0), (e, 256))
+    ]
+    works = [
+        tiles.Work(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,), terms=tuple(terms))
+        for out in (c, d)
+    ]
     launch = sm80.build(works, sm80.VARIANTS[2], "bf16", "fp32", False, True, blocks=264, stages=3)
     data = launch.parameters(0x10000, 0x20000, epoch=0x30000, abort=0x40000)
     assert len(data) == sm80.PARAMETER_BYTES
-    fields = struct.unpack("<10Q2i", data)
+    fields = struct.unpack("<10Q2i3Q", data)
     assert fields[0] == 0x10000
     assert fields[4] == 0x20000
     assert fields[7:9] == (0x30000, 0x40000)
-    assert fields[10:] == (8, 3)
+    assert fields[10:12] == (8, 3)
+    assert fields[12:14] == tuple(0x10000 + at for at in launch.table.offsets[4:6])
     assert launch.table.tiles["operands"].tolist() == [0] * 4 + [1] * 4
+    matrices = np.frombuffer(launch.table.constants, np.uint64, 8, fields[14] - 0x10000).reshape(2, 4)
+    assert matrices.tolist() == [[0x3000, 1056, 4, 0], [0x5000, 1056, 4, 0]]
+    assert launch.table.terms.tolist()[3:6] == [(0, 128, 0, 0), (1, 128, 0, 0), (1, 384, 0, 0)]
     records = np.frombuffer(launch.table.constants, np.uint64, 16, fields[9] - 0x10000).reshape(2, 8)
     assert records.tolist() == [[0x1000, 0x2000, out, 528, 528, 1056, 0, 0] for out in (0x3000, 0x4000)]
 
@@ -88,6 +104,18 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     assert "left operand's columns starts at 4" in str(reason(k=(Interval(4, 36),)))
     assert "right operand's columns starts at 12" in str(reason(n=(Interval(12, 36),)))
     assert "more than" in str(reason(tiles.Matrix(0, 256, 256, 1 << 25)))
+
+    def of_term(dtype: str, address: int, rows: Spans, column: int = 0, left_t: bool = False) -> str | None:
+        place = tiles.Operand(tiles.Matrix(address, 512, 512, 512), rows, (Interval(column, column + 256),))
+        work = tiles.Work(good, good, good, whole, whole, whole, whole, whole, whole, terms=(tiles.Term(place, dtype),))
+        return sm80.refusal([work], "bf16", "bf16", left_t, False)
+
+    cut = (Interval(100, 103), Interval(0, 253))
+    assert of_term("fp32", 16, cut) is None
+    assert of_term("fp16", 16, cut) == "operands are bf16, a term is fp16"
+    assert "added operand's address" in str(of_term("bf16", 8, cut))
+    assert "added operand's columns starts at 4" in str(of_term("bf16", 16, whole, 4))
+    assert "left operand's columns starts at 3" in str(of_term("bf16", 16, cut, left_t=True))
 
 
 # ---------------------------------------------------------------- the choice
@@ -112,7 +140,7 @@ def chosen(
 ) -> catalogue.GemmConfig:  # fmt: skip
     request = catalogue.GemmRequest(
         arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), last=(m,),
-        arrival=0, depth=k, right_transposed=False, not_sm90=not_sm90, not_sm80=not_sm80,
+        arrival=0, depth=k, right_transposed=False, terms=0, not_sm90=not_sm90, not_sm80=not_sm80,
     )  # fmt: skip
     config = catalogue.choose_gemm(request, limits)
     assert isinstance(config, catalogue.GemmConfig), config
@@ -173,22 +201,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("variant", sm80.VARIANTS, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, cache: Path) -> None:
     turns = [(lt, rt) for lt in (False, True) for rt in (False, True)]
-    cases = [("sm_80", TYPES[i % 2], lt, rt) for i, (lt, rt) in enumerate(turns)]
-    cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt) for i, (lt, rt) in enumerate(turns)]
+    cases = [("sm_80", TYPES[i % 2], lt, rt, i > 1) for i, (lt, rt) in enumerate(turns)]
+    cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt, i % 2 > 0) for i, (lt, rt) in enumerate(turns)]
 
-    def compiled(case: tuple[str, tuple[str, str], bool, bool]) -> compiler.Cubin:
-        arch, types, *turned = case
-        return compiler.compile_file(sm80.SOURCE, sm80.options(variant, *types, *turned, arch), cache)
+    def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> compiler.Cubin:
+        arch, types, *turned, terms = case
+        return compiler.compile_file(sm80.SOURCE, sm80.options(variant, *types, *turned, arch, terms), cache)
 
     with ThreadPoolExecutor(2) as pool:
         cubins = list(pool.map(compiled, cases))
-    for (arch, types, *turned), cubin in zip(cases, cubins, strict=True):
+    for (arch, types, *turned, terms), cubin in zip(cases, cubins, strict=True):
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers
         assert found["stack"] <= KEPT.get((arch, variant.name, *turned), 0)
         assert found["shared"] <= 1024  # which the system keeps of every block
         assert cubin.log == ""
-        assert sm80.entry(variant, *types, *turned).encode() in cubin.code
+        assert sm80.entry(variant, *types, *turned, terms).encode() in cubin.code
 
 
 def test_both_kernels_have_their_tiles_in_the_catalogue() -> None:

@@ -7,6 +7,7 @@ import struct
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from ficco_rt.errors import InternalError
 from ficco_rt.kernels import compiler, sm90, tiles
 from ficco_rt.region import Interval
 from tests.unit.cubin import resources
-from tests.unit.gemm_tables import assert_whole, matrix, pieces
+from tests.unit.gemm_tables import addends, assert_terms, assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
 
@@ -34,7 +35,8 @@ def works(draw: st.DrawFn) -> tiles.Work:
     return tiles.Work(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
-        out_columns, signals=(4096,),
+        out_columns, signals=(4096,), terms=(added := draw(addends(m, n, 8, ("bf16",)))),
+        term_waits=(64, 128) if added else (),
     )  # fmt: skip
 
 
@@ -52,6 +54,15 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     launch = sm90.build([work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, tail_splits=splits, band=band)
     table = launch.table
     assert_whole(table, work, False, False)
+    assert_terms(table, work, staged=True)
+    if work.terms:
+        # behind a step of K each, the first behind the tile's first at the earliest; the same in both of a cluster
+        at, gap, count = (table.added[name].astype(int) for name in ("at", "gap", "count"))
+        last = at + gap * np.maximum(0, count * variant.term_steps - 1)
+        assert ((at >= 1) & (last <= table.tiles["k_blocks"])).all()
+        assert ((gap > 0) | (at == table.tiles["k_blocks"])).all()
+        for values in (at, gap, count):
+            assert (values.reshape(-1, variant.cluster) == values.reshape(-1, variant.cluster)[:, :1]).all()
     # neighbours of a cluster read the same columns and the same depth, and no cluster is half there
     assert len(table.tiles) % variant.cluster == 0
     assert launch.grid % variant.cluster == 0
@@ -80,12 +91,46 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     assert table.flags.tolist() == [0x40, 0x80, 0xC0]
     assert table.tiles["wait_count"].tolist() == [2, 2]
     assert [m.box for m in launch.maps] == [(64, 128), (64, 128), (64, 16)]
+    assert struct.unpack_from("<2Q", data, sm90.POINTERS_AT + 80) == tuple(0x10000 + at for at in table.offsets[4:6])
     assert table.constants[: tiles.TILE.itemsize * 2] == table.tiles.tobytes()
+
+
+def test_parameters_hold_the_maps_of_terms() -> None:
+    spans = (Interval(0, 256),)
+    a, b, c, d = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000, 0x4000))
+    e = tiles.Matrix(0x5000, 512, 256, 264)
+    added = [tiles.Term(tiles.Operand(m, rows, spans), "bf16")
+             for m, rows in ((d, spans), (e, (Interval(256, 512),)), (e, spans))]  # fmt: skip
+    work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, terms=tuple(added))
+    launch = sm90.build([work], sm90.VARIANTS[0], "bf16", "bf16", False, True, sms=132, stages=4)
+    maps = [bytes([i + 1]) * 128 for i in range(5)]
+    data = launch.parameters(0x10000, 0x20000, maps)
+    assert [data[sm90.TERM_MAPS_AT + 128 * i] for i in range(2)] == [4, 5]
+    assert [(m.address, m.dims, m.pitch, m.box) for m in launch.maps[3:]] == [
+        (0x4000, (256, 256), 512, (64, 64)), (0x5000, (256, 512), 528, (64, 64)),
+    ]  # fmt: skip
+    assert launch.table.terms.tolist()[:3] == [(0, 0, 0, 0), (1, 256, 0, 0), (1, 0, 0, 0)]
+    assert launch.table.added.tolist()[1] == (3, 3, 4, 0, 0, 0, 0, 0)
 
 
 def test_what_the_kernel_cannot_take_is_said() -> None:
     whole = (Interval(0, 256),)
     good = tiles.Matrix(0, 256, 256, 256)
+
+    def of_terms(*dtypes: str, address: int = 0, column: int = 0, apart: int = 0, out: str = "bf16") -> str | None:
+        terms = []
+        for i, dtype in enumerate(dtypes):
+            place = tiles.Matrix(address + i * apart, 256, 512, 512)
+            terms.append(tiles.Term(tiles.Operand(place, whole, (Interval(column, column + 256),)), dtype))
+        work = tiles.Work(good, good, good, whole, whole, whole, whole, whole, whole, terms=tuple(terms))
+        return sm90.refusal([work], "bf16", out, False, False)
+
+    assert of_terms(*["bf16"] * 9) is None
+    assert of_terms("bf16", "fp32") == "operands are bf16, a term is fp32"
+    assert of_terms("bf16", out="fp32") == "terms are added, and the output is fp32"
+    assert "more than 4 different matrices" in str(of_terms(*["bf16"] * 5, apart=16))
+    assert "term's address" in str(of_terms("bf16", address=8))
+    assert "multiples of 8" in str(of_terms("bf16", column=4))
 
     def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
         return sm90.fits(tiles.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)
@@ -106,19 +151,27 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cubins")
 
 
+# Of the tile's entry, once a tile.
+KEPT = {("sm90_gemm_256x160_c2", True): 16}
+
+
 @pytest.mark.parametrize("variant", sm90.VARIANTS, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: sm90.Variant, cache: Path) -> None:
-    for (dtype, out), right_t in product([("bf16", "bf16"), ("fp16", "fp32")], [False, True]):
-        cubin = compiler.compile_file(sm90.SOURCE, sm90.options(variant, dtype, out, False, right_t), cache)
+    for (dtype, out, terms), right_t in product(
+        [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)],
+        [False, True],
+    ):
+        options = sm90.options(variant, dtype, out, False, right_t, terms=terms)
+        cubin = compiler.compile_file(sm90.SOURCE, options, cache)
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers
-        assert found["stack"] == 0  # nothing is spilled, no array went to local memory
+        assert found["stack"] <= KEPT.get((variant.name, terms), 0)  # no spill, no array went to local memory
         assert found["shared"] <= sm90.BARRIER_BYTES + 1024  # which the system keeps of every block
         # 'setmaxnreg ignored', 'wgmma serialized' and the like come as messages
         assert cubin.log == ""
-        assert sm90.entry(variant, dtype, out, False, right_t).encode() in cubin.code
-        pool = variant.producer_registers + variant.consumers * variant.consumer_registers
-        assert pool * 128 <= 65536
+        assert sm90.entry(variant, dtype, out, False, right_t, terms).encode() in cubin.code
+        producer, consumers = variant.trade(terms)
+        assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
         assert variant.smem(variant.stages(231424, right_t), right_t) + sm90.BARRIER_BYTES <= 232448
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ...kernels import sm80, sm90
+from ...kernels import sm80, sm90, tiles
 from ...machine.discover import DeviceFacts
 from ...plan.ir import GemmWork, Launch
 from ..gpu.matrices import works_of
@@ -33,19 +33,20 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
     columns = [s.size for s in works[0].out_columns]
     depth = first.left.shape[0 if first.left_transposed else 1]
     smem = command.attributes.smem
+    terms = tiles.with_terms(works)
     if command.kernel in _HOPPER:
         hopper = _HOPPER[command.kernel]
         if sm90.refusal(works, *types, *turned) is not None:
             return None
         # works that signal come to an end one by one: none is the last wave
         signals = any(w.signals for w in works)
-        splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms)
+        splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms, max(len(w.terms) for w in works))
         stages = hopper.stages(smem, first.right_transposed)
         made = sm90.build(works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem, tail_splits=splits)
         return Packed(
             source=sm90.SOURCE.name,
-            entry=sm90.entry(hopper, *types, *turned),
-            options=sm90.options(hopper, *types, *turned),
+            entry=sm90.entry(hopper, *types, *turned, terms),
+            options=sm90.options(hopper, *types, *turned, terms=terms),
             threads=hopper.threads,
             smem=made.smem,
             tiles=len(made.table.tiles),
@@ -65,8 +66,8 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
     other = sm80.build(works, ampere, *types, *turned, blocks=blocks, stages=stages, smem=smem, tail_splits=splits)
     return Packed(
         source=sm80.SOURCE.name,
-        entry=sm80.entry(ampere, *types, *turned),
-        options=sm80.options(ampere, *types, *turned, facts.arch),
+        entry=sm80.entry(ampere, *types, *turned, terms),
+        options=sm80.options(ampere, *types, *turned, facts.arch, terms),
         threads=ampere.threads,
         smem=other.smem,
         tiles=len(other.table.tiles),

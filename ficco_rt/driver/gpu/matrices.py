@@ -9,19 +9,19 @@ from .tensors import FlagAddress, Resolve
 
 
 def works_of(command: Launch, resolve: Resolve, address: FlagAddress) -> list[tiles.Work] | None:
-    """The works on memory; None if an operand's columns are not side by side, or terms are added."""
+    """The works on memory; None if an operand's columns are not side by side."""
     works = []
     for work in command.works:
         assert isinstance(work, GemmWork)
-        if work.terms:  # NOTE: until the tuned kernels add terms
-            return None
         sides = []
-        for region in (work.left, work.right, work.out):
+        for region in (work.left, work.right, work.out, *work.terms):
             tensor = resolve(region)
-            sides.append(tiles.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype]))
-        left, right, out = sides
-        if left is None or right is None or out is None:
-            return None
+            side = tiles.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype])
+            if side is None:
+                return None
+            sides.append(side)
+        left, right, out, *others = sides
+        terms = tuple(tiles.Term(o, resolve(t).dtype) for o, t in zip(others, work.terms, strict=True))
         waits, signals = tuple(map(address, work.waits)), tuple(map(address, work.signals))
-        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals))
+        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals, terms))
     return works

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...kernels import mfma
+from ...kernels import mfma, tiles
 from ...plan.ir import GemmWork, Launch
 from ..gpu.matrices import works_of
 from ..gpu.packed import Packed
@@ -21,6 +21,7 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, arch: str, uni
     types = (resolve(first.left).dtype, resolve(first.out).dtype)
     if mfma.refusal(works, *types, *turned) is not None:
         return None
+    terms = tiles.with_terms(works)
     variant = mfma.variant(command.kernel)
     smem = max(variant.smem, command.attributes.smem)
     rows = [s.size for w in works for s in w.out_rows]
@@ -32,8 +33,8 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, arch: str, uni
     made = mfma.build(works, variant, *types, *turned, blocks=blocks, smem=smem, tail_splits=splits)
     return Packed(
         source=mfma.SOURCE.name,
-        entry=mfma.entry(variant, *types, *turned),
-        options=mfma.options(variant, *types, *turned, arch),
+        entry=mfma.entry(variant, *types, *turned, terms),
+        options=mfma.options(variant, *types, *turned, arch, terms),
         threads=mfma.THREADS,
         smem=made.smem,
         tiles=len(made.table.tiles),

@@ -1,4 +1,5 @@
-// out (+)= left · right on CDNA (gfx90a, gfx942): bf16 or fp16 operands, fp32 accumulation by MFMA, output in either.
+// out (+)= left · right on CDNA (gfx90a, gfx942): bf16 or fp16 operands, fp32 accumulation by MFMA, output in either. Or,
+// with TERMS, out = left · right + terms, all added in fp32.
 //
 // Four waves make a tile. Each step of K goes from memory to registers while the step before it is multiplied, then
 // to the other of two buffers in LDS. The grid is persistent: block b makes the tiles b, b + grid, … of a table that
@@ -15,6 +16,7 @@
 //   HALF             1: fp16, 0: bf16
 //   OUT_FP32         1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T  1: the operand is stored transposed, left [K, M], right [N, K]
+//   TERMS            1: works may have terms, of the operands' type or fp32, that are added to the product
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the dimension
 // that lies together in memory. They end anywhere. No header is included: hipRTC knows __global__, __device__ and
@@ -68,6 +70,17 @@ struct alignas(64) Tile {
     int slot;                  // partial and counter of split 0
 };
 
+struct Added {              // to a tile, beside the product
+    int first, count;       // Parameters.terms
+    int at, gap;            // of no use here: terms are added where the tile is stored
+    int wait_first, wait_count;   // Parameters.flags that must be up before they are read
+    int unused[2];
+};
+
+struct Term { int matrix, row, col, unused; };   // Parameters.matrices, and where the tile's rows and columns start in it
+
+struct Matrix { u64 address; i64 line; u64 item, unused; };   // bytes
+
 struct Depth { int left, right, blocks, size; };   // where it starts in each; blocks, and elements
 
 struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th wave that has stored
@@ -85,6 +98,9 @@ struct Parameters {
     const Operands* operands;
     int tile_count;
     int unused;
+    const Added* added;     // of each tile
+    const Term* terms;
+    const Matrix* matrices;
 };
 
 // ---------------------------------------------------------------- memory order
@@ -107,19 +123,22 @@ __device__ inline void meet() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
-// Until every flag of the tile is up. Copies and peers write both flags and data: acquire at system scope.
-__device__ inline void wait_flags(const Parameters& p, int first, int count) {
-    if (__builtin_amdgcn_workitem_id_x() == 0) {
-        const u32 goal = p.epoch ? load_now(p.epoch) : 1u;
-        for (int i = 0; i < count; ++i) {
-            const u32* flag = (const u32*)p.flags[first + i];
-            u32 turns = 0;
-            while ((int)(load_acquire(flag) - goal) < 0) {
-                __builtin_amdgcn_s_sleep(2);
-                if (p.abort && (++turns & 255) == 0 && load_now(p.abort)) break;
-            }
+// Until every flag is up. Copies and peers write both flags and data: acquire at system scope.
+__device__ inline void spin(const Parameters& p, int first, int count) {
+    const u32 goal = p.epoch ? load_now(p.epoch) : 1u;
+    for (int i = 0; i < count; ++i) {
+        const u32* flag = (const u32*)p.flags[first + i];
+        u32 turns = 0;
+        while ((int)(load_acquire(flag) - goal) < 0) {
+            __builtin_amdgcn_s_sleep(2);
+            if (p.abort && (++turns & 255) == 0 && load_now(p.abort)) break;
         }
     }
+}
+
+// The block's wait for what its tile reads.
+__device__ inline void wait_flags(const Parameters& p, int first, int count) {
+    if (__builtin_amdgcn_workitem_id_x() == 0) spin(p, first, count);
     meet();
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "");   // for the waves that did not look at the flags themselves
 }
@@ -344,6 +363,48 @@ __device__ inline void store_tile(const Operands& o, const Tile& t, Sums (&d)[BL
     }
 }
 
+#if TERMS
+// A term, fp32 if WIDE, to the sums of some of the rows that the wave is to store. What is past the tile is read again
+// from its end, or lies in the last 16 bytes of a row that the tile has a part of: it is added to what is not stored.
+template <bool WIDE> __device__ inline void add_term(u64 row, const Tile& t, Sums (&d)[BLOCKS_N], int column) {
+    const int lane = __builtin_amdgcn_workitem_id_x() % 64;
+#pragma unroll
+    for (int n = 0; n < BLOCKS_N; ++n)
+#pragma unroll
+        for (int i = 0; i < SHAPE * SHAPE / 64; i += 4) {
+            const int c = least(column + n * SHAPE + i * GROUPS + lane / SHAPE * 4, (t.cols - 1) / 4 * 4);
+            Floats v;
+            if (WIDE) {
+                v = *(const GLOBAL Floats*)(row + c * 4);
+            } else {
+                const Words2 w = *(const GLOBAL Words2*)(row + c * 2);
+                v = (Floats){widen(w[0] & 0xffffu), widen(w[0] >> 16), widen(w[1] & 0xffffu), widen(w[1] >> 16)};
+            }
+#pragma unroll
+            for (int j = 0; j < 4; ++j) d[n][i + j] += v[j];
+        }
+}
+
+__device__ inline void add_terms(const Parameters& p, const Tile& t, int index, Sums (&d)[BLOCKS_M][BLOCKS_N], int row,
+                                 int column) {
+    const int lane = __builtin_amdgcn_workitem_id_x() % 64;
+    const Added a = p.added[index];
+    if (a.wait_count) spin(p, a.wait_first, a.wait_count);   // NOTE each wave: those of a split tile do not all come here
+#pragma unroll
+    for (int m = 0; m < BLOCKS_M; ++m) {
+        const int r = least(row + m * SHAPE + lane % SHAPE, t.rows - 1);
+#pragma unroll 1
+        for (int k = 0; k < a.count; ++k) {   // NOTE inside: with all sums in one loop the compiler spills
+            const Term from = p.terms[a.first + k];
+            const Matrix matrix = p.matrices[from.matrix];
+            const u64 start = matrix.address + (from.row + r) * matrix.line + from.col * matrix.item;
+            if (matrix.item == 4) add_term<true>(start, t, d[m], column);
+            else add_term<false>(start, t, d[m], column);
+        }
+    }
+}
+#endif
+
 // ---------------------------------------------------------------- the kernel
 
 // Leaves the wave's part; true for the wave that comes last of a tile's splits, which then holds the sum of all
@@ -423,6 +484,9 @@ __global__ void ENTRY(const Parameters p) {
             meet();
         }
         if (t.splits > 1 && !last_of_splits(p, t, d, wave)) continue;
+#if TERMS
+        add_terms(p, t, index, d, row, column);
+#endif
         store_tile(o, t, d, row, column);
         if (t.signal >= 0) raise(p, t.signal);
     }

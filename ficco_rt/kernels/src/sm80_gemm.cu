@@ -1,4 +1,5 @@
-// out (+)= left · right on tensor cores since Ampere: bf16 or fp16 operands, fp32 accumulation, output in either.
+// out (+)= left · right on tensor cores since Ampere: bf16 or fp16 operands, fp32 accumulation, output in either. Or,
+// with TERMS, out = left · right + terms, all added in fp32.
 //
 // All warps load by cp.async into a ring of stages and multiply by mma.sync what has arrived. The grid is
 // persistent: block b makes the tiles b, b + blocks, … of a table that the host writes (kernels/sm80.py). Loads run
@@ -12,6 +13,7 @@
 //   HALF                  1: fp16, 0: bf16
 //   OUT_FP32              1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T       1: the operand is stored transposed, left [K, M], right [N, K]
+//   TERMS                 1: works may have terms, of the operands' type or fp32, that are added to the product
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the
 // dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
@@ -56,6 +58,17 @@ struct alignas(64) Tile {
     int slot;                  // partial and counter of split 0
 };
 
+struct Added {              // to a tile, beside the product
+    int first, count;       // Parameters.terms
+    int at, gap;            // of no use here: terms are added where the tile is stored
+    int wait_first, wait_count;   // Parameters.flags that must be up before they are read
+    int unused[2];
+};
+
+struct Term { int matrix, row, col, unused; };   // Parameters.matrices, and where the tile's rows and columns start in it
+
+struct Matrix { u64 address; i64 line; u64 item, unused; };   // bytes
+
 struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
 
 struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
@@ -73,6 +86,9 @@ struct Parameters {
     const Operands* operands;
     int tile_count;
     int stages;
+    const Added* added;     // of each tile
+    const Term* terms;
+    const Matrix* matrices;
 };
 
 // ---------------------------------------------------------------- PTX, one line each
@@ -301,10 +317,10 @@ __device__ __forceinline__ void load_right(RightFragments& f, const Reader<bool(
 
 // ---------------------------------------------------------------- storing
 
-// A lane's sums are two neighbours of rows r and r + 8 in each 16 × 8 fragment.
-__device__ __forceinline__ void add_output(Sums& d, const u8* corner, i64 line, int rows, int cols) {
+// A part of a matrix, fp32 if WIDE, to a warp's sums: of a lane two neighbours of rows r and r + 8 in each 16 × 8 fragment.
+template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 line, int rows, int cols) {
     const int thread = this_thread(), r = (thread & 31) >> 2, c = (thread & 3) * 2;
-    constexpr int item = OUT_FP32 ? 4 : 2;
+    constexpr int item = WIDE ? 4 : 2;
 #pragma unroll
     for (int m = 0; m < FRAGMENTS_M; ++m)
 #pragma unroll
@@ -315,16 +331,36 @@ __device__ __forceinline__ void add_output(Sums& d, const u8* corner, i64 line, 
                 if (row >= rows || col >= cols) continue;
                 const u8* at = corner + row * line + col * item;
                 const bool both = col + 1 < cols;
-#if OUT_FP32
-                d[m][n][2 * h] += __ldcg((const float*)at);
-                if (both) d[m][n][2 * h + 1] += __ldcg((const float*)at + 1);
-#else
-                // alone, with a zero beside it
-                add_packed(d[m][n][2 * h], d[m][n][2 * h + 1],
-                           both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
-#endif
+                if (WIDE) {
+                    d[m][n][2 * h] += __ldcg((const float*)at);
+                    if (both) d[m][n][2 * h + 1] += __ldcg((const float*)at + 1);
+                } else {
+                    // alone, with a zero beside it
+                    add_packed(d[m][n][2 * h], d[m][n][2 * h + 1],
+                               both ? __ldcg((const u32*)at) : (u32)__ldcg((const unsigned short*)at));
+                }
             }
 }
+
+#if TERMS
+__device__ __forceinline__ void add_terms(const Parameters& p, int index, Sums& d, int warp_m, int warp_n, int rows, int cols) {
+    const Quad added = load_quad(p.added + index), waits = load_quad(&p.added[index].wait_first);
+    if (waits.y > 0) {
+        if ((this_thread() & 31) == 0) wait_flags(p, waits.x, waits.y);
+        __syncwarp();
+    }
+#pragma unroll 1
+    for (int i = 0; i < added.y; ++i) {
+        const Quad term = load_quad(p.terms + added.x + i);
+        const Matrix* m = p.matrices + term.x;
+        const i64 line = __ldg(&m->line);
+        const u64 item = __ldg(&m->item);
+        const u8* corner = (const u8*)__ldg(&m->address) + (term.y + warp_m) * line + (term.z + warp_n) * (i64)item;
+        if (item == 4) add_part<true>(d, corner, line, rows, cols);
+        else add_part<false>(d, corner, line, rows, cols);
+    }
+}
+#endif
 
 __device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 line, int rows, int cols) {
     const int lane = this_thread() & 31, r = lane >> 2, q = lane & 3;
@@ -500,7 +536,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
         const i64 line = __ldg(&o->out_line);
         u8* const corner = (u8*)__ldg(&o->out) + (place.z + warp_m) * line
                            + (i64)(place.w + warp_n) * (OUT_FP32 ? 4 : 2);
-        if (rest.y) add_output(d, corner, line, rows, cols);   // this block has waited for what it adds to, too
+        if (rest.y) add_part<bool(OUT_FP32)>(d, corner, line, rows, cols);   // the block has waited for it, too
+#if TERMS
+        add_terms(p, index, d, warp_m, warp_n, rows, cols);
+#endif
         store_sums(d, corner, line, rows, cols);
         if (last.x >= 0) {
             __threadfence_system();

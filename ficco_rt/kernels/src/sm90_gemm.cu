@@ -1,4 +1,5 @@
-// out (+)= left · right on Hopper: bf16 or fp16 operands, fp32 accumulation, output in either.
+// out (+)= left · right on Hopper: bf16 or fp16 operands, fp32 accumulation, output in either. Or, with TERMS,
+// out = left · right + terms, all added in fp32.
 //
 // One warp group feeds shared memory by TMA; CONSUMERS others multiply with wgmma and store. The grid is
 // persistent: cluster c makes the tiles c, c + clusters, … of a table that the host writes (kernels/sm90.py), so
@@ -13,6 +14,7 @@
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
+//   TERMS                      1: works may have terms, of the operands' type, that are added to the product
 //   STAGING                    buffers of a storing warp, 1 or 2; 0: it stores from registers, and a stage more fits
 //   PRODUCER_REGS, CONSUMER_REGS   for setmaxnreg
 //
@@ -37,8 +39,15 @@ constexpr int CHUNK_BYTES = 16 * 128;      // a warp stores 16 rows at a time, o
 constexpr int MAX_STAGES = 16;
 constexpr int ACC = TILE_N / 2;            // accumulators of a thread for each 64-row block
 
+// A step of the pipeline holds rows of a term in place of operands: those of the whole tile, or of one consumer.
+constexpr int TERM_ATOMS = (TILE_N + 63) / 64;
+constexpr int TERM_STEPS = TILE_M * TERM_ATOMS <= TILE_M + TILE_N ? 1 : CONSUMERS;   // that a term takes
+constexpr int TERM_ROWS = TILE_M / TERM_STEPS;
+constexpr int TERM_BYTES = TERM_ATOMS * TERM_ROWS * 128;
+
 static_assert(TILE_N % 16 == 0 && TILE_N <= 256, "wgmma shapes");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
+static_assert(!TERMS || TERM_BYTES <= STAGE_BYTES, "a term's step fits a stage");
 static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's share of the right tile is whole atoms");
 
 struct alignas(64) TensorMap { u8 opaque[128]; };
@@ -66,6 +75,15 @@ struct alignas(64) Tile {
 
 struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
 
+struct Added {              // to a tile, beside the product
+    int first, count;       // Parameters.terms
+    int at, gap;            // steps of K before the first of their steps, and from one of them to the next
+    int wait_first, wait_count;   // Parameters.flags that must be up before they are read
+    int unused[2];
+};
+
+struct Term { int map, row, col, unused; };   // Parameters.term_maps, and where the tile's rows and columns start in it
+
 struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
 
 struct Parameters {
@@ -81,7 +99,11 @@ struct Parameters {
     const u32* abort;       // not zero: stop waiting (the host's watchdog); null: never
     int tile_count;
     int stages;
+    const Added* added;     // of each tile
+    const Term* terms;
+    TensorMap term_maps[4];
 };
+static_assert(sizeof(Parameters) == 2432, "what the host writes");
 
 // ---------------------------------------------------------------- PTX, one line each
 
@@ -290,6 +312,18 @@ __device__ __forceinline__ void wait_flags(const Parameters& p, int first, int c
     }
 }
 
+#if TERMS
+// Where a tile's terms are, among its steps of K.
+struct Steps {
+    int left, at, gap;   // of the terms; steps of K before the next of them
+
+    __device__ __forceinline__ Steps(int terms, int at, int gap) : left(terms * TERM_STEPS), at(at), gap(gap) {}
+    __device__ __forceinline__ bool due(int b) const { return left > 0 && at == b + 1; }   // behind step b of K
+    __device__ __forceinline__ int part() const { return (left - 1) % TERM_STEPS; }        // of the term, the last one first
+    __device__ __forceinline__ void advance() { --left, at += gap; }
+};
+#endif
+
 __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full, u32 empty) {
     const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
     int stage = 0;
@@ -303,6 +337,14 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
         place = load_quad(t), more = load_quad(&t->rows), wait = load_quad(&t->operands);
         depth = load_quad(p.depths + more.z);
     }
+#if TERMS
+    Quad added, term;   // first count at gap | map row col ·
+    int terms_waited = -1;
+    if (index < p.tile_count) {
+        added = load_quad(p.added + index);
+        if (added.y > 0) term = load_quad(p.terms + added.x);
+    }
+#endif
     while (index < p.tile_count) {
         const Operands* o = p.operands + wait.x;
         if (wait.w > 0 && wait.z != waited) {
@@ -312,11 +354,20 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
         }
         const int left_row = place.x, right_col = place.y, blocks = more.w;
         int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z;
+#if TERMS
+        Steps steps(added.y, added.z, added.w);
+        int record = added.x;
+        Quad now = term;
+        const Quad flags = load_quad(&p.added[index].wait_first);   // wait_first wait_count · ·
+#endif
         index += gridDim.x;
         const bool another = index < p.tile_count;
         if (another) {
             const Tile* t = p.tiles + index;
             place = load_quad(t), more = load_quad(&t->rows), wait = load_quad(&t->operands);
+#if TERMS
+            added = load_quad(p.added + index);
+#endif
         }
         for (int b = 0; b < blocks; ++b) {
             if (remain == 0) {
@@ -325,7 +376,12 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
                 right_k = d.y;
                 remain = d.z;
             }
-            if (another && b == min(4, blocks - 1)) depth = load_quad(p.depths + more.z);
+            if (another && b == min(4, blocks - 1)) {
+                depth = load_quad(p.depths + more.z);
+#if TERMS
+                if (added.y > 0) term = load_quad(p.terms + added.x);
+#endif
+            }
             barrier_wait(empty + 8 * stage, phase ^ 1);
             const u32 bar = full + 8 * stage;
             const u32 left = ring + stage * STAGE_BYTES;
@@ -360,6 +416,27 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
                 stage = 0;
                 phase ^= 1;
             }
+#if TERMS
+            while (steps.due(b)) {
+                if (flags.y > 0 && flags.x != terms_waited) {
+                    wait_flags(p, flags.x, flags.y);
+                    fence_async_proxy();
+                    terms_waited = flags.x;
+                }
+                barrier_wait(empty + 8 * stage, phase ^ 1);
+                barrier_expect(full + 8 * stage, TERM_BYTES);
+#pragma unroll
+                for (int i = 0; i < TERM_ATOMS; ++i)
+                    load_box(ring + stage * STAGE_BYTES + i * TERM_ROWS * 128, p.term_maps + now.x, now.z + 64 * i,
+                             now.y + steps.part() * TERM_ROWS, full + 8 * stage);
+                if (steps.part() == 0 && steps.left > 1) now = load_quad(p.terms + ++record);
+                steps.advance();
+                if (++stage == p.stages) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+#endif
         }
     }
 }
@@ -483,6 +560,25 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
 #endif
 }
 
+#if TERMS
+// A group's rows of a term, in a stage from `rows` on, to its sums: 16 of them a warp and block.
+__device__ __forceinline__ void add_term(float (&d)[BLOCKS_M][ACC], u32 rows) {
+    const u32 lane = threadIdx.x & 31, r = lane & 15, warp = threadIdx.x >> 5 & 3;
+#pragma unroll
+    for (int m = 0; m < BLOCKS_M; ++m)
+#pragma unroll
+        for (int j = 0; j < ACC / 4; j += 2) {   // as stmatrix puts them in store_rows
+            const u32 unit = j % 8 + (lane >> 4);
+            const u32 at = rows + j / 8 * TERM_ROWS * 128 + (m * 64 + warp * 16 + r) * 128 + ((unit ^ (r & 7)) << 4);
+            u32 v[4];
+            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
+#pragma unroll
+            for (int i = 0; i < 4; ++i) add_packed(d[m][4 * j + 2 * i], d[m][4 * j + 2 * i + 1], v[i]);
+        }
+}
+#endif
+
 // One lane of a warp whose part of a tile is stored: counts it, and raises the work's flags if it is the last one.
 __device__ __forceinline__ void stored(const Parameters& p, int signal) {
     const Quad s = load_quad(p.signals + signal);   // target, first flag, flags
@@ -517,7 +613,14 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
 #pragma unroll
         for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
             if (first + c < p.tile_count) next_waits |= __ldg(&p.tiles[first + c].wait_count);
+#if TERMS
+        const Quad added = load_quad(p.added + index);   // · count at gap
+        Steps steps(added.y, added.z, added.w);
+        if (next < p.tile_count) next_waits |= __ldg(&p.added[next].wait_count);
+        int before = -1;   // the stage that is to be given back
+#else
         int before = 0;
+#endif
         for (int b = 0; b < blocks; ++b) {
             barrier_wait(full + 8 * stage, phase);
             const u32 left = left_base + stage * STAGE_BYTES;
@@ -531,7 +634,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                           right + k * (right_step >> 4), k > 0 ? 1 : b);
             wgmma_commit();
             wgmma_wait<1>();   // the stage before this one is read
-            if (b > 0 && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+            if ((TERMS ? before >= 0 : b > 0) && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
             before = stage;
             if (++stage == p.stages) {
                 stage = 0;
@@ -542,9 +645,33 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                 __syncwarp();
                 pending = -1;
             }
+#if TERMS
+            for (; steps.due(b); steps.advance()) {
+                if (TERM_STEPS == 1 || steps.part() == group) {
+                    wgmma_wait<0>();
+                    if (before >= 0 && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+                    before = -1;
+                    barrier_wait(full + 8 * stage, phase);
+                    add_term(d, ring + stage * STAGE_BYTES + (TERM_STEPS == 1 ? group * BLOCKS_M * ATOM : 0));
+                    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");   // all its warps have read
+                } else {
+                    if (steps.gap == 0 || p.stages == 2) {   // NOTE the next step of K may come to the stage that is kept
+                        wgmma_wait<0>();
+                        if (before >= 0 && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+                        before = -1;
+                    }
+                    barrier_wait(full + 8 * stage, phase);   // NOTE not given back before it comes: barriers count turns
+                }
+                if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * stage, thread & 127);
+                if (++stage == p.stages) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+#endif
         }
         wgmma_wait<0>();
-        if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+        if ((!TERMS || before >= 0) && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
         blocks = next_blocks;
         if (pending >= 0) {   // too few steps to do it among them
             if (lane == 0) stored(p, pending);
@@ -626,6 +753,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
         fetch_map(&p.operands[0].left);
         fetch_map(&p.operands[0].right);
         fetch_map(&p.operands[0].out_map);
+#if TERMS
+        fetch_map(p.term_maps);
+#endif
     }
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.stages; ++i) {

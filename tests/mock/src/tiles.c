@@ -13,6 +13,8 @@ typedef struct {
 } Tile;
 typedef struct { int left, right, blocks, size; } Depth;      // size: elements, of which tensor maps know themselves
 typedef struct { uint32_t target, flag_first, flag_count, unused; } Signal;
+typedef struct { int first, count, at, gap, wait_first, wait_count, unused[2]; } Added;
+typedef struct { int matrix, row, column, unused; } Term;
 typedef struct {
     const Tile *tiles;
     const Depth *depths;
@@ -25,18 +27,27 @@ typedef struct {
 
 typedef struct { TensorMap left; unsigned char rest1[128 - sizeof(TensorMap)]; TensorMap right;
                  unsigned char rest2[256 - sizeof(TensorMap)]; uint64_t out; int64_t out_pitch; uint64_t unused[6]; } Mapped;
-typedef struct { Mapped operands[4]; Table table; int tile_count, stages; } MappedParameters;
+typedef struct { TensorMap map; unsigned char rest[128 - sizeof(TensorMap)]; } TermMap;
+typedef struct { Mapped operands[4]; Table table; int tile_count, stages; const Added *added; const Term *terms;
+                 uint64_t unused[4]; TermMap maps[4]; } MappedParameters;
 typedef struct { uint64_t left, right, out; int64_t left_line, right_line, out_line; uint64_t unused[2]; } Lined;
-typedef struct { Table table; const Lined *operands; int tile_count, stages; } LinedParameters;
+typedef struct { uint64_t address, line, item, unused; } LinedTerm;
+typedef struct { Table table; const Lined *operands; int tile_count, stages; const Added *added; const Term *terms;
+                 const LinedTerm *matrices; } LinedParameters;
 
-enum { STEP = 64, MAPPED_BYTES = 1920 };
+enum { STEP = 64 };
 _Static_assert(sizeof(Mapped) == 448, "the operands of sm90_gemm.cu");
-_Static_assert(sizeof(LinedParameters) == 88, "the parameters of sm80_gemm.cu");
+_Static_assert(sizeof(MappedParameters) == 2432, "the parameters of sm90_gemm.cu");
+_Static_assert(sizeof(LinedParameters) == 112, "the parameters of sm80_gemm.cu");
 
 typedef struct {
     const Table *table;
     const Mapped *mapped;            // or
     const Lined *lined;
+    const Added *added;              // null where no work has terms
+    const Term *terms;
+    const TermMap *maps;             // or
+    const LinedTerm *matrices;
     int tile_count, tile_m, tile_n, warps;
     Type in, out;
     bool left_t, right_t;
@@ -47,7 +58,7 @@ static int type_of(const char *name) {
     return !strncmp(name, "bf16", 4) ? BF16 : !strncmp(name, "fp16", 4) ? FP16 : !strncmp(name, "fp32", 4) ? FP32 : -1;
 }
 
-// <family>_<rows>x<columns>…_<in>_<out>_<layout>
+// <family>_<rows>x<columns>…[_sum]_<in>_<out>_<layout>
 static int open_tiles(Launch *l, int warps) {
     State *s = l->state = calloc(1, sizeof *s);
     const char *name = l->function->name, *end = name + strlen(name), *digits = strpbrk(strstr(name, "_gemm_"), "123456789");
@@ -61,7 +72,9 @@ static int open_tiles(Launch *l, int warps) {
     return OK;
 }
 static int open_checked(Launch *l) {
-    const State *s = l->state;
+    State *s = l->state;
+    if (!strstr(l->function->name, "_sum_")) s->added = NULL;
+    else if (memory_reach(l->device, (uint64_t)s->added, (uint64_t)s->tile_count * sizeof(Added))) return ILLEGAL_ADDRESS;
     return memory_reach(l->device, (uint64_t)s->table->tiles, (uint64_t)s->tile_count * sizeof(Tile));
 }
 static int open_mapped(Launch *l) {
@@ -75,6 +88,7 @@ static int open_mapped(Launch *l) {
     State *s = l->state;
     const MappedParameters *p = (const MappedParameters *)l->arguments;
     s->table = &p->table, s->mapped = p->operands, s->tile_count = p->tile_count;
+    s->added = p->added, s->terms = p->terms, s->maps = p->maps;
     return open_checked(l);
 }
 static int open_lined(Launch *l, int lanes) {
@@ -83,6 +97,7 @@ static int open_lined(Launch *l, int lanes) {
     State *s = l->state;
     const LinedParameters *p = (const LinedParameters *)l->arguments;
     s->table = &p->table, s->lined = p->operands, s->tile_count = p->tile_count;
+    s->added = p->added, s->terms = p->terms, s->matrices = p->matrices;
     return open_checked(l);
 }
 static int open_warps(Launch *l) { return open_lined(l, 32); }
@@ -93,17 +108,22 @@ static int tile_of(Launch *l, int block, int round) {
     return tile < ((const State *)l->state)->tile_count ? (int)tile : -1;
 }
 
-static bool ready(Launch *l, int tile) {
+static bool up(const Launch *l, int first, int count) {
     const Table *table = ((const State *)l->state)->table;
-    const Tile *t = table->tiles + tile;
     uint32_t goal = table->epoch ? *table->epoch : 1;
-    for (int i = 0; i < t->wait_count; i++) {
-        uint64_t flag = table->flags[t->wait_first + i];
+    for (int i = 0; i < count; i++) {
+        uint64_t flag = table->flags[first + i];
         if (memory_reach(l->device, flag, 4)) return true;  // `run` faults
         if ((int32_t)(__atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE) - goal) < 0 && !(table->abort && *table->abort))
             return false;
     }
     return true;
+}
+static bool ready(Launch *l, int tile) {
+    const State *s = l->state;
+    const Tile *t = s->table->tiles + tile;
+    return up(l, t->wait_first, t->wait_count)
+           && (!s->added || up(l, s->added[tile].wait_first, s->added[tile].wait_count));
 }
 
 static Matrix of_map(const TensorMap *m) {
@@ -153,6 +173,25 @@ static int multiply(const Launch *l, const Tile *t, float *sums) {
     return code;
 }
 
+static int add_terms(const Launch *l, int tile, float *sums) {
+    const State *s = l->state;
+    const Tile *t = s->table->tiles + tile;
+    const Added *added = s->added + tile;
+    int code = memory_reach(l->device, (uint64_t)(s->terms + added->first), (uint64_t)added->count * sizeof(Term));
+    for (const Term *term = s->terms + added->first; !code && term < s->terms + added->first + added->count; term++) {
+        const LinedTerm *lined = s->mapped ? NULL : s->matrices + term->matrix;
+        Matrix from = lined ? (Matrix){lined->address, lined->line, UINT64_MAX, UINT64_MAX} : of_map(&s->maps[term->matrix].map);
+        Type type = lined && lined->item == 4 ? FP32 : s->in;
+        for (int i = 0; i < t->rows * t->cols && !code; i++) {
+            int r = i / t->cols, c = i % t->cols;
+            float value;
+            code = element(l, &from, type, term->row + r, term->column + c, &value);
+            sums[r * s->tile_n + c] += value;
+        }
+    }
+    return code;
+}
+
 static int store(const Launch *l, const Tile *t, const float *sums) {
     const State *s = l->state;
     uint64_t item = (uint64_t)type_bytes(s->out);
@@ -196,6 +235,7 @@ static int run(Launch *l, int tile) {
     size_t elements = (size_t)s->tile_m * (size_t)s->tile_n;
     float *sums = calloc(elements, sizeof *sums);
     int code = multiply(l, t, sums);
+    if (!code && s->added && s->mapped) code = add_terms(l, tile, sums);
     if (!code && t->splits > 1) {  // parts are added in their order by who comes last
         memcpy(table->partials + (size_t)(t->slot + t->split) * elements, sums, elements * sizeof *sums);
         uint32_t *count = table->split_counts + t->slot * s->warps;
@@ -208,13 +248,14 @@ static int run(Launch *l, int tile) {
         for (int part = 0; part < t->splits; part++)
             for (size_t i = 0; i < elements; i++) sums[i] += table->partials[(size_t)(t->slot + part) * elements + i];
     }
+    if (!code && s->added && !s->mapped) code = add_terms(l, tile, sums);
     if (!code) code = store(l, t, sums);
     free(sums);
     return code ? code : raise_flags(l, t);
 }
 
 const KernelCode tiled_kernels[] = {
-    {"sm90_gemm_", true, {MAPPED_BYTES}, open_mapped, tile_of, ready, run},
+    {"sm90_gemm_", true, {sizeof(MappedParameters)}, open_mapped, tile_of, ready, run},
     {"sm80_gemm_", true, {sizeof(LinedParameters)}, open_warps, tile_of, ready, run},
     {"mfma_gemm_", true, {sizeof(LinedParameters)}, open_waves, tile_of, ready, run},
     {0},
