@@ -10,9 +10,13 @@ from ficco_rt import compiler, library
 from .scenarios import Scenario
 
 MODES = ("graph", "streams")
-CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried
+CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried; None: the text's
     "chunks": (2, 4, 1, 8),
+    "last": (None, [2, 1, 1], [4, 2, 1, 1]),
     "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
+}
+SUMMED: dict[str, tuple[object, ...]] = {  # where what has come is summed: copies begin behind the first piece
+    "taper": ([1, 6, 1], [1, 4, 2], [2, 2, 1]),
 }
 
 
@@ -44,9 +48,11 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
     for entry in library.entries():
         if entry.name.split("/", 1)[0] != operation:
             continue
-        declared = [p.name for p in compiler.load(entry.name).params if p.name in CHOICES]
-        for combination in product(*(CHOICES[name][:values] for name in declared)):
-            found.append(Variant(entry.name, tuple(zip(declared, combination, strict=True))))
+        choices = CHOICES if operation == "ag_gemm" else CHOICES | SUMMED
+        declared = [p.name for p in compiler.load(entry.name).params if p.name in choices]
+        for combination in product(*(choices[name][:values] for name in declared)):
+            given = tuple((n, v) for n, v in zip(declared, combination, strict=True) if v is not None)
+            found.append(Variant(entry.name, given))
     return tuple(found)
 
 
