@@ -96,8 +96,8 @@ class Work:
     pieces of one axis follow each other in the logical operand. A transposed left is stored [K, M], a transposed right
     [N, K].
 
-    `waits`, `term_waits` and `signals` are addresses of 32-bit flags: up before the work reads, before it reads terms,
-    raised when all is written.
+    `waits`, `term_waits` and `signals` are addresses of 32-bit flags: up before the work reads, before it reads terms
+    and writes, raised when all is written.
     """
 
     left: Matrix
@@ -125,10 +125,11 @@ class Work:
         waits: tuple[int, ...] = (),
         signals: tuple[int, ...] = (),
         terms: tuple[Term, ...] = (),
+        term_waits: tuple[int, ...] = (),
     ) -> Work:
         """The work on three operands and its terms."""
         pieces = (left.rows, left.columns, right.rows, right.columns, out.rows, out.columns)
-        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals, terms)
+        return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals, terms, term_waits)
 
 
 @dataclass(frozen=True, slots=True)

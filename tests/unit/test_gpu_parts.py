@@ -22,6 +22,7 @@ from ficco_rt.driver.cuda.call import call
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.cells import cells, part
+from ficco_rt.driver.gpu.matrices import works_of
 from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.runs import handles
 from ficco_rt.driver.gpu.tensors import Tensor
@@ -347,3 +348,29 @@ def test_without_gpus_there_are_none() -> None:
     assert registry.device_count("host") == 0
     with pytest.raises(UsageError, match="the host driver has no GPUs to discover"):
         registry.discover("host", 2)
+
+
+def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
+    plan = compiler.compile_schedule("gemm_rs/streamed", 4)
+    kinds = {t.name: t.kind for t in plan.tensors}
+
+    def works(inputs_are_known: bool) -> list[tuple[int, int, int]]:
+        found = []
+        for stream in plan.streams:
+            for command in stream.commands:
+                if isinstance(command, Launch) and any(isinstance(w, GemmWork) and w.terms for w in command.works):
+
+                    def resolve(r: Region) -> Tensor:
+                        tensor = next(t for t in plan.tensors if t.name == r.tensor)
+                        written = not inputs_are_known or kinds[r.tensor] != "input"
+                        return Tensor(1 << 20, tensor.shapes[r.rank], tensor.dtype, r.rank, True, written)
+
+                    made = works_of(command, resolve, lambda flag: 8 * flag)
+                    assert made is not None
+                    found += [(len(w.waits), len(w.term_waits), len(w.terms)) for w in made]
+        return found
+
+    late, early = works(True), works(False)
+    assert late
+    assert [(b, a, n) for a, b, n in late] == early  # the same flags, waited for at another place
+    assert all(waits == 0 and flags > 0 and terms == 3 for waits, flags, terms in late)

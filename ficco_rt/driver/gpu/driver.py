@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -30,6 +31,7 @@ from ...plan.ir import (
     WaitEvent,
     WaitFlag,
 )
+from ...region import Region
 from ...trace import Clock, Span
 from .. import api
 from ..api import (
@@ -297,7 +299,13 @@ class GpuDriver:
         return [upload for bound in bounds for upload in bound.uploads]
 
     def _resolver(self, memory: Memory) -> Resolve:
-        return lambda region: self._buffers[memory[region.tensor, region.rank]]
+        inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
+
+        def resolve(region: Region) -> Tensor:
+            tensor = self._buffers[memory[region.tensor, region.rank]]
+            return replace(tensor, written=region.tensor not in inputs)
+
+        return resolve
 
     def unbind(self, calls: Sequence[Call]) -> None:
         self._groups.clear()  # what an error left half bound goes on nowhere

@@ -23,5 +23,8 @@ def works_of(command: Launch, resolve: Resolve, address: FlagAddress) -> list[ti
         left, right, out, *others = sides
         terms = tuple(tiles.Term(o, resolve(t).dtype) for o, t in zip(others, work.terms, strict=True))
         waits, signals = tuple(map(address, work.waits)), tuple(map(address, work.signals))
-        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals, terms))
+        # a product of inputs need not wait for what comes to its terms, or for who still reads where it goes
+        late = bool(terms) and not any(resolve(r).written for r in (work.left, work.right))
+        waits, term_waits = ((), waits) if late else (waits, ())
+        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals, terms, term_waits))
     return works

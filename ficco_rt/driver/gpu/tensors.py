@@ -19,6 +19,7 @@ class Tensor:
     dtype: Dtype
     rank: int
     owned: bool  # by the driver, which then frees it
+    written: bool = True  # by the plan's commands; an input never is
 
     @property
     def size(self) -> int:
