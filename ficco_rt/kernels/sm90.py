@@ -359,6 +359,7 @@ _TERM = 1.8  # … and each of its terms
 _LAUNCH = 6.0
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
+_CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
 _SPLIT = (1.0, 2.3)  # once, and for each partial of 128 × 256 that a multiprocessor leaves or adds
 
 
@@ -377,7 +378,10 @@ def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: 
     groups = max(1, sms // v.cluster)
     moved = 2 * (sum(rows) * k + k * sum(columns) + (1 + terms) * sum(rows) * sum(columns)) / _BANDWIDTH
     tile = (_TILE + _TERM * terms) * size
-    cost, cut = best_splits(tiles, groups, ceil(k / DEPTH), _STEP[v.tile], tile, split, moved)
+    step = _STEP[v.tile]
+    if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
+        step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    cost, cut = best_splits(tiles, groups, ceil(k / DEPTH), step, tile, split, moved)
     return _LAUNCH + _CLUSTER * (v.cluster - 1) + cost, cut
 
 
