@@ -207,6 +207,7 @@ class _Emitter:
             case graph_ir.Reduce():
                 return ReduceWork(op.out, op.terms, waits, signals, v, origin)
             case graph_ir.Copy():
+                self._transfers(op, v)  # for the budget alone: the kernel's table counts as many
                 return CopyWork(op.dst, op.src, waits, signals, v, origin)
             case graph_ir.Launch():
                 return KernelWork(op.kernel, op.arguments, op.grid, op.block, waits, signals, v, origin)
