@@ -3,8 +3,8 @@
     python tools/sanitize.py                            # memcheck and racecheck of all
     python tools/sanitize.py --tools memcheck --kernels sm80 sm90
 
-`sm80` and `sm90` run random cases of tools/gemm_bench.py; `naive` a streamed schedule of tools/gpu_check, whose
-fp32 products and sums are the naive kernels'. NOTE racecheck knows neither TMA nor the barriers that it completes,
+`sm80` and `sm90` run random cases of tools/gemm_bench.py; `naive` and `copies` schedules of tools/gpu_check, whose
+fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA nor the barriers that it completes,
 so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished, and is no failure.
 Exit code 4 if anything is reported, 3 without compute-sanitizer.
 """
@@ -18,22 +18,12 @@ import sys
 from pathlib import Path
 
 TOOLS = Path(__file__).parent
+SMALL = ("--ranks", "2", "--repeats", "1", "--sizes", "small", "--timeout", "120")
 TARGETS: dict[str, tuple[str, ...]] = {
     "sm80": ("gemm_bench.py", "--kernel", "sm80", "--check-only", "--cases", "1"),
     "sm90": ("gemm_bench.py", "--kernel", "sm90", "--check-only", "--cases", "1"),
-    "naive": (
-        "gpu_check",
-        "--ranks",
-        "2",
-        "--repeats",
-        "1",
-        "--only",
-        "gemm_rs/streamed",
-        "--sizes",
-        "small",
-        "--timeout",
-        "120",
-    ),
+    "naive": ("gpu_check", *SMALL, "--only", "gemm_rs/streamed"),
+    "copies": ("gpu_check", *SMALL, "--only", "oneshot"),
 }
 
 
