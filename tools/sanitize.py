@@ -4,8 +4,9 @@
     python tools/sanitize.py --tools memcheck --kernels sm80 sm90
 
 `sm80` and `sm90` run random cases of tools/gemm_bench.py; `naive` and `copies` schedules of tools/gpu_check, whose
-fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA nor the barriers that it completes,
-so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished, and is no failure.
+fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA
+nor the barriers that it completes, so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished,
+and is no failure.
 Exit code 4 if anything is reported, 3 without compute-sanitizer.
 """
 
