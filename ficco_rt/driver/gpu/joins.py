@@ -40,6 +40,14 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """The calls of a run as graphs. `enters`: some change the context."""
+
+    steps: tuple[Step, ...]
+    enters: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Sides:
     """The calls before a run and after it."""
 
@@ -165,9 +173,11 @@ class Joins:
                 end.append(Step(device, *lower, "the plan's flags"))
         return self._sides_of(begin, end)
 
-    def around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> tuple[Step, ...]:
-        """A replay: each device's graph between its gate and done."""
-        return tuple(entered(self._gpus.vendor, self._around_graphs(called, graphs, behind)))
+    def replay(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> Replay:
+        """Each device's graph between its gate and done."""
+        plain = tuple(self._around_graphs(called, graphs, behind))
+        steps = tuple(entered(self._gpus.vendor, plain))
+        return Replay(steps, len(steps) > len(plain))
 
     def _around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> Iterator[Step]:
         """On the stream of a caller of the device, where there is one: an event less on either side."""

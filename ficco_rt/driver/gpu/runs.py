@@ -18,11 +18,11 @@ from ...plan.ir import Plan
 from .devices import Device
 from .flags import Flags
 from .gpus import SPIN, Gpus
-from .joins import Joins, kept
+from .joins import Joins, Replay, kept
 from .program import Program, make
 from .refused import Closing, concerning
 from .spans import raisers_of, stuck
-from .streams import Bound, GpuStream, Step, Upload
+from .streams import Bound, GpuStream, Upload
 from .vendor import Handle
 
 DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced up
@@ -34,7 +34,7 @@ class Captured:
 
     graphs: dict[int, Handle]
     program: Program
-    replays: dict[tuple[Handle, ...], tuple[Step, ...]] = field(default_factory=dict)  # by what stands around them
+    replays: dict[tuple[Handle, ...], Replay] = field(default_factory=dict)  # by what stands around them
 
 
 class Runs:
@@ -66,6 +66,7 @@ class Runs:
         gpus = self._gpus
         try:
             self._prepare()
+            gpus.begin_issue()
             self._replayed, self.marked = None, gpus.marking
             steps = program.steps(marked=self.marked)
             for stream in self._streams:
@@ -95,7 +96,6 @@ class Runs:
         self.answers()
         if self._dirty:
             self._clear()
-        self._gpus.begin_issue()
 
     # ---- as graphs
 
@@ -170,10 +170,12 @@ class Runs:
         try:
             self._prepare()
             self._replayed, self.marked = captured, False
-            around, behind = self._joins.around_graphs, self._running
-            steps = kept(captured.replays, (behind, *streams), lambda: around(streams, captured.graphs, behind))
+            joins, behind = self._joins, self._running
+            replay = kept(captured.replays, (behind, *streams), lambda: joins.replay(streams, captured.graphs, behind))
+            if replay.enters:
+                self._gpus.begin_issue()
             self._running = True
-            make(self._gpus, steps)
+            make(self._gpus, replay.steps)
             self._gpus.end_issue()
         except BaseException:
             self._abandon()
@@ -355,13 +357,13 @@ def handles(streams: Sequence[object], ranks: int) -> list[Handle]:
 
 
 def _handle(given: object, rank: int) -> int:
-    protocol = getattr(given, "__cuda_stream__", None)
-    if callable(protocol):
-        return int(protocol()[1])
     for name in ("cuda_stream", "ptr"):
         found = getattr(given, name, None)
         if isinstance(found, int):
             return found
+    protocol = getattr(given, "__cuda_stream__", None)
+    if callable(protocol):
+        return int(protocol()[1])
     if isinstance(given, int) and not isinstance(given, bool):
         return given
     raise UsageError(f"streams: rank {rank}'s is {type(given).__name__}, not a stream of a GPU")
