@@ -217,3 +217,4 @@ class Marked(Protocol):
     """A driver that records spans on demand, since marks cost time: cuda."""
 
     marking: bool
+    timing: bool  # runs on callers' streams are timed, too

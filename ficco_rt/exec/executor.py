@@ -205,7 +205,8 @@ class Executor:
 
     @property
     def duration(self) -> float:
-        """Microseconds that the last run took on the devices, or takes on the virtual clock."""
+        """Microseconds that the last run took on the devices, or takes on the virtual clock. UsageError: it was on
+        callers' streams, and not `timed`."""
         measured = self.driver.elapsed()
         return self.trace.duration if measured is None else measured
 
@@ -219,6 +220,17 @@ class Executor:
     def traced(self, on: bool) -> None:
         if isinstance(self.driver, Marked):
             self.driver.marking = on
+
+    @property
+    def timed(self) -> bool:
+        """Whether GPUs take the time of runs on callers' streams, too, for `duration`; it costs the host two calls a
+        GPU and run. Other runs are always timed."""
+        return not isinstance(self.driver, Marked) or self.driver.timing
+
+    @timed.setter
+    def timed(self, on: bool) -> None:
+        if isinstance(self.driver, Marked):
+            self.driver.timing = on
 
     @property
     def trace(self) -> Trace:

@@ -12,6 +12,7 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
+from ficco_rt.errors import UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import compare, fresh_inputs
 from ficco_rt.plan.ir import Plan
@@ -128,7 +129,7 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
         beside = [of_ranks() for _ in range(RUNS)]  # what is copied in, and where outputs are kept
         bound = executor.bind(**tensors)
         for seed in range(SEEDS):
-            executor.graph = seed % 3 == 2
+            executor.graph, executor.timed = seed % 3 == 2, seed % 2 == 1
             cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
             inputs = [fresh_inputs(plan, 100 * seed + i, "exact") for i in range(RUNS)]
             for given, kept in zip(inputs, beside, strict=True):
@@ -150,6 +151,11 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
                         callers.spoil(rank, array)
             executor.synchronize()
             callers.wait()
+            if executor.timed:
+                assert executor.duration >= 0
+            else:
+                with pytest.raises(UsageError, match="was not timed"):
+                    _ = executor.duration
             for given, kept in zip(inputs, beside, strict=True):
                 outputs = {n: [callers.read(a) for a in kept[n]] for n, kind in kinds.items() if kind == "output"}
                 result = compare(plan, given, outputs, "exact")

@@ -92,6 +92,7 @@ class Ours:
             try:
                 plan = ficco_rt.compile(variant.schedule, self._ranks, self._machine, **variant.arguments(scenario))
                 executor = Executor(plan, "cuda", timeout=TIMEOUT)
+                executor.timed = True
                 self._executors[variant.label] = executor
                 bound = executor.bind(**self._tensors)
             except (ScheduleError, UsageError, DeviceError) as error:

@@ -120,6 +120,7 @@ def check(executor: Executor, data: Data, todo: Iterable[Draw], spent: Spent) ->
 
     with spent.on("executors"):
         data.attach(executor)
+        executor.timed = True
     for draw in todo:
         with spent.on("data"):
             data.load(draw)

@@ -110,6 +110,14 @@ class GpuDriver:
     def marking(self, on: bool) -> None:
         self._gpus.marking = on
 
+    @property
+    def timing(self) -> bool:
+        return self._gpus.timing
+
+    @timing.setter
+    def timing(self, on: bool) -> None:
+        self._gpus.timing = on
+
     def describe(self) -> str:
         """The devices in use, for people."""
         names = [d.facts.name for d in self._gpus.devices.values()]

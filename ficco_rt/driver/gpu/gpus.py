@@ -32,6 +32,7 @@ class Gpus:
         self.homes = homes(vendor, ranks, ranks_per_gpu)
         self.current: Device | None = None  # whose context is current, while a run is issued
         self.marking = False  # what is issued is recorded for a trace
+        self.timing = False  # and timed, if it is on callers' streams; else it always is
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
         self._callers: Handle = None  # the context that was current before

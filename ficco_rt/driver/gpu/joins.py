@@ -67,7 +67,8 @@ class Joins:
         self._start = gpus.new_event(gpus.first)
         self._called = [gpus.new_event(gpus.device(rank)) for rank in range(plan.ranks)]
         self.gates = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
-        self.done = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
+        self.ends = {i: gpus.new_event(device, timing=True) for i, device in gpus.devices.items()}
+        self.done = {i: gpus.new_event(device) for i, device in gpus.devices.items()}
         self._opened = {i: gpus.new_event(device) for i, device in gpus.devices.items()}  # the gate inside a graph
         touched = [callers(stream, plan) for stream in plan.streams]
         homes = gpus.homes
@@ -79,14 +80,14 @@ class Joins:
             [n for n, t in enumerate(touched) if rank in t] for rank in range(plan.ranks)
         ]
 
-    def sides(self, called: Sequence[Handle], together: bool, behind: bool) -> Sides:
+    def sides(self, called: Sequence[Handle], together: bool, behind: bool, timed: bool) -> Sides:
         """For callers' streams, one a rank, or none. `together`: all devices begin at one time. `behind`: a run before
-        may still be on its way."""
+        may still be on its way. `timed`: with events that tell how long the run takes."""
         together = together or not called
         return kept(
             self._sides,
-            (together, behind, *called),
-            lambda: self._sides_of(self._begin(called, together, behind), self._end(called)),
+            (together, behind, timed, *called),
+            lambda: self._sides_of(self._begin(called, together, behind, timed), self._end(called, timed)),
         )
 
     def _sides_of(self, begin: Iterable[Step], end: Iterable[Step]) -> Sides:
@@ -95,7 +96,7 @@ class Joins:
 
     # ---- on streams
 
-    def _begin(self, called: Sequence[Handle], together: bool, behind: bool) -> Iterator[Step]:
+    def _begin(self, called: Sequence[Handle], together: bool, behind: bool, timed: bool) -> Iterator[Step]:
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
         yield from self._callers_come(called, range(len(called)))
         if together:
@@ -106,13 +107,14 @@ class Joins:
                 events = [*self._comes(called, i), *self._others(device, behind)]
             else:
                 events = [self._start] if device is not first else []
-            yield from self._wait(device, events)
-            yield Step(device, *vendor.record_action(self.gates[i], gpus.control[i]), "the run's gate")
             opens = events[0] if len(events) == 1 else self.gates[i]
+            if timed or opens is self.gates[i]:
+                yield from self._wait(device, events)
+                yield Step(device, *vendor.record_action(self.gates[i], gpus.control[i]), "the run's gate")
             for stream in self._on(i):
                 yield Step(device, *vendor.wait_action(stream.handle, opens), str(stream))
 
-    def _end(self, called: Sequence[Handle]) -> Iterator[Step]:
+    def _end(self, called: Sequence[Handle], timed: bool) -> Iterator[Step]:
         gpus, vendor = self._gpus, self._gpus.vendor
         for i, device in gpus.devices.items():
             for stream in self._on(i):
@@ -123,14 +125,12 @@ class Joins:
                 yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
         for i, device in gpus.devices.items():
             yield from self._wait(device, [stream.tail for stream in self._on(i)])
+            if timed:
+                yield Step(device, *vendor.record_action(self.ends[i], gpus.control[i]), "the run's end")
             lower = self._flags.lower(i, gpus.control[i], crossings=False)
             if lower is not None:
                 yield Step(device, *lower, "the plan's flags")
-            yield self._ends(device, gpus.control[i])
-
-    def _ends(self, device: Device, stream: Handle) -> Step:
-        """All of the device's part is done, and its flags are down."""
-        return Step(device, *self._gpus.vendor.record_action(self.done[device.ordinal], stream), "the run's end")
+            yield Step(device, *vendor.record_action(self.done[i], gpus.control[i]), "the run's end")
 
     def _callers_come(self, called: Sequence[Handle], ranks: Iterable[int]) -> Iterator[Step]:
         for rank in ranks:
@@ -173,13 +173,15 @@ class Joins:
                 end.append(Step(device, *lower, "the plan's flags"))
         return self._sides_of(begin, end)
 
-    def replay(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> Replay:
+    def replay(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool, timed: bool) -> Replay:
         """Each device's graph between its gate and done."""
-        plain = tuple(self._around_graphs(called, graphs, behind))
+        plain = tuple(self._around_graphs(called, graphs, behind, timed))
         steps = tuple(entered(self._gpus.vendor, plain))
         return Replay(steps, len(steps) > len(plain))
 
-    def _around_graphs(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool) -> Iterator[Step]:
+    def _around_graphs(
+        self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool, timed: bool
+    ) -> Iterator[Step]:
         """On the stream of a caller of the device, where there is one: an event less on either side."""
         gpus, vendor = self._gpus, self._gpus.vendor
         hosts = {i: self._host(i) if called else None for i in gpus.devices}  # device → the rank of that caller
@@ -189,10 +191,13 @@ class Joins:
         for i, device in gpus.devices.items():
             events = [*(self._called[rank] for rank in comes[i]), *self._others(device, behind)]
             yield from self._wait(device, events, on[i])
-            yield Step(device, *vendor.record_action(self.gates[i], on[i]), "the run's gate")
+            if timed:
+                yield Step(device, *vendor.record_action(self.gates[i], on[i]), "the run's gate")
             yield Step(device, *vendor.graph_action(graphs[i], on[i]), "the run's graph")
         for i, device in gpus.devices.items():  # not before all gates: they wait for the run before
-            yield self._ends(device, on[i])
+            if timed:
+                yield Step(device, *vendor.record_action(self.ends[i], on[i]), "the run's end")
+            yield Step(device, *vendor.record_action(self.done[i], on[i]), "the run's end")
             if hosts[i] is not None:  # so that the device's own streams tell whether it is through
                 yield from self._wait(device, [self.done[i]])
         for rank, caller in enumerate(called):

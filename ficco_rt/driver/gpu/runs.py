@@ -59,6 +59,7 @@ class Runs:
         self._replayed: Captured | None = None  # what the last run was, if graphs
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
         self.marked = False  # the last run was recorded
+        self._timed = False  # and timed
 
     # ---- on streams
 
@@ -71,7 +72,8 @@ class Runs:
             steps = program.steps(marked=self.marked)
             for stream in self._streams:
                 stream.issued = []
-            sides = self._joins.sides(streams, self.marked, behind=self._running)
+            self._timed = self.marked or gpus.timing or not streams
+            sides = self._joins.sides(streams, self.marked, self._running, self._timed)
             self._running = True
             make(gpus, sides.begin)
             program.issued()
@@ -170,8 +172,13 @@ class Runs:
         try:
             self._prepare()
             self._replayed, self.marked = captured, False
-            joins, behind = self._joins, self._running
-            replay = kept(captured.replays, (behind, *streams), lambda: joins.replay(streams, captured.graphs, behind))
+            joins, behind, timed = self._joins, self._running, self._gpus.timing or not streams
+            self._timed = timed
+            replay = kept(
+                captured.replays,
+                (behind, timed, *streams),
+                lambda: joins.replay(streams, captured.graphs, behind, timed),
+            )
             if replay.enters:
                 self._gpus.begin_issue()
             self._running = True
@@ -230,12 +237,14 @@ class Runs:
 
     def microseconds(self) -> float:
         """From the last run's begin to its end on a device; the slowest counts."""
+        if not self._timed:
+            raise UsageError("the last run, on callers' streams, was not timed: set executor.timed = True before it")
         self.synchronize()
         return 1e3 * max(map(self._milliseconds, self._gpus.devices))
 
     def _milliseconds(self, ordinal: int) -> float:
         with concerning(self._gpus.devices[ordinal]):
-            return self._gpus.vendor.milliseconds(self._joins.gates[ordinal], self._joins.done[ordinal])
+            return self._gpus.vendor.milliseconds(self._joins.gates[ordinal], self._joins.ends[ordinal])
 
     def since(self, stream: GpuStream, mark: Handle) -> float:
         """Microseconds from a recorded run's begin to a mark. Devices' clocks are set to one another by the event that
