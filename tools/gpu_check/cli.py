@@ -104,7 +104,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--repeats", type=positive, default=20)
     parser.add_argument("--only", default="", help="a part of the schedules' names")
     parser.add_argument("--sizes", choices=("all", "small", "real"), default="all")
-    parser.add_argument("--part", type=part, default=(1, 1), metavar="K/N", help="every N-th row, from the K-th; for processes that share one GPU")
+    parser.add_argument(
+        "--part", type=part, default=(1, 1), metavar="K/N",
+        help="every N-th row, from the K-th; for processes that share one GPU",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=20.0, help="seconds that a run may take")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no further row is begun")
     options = parser.parse_args(arguments)
