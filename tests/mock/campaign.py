@@ -155,8 +155,8 @@ class Campaign:
             "call": {"error"}, "lost": {"error"}, "memory": {"error", "right"}, "stop": {"error"},
             "interrupt": {"interrupted"}, "corrupt": {"wrong numbers", "error"}, "delay": {"right"},
         }[kind]  # fmt: skip
-        if kind == "call" and not fired:  # who asks until all is done asks as often as the order of steps makes him
-            wanted = {"right"}
+        if kind in ("call", "interrupt", "lost") and not fired:
+            wanted = {"right"}  # no such call: who asks until all is done asks as often as the order of steps makes him
         if end not in wanted:
             yield f"ended as '{end}'"
         live = library.live()
