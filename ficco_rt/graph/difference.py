@@ -47,7 +47,7 @@ def show(value: Sum, box: Box) -> str:
         for k in intervals[:3]:
             texts.append(f"{_source(term.left, box, k, summed_last)} × {_source(term.right, box, k, ascending)}")
     count = len(value.inputs) + sum(len(intervals) for _, intervals in value.products)
-    return ", ".join(texts) if count <= 3 else ", ".join(texts[:3]) + f" and {count - 3} more"
+    return " + ".join(texts[:3]) + (f" and {count - 3} more" if count > 3 else "")
 
 
 def ascending(axis: int) -> int:

@@ -139,17 +139,11 @@ class _Proof:
         if origin in self.mistakes:
             return
         stage = self.graph.stages[op.where.stage]
-        notes = []
-        for where, hull in self._writers(region.tensor, region.rank).items():
-            writer = self.graph.stages[where.stage].label
-            notes.append(Note(f"stage '{writer}' writes within {describe(hull)} here", where.origin))
-        if len(notes) > MOST_NOTES:
-            notes[MOST_NOTES - 1 :] = [Note(f"{len(notes) - MOST_NOTES + 1} more write {region.tensor}")]
         self.mistakes[origin] = Diagnostic(
             origin,
             f"stage '{stage.label}' on rank {op.where.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
             "which nothing has written by then",
-            tuple(notes),
+            self._told_writers(region.tensor, region.rank),
         )
 
     # -- ops
@@ -256,10 +250,13 @@ class _Proof:
         if writer is not None:
             stage = self.graph.stages[writer.where.stage].label
             place += f" (last written by stage '{stage}' on rank {writer.where.rank})"
-        notes = () if origin == claim.origin else (Note(f"claimed here: {claim.text}", claim.origin),)
+        notes: tuple[Note, ...] = ()
+        if origin != claim.origin:
+            notes = (Note(f"claimed here: {claim.text}", claim.origin),)
         help = None
         if isinstance(has, Unwritten):
             message = f"{place}: nothing writes them"
+            notes = self._told_writers(target.tensor, target.rank)
         elif has.opaque:
             message = f"{place}: the proof does not see into {has.opaque[0]}"
             help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
@@ -278,7 +275,8 @@ class _Proof:
             for box, has in self.state[tensor.name, rank].items(target.boxes[0]):
                 if isinstance(has, Unwritten) and tensor.origin not in self.mistakes:
                     place = f"{tensor.name}@{rank} {describe(self._unwritten_part(target, box))}"
-                    self.mistakes[tensor.origin] = Diagnostic(tensor.origin, f"{place}: nothing writes them")
+                    notes = self._told_writers(tensor.name, rank)
+                    self.mistakes[tensor.origin] = Diagnostic(tensor.origin, f"{place}: nothing writes them", notes)
 
     def _unwritten_part(self, target: Region, box: Box) -> Box:
         """All that is not written of what is claimed, where that is one box; else the part that was met."""
@@ -286,6 +284,16 @@ class _Proof:
         missing = [part for b in target.boxes for part, has in held.items(b) if isinstance(has, Unwritten)]
         hull = _hull(missing)
         return hull if hull.elements == sum(b.elements for b in missing) else box
+
+    def _told_writers(self, tensor: str, rank: int) -> tuple[Note, ...]:
+        """Who writes other parts of a tensor."""
+        notes = []
+        for where, hull in self._writers(tensor, rank).items():
+            writer = self.graph.stages[where.stage].label
+            notes.append(Note(f"stage '{writer}' writes within {describe(hull)} here", where.origin))
+        if len(notes) > MOST_NOTES:
+            notes[MOST_NOTES - 1 :] = [Note(f"{len(notes) - MOST_NOTES + 1} more write {tensor}")]
+        return tuple(notes)
 
     def _writers(self, tensor: str, rank: int) -> dict[ir.Where, Box]:
         """The statements that write a tensor, the first place of each, and the hull of all that it writes."""
