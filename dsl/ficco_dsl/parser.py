@@ -866,6 +866,8 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
         help = "a range has two ends: 0..n"
     elif found.startswith("the keyword") and "INT" not in accepted:
         help = "keywords cannot be names; choose another"
+    elif expected.startswith("sum(") and getattr(stack[-1], "type", "") == "NAME" and stack[-1] != "sum":
+        help = f"write the terms as sum({_shown(stack[-1])}, ...)"
     if not at_end and help is None:
         help = _WHOLES.get(expected, {}).get(token.type)
     return Diagnostic(span, f"expected {expected}, found {found}", notes, help)

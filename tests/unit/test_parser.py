@@ -493,8 +493,12 @@ MISTAKES = [
         "x.ficco:2:27: expected sum(...) after '=', found 'min'\n  help: reduce only sums",
     ),
     (
+        "schedule x\nstage s on q { gemm Y = A * B + S.rows(0 of 2) }",
+        "x.ficco:2:34: expected sum(...) after '+', found '.'\n  help: write the terms as sum(S, ...)",
+    ),
+    (
         "schedule x\nstage s on q { reduce Y = A }",
-        "x.ficco:2:29: expected sum(...) after '=', found '}'",
+        "x.ficco:2:29: expected sum(...) after '=', found '}'\n  help: write the terms as sum(A, ...)",
     ),
     (
         "schedule x\nstage s on q { reduce Y = 3 }",
