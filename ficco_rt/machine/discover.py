@@ -27,7 +27,6 @@ class DeviceFacts:
     clock_khz: int
     memory_clock_khz: int
     bus_bits: int
-    copy_engines: int
 
 
 # Dense operations a clock and multiprocessor: 16-bit on matrix units, fp32; vendors' tables.

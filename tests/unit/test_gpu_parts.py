@@ -307,9 +307,7 @@ def test_streams_of_other_libraries() -> None:
 
 # ---------------------------------------------------------------- devices and errors
 
-H200 = DeviceFacts(
-    "NVIDIA H200", "sm_90a", 132, 233472, 232448, 1024, 32, 32, 64, 150 * 10**9, 1980000, 3201000, 6144, 3
-)
+H200 = DeviceFacts("NVIDIA H200", "sm_90a", 132, 233472, 232448, 1024, 32, 32, 64, 150 * 10**9, 1980000, 3201000, 6144)
 
 
 def test_a_machine_of_what_the_driver_says() -> None:

@@ -66,7 +66,6 @@ class Cuda:
             clock_khz=attribute("CLOCK_RATE"),
             memory_clock_khz=attribute("MEMORY_CLOCK_RATE"),
             bus_bits=attribute("GLOBAL_MEMORY_BUS_WIDTH"),
-            copy_engines=attribute("ASYNC_ENGINE_COUNT"),
         )
 
     def can_access(self, a: int, b: int) -> bool:

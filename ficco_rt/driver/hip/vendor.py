@@ -88,7 +88,6 @@ class Hip:
             clock_khz=attribute("ClockRate"),
             memory_clock_khz=attribute("MemoryClockRate"),
             bus_bits=attribute("MemoryBusWidth"),
-            copy_engines=attribute("AsyncEngineCount"),
         )
 
     def can_access(self, a: int, b: int) -> bool:

@@ -93,7 +93,6 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 36: *value = d->memory_clock_khz; break;
         case 37: *value = d->bus_bits; break;
         case 39: *value = 2048; break;  // threads of a multiprocessor
-        case 40: *value = d->copy_engines; break;
         case 75: *value = d->major; break;
         case 76: *value = d->minor; break;
         case 81: *value = d->smem_sm; break;

@@ -72,7 +72,6 @@ int hipDeviceGetAttribute(int *value, int attribute, int device) {
     CALL(hipDeviceGetAttribute);
     ORDINAL(device);
     switch (attribute) {
-        case 2: *value = d->copy_engines; break;
         case 5: *value = d->clock_khz; break;
         case 57: *value = 32 * d->wavefront; break;
         case 59: *value = d->bus_bits; break;

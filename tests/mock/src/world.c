@@ -154,7 +154,6 @@ static void fresh_devices(void) {
         d->smem_block = 227 << 10;
         d->smem_reserved = 1 << 10;
         d->max_blocks = 32;
-        d->copy_engines = 3;
         d->wavefront = 64;
         d->clock_khz = 1500000;
         d->memory_clock_khz = 2000000;
