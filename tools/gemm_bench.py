@@ -29,8 +29,12 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dsl")]
 
-import torch
-from cuda.bindings import driver as cu
+try:
+    import torch
+    from cuda.bindings import driver as cu
+except ImportError as error:
+    sys.stderr.write(f"{Path(sys.argv[0]).stem} needs PyTorch and cuda-bindings: {error}\n")
+    sys.exit(3)
 
 from ficco_rt.kernels import compiler, sm80, sm90, tiles
 from ficco_rt.region import Interval

@@ -22,7 +22,11 @@ from statistics import median
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dsl")]
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.stderr.write("sum_bench needs PyTorch: pip install torch\n")
+    sys.exit(3)
 
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.tensors import Tensor

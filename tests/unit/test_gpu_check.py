@@ -164,6 +164,8 @@ def test_zeros_of_either_sign_are_right_on_integers_and_tolerances_hold(machine:
         (["--part", "3/2"], "3/2 is not K/N with K from 1 to N"),
         (["--part", "0/2"], "0/2 is not K/N"),
         (["--part", "1"], "1 is not K/N"),
+        (["--repeats", "x"], "x is not a whole number from 1"),
+        (["--ranks", "0"], "0 is not a whole number from 1"),
         (["--only", "nothing"], "no schedule's name contains 'nothing'; `ficco list` shows them"),
     ],
 )

@@ -169,10 +169,9 @@ def refuse(why: str) -> int:
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    number = int(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
-    return number
+    return int(text)
 
 
 def part(text: str) -> tuple[int, int]:
