@@ -90,7 +90,7 @@ _run_options = _options(
     click.option(
         "--graph/--no-graph",
         default=False,
-        help="Replay the plan as one captured graph on GPUs; checked against the same run on streams.",
+        help="Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",
     ),
     click.option(
         "--timeout",

@@ -379,7 +379,8 @@ def _stage_lines(facts: Facts) -> list[str]:
         lines += [f"       each rank: {_doing(does)}" for does in stage["does"]]
         launches = stage["launches_a_rank"]
         if stage["streamed"]:
-            lines.append(f"       streamed: {_spread(launches, 'persistent launch')}, whose works wait for flags")
+            persistent = _spread(launches, "persistent launch")
+            lines.append(f"       streamed: {persistent}, whose works wait for flags or raise them")
         elif launches[1]:
             lines.append(f"       {_spread(launches, 'launch')} a rank")
         if not stage["does"]:

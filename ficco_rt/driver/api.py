@@ -192,7 +192,8 @@ class Driver(Protocol):
         that names who waits for what."""
 
     def elapsed(self) -> float | None:
-        """Microseconds from the last run's begin to its end; None if only the spans tell."""
+        """Microseconds from the last run's begin to its end; None if only the spans tell. UsageError: it was
+        on callers' streams, and not timed (`Marked`)."""
 
     def spans(self) -> tuple[Span, ...]:
         """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
@@ -214,7 +215,7 @@ class Stepped(Protocol):
 
 @runtime_checkable
 class Marked(Protocol):
-    """A driver that records spans on demand, since marks cost time: cuda."""
+    """A driver that records spans on demand, since marks cost time: of GPUs."""
 
     marking: bool
     timing: bool  # runs on callers' streams are timed, too

@@ -60,8 +60,8 @@ class Executor:
     `machine` (a Machine, or a stored profile's name) prices virtual time, where the driver has no clock of
     devices; by default it is the stored profile that the plan names, or the GPUs found. `order` is how the host
     driver steps: fifo, random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line
-    has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as one captured graph, and a
-    run that takes more than `timeout` seconds is given up with a report of who waits for what.
+    has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a
+    GPU, and a run that takes more than `timeout` seconds is given up with a report of who waits for what.
 
     Raises UsageError (a user kernel without host function, no such machine or stream), DeviceError (memory).
     """
@@ -165,8 +165,9 @@ class Executor:
         """Run the plan once: to its end, or, given the callers' `streams`, to be run on the devices.
 
         `streams`: one a rank, of the rank's GPU, as an int handle or an object of PyTorch, CuPy or any library with
-        `__cuda_stream__`. The run begins when what stands on all of them is done, and what is put on any of them
-        later begins when all of the run is done. `synchronize` waits for it, and only then its errors show.
+        `__cuda_stream__`. The run touches a rank's inputs and outputs when what stands on the rank's stream is
+        done, and what is put there later begins when the run touches them no more; other ranks' parts may then still
+        run. `synchronize` waits for all of it, and only then its errors show.
 
         `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
         plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of them. An

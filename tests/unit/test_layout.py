@@ -38,7 +38,6 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | IRS | {"ficco_rt.library"},
     "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir", "ficco_rt.sim"},
     "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | {"ficco_rt.graph.ir"},
-    "ficco_rt.select": LEAVES | NODES | MACHINE | KERNELS | PLAN | GRAPH | {"ficco_rt.sim", "ficco_rt.compiler"},
     "ficco_rt.compiler": LEAVES | MACHINE | GRAPH | PLAN | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files"},
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names

@@ -10,7 +10,7 @@ Every device has a *gate*, behind which its streams of the plan begin, and a *do
 
 so neither waits for a device that it has nothing to do with: an event that another device waits for takes ten
 microseconds to get there, one of the same device two. Where all devices shall begin at one time, for marks on one clock
-or because nobody calls, gates wait for a start on the first device.
+or because nobody calls, gates of streams wait for a start on the first device.
 
 Flags of a device go down behind its own streams: they wait for all of its flags, so none is raised after that.
 
