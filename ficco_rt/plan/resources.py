@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
@@ -16,6 +17,8 @@ from ..machine.cost import gemm_time, transfer_time
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
 from .ir import LaunchAttributes
+
+Refusal: TypeAlias = Callable[[Sequence[tiles.Work], str, str, bool, bool], str | None]  # a kernel's, of works
 
 
 def limits_of(device: Device) -> Limits:
@@ -73,6 +76,7 @@ class _Solver:
                 time = transfer_time(draft.machine, op.src.rank, op.dst.rank, size)
                 self.arriving[op.dst.rank, op.dst.tensor] += time
         self.known: dict[tuple[object, ...], GemmConfig | str] = {}
+        self.chosen: dict[GemmRequest, GemmConfig | str] = {}  # parts of other places may ask for the same
         self.choices: dict[int, LaunchChoice] = {}
         self.mistakes: dict[Span, Diagnostic] = {}
 
@@ -110,7 +114,10 @@ class _Solver:
             key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
             key += tuple((t.tensor, id(t.axes)) for t in g.terms)
         if key not in self.known:
-            self.known[key] = choose_gemm(self._request(gemms, asked, alone), self.limits)
+            request = self._request(gemms, asked, alone)
+            if request not in self.chosen:
+                self.chosen[request] = choose_gemm(request, self.limits)
+            self.known[key] = self.chosen[request]
         return self.known[key]
 
     def _request(self, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmRequest:
@@ -131,8 +138,17 @@ class _Solver:
             reason = "works differ in types or layout"
         elif len(fast) < len(works):
             reason = "an operand's columns are not side by side"
+        arch = self.device.arch
+
+        def refused(serves: bool, refusal: Refusal) -> str | None:
+            if not serves:
+                return f"it does not run on {arch}"
+            return reason or refusal(fast, dtype, out_dtype, *turned)
+
+        not_sm90 = refused(arch == sm90.ARCH, sm90.refusal)
+        taken = not_sm90 is None and asked.smem is None and asked.residency is None
         return GemmRequest(
-            arch=self.device.arch,
+            arch=arch,
             dtype=dtype,
             smem=asked.smem,
             residency=asked.residency,
@@ -144,9 +160,9 @@ class _Solver:
             depth=first.left.shape[0 if first.left_transposed else 1],
             right_transposed=first.right_transposed,
             terms=max(len(g.terms) for g in gemms),
-            not_sm90=reason or sm90.refusal(fast, dtype, out_dtype, *turned),
-            not_sm80=reason or sm80.refusal(fast, dtype, out_dtype, *turned),
-            not_mfma=reason or mfma.refusal(fast, dtype, out_dtype, *turned),
+            not_sm90=not_sm90,
+            not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal),
+            not_mfma=refused(arch in mfma.ARCHS, mfma.refusal),
         )
 
     def _arrival(self, gemms: list[ir.Gemm]) -> float:
