@@ -253,3 +253,26 @@ class BoxMap(Generic[V]):
                 for inner_start, inner_stop, value in cells[i]._items(start, stop, dim + 1):  # type: ignore[union-attr]
                     yield (low, *inner_start), (high, *inner_stop), value
             i += 1
+
+
+# ---------------------------------------------------------------- for people
+
+
+def summary(region: Region) -> str:
+    """Which part of its tensor: the first piece, and how many more there are."""
+    if not region.boxes:
+        return "nothing"
+    first = describe(region.boxes[0])
+    return first if len(region.boxes) == 1 else f"{first} and {len(region.boxes) - 1} more"
+
+
+def way(dst: Region, src: Region, rank: int | None) -> str:
+    """A copy, from where to where, as the rank sees it; None: with all ranks named."""
+    source = src.tensor if src.rank == rank else f"{src.tensor}@{src.rank}"
+    target = dst.tensor if dst.rank == rank else f"{dst.tensor}@{dst.rank}"
+    return f"{source} → {target} {summary(dst)}"
+
+
+def peer_of(dst: Region, src: Region, rank: int) -> int | None:
+    """The other rank of a copy that the rank makes; None inside of one."""
+    return None if src.rank == dst.rank else dst.rank if src.rank == rank else src.rank

@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 
 from . import sm80
-from .tiles import DEPTH, Table, Work, best_splits, entry_of, table
+from .tiles import DEPTH, Table, Work, best_splits, defines, entry_of, table
 
 SOURCE = Path(__file__).with_name("src") / "mfma_gemm.hip"
 ARCHS = ("gfx90a", "gfx942")
@@ -80,21 +80,17 @@ def options(
     terms: bool = False,
 ) -> tuple[str, ...]:
     """What the source is compiled with."""
+    name = entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms)
     values = {
-        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms),
+        **defines(name, dtype, out_dtype, (left_transposed, right_transposed), terms),
         "TILE_M": variant.tile[0],
         "TILE_N": variant.tile[1],
         "TILE_K": variant.step,
         "SHAPE": variant.shape,
         "WAVES_M": variant.waves_m,
         "RESIDENCY": variant.residency,
-        "HALF": int(dtype == "fp16"),
-        "OUT_FP32": int(out_dtype == "fp32"),
-        "LEFT_T": int(left_transposed),
-        "RIGHT_T": int(right_transposed),
-        "TERMS": int(terms),
     }
-    return ("-std=c++17", "-O3", f"--offload-arch={arch}", *(f"-D{name}={value}" for name, value in values.items()))
+    return ("-std=c++17", "-O3", f"--offload-arch={arch}", *(f"-D{key}={value}" for key, value in values.items()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,20 @@ from pathlib import Path
 
 import numpy as np
 
-from .tiles import DEPTH, Rows, Table, Work, best_splits, common, depths_of, entry_of, operand_rows, table, term_rows
+from .tiles import (
+    DEPTH,
+    Rows,
+    Table,
+    Work,
+    best_splits,
+    common,
+    defines,
+    depths_of,
+    entry_of,
+    operand_rows,
+    table,
+    term_rows,
+)
 
 SOURCE = Path(__file__).with_name("src") / "sm80_gemm.cu"
 MAX_STAGES = 8
@@ -97,20 +110,16 @@ def options(
     terms: bool = False,
 ) -> tuple[str, ...]:
     """What the source is compiled with."""
+    name = entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms)
     values = {
-        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms),
+        **defines(name, dtype, out_dtype, (left_transposed, right_transposed), terms),
         "TILE_M": variant.tile[0],
         "TILE_N": variant.tile[1],
         "WARPS_M": variant.grid[0],
         "WARPS_N": variant.grid[1],
         "RESIDENCY": variant.residency,
-        "HALF": int(dtype == "fp16"),
-        "OUT_FP32": int(out_dtype == "fp32"),
-        "LEFT_T": int(left_transposed),
-        "RIGHT_T": int(right_transposed),
-        "TERMS": int(terms),
     }
-    return ("-std=c++17", f"-arch={arch}", *(f"-D{name}={value}" for name, value in values.items()))
+    return ("-std=c++17", f"-arch={arch}", *(f"-D{key}={value}" for key, value in values.items()))
 
 
 @dataclass(frozen=True, slots=True)

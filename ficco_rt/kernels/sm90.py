@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .tiles import DEPTH, Matrix, Table, Work, best_splits, common, depths_of, entry_of, table
+from .tiles import DEPTH, Matrix, Table, Work, best_splits, common, defines, depths_of, entry_of, table
 
 SOURCE = Path(__file__).with_name("src") / "sm90_gemm.cu"
 ARCH = "sm_90a"
@@ -128,22 +128,18 @@ def options(
 ) -> tuple[str, ...]:
     """What the source is compiled with."""
     producer, consumers = variant.trade(terms)
+    name = entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms)
     values = {
-        "ENTRY": entry(variant, dtype, out_dtype, left_transposed, right_transposed, terms),
+        **defines(name, dtype, out_dtype, (left_transposed, right_transposed), terms),
         "TILE_N": variant.tile[1],
         "BLOCKS_M": variant.blocks_m,
         "CONSUMERS": variant.consumers,
         "CLUSTER": variant.cluster,
-        "HALF": int(dtype == "fp16"),
-        "OUT_FP32": int(out_dtype == "fp32"),
-        "LEFT_T": int(left_transposed),
-        "RIGHT_T": int(right_transposed),
-        "TERMS": int(terms),
         "STAGING": variant.staging,
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,
     }
-    return ("-std=c++17", f"-arch={arch}", *(f"-D{name}={value}" for name, value in values.items()))
+    return ("-std=c++17", f"-arch={arch}", *(f"-D{key}={value}" for key, value in values.items()))
 
 
 @dataclass(frozen=True, slots=True)

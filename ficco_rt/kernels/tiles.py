@@ -213,6 +213,19 @@ def entry_of(
     return f"{variant}{'_sum' if terms else ''}_{dtype}_{out_dtype}_{layout}"
 
 
+def defines(entry: str, dtype: str, out_dtype: str, turned: tuple[bool, bool], terms: bool) -> dict[str, object]:
+    """What all three sources are compiled with; `turned`: the left and the right operand are stored transposed."""
+    left_transposed, right_transposed = turned
+    return {
+        "ENTRY": entry,
+        "HALF": int(dtype == "fp16"),
+        "OUT_FP32": int(out_dtype == "fp32"),
+        "LEFT_T": int(left_transposed),
+        "RIGHT_T": int(right_transposed),
+        "TERMS": int(terms),
+    }
+
+
 def with_terms(works: Sequence[Work]) -> bool:
     """Does any of them have terms? Kernels are compiled for works with terms apart from others."""
     return any(w.terms for w in works)

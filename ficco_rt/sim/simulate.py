@@ -36,7 +36,7 @@ from ..plan.ir import (
     WaitFlag,
     Work,
 )
-from ..region import Region, describe
+from ..region import Region, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
 
 Signal: TypeAlias = tuple[str, int]  # "event" or "flag", and its number
@@ -164,8 +164,8 @@ class _Clock:
         src, dst = transfer.src, transfer.dst
         size = self._size(src)
         stop = now + cost.transfer_time(self.machine, src.rank, dst.rank, size)
-        label = f"{body.stage}  {_way(dst, src, stream.rank)}"
-        peer, place = _peer(dst, src, stream.rank), _at(transfer.origin)
+        label = f"{body.stage}  {way(dst, src, stream.rank)}"
+        peer, place = peer_of(dst, src, stream.rank), _at(transfer.origin)
         self.spans.append(
             Span(stream.rank, stream.id, "copy", label, body.stage, now, stop, place, bytes=size, peer=peer)
         )
@@ -188,7 +188,7 @@ class _Clock:
                 _at(work.origin),
                 bytes=moved,
                 flops=flops,
-                peer=_peer(work.dst, work.src, stream.rank) if isinstance(work, CopyWork) else None,
+                peer=peer_of(work.dst, work.src, stream.rank) if isinstance(work, CopyWork) else None,
                 launched=Launched(body.kernel, body.attributes.smem, body.attributes.residency, body.attributes.sms),
             )
         )
@@ -209,13 +209,13 @@ class _Clock:
                 tiles = work.tiles[0] * work.tiles[1] * batch if alone else None
                 dtype, added = self.dtypes[left.tensor], sum(map(self._size, terms))
                 time = cost.gemm_time(machine, m, n, k, dtype, sms, tiles=tiles, batch=batch, added=added)
-                return "gemm", f"{out.tensor} {_box(out)}", moved, 2 * out.elements * k, time
+                return "gemm", f"{out.tensor} {summary(out)}", moved, 2 * out.elements * k, time
             case ReduceWork(out=out, terms=terms):
                 time = cost.reduce_time(machine, len(terms), self._size(out), sms)
-                return "reduce", f"{out.tensor} {_box(out)}", moved, 0, time
+                return "reduce", f"{out.tensor} {summary(out)}", moved, 0, time
             case CopyWork(dst=dst, src=src):
                 size = self._size(src)
-                return "copy", _way(dst, src, rank), size, 0, cost.store_time(machine, src.rank, dst.rank, size, sms)
+                return "copy", way(dst, src, rank), size, 0, cost.store_time(machine, src.rank, dst.rank, size, sms)
             case _:
                 return "kernel", work.kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
@@ -299,21 +299,3 @@ class _StreamedLaunch:
 
 def _at(place: Place) -> str:
     return f"{place.path}:{place.line}"
-
-
-def _way(dst: Region, src: Region, rank: int) -> str:
-    """From where to where, as the rank sees it."""
-    source = src.tensor if src.rank == rank else f"{src.tensor}@{src.rank}"
-    target = dst.tensor if dst.rank == rank else f"{dst.tensor}@{dst.rank}"
-    return f"{source} → {target} {_box(dst)}"
-
-
-def _peer(dst: Region, src: Region, rank: int) -> int | None:
-    return None if src.rank == dst.rank else dst.rank if src.rank == rank else src.rank
-
-
-def _box(region: Region) -> str:
-    if not region.boxes:
-        return "nothing"
-    first = describe(region.boxes[0])
-    return first if len(region.boxes) == 1 else f"{first} and {len(region.boxes) - 1} more"

@@ -32,7 +32,7 @@ from ficco_rt.exec.device_arrays import look
 from ficco_rt.exec.issue import issue_order
 from ficco_rt.machine.discover import DeviceFacts, machine
 from ficco_rt.plan.ir import CollectiveCall, GemmWork, Launch
-from ficco_rt.region import Axis, Interval, Region
+from ficco_rt.region import Axis, Interval, Region, summary, way
 
 # ---------------------------------------------------------------- regions
 
@@ -372,3 +372,11 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
     assert late
     assert [(b, a, n) for a, b, n in late] == early  # the same flags, waited for at another place
     assert all(waits == 0 and flags > 0 and terms == 3 for waits, flags, terms in late)
+
+
+def test_a_part_that_is_empty_has_a_name() -> None:
+    """An expert without tokens: its product is in traces and reports like any other."""
+    nothing = Region("C", 0, (Axis(()), Axis((Interval(0, 8),))))
+    assert summary(nothing) == "nothing"
+    assert way(nothing, Region("A", 1, nothing.axes), 0) == "A@1 → C nothing"
+    assert summary(Region("C", 0, (Axis((Interval(0, 2), Interval(4, 6))),))).endswith("and 1 more")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ...kernels import sm80, sm90, tiles
+from ...kernels import sm80, sm90
 from ...machine.discover import DeviceFacts
-from ...plan.ir import GemmWork, Launch
-from ..gpu.matrices import works_of
+from ...plan.ir import Launch
+from ..gpu.matrices import product_of
 from ..gpu.packed import Packed
 from ..gpu.tensors import FlagAddress, Resolve
 from .call import api, call
@@ -22,18 +22,12 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
     aligned as the kernel needs it."""
     if command.kernel not in _HOPPER and command.kernel not in _AMPERE:
         return None
-    works = works_of(command, resolve, address)
-    if works is None:
+    product = product_of(command, resolve, address)
+    if product is None:
         return None
-    first = command.works[0]
-    assert isinstance(first, GemmWork)
-    turned = (first.left_transposed, first.right_transposed)
-    types = (resolve(first.left).dtype, resolve(first.out).dtype)
-    rows = [s.size for w in works for s in w.out_rows]
-    columns = [s.size for s in works[0].out_columns]
-    depth = first.left.shape[0 if first.left_transposed else 1]
+    works, types, turned, terms = product.works, product.types, product.turned, product.terms
+    rows, columns, depth = product.rows, product.columns, product.depth
     smem = command.attributes.smem
-    terms = tiles.with_terms(works)
     if command.kernel in _HOPPER:
         hopper = _HOPPER[command.kernel]
         if sm90.refusal(works, *types, *turned) is not None:
@@ -41,7 +35,7 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
         # works that signal come to an end one by one: none is the last wave
         signals = any(w.signals for w in works)
         splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms, max(len(w.terms) for w in works))
-        stages = hopper.stages(smem, first.right_transposed)
+        stages = hopper.stages(smem, turned[1])
         made = sm90.build(works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem, tail_splits=splits)
         return Packed(
             source=sm90.SOURCE.name,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...graph.ir import ITEM_BYTES
 from ...kernels import tiles
 from ...plan.ir import GemmWork, Launch
@@ -28,3 +30,34 @@ def works_of(command: Launch, resolve: Resolve, address: FlagAddress) -> list[ti
         waits, term_waits = ((), waits) if late else (waits, ())
         works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals, terms, term_waits))
     return works
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A launch's works, and what a tuned kernel is chosen and built by."""
+
+    works: list[tiles.Work]
+    types: tuple[str, str]  # of the operands, of the output
+    turned: tuple[bool, bool]  # stored transposed: left, right
+    rows: list[int]  # of the output's pieces, of all works
+    columns: list[int]  # of a work's
+    depth: int  # K
+    terms: bool  # some work has terms
+
+
+def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Product | None:
+    """None if an operand's columns are not side by side."""
+    works = works_of(command, resolve, address)
+    if works is None:
+        return None
+    first = command.works[0]
+    assert isinstance(first, GemmWork)
+    return Product(
+        works=works,
+        types=(resolve(first.left).dtype, resolve(first.out).dtype),
+        turned=(first.left_transposed, first.right_transposed),
+        rows=[s.size for w in works for s in w.out_rows],
+        columns=[s.size for s in works[0].out_columns],
+        depth=first.left.shape[0 if first.left_transposed else 1],
+        terms=tiles.with_terms(works),
+    )

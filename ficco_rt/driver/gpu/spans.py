@@ -22,7 +22,7 @@ from ...plan.ir import (
     WaitFlag,
     Work,
 )
-from ...region import Region, describe
+from ...region import Region, peer_of, summary, way
 from ...trace import Kind, Span
 from .streams import Bound, GpuStream
 
@@ -67,7 +67,7 @@ def _timed(
 
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
-            label, peer = f"{stage}  {_way(t.dst, t.src, rank)}", _peer(t.dst, t.src, rank)
+            label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
             place = place_of(t.origin)
             yield Span(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
         return
@@ -85,20 +85,9 @@ def _timed(
     flops = sum(2 * w.out.elements * _depth(w) for w in command.works if isinstance(w, GemmWork))
     kind, label = _launch(command, rank)
     label, how = f"{stage}  {label}", bound.launched
-    peers = {_peer(w.dst, w.src, rank) for w in command.works if isinstance(w, CopyWork)}
+    peers = {peer_of(w.dst, w.src, rank) for w in command.works if isinstance(w, CopyWork)}
     peer = peers.pop() if len(peers) == 1 else None
     yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how)
-
-
-def _way(dst: Region, src: Region, rank: int | None) -> str:
-    """From where to where, as the rank sees it."""
-    source = src.tensor if src.rank == rank else f"{src.tensor}@{src.rank}"
-    target = dst.tensor if dst.rank == rank else f"{dst.tensor}@{dst.rank}"
-    return f"{source} → {target} {_box(dst)}"
-
-
-def _peer(dst: Region, src: Region, rank: int) -> int | None:
-    return None if src.rank == dst.rank else dst.rank if src.rank == rank else src.rank
 
 
 def _depth(work: GemmWork) -> int:
@@ -113,18 +102,13 @@ def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
 def _work(work: Work, rank: int | None) -> tuple[Kind, str]:
     match work:
         case GemmWork(out=out):
-            return "gemm", f"{out.tensor} {_box(out)}"
+            return "gemm", f"{out.tensor} {summary(out)}"
         case ReduceWork(out=out):
-            return "reduce", f"{out.tensor} {_box(out)}"
+            return "reduce", f"{out.tensor} {summary(out)}"
         case CopyWork(dst=dst, src=src):
-            return "copy", _way(dst, src, rank)
+            return "copy", way(dst, src, rank)
         case KernelWork():
             return "kernel", work.kernel
-
-
-def _box(region: Region) -> str:
-    first = describe(region.boxes[0])
-    return first if len(region.boxes) == 1 else f"{first} and {len(region.boxes) - 1} more"
 
 
 def _signal(command: Command) -> tuple[str, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...kernels import mfma, tiles
-from ...plan.ir import GemmWork, Launch
-from ..gpu.matrices import works_of
+from ...kernels import mfma
+from ...plan.ir import Launch
+from ..gpu.matrices import product_of
 from ..gpu.packed import Packed
 from ..gpu.tensors import FlagAddress, Resolve
 
@@ -12,21 +12,15 @@ from ..gpu.tensors import FlagAddress, Resolve
 def pack(command: Launch, resolve: Resolve, address: FlagAddress, arch: str, units: int) -> Packed | None:
     """The launch on so many compute units; None where the memory that the tensors have got is not aligned as the
     kernel needs it."""
-    works = works_of(command, resolve, address)
-    if works is None:
+    product = product_of(command, resolve, address)
+    if product is None:
         return None
-    first = command.works[0]
-    assert isinstance(first, GemmWork)
-    turned = (first.left_transposed, first.right_transposed)
-    types = (resolve(first.left).dtype, resolve(first.out).dtype)
+    works, types, turned, terms = product.works, product.types, product.turned, product.terms
+    rows, columns, depth = product.rows, product.columns, product.depth
     if mfma.refusal(works, *types, *turned) is not None:
         return None
-    terms = tiles.with_terms(works)
     variant = mfma.variant(command.kernel)
     smem = max(variant.smem, command.attributes.smem)
-    rows = [s.size for w in works for s in w.out_rows]
-    columns = [s.size for s in works[0].out_columns]
-    depth = first.left.shape[0 if first.left_transposed else 1]
     # works of a streamed launch come to an end one by one: none is the last wave
     splits = 1 if command.streamed else mfma.splits(variant, rows, columns, depth, units, arch, smem)
     blocks = units * mfma.resident(variant, smem)
