@@ -165,6 +165,7 @@ class Launch:
     grid: int
     right_transposed: bool
     maps: tuple[TensorMap, ...]
+    constant: bool  # see `build`
 
     def parameters(
         self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0
@@ -178,7 +179,8 @@ class Launch:
             at = i * OPERAND_BYTES + 384
             short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
             loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
-            block[at : at + 24] = np.array([out.address, out.pitch, loaded], np.uint64).view(np.uint8)
+            fields = [out.address, out.pitch, loaded, self.constant]
+            block[at : at + 32] = np.array(fields, np.uint64).view(np.uint8)
         pointers = self.table.pointers(constants, scratch, epoch, abort)
         at = POINTERS_AT
         block[at : at + 72] = np.array(pointers, np.uint64).view(np.uint8)
@@ -260,8 +262,10 @@ def build(
     smem: int | None = None,
     tail_splits: int = 1,
     band: int | None = None,
+    constant: bool = False,
 ) -> Launch:
-    """The launch that makes `works`, in their order, on `sms` multiprocessors; see `tiles.table`."""
+    """The launch that makes `works`, in their order, on `sms` multiprocessors; see `tiles.table`. `constant`: nothing
+    writes the right operands while the plan runs, so that they may be read before what the works wait for is there."""
     reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
     if reason is not None:
         raise ValueError(reason)
@@ -296,6 +300,7 @@ def build(
         grid=min(clusters * cluster, len(made.tiles)),
         right_transposed=right_transposed,
         maps=tuple(maps),
+        constant=constant,
     )
 
 

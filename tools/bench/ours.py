@@ -92,7 +92,6 @@ class Ours:
             try:
                 plan = ficco_rt.compile(variant.schedule, self._ranks, self._machine, **variant.arguments(scenario))
                 executor = Executor(plan, "cuda", timeout=TIMEOUT)
-                executor.timed = True
                 self._executors[variant.label] = executor
                 bound = executor.bind(**self._tensors)
             except (ScheduleError, UsageError, DeviceError) as error:
@@ -148,17 +147,16 @@ class Ours:
     # ---- measuring
 
     def turn(self, key: str, warmup: int, singles: int, loop: int) -> Turn:
+        """The own clock is read in a run of its own: its events take time."""
         contestant = self._contestants[key]
-        executor = contestant.executor
+        alone, together = self._clock.turn(contestant.run, contestant.finish, warmup, singles, loop)
         own: list[float] = []
-
-        def finish() -> None:
-            contestant.finish()
-            if executor is not None:
-                own.append(executor.duration)
-
-        alone, together = self._clock.turn(contestant.run, finish, warmup, singles, loop)
-        return Turn(alone, together, own[1 : 1 + singles])
+        if contestant.executor is not None:
+            contestant.executor.timed = True
+            self._clock.time(contestant.run, 1, contestant.finish)
+            own.append(contestant.executor.duration)
+            contestant.executor.timed = False
+        return Turn(alone, together, own)
 
     # ---- the limit: the whole GEMM alone, the copies alone
 

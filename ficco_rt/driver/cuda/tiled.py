@@ -36,7 +36,10 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
         signals = any(w.signals for w in works)
         splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms, max(len(w.terms) for w in works))
         stages = hopper.stages(smem, turned[1])
-        made = sm90.build(works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem, tail_splits=splits)
+        made = sm90.build(
+            works, hopper, *types, *turned,
+            sms=sms, stages=stages, smem=smem, tail_splits=splits, constant=product.constant,
+        )  # fmt: skip
         return Packed(
             source=sm90.SOURCE.name,
             entry=sm90.entry(hopper, *types, *turned, terms),
@@ -50,6 +53,7 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
             arguments=lambda at, scratch: [made.parameters(at, scratch, [encode(m) for m in made.maps])],
             grid=made.grid,
             cluster=hopper.cluster,
+            chained=True,
         )
     ampere = _AMPERE[command.kernel]
     if sm80.refusal(works, *types, *turned) is not None:

@@ -236,6 +236,10 @@ class Cuda:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
 
+    def chains(self, arch: str) -> bool:
+        """Programmatic dependent launch, since Hopper; kernels for others do not wait for the launch before them."""
+        return int(arch.removeprefix("sm_").rstrip("af")) >= 90
+
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
@@ -331,6 +335,11 @@ class Cuda:
             value = cu.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = grid.cluster, 1, 1
             attribute.value = value
+            wanted.append(attribute)
+        if grid.chained:
+            attribute = cu.CUlaunchAttribute()
+            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
             wanted.append(attribute)
         if wanted:
             config.attrs, config.numAttrs = wanted, len(wanted)

@@ -59,7 +59,7 @@ class Launches:
             launches = [tuned]
         else:
             launches = naive.pack(command, resolve, address, self._gpus.vendor.options(facts.arch), sms)
-        return self._all(to, launches, command.attributes, command.streamed, command.origin)
+        return self._all(to, launches, command.attributes, command.streamed, command.origin, _behind_launch(to, command))
 
     def sums(
         self, to: GpuStream, sums: Sequence[tuple[Region, Sequence[Region]]], resolve: Resolve, place: Place
@@ -67,15 +67,22 @@ class Launches:
         """A launch for each sum of terms into a region."""
         options = self._gpus.vendor.options(to.device.facts.arch)
         launches = [naive.sum_of(out, terms, resolve, options) for out, terms in sums]
-        return self._all(to, launches, PLAIN, False, place)
+        return self._all(to, launches, PLAIN, False, place, False)
 
     def _all(
-        self, to: GpuStream, launches: Sequence[Packed], attributes: LaunchAttributes, streamed: bool, place: Place
+        self,
+        to: GpuStream,
+        launches: Sequence[Packed],
+        attributes: LaunchAttributes,
+        streamed: bool,
+        place: Place,
+        behind: bool,
     ) -> Ready:
+        """`behind`: right behind another launch, as all but the first of them are."""
         ready = Ready()
         try:
-            for packed in launches:
-                self._packed(to, packed, attributes, streamed, place, ready)
+            for number, packed in enumerate(launches):
+                self._packed(to, packed, attributes, streamed, place, behind or number > 0, ready)
         except BaseException:
             for upload in ready.uploads:
                 with suppress(DeviceError):  # the first error is the one to tell; `close` frees what is left
@@ -90,6 +97,7 @@ class Launches:
         attributes: LaunchAttributes,
         streamed: bool,
         place: Place,
+        behind: bool,
         ready: Ready,
     ) -> None:
         gpus, vendor, device = self._gpus, self._gpus.vendor, to.device
@@ -110,7 +118,8 @@ class Launches:
                 blocks = min(blocks, packed.tiles)
         upload = self._upload(device, packed, entry.name)
         ready.uploads.append(upload)
-        grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), packed.cluster)
+        chained = behind and packed.chained and vendor.chains(device.facts.arch)
+        grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), packed.cluster, chained)
         with gpus.inside(device):
             arguments = packed.arguments(upload.address, upload.counters)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
@@ -178,3 +187,9 @@ class Launches:
             fitting = vendor.blocks_per_sm(entry.handle, prod(work.block), smem, what)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
         ready.launched.append(Launched(work.kernel, smem, fitting, prod(work.grid)))
+
+
+def _behind_launch(to: GpuStream, command: Launch) -> bool:
+    """Whether nothing stands between the launch and the one before it."""
+    at = next(i for i, c in enumerate(to.plan.commands) if c is command)
+    return at > 0 and isinstance(to.plan.commands[at - 1], Launch)

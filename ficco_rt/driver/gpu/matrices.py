@@ -43,6 +43,7 @@ class Product:
     columns: list[int]  # of a work's
     depth: int  # K
     terms: bool  # some work has terms
+    constant: bool  # nothing in the plan writes the right operands
 
 
 def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Product | None:
@@ -60,4 +61,5 @@ def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Produ
         columns=[s.size for s in works[0].out_columns],
         depth=first.left.shape[0 if first.left_transposed else 1],
         terms=tiles.with_terms(works),
+        constant=not any(resolve(w.right).written for w in command.works if isinstance(w, GemmWork)),
     )

@@ -70,10 +70,10 @@ class _Tables:
             image += bytes(-len(image) % 16)
             offsets.append(len(image))
             image += data
-        count, tiles, ordered = self.count, self.tiles, int(self.waits and self.signals)
+        count, tiles, ordered, waits = self.count, self.tiles, int(self.waits and self.signals), int(self.waits)
 
         def arguments(constants: int, scratch: int) -> list[bytes]:
-            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, ordered, 0)]
+            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, ordered, waits)]
 
         defines = [f"-D{kind.upper()}={entry}"]
         if types:
@@ -90,6 +90,7 @@ class _Tables:
             counters=self.counters,
             arguments=arguments,
             grid=grid,
+            chained=True,
         )
 
 

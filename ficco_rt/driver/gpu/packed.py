@@ -12,6 +12,7 @@ class Packed:
 
     `grid` blocks at `cluster` a cluster; None: as many as fit on the device, and no more than `tiles`. The kernel
     leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
+    `chained`: it may begin while the launch before it on its stream ends, for which it waits itself.
     `arguments` of the addresses of constants and scratch are the kernel's parameters.
     """
 
@@ -27,3 +28,4 @@ class Packed:
     arguments: Callable[[int, int], list[bytes]]
     grid: int | None = None
     cluster: int = 1
+    chained: bool = False

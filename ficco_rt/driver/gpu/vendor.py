@@ -60,13 +60,15 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The shape of a launch. `priority` as `priorities` counts, or None for the stream's."""
+    """The shape of a launch. `priority` as `priorities` counts, or None for the stream's. `chained`: it may begin while
+    the launch before it on its stream ends; a vendor that cannot do this starts it behind that one."""
 
     blocks: tuple[int, ...]
     threads: tuple[int, ...]
     smem: int  # dynamic, bytes
     priority: int | None = None
     cluster: int = 1
+    chained: bool = False
 
 
 class Vendor(Protocol):
@@ -207,6 +209,9 @@ class Vendor(Protocol):
 
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""
+
+    def chains(self, arch: str) -> bool:
+        """Whether a launch may begin there while the one before it on its stream ends (`Grid.chained`)."""
 
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
 

@@ -50,6 +50,8 @@ __device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
 }
 __device__ __forceinline__ void fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 __device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
+__device__ __forceinline__ void wait_launch_before() {}
+__device__ __forceinline__ void let_next_launch() {}
 // what another thread of the block has acquired
 __device__ __forceinline__ void acquire() { __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, ""); }
 #else
@@ -75,6 +77,18 @@ __device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
 }
 __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ void nap() { __nanosleep(64); }
+// A launch may begin while the one before it on its stream ends: until all of that is written
+__device__ __forceinline__ void wait_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// … and the next one may begin once every block has said so, or ended
+__device__ __forceinline__ void let_next_launch() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void acquire() {}  // the block's barrier passes it on
 #endif
 
@@ -145,7 +159,7 @@ struct Copy {
 
 struct Table {
     u64 works, terms, runs, flags, counters;                    // counters: [0] tickets, [1] blocks that ended, then works
-    int count, tiles, ordered, unused;
+    int count, tiles, ordered, waits;                           // waits: a work waits for flags
 };
 
 // The next tile of this block, or -1. `round` counts the block's tiles.
@@ -165,6 +179,13 @@ __device__ int next_tile(const Table &t, int round) {
         counters[1] = 0;
     }
     return -1;
+}
+
+// How every kernel begins. NOTE while a work may wait, the next launch must not take multiprocessors: what is waited for
+// may need them.
+__device__ __forceinline__ void begin(const Table &t) {
+    if (!t.waits) let_next_launch();
+    wait_launch_before();
 }
 
 __device__ void wait_for(const Table &t, const Sync &s) {
@@ -230,6 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
     const Added *all_terms = (const Added *)t.terms;
     const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
 
+    begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Gemm &w = ((const Gemm *)t.works)[find((const Gemm *)t.works, t.count, tile)];
         const int row = (tile - w.first_tile) / w.columns * TILE, column = (tile - w.first_tile) % w.columns * TILE;
@@ -330,6 +352,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
     constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 2, TERMS = 4;
     const Term *all_terms = (const Term *)t.terms;
 
+    begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Reduce w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];
         const Term *terms = all_terms + w.first_term;
@@ -434,6 +457,7 @@ template <class Unit> __device__ __forceinline__ void move(const Copy &w) {
 }
 
 extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t) {
+    begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Copy w = ((const Copy *)t.works)[tile];
         const u64 flag = first_flag(t, w.sync);

@@ -1,7 +1,7 @@
 // out (+)= left · right on Hopper: bf16 or fp16 operands, fp32 accumulation, output in either. Or, with TERMS,
 // out = left · right + terms, all added in fp32.
 //
-// One warp group feeds shared memory by TMA; CONSUMERS others multiply with wgmma and store. The grid is
+// Two warps of one warp group feed shared memory by TMA; CONSUMERS others multiply with wgmma and store. The grid is
 // persistent: cluster c makes the tiles c, c + clusters, … of a table that the host writes (kernels/sm90.py), so
 // the order of tiles, the pieces of a fused operand, splits of K and what a tile waits for are data, not code.
 //
@@ -57,7 +57,8 @@ struct Operands {
     u8* out;
     long long out_pitch;   // elements
     u64 stage_bytes;        // that its loads bring into a stage: the left box may have fewer rows than the tile
-    u64 unused[5];
+    u64 constant;           // 1: nothing in the plan writes its right operand, which may be read at once
+    u64 unused[4];
 };
 
 struct alignas(64) Tile {
@@ -162,13 +163,18 @@ __device__ __forceinline__ void wait_staging() {   // until the buffer to be wri
 }
 __device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
+// A launch may begin while the one before it on its stream ends: until all of that is written
+__device__ __forceinline__ void wait_launch_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// … and the next one may begin once every block has said so, or ended
+__device__ __forceinline__ void let_next_launch() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 __device__ __forceinline__ u32 load_acquire(const u32* p) {
     u32 v;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
-__device__ __forceinline__ void store_release(u32* p, u32 v) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+__device__ __forceinline__ void store_relaxed(u32* p, u32 v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 __device__ __forceinline__ u32 count_up(u32* p) {
     u32 old;
@@ -301,10 +307,11 @@ __device__ __forceinline__ void add_packed(float& low, float& high, u32 v) {
 
 // ---------------------------------------------------------------- the kernel
 
-// Until every flag of the tile is up. Copy engines and peers write both flags and data: acquire at system scope.
-__device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count) {
+// Until every flag of the tile is up, `lane` of `lanes` looking at its share: each look takes a microsecond. Copy engines
+// and peers write both flags and data: acquire at system scope.
+__device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count, int lane, int lanes) {
     const u32 goal = p.epoch ? *(const volatile u32*)p.epoch : 1u;
-    for (int i = 0; i < count; ++i) {
+    for (int i = lane; i < count; i += lanes) {
         const u32* flag = (const u32*)p.flags[first + i];
         u32 turns = 0;
         while ((int)(load_acquire(flag) - goal) < 0)
@@ -324,11 +331,34 @@ struct Steps {
 };
 #endif
 
-__device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full, u32 empty) {
+// This block's share of a step of the right operand, for all blocks of its cluster.
+__device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col, int k, u32 me, u32 bar) {
+    if (RIGHT_T) {   // a share is some of the columns
+        constexpr int share = TILE_N / CLUSTER;
+        load_box_for_all(to + me * share * 128, &map, k, col + me * share, bar);
+    } else if (RIGHT_ATOMS % CLUSTER == 0) {   // a share is some of the 64-column atoms
+        constexpr int share = RIGHT_ATOMS / CLUSTER;
+#pragma unroll
+        for (int i = 0; i < share; ++i)
+            load_box_for_all(to + (me * share + i) * ATOM, &map, col + 64 * (me * share + i), k, bar);
+    } else {                                   // a share is some of the depth of each
+        constexpr int share = TILE_K / CLUSTER;
+#pragma unroll
+        for (int i = 0; i < RIGHT_ATOMS; ++i)
+            load_box_for_all(to + i * ATOM + me * share * 128, &map, col + 64 * i, k + me * share, bar);
+    }
+}
+
+// What fills the ring: a warp for the right operand, and one for the left operand and terms, whose first lanes ask for
+// boxes. Neither waits for the other, so that a right operand that nothing writes is on its way while the left one's
+// flags are looked for.
+template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, u32 ring, u32 full, u32 empty) {
     const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
-    int stage = 0;
+    const int lane = threadIdx.x & 31;
+    int stage = 0;   // this and what else changes in the loop over steps are the first lane's
     u32 phase = 0;
     int waited = -1;
+    bool begun = false;
     // entries are read a tile ahead: their way from memory is longer than the ring is deep
     Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count
     int index = blockIdx.x;
@@ -342,15 +372,22 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
     int terms_waited = -1;
     if (index < p.tile_count) {
         added = load_quad(p.added + index);
-        if (added.y > 0) term = load_quad(p.terms + added.x);
+        if (!RIGHT && added.y > 0) term = load_quad(p.terms + added.x);
     }
 #endif
     while (index < p.tile_count) {
         const Operands* o = p.operands + wait.x;
-        if (wait.w > 0 && wait.z != waited) {
-            wait_flags(p, wait.z, wait.w);
-            fence_async_proxy();   // NOTE the loads below are the async proxy's: acquire alone does not order them
-            waited = wait.z;
+        if (!RIGHT || !o->constant) {
+            const bool waits = wait.w > 0 && wait.z != waited;
+            if (!begun) wait_launch_before();
+            if (waits) {
+                wait_flags(p, wait.z, wait.w, lane, 32);
+                __syncwarp();
+                waited = wait.z;
+            }
+            // NOTE the loads below are the async proxy's: acquire alone does not order them
+            if (waits || !begun) fence_async_proxy();
+            begun = true;
         }
         const int left_row = place.x, right_col = place.y, blocks = more.w;
         int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z;
@@ -369,7 +406,7 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
             added = load_quad(p.added + index);
 #endif
         }
-        for (int b = 0; b < blocks; ++b) {
+        for (int b = 0; lane == 0 && b < blocks; ++b) {
             if (remain == 0) {
                 const Quad d = load_quad(p.depths + ++piece);
                 left_k = d.x;
@@ -379,35 +416,19 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
             if (another && b == min(4, blocks - 1)) {
                 depth = load_quad(p.depths + more.z);
 #if TERMS
-                if (added.y > 0) term = load_quad(p.terms + added.x);
+                if (!RIGHT && added.y > 0) term = load_quad(p.terms + added.x);
 #endif
             }
+            const u32 bar = full + 8 * stage, left = ring + stage * STAGE_BYTES;
             barrier_wait(empty + 8 * stage, phase ^ 1);
-            const u32 bar = full + 8 * stage;
-            const u32 left = ring + stage * STAGE_BYTES;
-            const u32 right = left + LEFT_BYTES;
-            barrier_expect(bar, (u32)o->stage_bytes);
-            if (LEFT_T) {
+            if (RIGHT) {
+                barrier_expect(bar, (u32)o->stage_bytes);   // both operands'
+                load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
+            } else if (LEFT_T) {
 #pragma unroll
                 for (int i = 0; i < TILE_M / 64; ++i) load_box(left + i * ATOM, &o->left, left_row + 64 * i, left_k, bar);
             } else {
                 load_box(left, &o->left, left_k, left_row, bar);
-            }
-            if (RIGHT_T) {   // a share is some of the columns
-                constexpr int share = TILE_N / CLUSTER;
-                load_box_for_all(right + me * share * 128, &o->right, right_k, right_col + me * share, bar);
-            } else if (RIGHT_ATOMS % CLUSTER == 0) {   // a share is some of the 64-column atoms
-                constexpr int share = RIGHT_ATOMS / CLUSTER;
-#pragma unroll
-                for (int i = 0; i < share; ++i)
-                    load_box_for_all(right + (me * share + i) * ATOM, &o->right, right_col + 64 * (me * share + i),
-                                     right_k, bar);
-            } else {                                   // a share is some of the depth of each
-                constexpr int share = TILE_K / CLUSTER;
-#pragma unroll
-                for (int i = 0; i < RIGHT_ATOMS; ++i)
-                    load_box_for_all(right + i * ATOM + me * share * 128, &o->right, right_col + 64 * i,
-                                     right_k + me * share, bar);
             }
             left_k += TILE_K;
             right_k += TILE_K;
@@ -417,20 +438,21 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
                 phase ^= 1;
             }
 #if TERMS
-            while (steps.due(b)) {
-                if (flags.y > 0 && flags.x != terms_waited) {
-                    wait_flags(p, flags.x, flags.y);
+            for (; steps.due(b); steps.advance()) {
+                if (!RIGHT && flags.y > 0 && flags.x != terms_waited) {
+                    wait_flags(p, flags.x, flags.y, 0, 1);
                     fence_async_proxy();
                     terms_waited = flags.x;
                 }
-                barrier_wait(empty + 8 * stage, phase ^ 1);
-                barrier_expect(full + 8 * stage, TERM_BYTES);
+                barrier_wait(empty + 8 * stage, phase ^ 1);   // NOTE by both: barriers tell even turns from odd ones only
+                if (!RIGHT) {
+                    barrier_expect(full + 8 * stage, TERM_BYTES);
 #pragma unroll
-                for (int i = 0; i < TERM_ATOMS; ++i)
-                    load_box(ring + stage * STAGE_BYTES + i * TERM_ROWS * 128, p.term_maps + now.x, now.z + 64 * i,
-                             now.y + steps.part() * TERM_ROWS, full + 8 * stage);
-                if (steps.part() == 0 && steps.left > 1) now = load_quad(p.terms + ++record);
-                steps.advance();
+                    for (int i = 0; i < TERM_ATOMS; ++i)
+                        load_box(ring + stage * STAGE_BYTES + i * TERM_ROWS * 128, p.term_maps + now.x, now.z + 64 * i,
+                                 now.y + steps.part() * TERM_ROWS, full + 8 * stage);
+                    if (steps.part() == 0 && steps.left > 1) now = load_quad(p.terms + ++record);
+                }
                 if (++stage == p.stages) {
                     stage = 0;
                     phase ^= 1;
@@ -438,7 +460,9 @@ __device__ __forceinline__ void produce(const Parameters& p, u32 ring, u32 full,
             }
 #endif
         }
+        __syncwarp();
     }
+    if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
 }
 
 // 16 rows of a warp: to shared memory, 128 bytes of each row at a time, and out. `row`: the first, in the tile.
@@ -587,8 +611,8 @@ __device__ __forceinline__ void stored(const Parameters& p, int signal) {
     if (count_up(p.signal_counts + signal) + 1 != (u32)s.x) return;
     p.signal_counts[signal] = 0;
     const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
-    __threadfence_system();
-    for (int i = 0; i < s.z; ++i) store_release((u32*)p.flags[s.y + i], value);
+    __threadfence_system();   // releases all the flags: a fence for each would take a microsecond more
+    for (int i = 0; i < s.z; ++i) store_relaxed((u32*)p.flags[s.y + i], value);
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 staging, u32 full, u32 empty) {
@@ -725,7 +749,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
             }
         }
         if (t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
-            if (lane == 0) wait_flags(p, t.wait_first, t.wait_count);
+            wait_flags(p, t.wait_first, t.wait_count, lane, 32);
             __syncwarp();
         }
 #pragma unroll
@@ -767,7 +791,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
     sync_cluster();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
-        if (threadIdx.x == 0) produce(p, ring, full, empty);
+        if (threadIdx.x < 32) feed<false>(p, ring, full, empty);
+        else if (threadIdx.x < 64) feed<true>(p, ring, full, empty);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));
         consume(p, ring, staging, full, empty);

@@ -474,14 +474,18 @@ int cuLaunchKernelEx(const LaunchConfig *config, Handle function, void **values,
     if (!f) return INVALID_HANDLE;
     int cluster = 1;
     const int *priority = NULL;
+    int chained = 0;
     for (unsigned i = 0; i < config->attribute_count; i++) {
         const LaunchAttribute *a = &config->attributes[i];
         if (a->id == 4) cluster = (int)a->value.dims[0];
         else if (a->id == 8) priority = &a->value.number;
+        else if (a->id == 6) chained = a->value.number;  // programmatic stream serialization
         else violation("cuLaunchKernelEx: the stand-in does not know launch attribute %d", a->id);
     }
     if (extra || config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 || config->block[2] != 1)
         return INVALID_VALUE;
+    // it may begin before the launch before it has ended: then it must wait for that itself. Here it never begins early
+    if (chained && !f->code->waits_itself) violation("%s is launched early and does not wait", f->name);
     Launch *l = NULL;
     int code = launch_new(f, s, (int)config->grid[0], (int)config->block[0], (int)config->smem, cluster, priority, values,
                           NULL, 0, &l);

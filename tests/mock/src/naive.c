@@ -219,8 +219,8 @@ static int copy_run(Launch *l, int tile) {
 }
 
 const KernelCode naive_kernels[] = {
-    {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run},
-    {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run},
-    {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run},
+    {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true},
+    {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true},
+    {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true},
     {0},
 };

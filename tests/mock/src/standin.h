@@ -207,6 +207,7 @@ struct KernelCode {
     int (*tile_of)(Launch *l, int block, int round);       // the tile that block takes, −1: no more
     bool (*ready)(Launch *l, int tile);
     int (*run)(Launch *l, int tile); // a code: ILLEGAL_ADDRESS, LAUNCH_FAILED
+    bool waits_itself;               // for the launch before it, where it begins early
 };
 struct Module { void *handle; Device *device; char *image; size_t size; Function *functions; };
 struct Function {

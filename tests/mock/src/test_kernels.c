@@ -33,8 +33,8 @@ static int run_fault(Launch *l, int tile) {
 }
 
 const KernelCode test_kernels[] = {
-    {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double},
-    {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault},
-    {"never_ends", false, {8, 8, 4}, open_nothing, once, never, run_double},
+    {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double, false},
+    {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault, false},
+    {"never_ends", false, {8, 8, 4}, open_nothing, once, never, run_double, false},
     {0},
 };

@@ -255,8 +255,8 @@ static int run(Launch *l, int tile) {
 }
 
 const KernelCode tiled_kernels[] = {
-    {"sm90_gemm_", true, {sizeof(MappedParameters)}, open_mapped, tile_of, ready, run},
-    {"sm80_gemm_", true, {sizeof(LinedParameters)}, open_warps, tile_of, ready, run},
-    {"mfma_gemm_", true, {sizeof(LinedParameters)}, open_waves, tile_of, ready, run},
+    {"sm90_gemm_", true, {sizeof(MappedParameters)}, open_mapped, tile_of, ready, run, true},
+    {"sm80_gemm_", true, {sizeof(LinedParameters)}, open_warps, tile_of, ready, run, false},
+    {"mfma_gemm_", true, {sizeof(LinedParameters)}, open_waves, tile_of, ready, run, false},
     {0},
 };
