@@ -186,6 +186,9 @@ class Launch:
         block[at : at + 72] = np.array(pointers, np.uint64).view(np.uint8)
         block[at + 72 : at + 80] = np.array([len(self.table.tiles), self.stages], np.int32).view(np.uint8)
         block[at + 80 : at + 96] = np.array(self.table.term_pointers(constants), np.uint64).view(np.uint8)
+        ended, first, count = self.table.lowering(scratch)
+        block[at + 96 : at + 104] = np.array([ended], np.uint64).view(np.uint8)
+        block[at + 104 : at + 112] = np.array([first, count], np.int32).view(np.uint8)
         return block.tobytes()
 
 
@@ -263,9 +266,11 @@ def build(
     tail_splits: int = 1,
     band: int | None = None,
     constant: bool = False,
+    lowers: Sequence[int] = (),
 ) -> Launch:
     """The launch that makes `works`, in their order, on `sms` multiprocessors; see `tiles.table`. `constant`: nothing
-    writes the right operands while the plan runs, so that they may be read before what the works wait for is there."""
+    writes the right operands while the plan runs, so that they may be read before what the works wait for is there.
+    `lowers`: flags that the launch takes down; none where a work accumulates, whose storing warps wait too."""
     reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
     if reason is not None:
         raise ValueError(reason)
@@ -282,6 +287,7 @@ def build(
         tail_splits=tail_splits,
         band=band,
         term_steps=variant.term_steps,
+        lowers=lowers,
     )
     ends = _ends(works, left_transposed, right_transposed)
     maps: list[TensorMap] = []

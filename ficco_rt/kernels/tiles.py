@@ -151,14 +151,15 @@ class Table:
     operands: tuple[tuple[Matrix, Matrix, Matrix], ...]  # left, right, out; a tile names one triple
     matrices: tuple[Matrix, ...]  # that terms name
     partials: int  # tiles of fp32 that splits of K leave
+    lowered: tuple[int, int]  # the first of `flags` that the launch takes down, and how many
     constants: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
 
     @property
     def _counters(self) -> tuple[int, int]:
-        """Bytes of the signals' and of the splits' counters."""
+        """Bytes of the signals' counters, with one of those that have ended behind them, and of the splits'."""
         up = 256
-        return (-(-4 * len(self.signals) // up) * up, -(-4 * self.partials * self.warps // up) * up)
+        return (-(-4 * (len(self.signals) + 1) // up) * up, -(-4 * self.partials * self.warps // up) * up)
 
     @property
     def counter_bytes(self) -> int:
@@ -177,6 +178,10 @@ class Table:
         signal_bytes, split_bytes = self._counters
         pointers = [constants + at for at in self.offsets[:4]]
         return [*pointers, scratch, scratch + signal_bytes, scratch + signal_bytes + split_bytes, epoch, abort]
+
+    def lowering(self, scratch: int) -> tuple[int, int, int]:
+        """Where those that have ended are counted, and the first and the count of the flags to be taken down."""
+        return (scratch + 4 * len(self.signals), *self.lowered)
 
     def term_pointers(self, constants: int) -> list[int]:
         """Of what is added to tiles, and of the terms."""
@@ -295,6 +300,7 @@ def table(
     tail_splits: int = 1,
     band: int | None = None,
     term_steps: int = 0,
+    lowers: Sequence[int] = (),
     more: Sequence[Rows] = (),
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
@@ -302,6 +308,7 @@ def table(
     tail_splits: into how many parts K of the tiles of the last, incomplete wave is cut.
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
     term_steps: steps of the pipeline that a term takes; 0: it is added where the tile is stored.
+    lowers: addresses of flags that the launch takes down when nothing of it waits any more.
     more: arrays that go behind the table's own in `constants`.
     """
     tile_m, tile_n = tile
@@ -371,7 +378,7 @@ def table(
     term_records = np.concatenate(term_parts)
     depths = np.array(depth_rows, np.int32).reshape(-1, 4)
     signal_rows = np.array(signals, np.uint32).reshape(-1, 4)
-    addresses = np.array(flags, np.uint64)
+    addresses = np.array([*flags, *lowers], np.uint64)
     blob = bytearray()
     offsets = []
     for array in (tiles, depths, addresses, signal_rows, added, term_records, *more):
@@ -390,6 +397,7 @@ def table(
         operands=tuple(triples),
         matrices=tuple(matrices),
         partials=partials,
+        lowered=(len(flags), len(lowers)),
         constants=bytes(blob),
         offsets=tuple(offsets),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 from ...kernels import sm80, sm90
@@ -17,7 +18,9 @@ _HOPPER = {v.name: v for v in sm90.VARIANTS}
 _AMPERE = {v.name: v for v in sm80.VARIANTS}
 
 
-def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int) -> Packed | None:
+def pack(
+    command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int, lowers: Sequence[int]
+) -> Packed | None:
     """The launch of one of these kernels; None for others, and where the memory that the tensors have got is not
     aligned as the kernel needs it."""
     if command.kernel not in _HOPPER and command.kernel not in _AMPERE:
@@ -36,9 +39,10 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
         signals = any(w.signals for w in works)
         splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms, max(len(w.terms) for w in works))
         stages = hopper.stages(smem, turned[1])
+        lowered = () if any(w.accumulate for w in works) else lowers
         made = sm90.build(
             works, hopper, *types, *turned,
-            sms=sms, stages=stages, smem=smem, tail_splits=splits, constant=product.constant,
+            sms=sms, stages=stages, smem=smem, tail_splits=splits, constant=product.constant, lowers=lowered,
         )  # fmt: skip
         return Packed(
             source=sm90.SOURCE.name,
@@ -54,6 +58,7 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceF
             grid=made.grid,
             cluster=hopper.cluster,
             chained=True,
+            lowered=bool(lowered),
         )
     ampere = _AMPERE[command.kernel]
     if sm80.refusal(works, *types, *turned) is not None:

@@ -244,9 +244,15 @@ class Cuda:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
     def tuned(
-        self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
+        self,
+        command: Launch,
+        resolve: Resolve,
+        address: FlagAddress,
+        facts: DeviceFacts,
+        sms: int,
+        lowers: Sequence[int],
     ) -> Packed | None:
-        return tiled.pack(command, resolve, address, facts, sms)
+        return tiled.pack(command, resolve, address, facts, sms, lowers)
 
     # ---- actions
 

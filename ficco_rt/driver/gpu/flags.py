@@ -1,41 +1,73 @@
 """Flags: 32-bit words in the memory of the device that waits for them, 0 between runs.
 
-Behind a plan's flags stand the words that graphs of different devices wait for (`crossings`)."""
+A flag that only one launch waits for is taken down by that launch (`lowered_by`); all others at the end of a run.
+Behind these stand the words that graphs of different devices wait for (`crossings`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from ...plan.ir import Launch, Plan, WaitFlag
 from .gpus import Gpus
 from .refused import Closing
 from .vendor import Action, Handle
 
 
+def lowered_by(plan: Plan) -> dict[int, tuple[int, ...]]:
+    """The flags that a launch takes down, by the id of its command: those that nothing else waits for."""
+    waiters: dict[int, set[int]] = defaultdict(set)
+    launches: set[int] = set()
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, WaitFlag):
+                waiters[command.flag].add(id(command))
+            elif isinstance(command, Launch):
+                launches.add(id(command))
+                for work in command.works:
+                    for flag in work.waits:
+                        waiters[flag].add(id(command))
+    found: dict[int, tuple[int, ...]] = {}
+    for flag, of in sorted(waiters.items()):
+        if len(of) == 1 and (launch := of.copy().pop()) in launches:
+            found[launch] = (*found.get(launch, ()), flag)
+    return found
+
+
 class Flags:
     """The words of a plan's flags; `ranks[f]` is where flag f's waiter runs. `crossings` are the devices of words
-    beside them, one each."""
+    beside them, one each; launches take `lowered` down."""
 
-    def __init__(self, gpus: Gpus, ranks: Sequence[int], crossings: Sequence[int]) -> None:
+    def __init__(self, gpus: Gpus, ranks: Sequence[int], crossings: Sequence[int], lowered: Collection[int]) -> None:
         self._gpus = gpus
         self._words: dict[int, tuple[int, int]] = {}  # device → address, words
-        self._flags = {i: sum(gpus.homes[rank] == i for rank in ranks) for i in gpus.devices}
+        self._flags = {  # those that the end of a run takes down
+            i: sum(gpus.homes[rank] == i and flag not in lowered for flag, rank in enumerate(ranks))
+            for i in gpus.devices
+        }
+        self._crossings = {i: crossings.count(i) for i in gpus.devices}
+        self._lowered = lowered
+        self._taken = 0
         self._rescue: dict[int, Handle] = {}  # streams that never wait
         for i, device in gpus.devices.items():
-            words = self._flags[i] + sum(ordinal == i for ordinal in crossings)
+            words = self._crossings[i] + sum(gpus.homes[rank] == i for rank in ranks)
             if words:
                 self._words[i] = (gpus.alloc(device, 4 * words, "the plan's flags", flags=True), words)
                 self._rescue[i] = gpus.new_stream(device)
         self._next = {i: address for i, (address, _) in self._words.items()}
         self._next_crossing = {i: address + 4 * self._flags[i] for i, address in self._next.items()}
+        self._next_lowered = {i: address + 4 * self._crossings[i] for i, address in self._next_crossing.items()}
         self.clear()
 
     def take(self, rank: int) -> int:
-        """The address of the next flag of a rank."""
+        """The address of the plan's next flag, one of a rank."""
         home = self._gpus.homes[rank]
-        address = self._next[home]
-        self._next[home] += 4
+        of = self._next_lowered if self._taken in self._lowered else self._next
+        self._taken += 1
+        address = of[home]
+        of[home] += 4
         return address
 
     def take_crossing(self, ordinal: int) -> int:
@@ -50,13 +82,12 @@ class Flags:
             self._gpus.put(self._gpus.devices[i], address, np.zeros(words, np.uint32))
 
     def lower(self, ordinal: int, stream: Handle, *, crossings: bool) -> Action | None:
-        """Takes a device's flags down, on a stream of it; `crossings`: the words beside them, too."""
-        if ordinal not in self._words:
-            return None
-        address, words = self._words[ordinal]
-        words = words if crossings else self._flags[ordinal]
+        """Takes down those of a device's flags that no launch does, on a stream of it; `crossings`: the words beside
+        them, too."""
+        words = self._flags[ordinal] + (self._crossings[ordinal] if crossings else 0)
         if not words:
             return None
+        address, _ = self._words[ordinal]
         return self._gpus.vendor.zero_action(address, words, stream)
 
     def force_up(self) -> None:

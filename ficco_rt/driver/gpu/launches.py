@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
 
@@ -31,11 +31,13 @@ _ALIGNED = 256  # bytes
 
 
 class Launches:
-    """Makes a plan's launches ready. `kernels` are the user kernels, by name."""
+    """Makes a plan's launches ready. `lowers` are the flags that a launch takes down, by its command's id; `kernels`
+    are the user kernels, by name."""
 
-    def __init__(self, gpus: Gpus, plan: Plan) -> None:
+    def __init__(self, gpus: Gpus, plan: Plan, lowers: Mapping[int, Sequence[int]]) -> None:
         self._gpus = gpus
         self._plan = plan
+        self._lowers = lowers
         self._modules = Modules(gpus)
         self.kernels: dict[str, Kernel] = {}
 
@@ -54,12 +56,17 @@ class Launches:
         sms = command.attributes.sms or facts.sms
         if command.streamed:
             sms = min(sms, self._room(to.device))
-        tuned = self._gpus.vendor.tuned(command, resolve, address, facts, sms)
+        vendor, lowers = self._gpus.vendor, [address(flag) for flag in self._lowers.get(id(command), ())]
+        tuned = vendor.tuned(command, resolve, address, facts, sms, lowers)
         if tuned is not None:
             launches = [tuned]
         else:
-            launches = naive.pack(command, resolve, address, self._gpus.vendor.options(facts.arch), sms)
-        return self._all(to, launches, command.attributes, command.streamed, command.origin, _behind_launch(to, command))
+            launches = naive.pack(command, resolve, address, vendor.options(facts.arch), sms, lowers)
+        behind = _behind_launch(to, command)
+        ready = self._all(to, launches, command.attributes, command.streamed, command.origin, behind)
+        if not launches[-1].lowered:
+            ready.actions += (vendor.zero_action(at, 1, to.handle) for at in lowers)
+        return ready
 
     def sums(
         self, to: GpuStream, sums: Sequence[tuple[Region, Sequence[Region]]], resolve: Resolve, place: Place

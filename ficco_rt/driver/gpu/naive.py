@@ -29,7 +29,7 @@ COPY = struct.Struct("<4q10i")
 TERM = struct.Struct("<Qqii")
 RUN = struct.Struct("<2q")
 FLAG = struct.Struct("<Q")
-TABLE = struct.Struct("<5Q4i")
+TABLE = struct.Struct("<5Q6i")
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class _Tables:
     counters: int = 2  # words: tickets, ended blocks, one a work
     waits: bool = False
     signals: bool = False
+    lowered: tuple[int, int] = (0, 0)  # the first of the flags that the launch takes down, and how many
 
     def sync(self, waits: Sequence[int], signals: Sequence[int], address: FlagAddress) -> tuple[int, int, int, int]:
         """The work's flags, appended: first wait, waits, first signal, signals."""
@@ -53,6 +54,12 @@ class _Tables:
         for flag in (*waits, *signals):
             self.flags += FLAG.pack(address(flag))
         return first, len(waits), first + len(waits), len(signals)
+
+    def lowers(self, addresses: Sequence[int]) -> None:
+        """The launch takes these flags down."""
+        self.lowered = (len(self.flags) // FLAG.size, len(addresses))
+        for address in addresses:
+            self.flags += FLAG.pack(address)
 
     def packed(
         self,
@@ -71,9 +78,10 @@ class _Tables:
             offsets.append(len(image))
             image += data
         count, tiles, ordered, waits = self.count, self.tiles, int(self.waits and self.signals), int(self.waits)
+        lowered = self.lowered
 
         def arguments(constants: int, scratch: int) -> list[bytes]:
-            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, ordered, waits)]
+            return [TABLE.pack(*(constants + o for o in offsets), scratch, count, tiles, ordered, waits, *lowered)]
 
         defines = [f"-D{kind.upper()}={entry}"]
         if types:
@@ -91,14 +99,22 @@ class _Tables:
             arguments=arguments,
             grid=grid,
             chained=True,
+            lowered=lowered[1] > 0,
         )
 
 
-def pack(command: Launch, resolve: Resolve, address: FlagAddress, options: Sequence[str], sms: int) -> list[Packed]:
+def pack(
+    command: Launch,
+    resolve: Resolve,
+    address: FlagAddress,
+    options: Sequence[str],
+    sms: int,
+    lowers: Sequence[int] = (),
+) -> list[Packed]:
     """The launches that do a launch's works, in order: one for each run of works that one kernel can do, products or
     sums of the same types, or copies, of which at most `sms` blocks make a part each. A work waits only for what
-    stands before it in the text, so that launches one after another carry a streamed launch's order as well.
-    `options` are the vendor's for the device."""
+    stands before it in the text, so that launches one after another carry a streamed launch's order as well. The last
+    one takes down the flags at `lowers`. `options` are the vendor's for the device."""
 
     def kind(work: Work) -> tuple[str, ...]:
         if isinstance(work, GemmWork):
@@ -107,18 +123,21 @@ def pack(command: Launch, resolve: Resolve, address: FlagAddress, options: Seque
             return ("copy",)
         return ("reduce", resolve(work.writes[0]).dtype)
 
-    launches = []
-    for (name, *types), group in groupby(command.works, kind):
-        works = list(group)
+    launches: list[Packed] = []
+    groups = [(key, list(works)) for key, works in groupby(command.works, kind)]
+    for number, ((name, *types), works) in enumerate(groups):
+        smem, threads, grid = 0, THREADS, None
         if name == "gemm":
             tables = _gemms([w for w in works if isinstance(w, GemmWork)], resolve, address)
-            launches.append(tables.packed(name, types, 2 * TILE * DEPTH * ITEM_BYTES[types[0]], options))
+            smem = 2 * TILE * DEPTH * ITEM_BYTES[types[0]]
         elif name == "copy":
             tables = _copies([w for w in works if isinstance(w, CopyWork)], resolve, address, sms)
-            launches.append(tables.packed(name, (), 0, options, COPY_THREADS, min(sms, tables.tiles)))
+            threads, grid = COPY_THREADS, min(sms, tables.tiles)
         else:
             tables = _sums([w for w in works if isinstance(w, ReduceWork)], resolve, address)
-            launches.append(tables.packed(name, types, 0, options))
+        if number == len(groups) - 1:
+            tables.lowers(lowers)
+        launches.append(tables.packed(name, types, smem, options, threads, grid))
     return launches
 
 

@@ -13,6 +13,7 @@ class Packed:
     `grid` blocks at `cluster` a cluster; None: as many as fit on the device, and no more than `tiles`. The kernel
     leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
     `chained`: it may begin while the launch before it on its stream ends, for which it waits itself.
+    `lowered`: it takes down the flags that it is asked to.
     `arguments` of the addresses of constants and scratch are the kernel's parameters.
     """
 
@@ -29,3 +30,4 @@ class Packed:
     grid: int | None = None
     cluster: int = 1
     chained: bool = False
+    lowered: bool = False

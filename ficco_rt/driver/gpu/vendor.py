@@ -216,11 +216,18 @@ class Vendor(Protocol):
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
 
     def tuned(
-        self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
+        self,
+        command: Launch,
+        resolve: Resolve,
+        address: FlagAddress,
+        facts: DeviceFacts,
+        sms: int,
+        lowers: Sequence[int],
     ) -> Packed | None:
-        """A launch of the tuned kernel that the plan names, on `sms` multiprocessors at most. None if the plan names a
-        naive one, or if the memory that the tensors have got is not aligned as the kernel needs it, which the plan
-        cannot know: then the naive twin does the work."""
+        """A launch of the tuned kernel that the plan names, on `sms` multiprocessors at most, which takes down the
+        flags at `lowers` if it can (`Packed.lowered`). None if the plan names a naive one, or if the memory that the
+        tensors have got is not aligned as the kernel needs it, which the plan cannot know: then the naive twin does
+        the work."""
 
     # ---- actions
 

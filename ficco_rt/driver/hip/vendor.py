@@ -289,7 +289,13 @@ class Hip:
         return int(call(occupancy, function, threads, smem, what=what))
 
     def tuned(
-        self, command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int
+        self,
+        command: Launch,
+        resolve: Resolve,
+        address: FlagAddress,
+        facts: DeviceFacts,
+        sms: int,
+        lowers: Sequence[int],
     ) -> Packed | None:
         if any(v.name == command.kernel for v in mfma.VARIANTS):
             return cdna.pack(command, resolve, address, facts.arch, sms)

@@ -160,23 +160,27 @@ struct Copy {
 struct Table {
     u64 works, terms, runs, flags, counters;                    // counters: [0] tickets, [1] blocks that ended, then works
     int count, tiles, ordered, waits;                           // waits: a work waits for flags
+    int first_lowered, lowered;                                 // flags that go down when no block waits any more
 };
 
-// The next tile of this block, or -1. `round` counts the block's tiles.
+// The next tile of this block, or -1. `round` counts the block's tiles. The last block leaves all as it was found: the next
+// run finds zeros.
 __device__ int next_tile(const Table &t, int round) {
-    if (!t.ordered) {
-        i64 tile = (i64)round * gridDim.x + blockIdx.x;
-        return tile < t.tiles ? (int)tile : -1;
-    }
-    __shared__ int ticket;
     u32 *counters = (u32 *)t.counters;
-    __syncthreads();
-    if (threadIdx.x == 0) ticket = (int)atomicAdd(&counters[0], 1u);
-    __syncthreads();
-    if (ticket < t.tiles) return ticket;
-    if (threadIdx.x == 0 && atomicAdd(&counters[1], 1u) == gridDim.x - 1) {
-        counters[0] = 0;  // the last block leaves all as it was found: the next run finds zeros
+    i64 tile = (i64)round * gridDim.x + blockIdx.x;
+    if (t.ordered) {
+        __shared__ int ticket;
+        __syncthreads();
+        if (threadIdx.x == 0) ticket = (int)atomicAdd(&counters[0], 1u);
+        __syncthreads();
+        tile = ticket;
+    }
+    if (tile < t.tiles) return (int)tile;
+    if ((t.ordered || t.lowered) && threadIdx.x == 0 && atomicAdd(&counters[1], 1u) == gridDim.x - 1) {
+        counters[0] = 0;
         counters[1] = 0;
+        const u64 *flags = (const u64 *)t.flags + t.first_lowered;
+        for (int i = 0; i < t.lowered; i++) *(u32 *)flags[i] = 0;
     }
     return -1;
 }

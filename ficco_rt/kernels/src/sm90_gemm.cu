@@ -102,6 +102,8 @@ struct Parameters {
     int stages;
     const Added* added;     // of each tile
     const Term* terms;
+    u32* ended;             // feeders that wait for nothing any more; zero before the first launch, left zero by each
+    int lowered_first, lowered;   // flags that go down then
     TensorMap term_maps[4];
 };
 static_assert(sizeof(Parameters) == 2432, "what the host writes");
@@ -461,6 +463,10 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
 #endif
         }
         __syncwarp();
+    }
+    if (lane == 0 && p.lowered > 0 && atomicAdd(p.ended, 1u) == 2 * gridDim.x - 1) {
+        *p.ended = 0;
+        for (int i = 0; i < p.lowered; ++i) *(u32*)p.flags[p.lowered_first + i] = 0;
     }
     if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
 }

@@ -29,7 +29,7 @@ typedef struct {
     int rows, units, unit, work, work_tiles, unused;
     Sync sync;
 } Copy;
-typedef struct { uint64_t works, terms, runs, flags, counters; int count, tiles, ordered, unused; } Table;
+typedef struct { uint64_t works, terms, runs, flags, counters; int count, tiles, ordered, waits, first_lowered, lowered; } Table;
 
 enum { TILE = 128, REDUCE_TILE = 512 };
 typedef struct { Type in, out; } State;
@@ -64,14 +64,14 @@ static int open_reduce(Launch *l) { return open_types(l, l->function->name + str
 
 static int tile_of(Launch *l, int block, int round) {
     const Table *t = (const Table *)l->arguments;
-    if (!t->ordered) {
-        int64_t tile = (int64_t)round * l->grid + block;
-        return tile < t->tiles ? (int)tile : -1;
-    }
     uint32_t *counters = (uint32_t *)t->counters;
-    uint32_t ticket = counters[0]++;
-    if (ticket < (uint32_t)t->tiles) return (int)ticket;
-    if (counters[1]++ == (uint32_t)l->grid - 1) counters[0] = counters[1] = 0;
+    int64_t tile = t->ordered ? counters[0]++ : (int64_t)round * l->grid + block;
+    if (tile < t->tiles) return (int)tile;
+    if ((t->ordered || t->lowered) && ++counters[1] == (uint32_t)l->grid) {
+        counters[0] = counters[1] = 0;
+        const uint64_t *flags = (const uint64_t *)t->flags + t->first_lowered;
+        for (int i = 0; i < t->lowered; i++) *(uint32_t *)flags[i] = 0;
+    }
     return -1;
 }
 

@@ -29,7 +29,7 @@ typedef struct { TensorMap left; unsigned char rest1[128 - sizeof(TensorMap)]; T
                  unsigned char rest2[256 - sizeof(TensorMap)]; uint64_t out; int64_t out_pitch; uint64_t unused[6]; } Mapped;
 typedef struct { TensorMap map; unsigned char rest[128 - sizeof(TensorMap)]; } TermMap;
 typedef struct { Mapped operands[4]; Table table; int tile_count, stages; const Added *added; const Term *terms;
-                 uint64_t unused[4]; TermMap maps[4]; } MappedParameters;
+                 uint32_t *ended; int lowered_first, lowered; uint64_t unused[2]; TermMap maps[4]; } MappedParameters;
 typedef struct { uint64_t left, right, out; int64_t left_line, right_line, out_line; uint64_t unused[2]; } Lined;
 typedef struct { uint64_t address, line, item, unused; } LinedTerm;
 typedef struct { Table table; const Lined *operands; int tile_count, stages; const Added *added; const Term *terms;
@@ -105,7 +105,14 @@ static int open_waves(Launch *l) { return open_lined(l, 64); }
 
 static int tile_of(Launch *l, int block, int round) {
     int64_t tile = (int64_t)round * l->grid + block;
-    return tile < ((const State *)l->state)->tile_count ? (int)tile : -1;
+    const State *s = l->state;
+    if (tile < s->tile_count) return (int)tile;
+    const MappedParameters *p = s->mapped ? (const MappedParameters *)l->arguments : NULL;
+    if (p && p->lowered && (*p->ended += 2) == 2 * (uint32_t)l->grid) {   // both feeders of a block
+        *p->ended = 0;
+        for (int i = 0; i < p->lowered; i++) *(uint32_t *)s->table->flags[p->lowered_first + i] = 0;
+    }
+    return -1;
 }
 
 static bool up(const Launch *l, int first, int count) {
