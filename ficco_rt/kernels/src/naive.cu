@@ -163,26 +163,17 @@ struct Table {
     int first_lowered, lowered;                                 // flags that go down when no block waits any more
 };
 
-// The next tile of this block, or -1. `round` counts the block's tiles. The last block leaves all as it was found: the next
-// run finds zeros.
+// The next tile of this block, or -1. `round` counts the block's tiles.
 __device__ int next_tile(const Table &t, int round) {
-    u32 *counters = (u32 *)t.counters;
-    i64 tile = (i64)round * gridDim.x + blockIdx.x;
-    if (t.ordered) {
-        __shared__ int ticket;
-        __syncthreads();
-        if (threadIdx.x == 0) ticket = (int)atomicAdd(&counters[0], 1u);
-        __syncthreads();
-        tile = ticket;
+    if (!t.ordered) {
+        i64 tile = (i64)round * gridDim.x + blockIdx.x;
+        return tile < t.tiles ? (int)tile : -1;
     }
-    if (tile < t.tiles) return (int)tile;
-    if ((t.ordered || t.lowered) && threadIdx.x == 0 && atomicAdd(&counters[1], 1u) == gridDim.x - 1) {
-        counters[0] = 0;
-        counters[1] = 0;
-        const u64 *flags = (const u64 *)t.flags + t.first_lowered;
-        for (int i = 0; i < t.lowered; i++) *(u32 *)flags[i] = 0;
-    }
-    return -1;
+    __shared__ int ticket;
+    __syncthreads();
+    if (threadIdx.x == 0) ticket = (int)atomicAdd((u32 *)t.counters, 1u);
+    __syncthreads();
+    return ticket < t.tiles ? ticket : -1;
 }
 
 // How every kernel begins. NOTE while a work may wait, the next launch must not take multiprocessors: what is waited for
@@ -190,6 +181,18 @@ __device__ int next_tile(const Table &t, int round) {
 __device__ __forceinline__ void begin(const Table &t) {
     if (!t.waits) let_next_launch();
     wait_launch_before();
+}
+
+// How every kernel ends: no thread of the block waits any more. The last block takes flags down, and leaves the counters
+// as they were found: the next run finds zeros.
+__device__ __forceinline__ void end(const Table &t) {
+    if (!t.ordered && !t.lowered) return;
+    u32 *counters = (u32 *)t.counters;
+    if (threadIdx.x || atomicAdd(&counters[1], 1u) != gridDim.x - 1) return;
+    counters[0] = 0;
+    counters[1] = 0;
+    const u64 *flags = (const u64 *)t.flags + t.first_lowered;
+    for (int i = 0; i < t.lowered; i++) *(u32 *)flags[i] = 0;
 }
 
 __device__ void wait_for(const Table &t, const Sync &s) {
@@ -329,6 +332,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
         }
         tile_done(t, w.sync, w.counter, w.tiles, first_flag(t, w.sync));
     }
+    end(t);
 }
 
 #endif
@@ -433,6 +437,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
         }
         tile_done(t, w.sync, w.counter, w.work_tiles, flag);
     }
+    end(t);
 }
 #endif
 
@@ -472,5 +477,6 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t) {
         else move<unsigned short>(w);
         tile_done(t, w.sync, w.work, w.work_tiles, flag);
     }
+    end(t);
 }
 #endif
