@@ -269,7 +269,7 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
     name = f"naive_gemm_{dtype}_fp32"
     code = compile_text(f'extern "C" __global__ void {name}() {{}}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), name.encode())
-    arguments = [TABLE.pack(*at, 2, 4, int(streamed), 0)]
+    arguments = [TABLE.pack(*at, 2, 4, int(streamed), 0, 0, 0)]
     for _ in range(2):  # the counters are left as they were found
         call(cu.cuMemsetD32Async, flag, 0, 1, gpus.streams[0])
         assert launch(gpus.streams[0], function, arguments, grid=3) == 0
@@ -293,7 +293,7 @@ def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
     code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")
     ends = (table + len(job), table + len(job) + len(term))
-    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 512), 0, 0)]
+    arguments = [TABLE.pack(table, ends[0], ends[1], ends[1], ends[1], 1, -(-count // 512), 0, 0, 0, 0)]
     assert launch(gpus.streams[0], function, arguments, grid=2) == 0
     call(cu.cuStreamSynchronize, gpus.streams[0])
     got = np.empty(count, np.float16)
