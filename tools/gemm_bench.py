@@ -5,6 +5,7 @@
     python tools/gemm_bench.py --check-only
     python tools/gemm_bench.py --kernel sm80    # the kernel for tensor cores since Ampere
     python tools/gemm_bench.py --beside old.cu  # another version of the source, timed in turn with this one
+    python tools/gemm_bench.py --pieces 4       # a product in one launch of four works, that come one after another
 
 Needs one GPU, PyTorch and cuda-bindings; for the Hopper kernel a Hopper GPU. Inputs are fresh normal numbers and
 rotate through more memory than L2 holds; each side is captured as a graph and replayed in turn with the other;
@@ -19,7 +20,9 @@ import ctypes
 import json
 import math
 import random
+import re
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -271,7 +274,7 @@ class Addends:
         call("cuStreamWriteValue32", self.side.cuda_stream, flag, 1, 0)
 
 
-def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
+def check_case(rng: random.Random, key: tuple[Any, ...], source: Path | None) -> str | None:
     """One random case: sizes, pieces, splits, accumulation, flags. What is wrong with it, or None."""
     v, dtype, out_dtype, left_t, right_t, with_terms = key
     parts = [rng.randint(1, 3) for _ in range(6)]
@@ -328,12 +331,13 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     splits = rng.choice((1, 1, 2, 5))
     count = rng.choice((sms(), 16, 4))
     made = build([work], v, dtype, out_dtype, left_t, right_t, count=count, stages=stages, tail_splits=splits)
-    launch = Launch(made, *key[1:])
+    launch = Launch(made, *key[1:], source=source)
     what = (
         f"{sm90.entry(*key)} m={m} n={n} k={k} of {total_m} {total_n} {total_k} += {accumulate} stages={stages} "
         f"splits={splits} sms={count} tiles={len(made.table.tiles)} rows {left_m}→{out_m} columns {right_n}→{out_n} "
         f"K {left_k} {right_k} {added or ''}"
     )
+    before = torch.empty(0)
     for turn in range(2):
         out.fill_(math.nan)
         if from_start:
@@ -355,6 +359,12 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
             first = wrong.nonzero()[0].tolist()
             return f"{what}: turn {turn}: {int(wrong.sum())} elements missing or overwritten, the first {first}"
         good = ~torch.isnan(expect)
+        bits = out.view(torch.int32 if out_dtype == "fp32" else torch.int16).clone()
+        if turn and not torch.equal(bits, before):
+            return f"{what}: {int((bits != before).sum())} elements differ from the first turn's"
+        before = bits
+        if launch.scratch[: made.table.counter_bytes].any():
+            return f"{what}: turn {turn}: counters are not zero"
         error = float((got[good] - expect[good]).norm() / expect[good].norm())
         limit = {"bf16": 3e-3, "fp16": 5e-4, "fp32": 1e-5}[out_dtype]
         worst = float((got[good] - expect[good]).abs().max() / expect[good].abs().max())
@@ -365,7 +375,17 @@ def check_case(rng: random.Random, key: tuple[Any, ...]) -> str | None:
     return None
 
 
-def check(kernel: str, seed: int, cases: int, only: str = "") -> int:
+def impatient(folder: Path) -> Path:
+    """The Hopper kernel, but that no part of a tile waits for others: the last to come does what they leave."""
+    text = sm90.SOURCE.read_text()
+    changed = re.sub(r"PATIENCE = \d+", "PATIENCE = 0", text)
+    assert changed != text
+    source = folder / sm90.SOURCE.name
+    source.write_text(changed)
+    return source
+
+
+def check(kernel: str, seed: int, cases: int, only: str, source: Path | None) -> int:
     variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
     lefts = (False,) if kernel == "sm90" else (False, True)
     keys: list[tuple[Any, ...]] = [
@@ -378,12 +398,12 @@ def check(kernel: str, seed: int, cases: int, only: str = "") -> int:
     # the Hopper kernel has terms and output of the operands' type
     keys = [key for key in keys if only in sm90.entry(*key) and not (kernel == "sm90" and key[5] and key[1] != key[2])]
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda key: compiled(None, *key), keys))
+        list(pool.map(lambda key: compiled(source, *key), keys))
     rng, failures = random.Random(seed), []
     torch.manual_seed(seed)
     for key in keys:
         for _ in range(cases):
-            failure = check_case(rng, key)
+            failure = check_case(rng, key, source)
             if failure:
                 failures.append(failure)
     print(f"check: {len(keys)} kernels × {cases} random cases, seed {seed}: {len(failures)} failed", flush=True)
@@ -534,6 +554,115 @@ def explore(kernel: str, shapes: dict[str, Any], groups: list[str], bands: list[
         out.write_text(json.dumps(found, indent=1))
 
 
+# ---------------------------------------------------------------- works that come one after another
+
+
+class Arrivals:
+    """Flags that a stream raises one after another, `every` microseconds: behind copies from the host, which take that
+    long and no multiprocessor."""
+
+    def __init__(self, count: int, every: float) -> None:
+        self.flags = torch.ones(count, dtype=torch.int32, device="cuda")
+        self.side = torch.cuda.Stream()
+        self.host = torch.zeros(1 << 25, dtype=torch.uint8).pin_memory()
+        self.device = torch.zeros(1 << 25, dtype=torch.uint8, device="cuda")
+        self.size = 1 << 22
+        for _ in range(4):
+            self.size = min(1 << 25, max(4096, int(self.size * every / self._took())))
+        self.every = self._took()
+
+    def _took(self) -> float:
+        with torch.cuda.stream(self.side):
+            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(1_000_000)
+            a.record()
+            self._issue(8)
+            b.record()
+        torch.cuda.synchronize()
+        return float(a.elapsed_time(b)) * 1e3 / 8
+
+    def _issue(self, count: int) -> None:
+        for i in range(count):
+            self.device[: self.size].copy_(self.host[: self.size], non_blocking=True)
+            at = self.flags.data_ptr() + 4 * (i % len(self.flags))
+            call("cuStreamWriteValue32", self.side.cuda_stream, at, 1, 0)
+
+    def time(self, launch: Launch) -> float:
+        """Microseconds from the first copy's start to the launch's end; both begin together."""
+        torch.cuda.synchronize()
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.flags[1:] = 0
+        torch.cuda._sleep(1_000_000)  # until all is issued
+        a.record()
+        self.side.wait_event(a)
+        launch()
+        b.record()
+        with torch.cuda.stream(self.side):
+            for i in range(1, len(self.flags)):
+                self.device[: self.size].copy_(self.host[: self.size], non_blocking=True)
+                call("cuStreamWriteValue32", self.side.cuda_stream, self.flags.data_ptr() + 4 * i, 1, 0)
+        torch.cuda.synchronize()
+        return float(a.elapsed_time(b)) * 1e3
+
+
+def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, beside: Path | None) -> int:
+    """A product whose rows come in equal pieces, in one launch, by every variant and cut; beside cuBLAS's whole one."""
+    bad = 0
+    comes = Arrivals(count, every)
+    cut = [Interval(m * i // count, m * (i + 1) // count) for i in range(count)]
+    print(f"{m} × {n} × {k} in {count} pieces, one every {comes.every:.1f} µs")
+    print(f"{'layout':7} {'kernel':24} {'all there µs':>12} {'one by one':>10}" + "      beside" * bool(beside))
+    for right_t, layout in LAYOUTS:
+        data = sets(m, n, k, right_t)
+        chosen = sm90.choose([s.size for s in cut], [n], k, sms(), right_t, late=([cut[-1].size], every * (count - 1)))
+        rows: list[tuple[str, list[list[Launch]]]] = []
+        for v in sm90.VARIANTS:
+            tiles_of = math.ceil(cut[0].size / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
+            most = max(1, min(16, sms() // v.cluster // tiles_of, k // 256))
+            for splits in sorted({1, most}):
+                if m > 256 and v.cluster == 1:
+                    continue
+                launches: list[list[Launch]] = []
+                for source in (None, beside) if beside else (None,):
+                    launches.append([])
+                    for a, b, c in data:
+                        works = [
+                            tiles.Work(matrix(a), matrix(b), matrix(c), (s,), whole(k), whole(b.shape[0]),
+                                       whole(b.shape[1]), (s,), whole(n),
+                                       waits=(comes.flags.data_ptr() + 4 * i,) if i else ())
+                            for i, s in enumerate(cut)
+                        ]  # fmt: skip
+                        key = ("bf16", "bf16", False, right_t)
+                        made = sm90.build(works, v, *key, sms=sms(), stages=v.stages(SMEM, right_t),
+                                          work_splits=[splits] * count)  # fmt: skip
+                        launches[-1].append(Launch(made, *key, source=source))
+                mark = " chosen" if v == chosen.variant else ""
+                rows.append((f"{v.name[10:]}/{splits}{mark}", launches))
+        theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
+        comes.flags[:] = 1
+        for name, launches in rows:
+            for _, _, c in data:
+                c.fill_(math.nan)
+            for launch in launches[0] * 2:
+                launch()
+            torch.cuda.synchronize()
+            errors = [sampled_error(*each, right_t) for each in data]
+            if not all(e < 3e-3 for e in errors):
+                bad += 1
+                print(f"{layout} {name}: relative error {max(errors):.1e}")
+        everything = [each for _, launches in rows for each in launches]
+        t = times([graph(theirs), *map(graph, everything)], len(data), rounds)
+        one = [[comes.time(each[r % len(data)]) for r in range(rounds)] for each in everything]
+        print(f"{layout} {'cuBLAS, whole':24} {median(t[0]):12.1f}")
+        width = len(rows[0][1])
+        for i, (name, _) in enumerate(rows):
+            here = range(i * width, (i + 1) * width)
+            print(f"{layout} {name:24} " + "  ".join(f"{median(t[j + 1]):12.1f} {median(one[j]):10.1f}" for j in here),
+                  flush=True)  # fmt: skip
+        del data, theirs, rows, everything
+    return bad
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernel", choices=("sm90", "sm80"), default="sm90")
@@ -544,24 +673,35 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
     parser.add_argument("--variants", default="", help="a part of the names of the kernels that are checked")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--impatient", action="store_true", help="check the Hopper kernel with parts that do not wait")
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--explore", action="store_true")
+    parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
+    parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
+    parser.add_argument("--size", type=int, nargs=3, default=(2048, 2560, 8192), help="M N K of --pieces")
     parser.add_argument("--bands", type=int, nargs="*", default=[0])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.impatient and args.kernel != "sm90":
+        parser.error("--impatient is for the Hopper kernel")
     needed = {"sm90": "a Hopper GPU", "sm80": "a GPU of Ampere or later"}[args.kernel]
     if not torch.cuda.is_available() or (arch() != sm90.ARCH if args.kernel == "sm90" else not sm80.serves(arch())):
         print(f"gemm_bench needs {needed}", file=sys.stderr)
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
-    bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.variants)
+    with tempfile.TemporaryDirectory() as folder:
+        source = impatient(Path(folder)) if args.impatient else None
+        bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.variants, source)
     if args.check_only or bad:
         return 4 if bad else 0
     shapes = json.loads(args.shapes.read_text())
     if args.group:
         shapes = {g: shapes[g] if g == args.group else [] for g in ("large", "decode")}
+    if args.pieces:
+        m, n, k = args.size
+        return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.beside) else 0
     if args.explore:
         explore(args.kernel, shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.json)
         return 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import ceil
 from pathlib import Path
 
@@ -264,6 +265,7 @@ def build(
     stages: int,
     smem: int | None = None,
     tail_splits: int = 1,
+    work_splits: Sequence[int] = (),
     band: int | None = None,
     constant: bool = False,
     lowers: Sequence[int] = (),
@@ -285,6 +287,8 @@ def build(
         groups=clusters,
         cluster=cluster,
         tail_splits=tail_splits,
+        work_splits=work_splits,
+        shared=True,
         band=band,
         term_steps=variant.term_steps,
         lowers=lowers,
@@ -367,29 +371,121 @@ _LAUNCH = 6.0
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
-_SPLIT = (1.0, 2.3)  # once, and for each partial of 128 × 256 that a multiprocessor leaves or adds
+_SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
+_PACE = 3.5e5  # bytes a µs that come from other devices
+_PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 
 
-def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int = 0) -> int:
-    """Into how many parts K of the last wave's tiles is best cut."""
-    return _best(v, rows, columns, k, sms, terms)[1]
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Into how many parts K is cut: of the tiles of the last wave, or of each work's."""
+
+    tail: int = 1
+    works: tuple[int, ...] = ()
+
+
+def cuts(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, sms: int) -> Cuts:
+    """How K of the works' tiles is best cut. Works that wait for flags come one after another, and one that makes few
+    tiles leaves multiprocessors idle until the next has come: then all are cut, if what a cut costs is hidden."""
+    if any(w.signals for w in works):
+        return Cuts()  # they come to an end one by one: none is the last wave
+    terms = max(len(w.terms) for w in works)
+    phases = [list(group) for _, group in groupby(works, key=lambda w: w.waits)]
+    rows = [[s.size for w in phase for s in w.out_rows] for phase in phases]
+    comes, at = [], 0.0
+    for phase, sizes in zip(phases, rows, strict=True):
+        at += 2 * sum(sizes) * k / _PACE if phase[0].waits else 0.0
+        comes.append(at)
+    _, parts = _in_turn(v, rows, columns, k, sms, terms, comes)
+    if any(n > 1 for n in parts):
+        return Cuts(works=tuple(n for n, phase in zip(parts, phases, strict=True) for _ in phase))
+    return Cuts(tail=_best(v, [n for sizes in rows for n in sizes], columns, k, sms, terms)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What a tile of a product costs, µs."""
+
+    tiles: int  # of clusters
+    groups: int  # clusters at work at once
+    steps: int
+    step: float
+    tile: float
+    split: tuple[float, float]
+    moved: float  # the memory's time
+
+
+def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int) -> _Costs:
+    m, n = v.tile
+    size = m * n / (128 * 256)
+    tiles = ceil(sum(ceil(r / m) for r in rows) / v.cluster) * sum(ceil(c / n) for c in columns)
+    groups = max(1, sms // v.cluster)
+    step = _STEP[v.tile]
+    if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
+        step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    return _Costs(
+        tiles=tiles,
+        groups=groups,
+        steps=ceil(k / DEPTH),
+        step=step,
+        tile=(_TILE + _TERM * terms) * size,
+        split=(_SPLIT[0], _SPLIT[1] * size),
+        moved=2 * (sum(rows) * k + k * sum(columns) + (1 + terms) * sum(rows) * sum(columns)) / _BANDWIDTH,
+    )
 
 
 def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it."""
-    m, n = v.tile
-    size = m * n / (128 * 256)
-    high = ceil(sum(ceil(r / m) for r in rows) / v.cluster)
-    tiles = high * sum(ceil(c / n) for c in columns)
-    split = (_SPLIT[0], _SPLIT[1] * size)
-    groups = max(1, sms // v.cluster)
-    moved = 2 * (sum(rows) * k + k * sum(columns) + (1 + terms) * sum(rows) * sum(columns)) / _BANDWIDTH
-    tile = (_TILE + _TERM * terms) * size
-    step = _STEP[v.tile]
-    if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
-        step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
-    cost, cut = best_splits(tiles, groups, ceil(k / DEPTH), step, tile, split, moved)
+    c = _costs(v, rows, columns, k, sms, terms)
+    cost, cut = best_splits(c.tiles, c.groups, c.steps, c.step, c.tile, c.split, c.moved)
     return _LAUNCH + _CLUSTER * (v.cluster - 1) + cost, cut
+
+
+def _in_turn(
+    v: Variant,
+    phases: Sequence[Sequence[int]],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    terms: int,
+    comes: Sequence[float],
+) -> tuple[float, list[int]]:
+    """The least time of products of so many rows, each of which may begin when its operands have come, and into how
+    many parts K of each one's tiles is cut."""
+    costs = [_costs(v, rows, columns, k, sms, terms) for rows in phases]
+    whole = [1] * len(phases)
+    few = [c.groups // c.tiles > 1 for c in costs]
+    if len(phases) == 1 or not any(few):
+        return 0.0, whole
+    cut = [best_splits(c.tiles, c.groups, c.steps, c.step, c.tile, c.split, 0.0)[1] if f else 1
+           for c, f in zip(costs, few, strict=True)]  # fmt: skip
+    # NOTE partials are kept for each tile of a launch: only the last products are cut if they are many
+    room = _PARTIALS // (4 * v.tile[0] * v.tile[1] * v.cluster)
+    for i in reversed(range(len(cut))):
+        room -= costs[i].tiles * cut[i] if cut[i] > 1 else 0
+        if room < 0:
+            cut[i] = 1
+    every = _best(v, [n for rows in phases for n in rows], columns, k, sms, terms)[1]
+    tail = sum(c.tiles for c in costs) % costs[0].groups
+    return min((_makespan(costs, comes, whole, tail, every), whole), (_makespan(costs, comes, cut), cut))
+
+
+def _makespan(
+    costs: Sequence[_Costs], comes: Sequence[float], parts: Sequence[int], tail: int = 0, tail_parts: int = 1
+) -> float:
+    """Clusters take tiles, and parts of them, by turns; the last `tail` tiles are cut into parts of their own."""
+    free = [0.0] * costs[0].groups
+    turn = 0
+    behind = sum(c.tiles for c in costs)
+    for c, at, n in zip(costs, comes, parts, strict=True):
+        behind -= c.tiles
+        last = max(0, min(c.tiles, tail - behind))
+        for count, m in ((c.tiles - last, n), (last, tail_parts)):
+            time = ceil(c.steps / m) * c.step + c.tile + (c.split[0] + c.split[1] * m if m > 1 else 0.0)
+            for _ in range(count * m):
+                free[turn] = max(free[turn], at) + time
+                turn = (turn + 1) % len(free)
+    return max(free)
 
 
 def choose(
@@ -410,7 +506,14 @@ def choose(
             continue
         cost, cut = _best(v, rows, columns, k, sms, terms)
         if late[1]:
-            cost = max(cost, late[1] + _best(v, late[0], columns, k, sms, terms)[0])
+            start = _LAUNCH + _CLUSTER * (v.cluster - 1)
+            count = max(1, round(sum(rows) / sum(late[0])))  # products as the last one, which come evenly
+            comes = [late[1] * i / max(1, count - 1) for i in range(count)]
+            turns, parts = _in_turn(v, [late[0]] * count, columns, k, sms, terms, comes)
+            if any(n > 1 for n in parts):
+                cost = start + turns
+            else:
+                cost = max(cost, start + turns, late[1] + _best(v, late[0], columns, k, sms, terms)[0])
         if best is None or cost < best.estimate:
             best = Choice(v, cut, cost)
     assert best is not None

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from ..region import Interval, Region
 
 TERM_GAP = 4  # steps of K from a term's step to the next, at most
+MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
 DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
 
 TILE = np.dtype(
@@ -302,10 +303,14 @@ def table(
     term_steps: int = 0,
     lowers: Sequence[int] = (),
     more: Sequence[Rows] = (),
+    work_splits: Sequence[int] = (),
+    shared: bool = False,
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
     tail_splits: into how many parts K of the tiles of the last, incomplete wave is cut.
+    work_splits: into how many K of each work's tiles is cut, if that is said; then `tail_splits` is 1.
+    shared: all parts of a tile store a share of it, and count for signals; otherwise one of them does.
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
     term_steps: steps of the pipeline that a term takes; 0: it is added where the tile is stored.
     lowers: addresses of flags that the launch takes down when nothing of it waits any more.
@@ -315,7 +320,7 @@ def table(
     triples: dict[tuple[Matrix, Matrix, Matrix], int] = {}
     depth_rows: list[tuple[int, int, int, int]] = []
     flags: list[int] = []
-    signals: list[tuple[int, int, int, int]] = []
+    signals: list[tuple[int, int]] = []  # first flag, flags
     matrices = {m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.terms))}
     term_parts: list[Rows] = [np.zeros(0, TERM)]
     terms = 0
@@ -349,7 +354,7 @@ def table(
         part["signal"] = -1
         if w.signals:
             part["signal"] = len(signals)
-            signals.append((len(part) * warps, len(flags), len(w.signals), 0))
+            signals.append((len(flags), len(w.signals)))
             flags += w.signals
         part["splits"] = 1
         if w.terms:
@@ -363,13 +368,14 @@ def table(
             term_parts.append(records.ravel())
             terms += records.size
         parts.append(part)
-    tiles = np.concatenate(parts)
-    partials = 0
-    tail = len(tiles) // cluster % groups * cluster
-    if tail_splits > 1 and tail:
-        whole, rest = tiles[: len(tiles) - tail], tiles[len(tiles) - tail :]
-        cut, partials = _split(rest, tail_splits, cluster, depth_rows)
-        tiles = np.concatenate([whole, cut])
+    if work_splits:
+        assert tail_splits == 1
+        cuts = list(zip(parts, work_splits, strict=True))
+    else:
+        tiles = np.concatenate(parts)
+        whole = len(tiles) - len(tiles) // cluster % groups * cluster
+        cuts = [(tiles[:whole], 1), (tiles[whole:], tail_splits)]
+    tiles, partials = _split_all(cuts, cluster, depth_rows)
     _place_terms(tiles, term_steps)
     numbers = tiles.view(np.int32).reshape(len(tiles), -1)
     width = len(TILE.names or ())
@@ -377,7 +383,9 @@ def table(
     added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if matrices else np.zeros(0, ADDED)
     term_records = np.concatenate(term_parts)
     depths = np.array(depth_rows, np.int32).reshape(-1, 4)
-    signal_rows = np.array(signals, np.uint32).reshape(-1, 4)
+    counted = tiles if shared else tiles[tiles["split"] == 0]
+    targets = np.bincount(counted["signal"] + 1, minlength=len(signals) + 1)[1:] * warps
+    signal_rows = np.array([(n, *s, 0) for n, s in zip(targets, signals, strict=True)], np.uint32).reshape(-1, 4)
     addresses = np.array([*flags, *lowers], np.uint64)
     blob = bytearray()
     offsets = []
@@ -415,8 +423,25 @@ def _place_terms(tiles: Rows, term_steps: int) -> None:
     tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
 
 
+def _split_all(
+    cuts: Sequence[tuple[Rows, int]], cluster: int, depths: list[tuple[int, int, int, int]]
+) -> tuple[Rows, int]:
+    """All tiles, in their order, K of each cut into as many parts as is said, and how many partials that leaves."""
+    out, partials = [], 0
+    for tiles, splits in cuts:
+        if splits > 1 and len(tiles):
+            cut, more = _split(tiles, splits, cluster, depths)
+            cut["slot"] += partials
+            partials += more
+            out.append(cut)
+        else:
+            out.append(tiles)
+    return np.concatenate(out), partials
+
+
 def _split(rest: Rows, splits: int, cluster: int, depths: list[tuple[int, int, int, int]]) -> tuple[Rows, int]:
     """Cut K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
+    splits = min(splits, MAX_SPLITS)
     out = []
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
     slot = 0
@@ -462,7 +487,7 @@ def best_splits(
     each; `moved` is the time of the memory."""
     waves, tail = divmod(tiles, groups)
     best = (float("inf"), 1)
-    for splits in (1, *(s for s in range(2, 17) if tail and tail * s <= groups and steps // s >= 4)):
+    for splits in (1, *(s for s in range(2, MAX_SPLITS + 1) if tail and tail * s <= groups and steps // s >= 4)):
         busy = waves * (steps * step + tile)
         if tail:
             busy += ceil(steps / splits) * step + tile

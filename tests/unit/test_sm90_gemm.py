@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import struct
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -47,11 +47,15 @@ def works(draw: st.DrawFn) -> tiles.Work:
     st.integers(1, 140),
     st.integers(1, 6),
     st.sampled_from([None, 1, 3]),
+    st.booleans(),
 )
 def test_tiles_make_every_element_once_from_the_right_operands(
-    work: tiles.Work, variant: sm90.Variant, sms: int, splits: int, band: int | None
+    work: tiles.Work, variant: sm90.Variant, sms: int, splits: int, band: int | None, whole: bool
 ) -> None:
-    launch = sm90.build([work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, tail_splits=splits, band=band)
+    launch = sm90.build(
+        [work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, band=band,
+        tail_splits=1 if whole else splits, work_splits=(splits,) if whole else (),
+    )  # fmt: skip
     table = launch.table
     assert_whole(table, work, False, False)
     assert_terms(table, work, staged=True)
@@ -69,8 +73,49 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     for name in ("right_col", "k_first", "k_blocks", "wait_first"):
         grouped = table.tiles[name].reshape(-1, variant.cluster)
         assert (grouped == grouped[:, :1]).all()
-    # a signal's target is what the storing warps of all tiles count, once a tile whatever the splits
-    assert table.signals[0]["target"] == (table.tiles["split"] == 0).sum() * variant.warps
+    # a signal's target is what the storing warps of all parts of tiles count: each stores a share
+    assert table.signals[0]["target"] == len(table.tiles) * variant.warps
+
+
+def in_pieces(*rows: int, n: int = 2560, k: int = 8192, signals: bool = False) -> list[tiles.Work]:
+    """A product's rows in pieces, of which all but the first wait for a flag."""
+    edges = [sum(rows[:i]) for i in range(len(rows) + 1)]
+    left, right, out = (tiles.Matrix(i << 20, *shape, shape[1])
+                        for i, shape in enumerate([(edges[-1], k), (k, n), (edges[-1], n)]))  # fmt: skip
+    depth, columns = (Interval(0, k),), (Interval(0, n),)
+    pieces = [(Interval(a, b),) for a, b in pairwise(edges)]
+    return [
+        tiles.Work(left, right, out, piece, depth, depth, columns, piece, columns, waits=(64 * i,) if i else (),
+                   signals=(4096,) if signals else ())
+        for i, piece in enumerate(pieces)
+    ]  # fmt: skip
+
+
+def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
+    v = sm90.variant("sm90_gemm_128x160_c2")  # 64 tiles of 512 rows: half of the multiprocessors
+    works = in_pieces(512, 512, 512, 512)
+    assert sm90.cuts(v, works, [2560], 8192, 132) == sm90.Cuts(works=(2, 2, 2, 2))
+    assert sm90.cuts(v, in_pieces(512, 512, signals=True), [2560], 8192, 132) == sm90.Cuts()
+    assert sm90.cuts(v, in_pieces(512), [2560], 8192, 132) == sm90.Cuts(tail=2)
+    assert sm90.cuts(v, in_pieces(2048, 2048), [2560], 8192, 132).works == ()  # each fills the device
+    # many small pieces: what they leave in memory has a limit, and the first ones are not cut before the last
+    parts = sm90.cuts(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
+    assert list(parts) == sorted(parts)
+    late = ([512], 92.0)
+    assert sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant == v
+
+
+def test_parts_of_works_lie_apart() -> None:
+    v = sm90.VARIANTS[0]
+    launch = sm90.build(
+        in_pieces(512, 300, 512), v, "bf16", "bf16", False, False, sms=132, stages=4, work_splits=(3, 1, 2)
+    )
+    t = launch.table.tiles
+    cut = t[t["splits"] > 1]
+    places = cut["slot"] + cut["split"]
+    assert len(set(places.tolist())) == len(cut) == launch.table.partials
+    # works keep their order: a piece's tiles never stand behind a later one's
+    assert (np.diff(t["wait_first"]) >= 0).all()
 
 
 def test_parameters_hold_what_the_kernel_reads() -> None:

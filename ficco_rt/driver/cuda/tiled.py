@@ -35,14 +35,12 @@ def pack(
         hopper = _HOPPER[command.kernel]
         if sm90.refusal(works, *types, *turned) is not None:
             return None
-        # works that signal come to an end one by one: none is the last wave
-        signals = any(w.signals for w in works)
-        splits = 1 if signals else sm90.splits(hopper, rows, columns, depth, sms, max(len(w.terms) for w in works))
+        cuts = sm90.cuts(hopper, works, columns, depth, sms)
         stages = hopper.stages(smem, turned[1])
         lowered = () if any(w.accumulate for w in works) else lowers
         made = sm90.build(
-            works, hopper, *types, *turned,
-            sms=sms, stages=stages, smem=smem, tail_splits=splits, constant=product.constant, lowers=lowered,
+            works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem,
+            tail_splits=cuts.tail, work_splits=cuts.works, constant=product.constant, lowers=lowered,
         )  # fmt: skip
         return Packed(
             source=sm90.SOURCE.name,

@@ -85,7 +85,7 @@ struct Added {              // to a tile, beside the product
 
 struct Term { int map, row, col, unused; };   // Parameters.term_maps, and where the tile's rows and columns start in it
 
-struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
+struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored its share
 
 struct Parameters {
     Operands operands[4];
@@ -94,7 +94,7 @@ struct Parameters {
     const u64* flags;       // addresses of 32-bit words, here or on a peer
     const Signal* signals;
     u32* signal_counts;     // zero before the first launch, left zero by each
-    u32* split_counts;      // likewise
+    u32* split_counts;      // likewise; see Splits
     float* partials;
     const u32* epoch;       // what an up flag holds at least; null: 1
     const u32* abort;       // not zero: stop waiting (the host's watchdog); null: never
@@ -183,6 +183,11 @@ __device__ __forceinline__ u32 count_up(u32* p) {
     asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(p) : "memory");
     return old;
 }
+__device__ __forceinline__ u32 load_acquire_gpu(const u32* p) {
+    u32 v;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
 struct Quad { int x, y, z, w; };
 __device__ __forceinline__ Quad load_quad(const void* p) {   // of what no one writes; volatile: here, not where it is used
     Quad q;
@@ -211,7 +216,7 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
-// volatile: the compiler must not gather more of them in registers than it has
+// not through L1: another multiprocessor has written it
 __device__ __forceinline__ float4 load_partial(const float4* p) {
     float4 v;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
@@ -471,13 +476,15 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
     if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
 }
 
-// 16 rows of a warp: to shared memory, 128 bytes of each row at a time, and out. `row`: the first, in the tile.
-__device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 staging,
-                                           u32& turn) {
+// 16 rows of a warp: to shared memory, 128 bytes of each row at a time, and out. `row`: the first, in the tile;
+// `lanes`: a bit for each of those whose rows are stored.
+__device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 lanes,
+                                           u32 staging, u32& turn) {
     const Operands* o = p.operands + t.operands;
     const int lane = threadIdx.x & 31;
+    const bool mine = lanes >> lane & 1;
     const int rows = min(16, t.rows - row), tile_cols = t.cols, out_row = t.out_row + row, out_col = t.out_col;
-    if (rows <= 0) return;
+    if (rows <= 0 || lanes == 0) return;
     constexpr int item = OUT_FP32 ? 4 : 2;
     u8* const corner = o->out + ((long long)out_row * o->out_pitch + out_col) * item;
     const long long pitch = o->out_pitch * item;
@@ -486,7 +493,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
         const int r = lane >> 2, c = (lane & 3) * 2;
 #pragma unroll
         for (int j = 0; j < ACC / 4; ++j) {
-            if (8 * j + c < tile_cols) {
+            if (mine && 8 * j + c < tile_cols) {
                 const u8* at = corner + r * pitch + (8 * j + c) * item;
 #if OUT_FP32
                 if (r < rows) { float2 v = __ldcg((const float2*)at); d[4 * j] += v.x; d[4 * j + 1] += v.y; }
@@ -506,7 +513,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
 #if OUT_FP32
 #pragma unroll
         for (int j = 0; j < ACC / 4; ++j)
-            if (r < rows && 8 * j < tile_cols)
+            if (mine && r < rows && 8 * j < tile_cols)
                 *(float2*)(to + (8 * j + 2 * q) * item) = make_float2(d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
 #else
         static_assert(TILE_N % 32 == 0, "four fragments at a time");
@@ -529,7 +536,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
                 else v[i + 2] = other;
             }
             const int col = (j + q) * 8;
-            if (r < rows && col < tile_cols) *(uint4*)(to + col * item) = make_uint4(v[0], v[1], v[2], v[3]);
+            if (mine && r < rows && col < tile_cols) *(uint4*)(to + col * item) = make_uint4(v[0], v[1], v[2], v[3]);
         }
 #endif
     }
@@ -569,13 +576,13 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
 #endif
         fence_async_shared();
         __syncwarp();
-        if (rows == 16 && cols == CHUNK_COLS) {
+        if (rows == 16 && cols == CHUNK_COLS && lanes == ~0u) {
             if (lane == 0) store_box(&o->out_map, out_col + c * CHUNK_COLS, out_row, buffer);
-        } else {   // a piece ends inside: only what belongs to it
+        } else {   // a piece ends inside, or others store the rest: only what belongs to it
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const u32 r = (lane >> 3) + 4 * i, unit = lane & 7;
-                if (r < rows && unit * (16 / item) < cols) {
+                if (r < rows && unit * (16 / item) < cols && (lanes >> 4 * (r & 7) & 1)) {
                     uint4 v;
                     asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                                  : "r"(buffer + r * 128 + ((unit ^ (r & 7)) << 4)) : "memory");
@@ -619,6 +626,104 @@ __device__ __forceinline__ void stored(const Parameters& p, int signal) {
     const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
     __threadfence_system();   // releases all the flags: a fence for each would take a microsecond more
     for (int i = 0; i < s.z; ++i) store_relaxed((u32*)p.flags[s.y + i], value);
+}
+
+// Splits of K. Of each warp's sums, split s adds up and stores a share: some of every eight rows, which are a lane's
+// own. Of the rest it leaves its part in memory, then counts itself, and waits a while for the others. A word for each
+// warp of a tile carries who has come. It ends at zero, and needs no answer but for the first of these additions:
+//
+//   COME   each split, when its part is left
+//   SEEN   each that has waited, when it has seen that all have come
+//   -(splits · COME + SEEN · waiting + GONE of those gone)   the last one to come: negative until the last has seen
+//   GONE << s   split s, tired of waiting, while not all have come: it has left its own share too, for the last one
+//
+// Nobody waits for ever, so that a grid that is not all on the device comes to its end too.
+constexpr u32 COME = 1, SEEN = 1 << 5, GONE = 1 << 8;
+constexpr int SHARES = 8;          // of a tile, at most
+constexpr int PATIENCE = 128;      // looks at the word
+
+__device__ __forceinline__ bool all_come(u32 state, u32 splits) { return (int)state < 0 || state % SEEN == splits; }
+
+__device__ __forceinline__ void leave_part(const float (&d)[BLOCKS_M][ACC], float4* to, int high) {
+#pragma unroll
+    for (int m = 0; m < BLOCKS_M; ++m)
+        if ((int)(threadIdx.x >> 2 & 7) < high - 64 * m)
+#pragma unroll
+            for (int i = 0; i < ACC / 4; ++i)
+                __stcg(to + (m * (ACC / 4) + i) * 32,
+                       make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]));
+}
+
+// A part to the lane's sums; `first`: they start with it.
+__device__ __forceinline__ void add_part(float (&d)[BLOCKS_M][ACC], const float4* from, int high, bool first) {
+#pragma unroll
+    for (int m = 0; m < BLOCKS_M; ++m)
+        if ((int)(threadIdx.x >> 2 & 7) < high - 64 * m)
+#pragma unroll
+            for (int i = 0; i < ACC / 4; ++i) {
+                const float4 v = load_partial(from + (m * (ACC / 4) + i) * 32);
+                d[m][4 * i] = first ? v.x : d[m][4 * i] + v.x;
+                d[m][4 * i + 1] = first ? v.y : d[m][4 * i + 1] + v.y;
+                d[m][4 * i + 2] = first ? v.z : d[m][4 * i + 2] + v.z;
+                d[m][4 * i + 3] = first ? v.w : d[m][4 * i + 3] + v.w;
+            }
+}
+
+// The warp's share of the tile, of `high` rows from its first on: the lanes, a bit each, whose sums are whole now.
+__device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, float (&d)[BLOCKS_M][ACC], int warp,
+                                          int high) {
+    constexpr int part = WARPS * BLOCKS_M * ACC / 4 * 32;   // from a split's to the next one's
+    const u32 lane = threadIdx.x & 31, splits = t.splits, split = t.split;
+    const u32 shares = min(splits, SHARES), owner = (lane >> 2) * shares / SHARES;
+    float4* const parts = (float4*)p.partials + (long long)t.slot * part + warp * (part / WARPS) + lane;
+    u32* const word = p.split_counts + t.slot * WARPS + warp;
+    if (owner != split) leave_part(d, parts + split * part, high);
+    __syncwarp();
+    u32 mine = 1 << split;   // shares that are this split's to store, a bit each
+    bool tired = false;
+    if (lane == 0) {
+        u32 state = count_up(word) + COME;
+        if (state % SEEN == splits) {
+            const u32 gone = state / GONE, waiting = shares - (split < shares) - __popc(gone);
+            atomicAdd(word, -(splits * COME + SEEN * waiting + GONE * gone));
+            mine |= gone;
+        } else if (split >= shares) {
+            mine = 0;
+        } else {
+            for (int i = 0; i < PATIENCE && !all_come(state, splits); ++i) state = load_acquire_gpu(word);
+            tired = !all_come(state, splits);
+            if (!tired) atomicAdd(word, SEEN);
+        }
+    }
+    if (__any_sync(~0u, tired)) {
+        if (owner == split) leave_part(d, parts + split * part, high);
+        __syncwarp();
+        if (lane == 0) {
+            __threadfence();
+            u32 state = load_acquire_gpu(word), before;
+            while (!all_come(state, splits) && (before = atomicCAS(word, state, state | GONE << split)) != state)
+                state = before;
+            if (all_come(state, splits)) {
+                __threadfence();
+                atomicAdd(word, SEEN);
+            } else {
+                mine = 0;
+            }
+        }
+    }
+    __syncwarp();   // what lane 0 has seen, all have
+    mine = __shfl_sync(~0u, mine, 0);
+    const bool whole = mine >> owner & 1;
+    if (whole) {   // always in the same order: the owner's part, and the next ones', the first behind the last
+        if (owner != split) add_part(d, parts + owner * part, high, true);
+        u32 s = owner;
+#pragma unroll 1
+        for (u32 i = 1; i < splits; ++i) {
+            s = s + 1 < splits ? s + 1 : 0;
+            add_part(d, parts + s * part, high, false);
+        }
+    }
+    return __ballot_sync(~0u, whole);
 }
 
 __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 staging, u32 full, u32 empty) {
@@ -711,48 +816,10 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
 
         const Tile t = {place.x, place.y, place.z, place.w, size.x, size.y, size.z, size.w,
                         rest.x,  rest.y,  rest.z,  rest.w,  end.x,  end.y,  end.z,  end.w};
-        const int splits = t.splits;
-        if (splits > 1) {
-            // every split leaves its part; the warp that comes last adds them in order and goes on
-            constexpr int vectors = BLOCKS_M * ACC / 4;   // of a thread
-            float4* mine = (float4*)p.partials + ((long long)(t.slot + t.split) * WARPS + warp) * vectors * 32 + lane;
-            const bool any = group * 64 * BLOCKS_M + (warp & 3) * 16 < t.rows;
-            if (any) {
-#pragma unroll
-                for (int m = 0; m < BLOCKS_M; ++m)
-#pragma unroll
-                    for (int i = 0; i < ACC / 4; ++i)
-                        __stcg(mine + (m * (ACC / 4) + i) * 32,
-                               make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]));
-            }
-            __threadfence();
-            __syncwarp();
-            u32 old = 0;
-            if (lane == 0) old = atomicAdd(p.split_counts + t.slot * WARPS + warp, 1u);
-            old = __shfl_sync(0xffffffffu, old, 0);
-            if (old != splits - 1) continue;
-            __threadfence();
-            if (lane == 0) p.split_counts[t.slot * WARPS + warp] = 0;
-            if (any) {
-                const float4* part = (const float4*)p.partials + ((long long)t.slot * WARPS + warp) * vectors * 32 + lane;
-#pragma unroll
-                for (int m = 0; m < BLOCKS_M; ++m)
-#pragma unroll
-                    for (int i = 0; i < ACC; ++i) d[m][i] = 0.0f;
-#pragma unroll 1
-                for (int s = 0; s < splits; ++s, part += WARPS * vectors * 32) {
-#pragma unroll
-                    for (int m = 0; m < BLOCKS_M; ++m)
-#pragma unroll
-                        for (int i = 0; i < ACC / 4; ++i) {
-                            const float4 v = load_partial(part + (m * (ACC / 4) + i) * 32);
-                            d[m][4 * i] += v.x;
-                            d[m][4 * i + 1] += v.y;
-                            d[m][4 * i + 2] += v.z;
-                            d[m][4 * i + 3] += v.w;
-                        }
-                }
-            }
+        u32 lanes = ~0u;
+        if (t.splits > 1) {
+            const int high = t.rows - group * 64 * BLOCKS_M - (warp & 3) * 16;
+            if (high > 0) lanes = add_splits(p, t, d, warp, high);
         }
         if (t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
             wait_flags(p, t.wait_first, t.wait_count, lane, 32);
@@ -760,7 +827,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         }
 #pragma unroll
         for (int m = 0; m < BLOCKS_M; ++m)
-            store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, staging, turn);
+            store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, lanes, staging, turn);
         __syncwarp();   // all lanes' stores, before lane 0 counts them
         pending = t.signal;
         // NOTE a tile that waits may wait for this very signal: then it must not stay behind
