@@ -788,7 +788,6 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                     before = -1;
                     barrier_wait(full + 8 * stage, phase);
                     add_term(d, ring + stage * STAGE_BYTES + (TERM_STEPS == 1 ? group * BLOCKS_M * ATOM : 0));
-                    asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");   // all its warps have read
                 } else {
                     if (steps.gap == 0 || p.stages == 2) {   // NOTE the next step of K may come to the stage that is kept
                         wgmma_wait<0>();
@@ -799,6 +798,9 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                 }
                 if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * stage, thread & 127);
                 if (++stage == p.stages) {
+                // all warps of the group have read it. NOTE or seen it come: one that counted a signal meanwhile would
+                // find it two turns on, and wait for ever
+                asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
                     stage = 0;
                     phase ^= 1;
                 }
