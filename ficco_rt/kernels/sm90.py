@@ -24,16 +24,18 @@ from .tiles import DEPTH, Matrix, Table, Work, best_splits, common, defines, dep
 
 SOURCE = Path(__file__).with_name("src") / "sm90_gemm.cu"
 ARCH = "sm_90a"
-MAX_OPERANDS = 4  # different (left, right, out) triples in one launch
+MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_TERMS = 4  # different matrices that terms lie in
 MAX_STAGES = 16
 BARRIER_BYTES = 256  # static shared memory
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
-PARAMETER_BYTES = 2432
-OPERAND_BYTES = 448
-POINTERS_AT = MAX_OPERANDS * OPERAND_BYTES
-TERM_MAPS_AT = 1920
+PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
+OPERAND_BYTES = 384  # three tensor maps
+SIDES_AT = MAX_OPERANDS * OPERAND_BYTES
+SIDE_BYTES = 32
+POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDE_BYTES
+TERM_MAPS_AT = 3456
 TERM_REGISTERS = (72, 216)  # of producer and consumers: a producer with terms has more to do
 
 
@@ -177,11 +179,11 @@ class Launch:
         for m, data in zip(self.maps, encoded, strict=True):
             block[m.offset : m.offset + 128] = np.frombuffer(data, np.uint8)
         for i, (_, _, out) in enumerate(self.table.operands):
-            at = i * OPERAND_BYTES + 384
+            at = SIDES_AT + i * SIDE_BYTES
             short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
             loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
             fields = [out.address, out.pitch, loaded, self.constant]
-            block[at : at + 32] = np.array(fields, np.uint64).view(np.uint8)
+            block[at : at + SIDE_BYTES] = np.array(fields, np.uint64).view(np.uint8)
         pointers = self.table.pointers(constants, scratch, epoch, abort)
         at = POINTERS_AT
         block[at : at + 72] = np.array(pointers, np.uint64).view(np.uint8)

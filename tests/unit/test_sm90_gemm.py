@@ -128,8 +128,8 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     data = launch.parameters(0x10000, 0x20000, maps, epoch=0x30000, abort=0x40000)
     assert len(data) == sm90.PARAMETER_BYTES
     assert [data[128 * i] for i in range(3)] == [1, 2, 3]
-    assert struct.unpack_from("<QqQ", data, 384) == (0x3000, 256, 128 * (128 + 256))
-    pointers = struct.unpack_from("<9Q2i", data, 4 * sm90.OPERAND_BYTES)
+    assert struct.unpack_from("<QqQ", data, sm90.SIDES_AT) == (0x3000, 256, 128 * (128 + 256))
+    pointers = struct.unpack_from("<9Q2i", data, sm90.POINTERS_AT)
     assert pointers[0] == 0x10000
     assert pointers[4] == 0x20000
     assert pointers[7:] == (0x30000, 0x40000, 2, 4)
@@ -176,6 +176,14 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     assert "more than 4 different matrices" in str(of_terms(*["bf16"] * 5, apart=16))
     assert "term's address" in str(of_terms("bf16", address=8))
     assert "multiples of 8" in str(of_terms("bf16", column=4))
+
+    def to_peers(count: int) -> str | None:
+        outs = [tiles.Matrix(p << 32, 256, 256, 256) for p in range(count)]
+        works = [tiles.Work(good, good, out, whole, whole, whole, whole, whole, whole) for out in outs]
+        return sm90.refusal(works, "bf16", "bf16", False, False)
+
+    assert to_peers(8) is None
+    assert to_peers(9) == "more than 8 different triples of operands in one launch"
 
     def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
         return sm90.fits(tiles.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)

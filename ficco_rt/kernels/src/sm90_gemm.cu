@@ -52,13 +52,13 @@ static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's share of the r
 
 struct alignas(64) TensorMap { u8 opaque[128]; };
 
-struct Operands {
-    TensorMap left, right, out_map;
+struct Operands { TensorMap left, right, out_map; };
+
+struct Sides {              // what else there is to know of operands
     u8* out;
-    long long out_pitch;   // elements
+    long long out_pitch;    // elements
     u64 stage_bytes;        // that its loads bring into a stage: the left box may have fewer rows than the tile
     u64 constant;           // 1: nothing in the plan writes its right operand, which may be read at once
-    u64 unused[4];
 };
 
 struct alignas(64) Tile {
@@ -66,7 +66,7 @@ struct alignas(64) Tile {
     int out_row, out_col;
     int rows, cols;            // what of it is stored
     int k_first, k_blocks;     // its pieces of K: Depth[k_first …], k_blocks · 64 deep in all
-    int operands;              // index into Parameters.operands
+    int operands;              // index into Parameters.operands and .sides
     int accumulate;
     int wait_first, wait_count;   // Parameters.flags that must be up before it reads
     int signal;                // index into Parameters.signals, or -1
@@ -88,7 +88,8 @@ struct Term { int map, row, col, unused; };   // Parameters.term_maps, and where
 struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored its share
 
 struct Parameters {
-    Operands operands[4];
+    Operands operands[8];
+    Sides sides[8];
     const Tile* tiles;
     const Depth* depths;
     const u64* flags;       // addresses of 32-bit words, here or on a peer
@@ -106,7 +107,7 @@ struct Parameters {
     int lowered_first, lowered;   // flags that go down then
     TensorMap term_maps[4];
 };
-static_assert(sizeof(Parameters) == 2432, "what the host writes");
+static_assert(sizeof(Parameters) == 3968, "what the host writes");
 
 // ---------------------------------------------------------------- PTX, one line each
 
@@ -384,7 +385,8 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
 #endif
     while (index < p.tile_count) {
         const Operands* o = p.operands + wait.x;
-        if (!RIGHT || !o->constant) {
+        const Sides* side = p.sides + wait.x;
+        if (!RIGHT || !side->constant) {
             const bool waits = wait.w > 0 && wait.z != waited;
             if (!begun) wait_launch_before();
             if (waits) {
@@ -429,7 +431,7 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
             const u32 bar = full + 8 * stage, left = ring + stage * STAGE_BYTES;
             barrier_wait(empty + 8 * stage, phase ^ 1);
             if (RIGHT) {
-                barrier_expect(bar, (u32)o->stage_bytes);   // both operands'
+                barrier_expect(bar, (u32)side->stage_bytes);   // both operands'
                 load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
             } else if (LEFT_T) {
 #pragma unroll
@@ -480,14 +482,14 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
 // `lanes`: a bit for each of those whose rows are stored.
 __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 lanes,
                                            u32 staging, u32& turn) {
-    const Operands* o = p.operands + t.operands;
+    const Sides& side = p.sides[t.operands];
     const int lane = threadIdx.x & 31;
     const bool mine = lanes >> lane & 1;
     const int rows = min(16, t.rows - row), tile_cols = t.cols, out_row = t.out_row + row, out_col = t.out_col;
     if (rows <= 0 || lanes == 0) return;
     constexpr int item = OUT_FP32 ? 4 : 2;
-    u8* const corner = o->out + ((long long)out_row * o->out_pitch + out_col) * item;
-    const long long pitch = o->out_pitch * item;
+    u8* const corner = side.out + ((long long)out_row * side.out_pitch + out_col) * item;
+    const long long pitch = side.out_pitch * item;
     if (t.accumulate) {
         // the accumulators' own places: 8 rows of 4 threads, two neighbours each
         const int r = lane >> 2, c = (lane & 3) * 2;
@@ -577,7 +579,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
         fence_async_shared();
         __syncwarp();
         if (rows == 16 && cols == CHUNK_COLS && lanes == ~0u) {
-            if (lane == 0) store_box(&o->out_map, out_col + c * CHUNK_COLS, out_row, buffer);
+            if (lane == 0) store_box(&p.operands[t.operands].out_map, out_col + c * CHUNK_COLS, out_row, buffer);
         } else {   // a piece ends inside, or others store the rest: only what belongs to it
 #pragma unroll
             for (int i = 0; i < 4; ++i) {

@@ -26,9 +26,10 @@ typedef struct {
 } Table;
 
 typedef struct { TensorMap left; unsigned char rest1[128 - sizeof(TensorMap)]; TensorMap right;
-                 unsigned char rest2[256 - sizeof(TensorMap)]; uint64_t out; int64_t out_pitch; uint64_t unused[6]; } Mapped;
+                 unsigned char rest2[256 - sizeof(TensorMap)]; } Mapped;
+typedef struct { uint64_t out; int64_t out_pitch; uint64_t unused[2]; } Side;
 typedef struct { TensorMap map; unsigned char rest[128 - sizeof(TensorMap)]; } TermMap;
-typedef struct { Mapped operands[4]; Table table; int tile_count, stages; const Added *added; const Term *terms;
+typedef struct { Mapped operands[8]; Side sides[8]; Table table; int tile_count, stages; const Added *added; const Term *terms;
                  uint32_t *ended; int lowered_first, lowered; uint64_t unused[2]; TermMap maps[4]; } MappedParameters;
 typedef struct { uint64_t left, right, out; int64_t left_line, right_line, out_line; uint64_t unused[2]; } Lined;
 typedef struct { uint64_t address, line, item, unused; } LinedTerm;
@@ -36,13 +37,14 @@ typedef struct { Table table; const Lined *operands; int tile_count, stages; con
                  const LinedTerm *matrices; } LinedParameters;
 
 enum { STEP = 64 };
-_Static_assert(sizeof(Mapped) == 448, "the operands of sm90_gemm.cu");
-_Static_assert(sizeof(MappedParameters) == 2432, "the parameters of sm90_gemm.cu");
+_Static_assert(sizeof(Mapped) == 384, "the operands of sm90_gemm.cu");
+_Static_assert(sizeof(MappedParameters) == 3968, "the parameters of sm90_gemm.cu");
 _Static_assert(sizeof(LinedParameters) == 112, "the parameters of sm80_gemm.cu");
 
 typedef struct {
     const Table *table;
-    const Mapped *mapped;            // or
+    const Mapped *mapped;            // with sides, or
+    const Side *sides;
     const Lined *lined;
     const Added *added;              // null where no work has terms
     const Term *terms;
@@ -87,7 +89,7 @@ static int open_mapped(Launch *l) {
     }
     State *s = l->state;
     const MappedParameters *p = (const MappedParameters *)l->arguments;
-    s->table = &p->table, s->mapped = p->operands, s->tile_count = p->tile_count;
+    s->table = &p->table, s->mapped = p->operands, s->sides = p->sides, s->tile_count = p->tile_count;
     s->added = p->added, s->terms = p->terms, s->maps = p->maps;
     return open_checked(l);
 }
@@ -202,8 +204,8 @@ static int add_terms(const Launch *l, int tile, float *sums) {
 static int store(const Launch *l, const Tile *t, const float *sums) {
     const State *s = l->state;
     uint64_t item = (uint64_t)type_bytes(s->out);
-    uint64_t out = s->mapped ? s->mapped[t->operands].out : s->lined[t->operands].out;
-    uint64_t line = s->mapped ? (uint64_t)s->mapped[t->operands].out_pitch * item : (uint64_t)s->lined[t->operands].out_line;
+    uint64_t out = s->mapped ? s->sides[t->operands].out : s->lined[t->operands].out;
+    uint64_t line = s->mapped ? (uint64_t)s->sides[t->operands].out_pitch * item : (uint64_t)s->lined[t->operands].out_line;
     for (int r = 0; r < t->rows; r++) {
         uint64_t row = out + (uint64_t)(t->out_row + r) * line + (uint64_t)t->out_col * item;
         if (t->cols && memory_reach(l->device, row, (uint64_t)t->cols * item)) return ILLEGAL_ADDRESS;
