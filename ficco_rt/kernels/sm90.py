@@ -420,7 +420,7 @@ class _Costs:
 def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int) -> _Costs:
     m, n = v.tile
     size = m * n / (128 * 256)
-    tiles = ceil(sum(ceil(r / m) for r in rows) / v.cluster) * sum(ceil(c / n) for c in columns)
+    tiles = sum(ceil(r / m / v.cluster) for r in rows) * sum(ceil(c / n) for c in columns)
     groups = max(1, sms // v.cluster)
     step = _STEP[v.tile]
     if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
