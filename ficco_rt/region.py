@@ -268,9 +268,12 @@ def summary(region: Region) -> str:
 
 def way(dst: Region, src: Region, rank: int | None) -> str:
     """A copy, from where to where, as the rank sees it; None: with all ranks named."""
-    source = src.tensor if src.rank == rank else f"{src.tensor}@{src.rank}"
-    target = dst.tensor if dst.rank == rank else f"{dst.tensor}@{dst.rank}"
-    return f"{source} → {target} {summary(dst)}"
+    return f"{called(src, rank)} → {called(dst, rank)} {summary(dst)}"
+
+
+def called(region: Region, rank: int | None) -> str:
+    """The tensor as the rank sees it."""
+    return region.tensor if region.rank == rank else f"{region.tensor}@{region.rank}"
 
 
 def peer_of(dst: Region, src: Region, rank: int) -> int | None:

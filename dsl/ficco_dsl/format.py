@@ -34,10 +34,8 @@ _CLOSERS = frozenset({"RPAR", "RSQB", "RBRACE"})
 _OPERAND_ENDS = frozenset({"NAME", "INT", "STRING", "RPAR", "RSQB"})
 # `(` follows these without a space; `[` follows a name or a bracket
 _CALLED = frozenset({"NAME", "ROWS", "COLS", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"})
-# a NAME with `=` behind it is an attribute, except after these
-_NO_ATTRIBUTE_AFTER = frozenset({
-    "LBRACE", "WITH", "COMMA", "PARAM", "TYPE", "COMPUTES", "LET", "GEMM", "REDUCE",
-})  # fmt: skip
+# a NAME with `=` behind it is an attribute, if one of these stands before: another's value
+_VALUE_ENDS = _OPERAND_ENDS | {"COPY"}
 
 
 def format_text(text: str, path: str) -> str:
@@ -215,7 +213,7 @@ def _space(a: Token, b: Token, after: Token | None, stack: list[_Open], before: 
     if right == "LSQB":
         return "" if left in ("NAME", "RPAR", "RSQB") else " "
     is_attribute = right == "NAME" and after is not None and after.type == "EQUAL"
-    return "  " if is_attribute and left not in _NO_ATTRIBUTE_AFTER else " "
+    return "  " if is_attribute and left in _VALUE_ENDS else " "
 
 
 def _written(token: Token) -> str:

@@ -441,7 +441,7 @@ class _Checker:
                 message = "'@' stands on both sides of the copy; one of them is this rank's"
                 self.mistake(s.span, message, help="a rank pushes (@ on the left) or pulls (@ on the right)")
         elif isinstance(s, Gemm):
-            self.region(s.out, "the result of gemm", writes=True)
+            self.region(s.out, "the result of gemm", at=True, writes=True)
             for operand in (s.left, s.right):
                 self.region(operand, "an operand of gemm", transposed=True)
             for term in s.terms:
@@ -506,7 +506,7 @@ class _Checker:
             self.mistake(r.span, f".T on {place}: only operands of gemm and claims are transposed")
         if r.at is not None:
             if not at:
-                help = "a gemm reads and writes its own rank; copy first" if "gemm" in place else None
+                help = "a gemm reads its operands on its own rank; copy first" if "gemm" in place else None
                 self.mistake(r.at.span, f"'@' cannot stand on {place}", help=help)
             self.expr(r.at)
         for accessor in r.accessors:

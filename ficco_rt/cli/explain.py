@@ -197,6 +197,8 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
                 local += _bytes(graph, op.dst)
             else:
                 pairs[op.src.rank, op.dst.rank] += _bytes(graph, op.dst)
+        elif isinstance(op, Gemm) and op.out.rank != op.where.rank:
+            pairs[op.where.rank, op.out.rank] += _bytes(graph, op.out)
     links: Counter[tuple[str, ...]] = Counter()
     for (a, b), size in pairs.items():
         for link in _links(machine, a, b):

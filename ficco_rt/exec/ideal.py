@@ -63,7 +63,8 @@ def _compute(plan: Plan, machine: Machine) -> float:
                     rate = gemm_rate(machine.device, dtypes[work.left.tensor])
                     arithmetic[stream.rank] += 2.0 * work.out.elements * k / rate
                     for region in (work.left, work.right, work.out):
-                        touched[stream.rank][region.tensor].add(region)
+                        if region.rank == stream.rank:
+                            touched[stream.rank][region.tensor].add(region)
     slowest = 0.0
     for rank, time in arithmetic.items():
         moved = 0

@@ -102,7 +102,7 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """out = left · right + the sum of `terms` (or out += left · right), logical [m, k] · [k, n], added in fp32; a
-    transposed operand is stored the other way."""
+    transposed operand is stored the other way. `out` may be on another rank, but not with `+=`."""
 
     where: Where
     out: Region

@@ -97,8 +97,9 @@ def copy_fits(op: ir.Op, tensors: Tensors) -> str | None:
 
 
 def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
-    """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. Terms are
-    those of a reduce, but of the result's type or fp32; `+=` has none."""
+    """[m, k] · [k, n] = [m, n], one operand type, the result in it or in fp32, not over its own operands. The operands
+    are the rank's own, the result may lie on a peer. Terms are those of a reduce, but of the result's type or fp32;
+    `+=` has none, and adds on the own rank."""
     if not isinstance(op, ir.Gemm):
         return None
     for region in (op.out, op.left, op.right):
@@ -122,8 +123,13 @@ def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
     for operand in (op.left, op.right):
         if _overlap(op.out, operand):
             return f"gemm writes the part of {op.out.tensor} that it reads"
-    if not op.where.rank == op.out.rank == op.left.rank == op.right.rank:
-        return "a gemm works on its own rank's memory"
+    if not op.where.rank == op.left.rank == op.right.rank:
+        return "a gemm reads its operands in its own rank's memory"
+    if op.accumulate and op.out.rank != op.where.rank:
+        return (
+            f"'+=' adds to {op.out.tensor} on rank {op.out.rank}; a gemm adds in its own rank's memory: store there "
+            "with '=', each product in its own place, and sum those"
+        )
     if op.accumulate and op.terms:
         return "'+=' takes no sum"
     for term in op.terms:

@@ -35,11 +35,15 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
     return links.copy_time + size * machine.hops(src, dst) / links.rate
 
 
+def link_time(machine: Machine, src: int, dst: int, size: int) -> float:
+    """The way of `size` bytes from rank `src` to rank `dst` that a kernel stores there; 0 inside a device."""
+    return size * machine.hops(src, dst) / machine.links.rate if src != dst else 0.0
+
+
 def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None = None) -> float:
     """A copy of `size` bytes from rank `src` to rank `dst` by loads and stores of `sms` multiprocessors, without the
     launch: the greater of the link's time and of the kernel's."""
-    kernel = kernel_time(machine, 2 * size, sms)
-    return kernel if src == dst else max(kernel, size * machine.hops(src, dst) / machine.links.rate)
+    return max(kernel_time(machine, 2 * size, sms), link_time(machine, src, dst, size))
 
 
 def gemm_time(

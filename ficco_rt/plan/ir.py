@@ -51,7 +51,8 @@ class CopyAsync:
 class GemmWork:
     """out (+)= left · right, or out = left · right + the sum of `terms`, which have the shape of out and its type or
     fp32; all is added in fp32 and rounded once. `tiles` is the grid of output tiles, rows × columns, that the kernel
-    makes. A term may lie on a peer, or be `out` itself; there are none where the product is added to `out`."""
+    makes. `out` may lie on a peer, and so may a term, which may be `out` itself; there are none where the product is
+    added to `out`, which then is the rank's own."""
 
     out: Region
     left: Region

@@ -26,27 +26,36 @@ def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     if machine.links.kind != "switch":
         return
     for block in phases(graph):
-        copies = [op for i in block if isinstance(op := graph.ops[i], ir.Copy) and op.dst.rank != op.src.rank]
-        if not copies or copies[0].where.resources.order == "auto":
+        sends = [(op, *way) for i in block if (way := _sends(op := graph.ops[i])) is not None]
+        if not sends or sends[0][0].where.resources.order == "auto":
             continue
         turn: Counter[int] = Counter()
-        rounds: dict[int, list[ir.Copy]] = {}
-        for op in copies:
-            rounds.setdefault(turn[op.where.rank], []).append(op)
-            turn[op.where.rank] += 1
-        crowded = [r for r, ops in rounds.items() if max(Counter(op.dst.rank for op in ops).values()) > 1]
+        rounds: dict[int, list[tuple[ir.Op, int, int]]] = {}
+        for send in sends:
+            rank = send[0].where.rank
+            rounds.setdefault(turn[rank], []).append(send)
+            turn[rank] += 1
+        crowded = [r for r, some in rounds.items() if max(Counter(dst for _, _, dst in some).values()) > 1]
         if 4 * len(crowded) <= len(rounds):
             continue
-        ops = rounds[crowded[0]]
-        rank, _ = Counter(op.dst.rank for op in ops).most_common(1)[0]
-        senders = sorted({op.src.rank for op in ops if op.dst.rank == rank})
-        first = next(op for op in ops if op.dst.rank == rank)
+        some = rounds[crowded[0]]
+        rank, _ = Counter(dst for _, _, dst in some).most_common(1)[0]
+        senders = sorted({src for _, src, dst in some if dst == rank})
+        first = next(op for op, _, dst in some if dst == rank)
+        copies = all(isinstance(op, ir.Copy) for op, _, _ in some)
         yield Diagnostic(
             first.where.origin,
             f"ranks {', '.join(map(str, senders))} all send to rank {rank} in round {crowded[0] + 1} of "
             f"{len(rounds)}: they share its port, which can halve the bandwidth ({len(crowded)} such rounds)",
-            help="send in the order of 'peers' (rank+1, rank+2, …), or set order = auto on the queue",
+            help="send in the order of 'peers' (rank+1, rank+2, …)" + ", or set order = auto on the queue" * copies,
         )
+
+
+def _sends(op: ir.Op) -> tuple[int, int] | None:
+    """From which rank to which other an op moves its result."""
+    if isinstance(op, ir.Copy):
+        return (op.src.rank, op.dst.rank) if op.src.rank != op.dst.rank else None
+    return (op.where.rank, op.out.rank) if isinstance(op, ir.Gemm) and op.out.rank != op.where.rank else None
 
 
 def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:

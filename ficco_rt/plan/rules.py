@@ -213,8 +213,8 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def works_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums and one side of a copy lie on
-    peers."""
+    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums, what a GEMM writes and one
+    side of a copy lie on peers."""
     tensors = {t.name: t for t in plan.tensors}
     for stream, launch in _launches(plan):
         for work in launch.works:

@@ -36,7 +36,7 @@ from ..plan.ir import (
     WaitFlag,
     Work,
 )
-from ..region import Region, peer_of, summary, way
+from ..region import Region, called, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
 
 Signal: TypeAlias = tuple[str, int]  # "event" or "flag", and its number
@@ -188,7 +188,7 @@ class _Clock:
                 _at(work.origin),
                 bytes=moved,
                 flops=flops,
-                peer=peer_of(work.dst, work.src, stream.rank) if isinstance(work, CopyWork) else None,
+                peer=_peer(work, stream.rank),
                 launched=Launched(body.kernel, body.attributes.smem, body.attributes.residency, body.attributes.sms),
             )
         )
@@ -209,7 +209,9 @@ class _Clock:
                 tiles = work.tiles[0] * work.tiles[1] * batch if alone else None
                 dtype, added = self.dtypes[left.tensor], sum(map(self._size, terms))
                 time = cost.gemm_time(machine, m, n, k, dtype, sms, tiles=tiles, batch=batch, added=added)
-                return "gemm", f"{out.tensor} {summary(out)}", moved, 2 * out.elements * k, time
+                # what goes to a peer leaves while the rest is multiplied
+                time = max(time, cost.link_time(machine, rank, out.rank, self._size(out)))
+                return "gemm", f"{called(out, rank)} {summary(out)}", moved, 2 * out.elements * k, time
             case ReduceWork(out=out, terms=terms):
                 time = cost.reduce_time(machine, len(terms), self._size(out), sms)
                 return "reduce", f"{out.tensor} {summary(out)}", moved, 0, time
@@ -295,6 +297,13 @@ class _StreamedLaunch:
             clock.at(now, self.serve)
         else:
             clock.proceed(self.stream, self.position + 1, now)
+
+
+def _peer(work: Work, rank: int) -> int | None:
+    """The rank that a work of `rank` copies to or from, or stores its product at."""
+    if isinstance(work, CopyWork):
+        return peer_of(work.dst, work.src, rank)
+    return work.out.rank if isinstance(work, GemmWork) and work.out.rank != rank else None
 
 
 def _at(place: Place) -> str:

@@ -100,6 +100,7 @@ class Orders:
             return [part(self._tensor(step), axis) + self._maybe(0.5, peer) for _ in range(count)]
 
         axis, turned, sign, added = pick(("rows", "cols")), pick(("", "", ".T")), pick(("=", "=", "+=")), ""
+        there = self._maybe(0.3, peer) if sign == "=" else ""
         match pick(kinds):
             case "copy":
                 here, there = pick((("", peer), (peer, "")))
@@ -112,8 +113,8 @@ class Orders:
         if sign == "=" and self.rng.random() < 0.5:
             added = f" + sum({', '.join(terms(pick((1, 2))))})"
         if axis == "rows":
-            return f"gemm {part(out, 'rows')} {sign} {part(source, 'rows')} * {other}{turned}{added}"
-        return f"gemm {part(out, 'cols')} {sign} {source}{turned} * {part(other, 'cols')}{added}"
+            return f"gemm {part(out, 'rows')}{there} {sign} {part(source, 'rows')} * {other}{turned}{added}"
+        return f"gemm {part(out, 'cols')}{there} {sign} {source}{turned} * {part(other, 'cols')}{added}"
 
     def _collective(self) -> str:
         out, source = self.rng.sample(("X", "Y", "Z", "V", "C", "E"), 2)

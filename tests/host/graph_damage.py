@@ -152,12 +152,12 @@ def both_off_by_one(rng: random.Random, graph: ir.Graph) -> Mutant | None:
 
 
 def wrong_rank(rng: random.Random, graph: ir.Graph) -> Mutant | None:
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Copy)]
+    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Copy | ir.Gemm)]
     if not found or graph.ranks < 2:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    name = rng.choice(("dst", "src"))
+    name = rng.choice(("dst", "src")) if isinstance(op, ir.Copy) else "out"
     region: Region = getattr(op, name)
     other = rng.choice([r for r in range(graph.ranks) if r != region.rank])
     new = replace(op, **{name: region.on(other)})
@@ -219,7 +219,7 @@ def elsewhere(rng: random.Random, graph: ir.Graph) -> Mutant | None:
             w
             for other in graph.ops
             for w in other.writes
-            if w.shape == region.shape and w != region and (w.rank == region.rank or isinstance(op, ir.Copy))
+            if w.shape == region.shape and w != region and (w.rank == region.rank or isinstance(op, ir.Copy | ir.Gemm))
         },
         key=str,
     )

@@ -153,6 +153,12 @@ def test_empty_blocks_and_unary_signs() -> None:
     assert format_text(text, "x.ficco") == "stage a on q { for i in -1..-n { } if (a) - (b) > -1 { } }\n"
 
 
+@pytest.mark.parametrize("place", ["p", "(p + 1) % ranks", "ranks - p", "p // 2"])
+def test_a_rank_before_the_sign_is_no_attribute(place: str) -> None:
+    neat = f"stage a on q with sms = 4  smem = 8 {{ gemm G @ {place} = A * B with sms = n  smem = 8 }}\n"
+    assert format_text(neat.replace("  ", " ").replace(" = ", "="), "x.ficco") == neat
+
+
 def test_lines_too_long_are_in_no_column() -> None:
     long = "x" * 120
     text = f"param a = 1 # one\nparam {long} = 1 # long\nparam bcd = 1 # two\n"

@@ -18,8 +18,10 @@ from ficco_rt.machine.cost import gemm_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import resources
-from ficco_rt.plan.ir import CopyAsync, CopyWork, GemmWork, Launch, Plan
+from ficco_rt.plan.ir import CopyAsync, CopyWork, GemmWork, Launch, Plan, Record, WaitEvent
+from ficco_rt.plan.lint import incast
 from ficco_rt.plan.lower import lower
+from ficco_rt.sim.simulate import simulate
 from tests import cases
 
 GATHER = """
@@ -309,6 +311,76 @@ def test_a_plan_is_the_machine_s_own() -> None:
     small = dataclasses.replace(profile("h200-switch", 4), name="other")
     assert plan(text, 4, small).machine == "other"
     assert plan(text).machine == "h200-switch"
+
+
+SENT = """
+schedule sent
+param M = 64
+param N = 32
+param K = 48
+type T = fp32
+input  A[M, K / ranks] : T
+input  B[K / ranks, N] : T
+output C[M / ranks, N] : T
+scratch S[M, N] : T
+computes C = reduce_scatter(A * B, rows)
+queue compute { engine = sm }
+stage mm on computeSTREAMED {
+  for p in all { gemm S.rows(rank of ranks) @ p = A.rows(p of ranks) * B }
+}
+stage sum on computeSTREAMED {
+  reduce C = sum(S.rows(all of ranks))
+}
+"""
+
+
+def test_a_product_on_a_peer_is_waited_for_there_by_events() -> None:
+    made = plan(SENT.replace("STREAMED", ""))
+    assert verified(made)
+    records = {c.event: s.rank for s in made.streams for c in s.commands if isinstance(c, Record)}
+    for stream in made.streams:
+        waits = [records[c.event] for c in stream.commands if isinstance(c, WaitEvent)]
+        assert sorted(waits) == [r for r in range(4) if r != stream.rank]
+
+
+def test_a_product_on_a_peer_raises_a_streamed_reader_s_flag_there() -> None:
+    made = plan(SENT.replace("STREAMED", " streamed"))
+    assert verified(made)
+    for stream in made.streams:
+        product, total = (c for c in stream.commands if isinstance(c, Launch))
+        homes = [made.flag_homes[f] for w in product.works for f in w.signals]
+        assert homes == [w.out.rank for w in product.works if isinstance(w, GemmWork) and w.out.rank != stream.rank]
+        assert len(total.works[0].waits) == 3
+
+
+def test_a_product_on_a_peer_takes_its_way_over_the_link() -> None:
+    """And no longer: it leaves while the rest is multiplied."""
+    machine = profile("h200-switch", 4)
+    sizes = {"M": 16384, "N": 4096, "T": "bf16"}
+    for k, bound in ((64, 4096 * 4096 * 2 / machine.links.rate), (32768, gemm_time(machine, 4096, 4096, 8192, "bf16"))):
+        made = plan(SENT.replace("STREAMED", " streamed"), machine=machine, K=k, **sizes)
+        spans = [s for s in simulate(made, machine).spans if s.kind == "gemm" and s.peer is not None]
+        assert len(spans) == 12
+        assert {round(s.stop - s.start, 6) for s in spans} == {round(bound, 6)}
+        assert {s.label for s in spans if s.rank == 0} == {f"mm  S@{p} rows 0–4095, columns 0–4095" for p in (1, 2, 3)}
+
+
+def test_products_that_meet_at_one_port_are_warned_of() -> None:
+    machine = profile("h200-switch", 4)
+    graph = build(ficco_dsl.parse(SENT.replace("STREAMED", ""), "x.ficco"), 4, {})
+    (warning,) = incast(graph, machine)
+    assert warning.message.startswith("ranks 1, 2, 3 all send to rank 0 in round 1 of 3")
+    assert warning.help == "send in the order of 'peers' (rank+1, rank+2, …)"
+    assert not list(incast(build(cases.schedule("gemm_rs/direct"), 4, {}), machine))
+
+
+def test_stores_to_seven_peers_and_the_own_rows_are_one_launch_of_the_hopper_kernel() -> None:
+    made = plan_of(build(cases.schedule("gemm_rs/direct"), 8, {}), profile("h200-switch", 8))
+    for stream in made.streams:
+        (launch,) = stream.commands
+        assert isinstance(launch, Launch)
+        assert launch.kernel.startswith("sm90_gemm")
+        assert len({w.out.rank for w in launch.works if isinstance(w, GemmWork)}) == 8
 
 
 PRODUCT = """

@@ -403,12 +403,12 @@ MISTAKES = [
         ),
     ),
     (
-        "stage a on q { gemm G @ 1 = A @ 2 * A.T }",
+        "stage a on q { gemm G @ 1 = A @ 2 * A.T @ 3 }",
         (
-            "x.ficco:12:25: '@' cannot stand on the result of gemm\n"
-            "  help: a gemm reads and writes its own rank; copy first\n"
             "x.ficco:12:33: '@' cannot stand on an operand of gemm\n"
-            "  help: a gemm reads and writes its own rank; copy first"
+            "  help: a gemm reads its operands on its own rank; copy first\n"
+            "x.ficco:12:43: '@' cannot stand on an operand of gemm\n"
+            "  help: a gemm reads its operands on its own rank; copy first"
         ),
     ),
     (

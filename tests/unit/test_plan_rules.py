@@ -280,8 +280,14 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "gemm adds terms and its result": (
         GEMM, lambda w: replace(w, accumulate=True, terms=(w.out,)), "ruled.ficco:17:47: '+=' takes no sum",
     ),
-    "gemm reads a peer": (f"{GEMM}.right.rank", 1, "ruled.ficco:17:47: a gemm works on its own rank's memory"),
-    "gemm writes a peer": (f"{GEMM}.out.rank", 1, "ruled.ficco:17:47: a gemm works on its own rank's memory"),
+    "gemm reads a peer": (
+        f"{GEMM}.right.rank", 1, "ruled.ficco:17:47: a gemm reads its operands in its own rank's memory",
+    ),
+    "gemm adds on a peer": (
+        GEMM, lambda w: replace(w, accumulate=True, terms=(), out=replace(w.out, rank=1)),
+        "ruled.ficco:17:47: '+=' adds to Q on rank 1; a gemm adds in its own rank's memory: store there with '=', each "
+        "product in its own place, and sum those",
+    ),
     "term's shape": (
         f"{REDUCE}.works.0.terms.1", box("Q", 1, FIRST, FIRST),
         "ruled.ficco:18:26: reduce: C is 8 × 4, the term Q is 4 × 4",

@@ -22,7 +22,7 @@ from ...plan.ir import (
     WaitFlag,
     Work,
 )
-from ...region import Region, peer_of, summary, way
+from ...region import Region, called, peer_of, summary, way
 from ...trace import Kind, Span
 from .streams import Bound, GpuStream
 
@@ -102,7 +102,7 @@ def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
 def _work(work: Work, rank: int | None) -> tuple[Kind, str]:
     match work:
         case GemmWork(out=out):
-            return "gemm", f"{out.tensor} {summary(out)}"
+            return "gemm", f"{out.tensor if rank is None else called(out, rank)} {summary(out)}"
         case ReduceWork(out=out):
             return "reduce", f"{out.tensor} {summary(out)}"
         case CopyWork(dst=dst, src=src):

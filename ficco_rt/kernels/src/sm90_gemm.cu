@@ -798,11 +798,11 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                     }
                     barrier_wait(full + 8 * stage, phase);   // NOTE not given back before it comes: barriers count turns
                 }
-                if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * stage, thread & 127);
-                if (++stage == p.stages) {
                 // all warps of the group have read it. NOTE or seen it come: one that counted a signal meanwhile would
                 // find it two turns on, and wait for ever
                 asm volatile("bar.sync %0, 128;" ::"r"(1 + group) : "memory");
+                if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * stage, thread & 127);
+                if (++stage == p.stages) {
                     stage = 0;
                     phase ^= 1;
                 }
