@@ -274,13 +274,13 @@ class Addends:
         call("cuStreamWriteValue32", self.side.cuda_stream, flag, 1, 0)
 
 
-def check_case(rng: random.Random, key: tuple[Any, ...], source: Path | None) -> str | None:
-    """One random case: sizes, pieces, splits, accumulation, flags. What is wrong with it, or None."""
+def check_case(rng: random.Random, key: tuple[Any, ...], most: int, source: Path | None) -> str | None:
+    """One random case: sizes up to `most`, pieces, splits, accumulation, flags. What is wrong with it, or None."""
     v, dtype, out_dtype, left_t, right_t, with_terms = key
     parts = [rng.randint(1, 3) for _ in range(6)]
     several = rng.random() < 0.4
     if isinstance(v, sm80.Variant):
-        m, n, k = rng.randint(1, 700), rng.randint(1, 640), rng.randint(1, 800)
+        m, n, k = (rng.randint(1, most) for _ in range(3))
         total_m, total_n, total_k = (-(-size // 8) * 8 + rng.randint(0, 9) * 8 for size in (m, n, k))
         if left_t:
             left_m, out_m = ragged(rng, total_m, parts[0], m), ragged(rng, total_m, parts[1], m)
@@ -289,8 +289,8 @@ def check_case(rng: random.Random, key: tuple[Any, ...], source: Path | None) ->
         right_n, out_n = ragged(rng, total_n, parts[2], n), ragged(rng, total_n, parts[3], n)
         left_k, right_k = ragged(rng, total_k, parts[4], k), ragged(rng, total_k, parts[5], k)
     else:
-        m, n = rng.randint(1, 700), rng.randint(1, 80) * 8
-        k = rng.randint(2, 9) * 64 if several else rng.randint(1, 90) * 8
+        m, n = rng.randint(1, most), rng.randint(1, most // 8) * 8
+        k = rng.randint(2, max(2, most // 64)) * 64 if several else rng.randint(1, most // 8) * 8
         total_m, total_n = (m + rng.randint(0, 90) + 7) // 8 * 8, n + rng.randint(0, 9) * 8
         total_k = k + rng.randint(0, 3) * 64
         left_m, out_m = pieces(rng, total_m, parts[0], 1, m), pieces(rng, total_m, parts[1], 1, m)
@@ -385,7 +385,7 @@ def impatient(folder: Path) -> Path:
     return source
 
 
-def check(kernel: str, seed: int, cases: int, only: str, source: Path | None) -> int:
+def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path | None) -> int:
     variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
     lefts = (False,) if kernel == "sm90" else (False, True)
     keys: list[tuple[Any, ...]] = [
@@ -403,7 +403,7 @@ def check(kernel: str, seed: int, cases: int, only: str, source: Path | None) ->
     torch.manual_seed(seed)
     for key in keys:
         for _ in range(cases):
-            failure = check_case(rng, key, source)
+            failure = check_case(rng, key, most, source)
             if failure:
                 failures.append(failure)
     print(f"check: {len(keys)} kernels × {cases} random cases, seed {seed}: {len(failures)} failed", flush=True)
@@ -671,6 +671,7 @@ def main() -> int:
     parser.add_argument("--group", choices=("large", "decode"))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
+    parser.add_argument("--most", type=int, default=700, help="the greatest M, N and K of a random case, from 128")
     parser.add_argument("--variants", default="", help="a part of the names of the kernels that are checked")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--impatient", action="store_true", help="check the Hopper kernel with parts that do not wait")
@@ -683,6 +684,8 @@ def main() -> int:
     parser.add_argument("--bands", type=int, nargs="*", default=[0])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.most < 128:
+        parser.error("--most is a number from 128")
     if args.impatient and args.kernel != "sm90":
         parser.error("--impatient is for the Hopper kernel")
     needed = {"sm90": "a Hopper GPU", "sm80": "a GPU of Ampere or later"}[args.kernel]
@@ -693,7 +696,7 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         source = impatient(Path(folder)) if args.impatient else None
-        bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.variants, source)
+        bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.most, args.variants, source)
     if args.check_only or bad:
         return 4 if bad else 0
     shapes = json.loads(args.shapes.read_text())

@@ -20,9 +20,10 @@ from pathlib import Path
 
 TOOLS = Path(__file__).parent
 SMALL = ("--ranks", "2", "--repeats", "1", "--sizes", "small", "--timeout", "120")
+CASES = ("--check-only", "--cases", "1", "--most", "300")
 TARGETS: dict[str, tuple[str, ...]] = {
-    "sm80": ("gemm_bench.py", "--kernel", "sm80", "--check-only", "--cases", "1"),
-    "sm90": ("gemm_bench.py", "--kernel", "sm90", "--check-only", "--cases", "1"),
+    "sm80": ("gemm_bench.py", "--kernel", "sm80", *CASES),
+    "sm90": ("gemm_bench.py", "--kernel", "sm90", *CASES),
     "naive": ("gpu_check", *SMALL, "--only", "gemm_rs/streamed"),
     "copies": ("gpu_check", *SMALL, "--only", "oneshot"),
 }
