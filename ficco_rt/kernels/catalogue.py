@@ -76,7 +76,10 @@ GEMMS: tuple[GemmKernel, ...] = (
 
 REDUCE: Literal["naive_reduce"] = "naive_reduce"
 COPY: Literal["naive_copy"] = "naive_copy"
-COPY_SMS = 64  # multiprocessors of a launch of copies whose text does not say, of no more than half the device
+COPY_SMS = 64  # multiprocessors that copies take at most where their text does not say
+
+# Blocks that start together, on multiprocessors side by side, of the kernels that have such
+CLUSTERS = {v.name: v.cluster for v in sm90.VARIANTS}
 
 # Rows and columns of an output tile of every kernel that a plan may name for a GEMM.
 TILES: dict[str, tuple[int, int]] = {
@@ -85,6 +88,11 @@ TILES: dict[str, tuple[int, int]] = {
     **{v.name: v.tile for v in sm80.VARIANTS},
     **{v.name: v.tile for v in mfma.VARIANTS},
 }
+
+
+def copy_sms(sms: int) -> int:
+    """Multiprocessors of a launch of copies whose text does not say, on a device of `sms`."""
+    return max(1, min(COPY_SMS, sms // 2))
 
 
 @dataclass(frozen=True, slots=True)

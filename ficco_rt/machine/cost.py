@@ -10,6 +10,8 @@ from typing import Literal, TypeAlias
 
 from .model import Device, Machine
 
+STORES = 0.8  # of what copy engines reach on a link: multiprocessors' stores (docs/bench.md)
+
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
@@ -37,13 +39,15 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
 
 def link_time(machine: Machine, src: int, dst: int, size: int) -> float:
     """The way of `size` bytes from rank `src` to rank `dst` that a kernel stores there; 0 inside a device."""
-    return size * machine.hops(src, dst) / machine.links.rate if src != dst else 0.0
+    return size * machine.hops(src, dst) / (STORES * machine.links.rate) if src != dst else 0.0
 
 
 def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None = None) -> float:
     """A copy of `size` bytes from rank `src` to rank `dst` by loads and stores of `sms` multiprocessors, without the
-    launch: the greater of the link's time and of the kernel's."""
-    return max(kernel_time(machine, 2 * size, sms), link_time(machine, src, dst, size))
+    launch. Inside a device both go through its memory; between two, the greater of the link's time and the memory's."""
+    if src == dst:
+        return kernel_time(machine, 2 * size, sms)
+    return max(kernel_time(machine, size, sms), link_time(machine, src, dst, size))
 
 
 def gemm_time(

@@ -12,11 +12,12 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
 from ..kernels import mfma, sm80, sm90, tiles
-from ..kernels.catalogue import COPY, COPY_SMS, REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, out_of_limits
-from ..machine.cost import gemm_time, transfer_time
+from ..kernels.catalogue import COPY, REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, copy_sms, out_of_limits
+from ..machine.cost import gemm_time, store_time, transfer_time
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
 from .ir import LaunchAttributes
+from .room import rest
 
 Refusal: TypeAlias = Callable[[Sequence[tiles.Work], str, str, bool, bool], str | None]  # a kernel's, of works
 
@@ -69,12 +70,18 @@ class _Solver:
         # where the tensors of a rank might lie: far apart, and aligned as allocations are
         self.addresses = {t.name: (i + 1) << 44 for i, t in enumerate(self.graph.tensors)}
         self.queues = {q.name: q.resources.priority for q in self.graph.queues}
+        engines = {q.name: q.engine for q in self.graph.queues}
         self.arriving: dict[tuple[int, str], float] = defaultdict(float)  # by rank and tensor, from other ranks
         for op in self.graph.ops:
             if isinstance(op, ir.Copy) and op.src.rank != op.dst.rank:
                 size = op.dst.elements * ir.ITEM_BYTES[self.tensors[op.dst.tensor].dtype]
-                time = transfer_time(draft.machine, op.src.rank, op.dst.rank, size)
+                if engines[self.graph.stages[op.where.stage].queue] == "sm":
+                    sms = op.where.resources.sms or copy_sms(self.limits.sms)
+                    time = store_time(draft.machine, op.src.rank, op.dst.rank, size, sms)
+                else:
+                    time = transfer_time(draft.machine, op.src.rank, op.dst.rank, size)
                 self.arriving[op.dst.rank, op.dst.tensor] += time
+        self.rest = rest(draft)
         self.known: dict[tuple[object, ...], GemmConfig | str] = {}
         self.chosen: dict[GemmRequest, GemmConfig | str] = {}  # parts of other places may ask for the same
         self.choices: dict[int, LaunchChoice] = {}
@@ -89,6 +96,7 @@ class _Solver:
         refusal = out_of_limits(asked.sms, asked.residency, asked.smem, self.limits)
         if refusal is not None:
             return refusal
+        asked = replace(asked, sms=self.rest.get((op.where.stage, op.where.rank), asked.sms))
         gemms = [g for i in ops if isinstance(g := self.graph.ops[i], ir.Gemm)]
         if gemms:
             config = self._gemm(gemms, asked, alone=len(gemms) == len(ops))
@@ -100,7 +108,7 @@ class _Solver:
         if smem > self.limits.smem_per_block:
             return f"smem = {smem} bytes, but a block has at most {self.limits.smem_per_block}"
         if all(isinstance(self.graph.ops[i], ir.Copy) for i in ops):
-            sms = asked.sms or max(1, min(COPY_SMS, self.limits.sms // 2))
+            sms = asked.sms or copy_sms(self.limits.sms)
             return LaunchChoice(COPY, (1, 1), LaunchAttributes(smem, asked.residency, sms, priority))
         kernel = op.kernel if isinstance(op, ir.Launch) else REDUCE
         return LaunchChoice(kernel, (1, 1), LaunchAttributes(smem, asked.residency, asked.sms, priority))

@@ -10,6 +10,7 @@ from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from .clock import Clock, start
 from .draft import Draft, Need
 from .ir import Order
+from .room import rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class _Synchroniser:
         self.members: dict[tuple[int, int], list[int]] = {}
         self.holding: dict[int, list[int]] = {}  # rank → first ops of streamed launches that hold multiprocessors
         self.latest: dict[int, int] = {}  # stream → its latest op that some streamed launch waits for in the end
+        self.roomy: set[tuple[int, int]] = set()  # streamed stages that leave multiprocessors to others as they wait
         last: dict[tuple[int, int, int], int] = {}
         for i in draft.order:
             where = self.graph.ops[i].where
@@ -93,6 +95,12 @@ class _Synchroniser:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
             if self.graph.stages[where.stage].streamed:
                 self.members.setdefault((where.stage, where.rank), []).append(i)
+        remaining = rest(draft)
+        for key, works in self.members.items():
+            said = self.graph.ops[works[0]].where.resources.sms is not None
+            copies = all(isinstance(self.graph.ops[v], ir.Copy) for v in works)  # they take half at most
+            if said or copies or key in remaining:
+                self.roomy.add(key)
         for (stage, rank, _), i in last.items():
             self.ends.setdefault((stage, rank), []).append(i)
             self.users[i] += FOREVER
@@ -251,7 +259,7 @@ class _Synchroniser:
             stamp = self.stamps[u]
             if self.draft.stream_of[u] == s and stamp.position < launch.position:
                 continue  # the stream's order
-            if self._same_processors(u, where.rank) and self.draft.stream_of[u] != s:
+            if self._same_processors(u, where.rank) and self.draft.stream_of[u] != s and not self._beside(u, key):
                 continue  # waited for before the launch
             candidates[u] = stamp
         clock = self._wait(v, launch.base, candidates, {})
@@ -260,6 +268,11 @@ class _Synchroniser:
         launch.end = launch.end.join(clock)
         self.clocks[s] = launch.end
         self._release(v)
+
+    def _beside(self, u: int, key: tuple[int, int]) -> bool:
+        """Is u a work of a streamed launch that runs while launch `key` waits? Both leave each other room."""
+        where = self.graph.ops[u].where
+        return key in self.roomy and (where.stage, where.rank) in self.roomy
 
     def _same_processors(self, u: int, rank: int) -> bool:
         s = self.draft.stream_of[u]
@@ -270,8 +283,7 @@ class _Synchroniser:
         s, rank = self.draft.stream_of[first], key[1]
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
-        few = all(isinstance(self.graph.ops[v], ir.Copy) for v in self.members[key])  # copies take half at most
-        if self.graph.ops[first].where.resources.sms is None and not few:  # else it leaves room for others
+        if key not in self.roomy:
             others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
             # two that spin could each hold what the other needs to begin
             others += [u for u in self.holding.get(rank, ()) if self.draft.stream_of[u] != s]
@@ -279,7 +291,7 @@ class _Synchroniser:
             self.holding.setdefault(rank, []).append(first)
         for v in self.members[key]:
             for u in self._before(v):
-                if self.draft.stream_of[u] != s and self._same_processors(u, rank):
+                if self.draft.stream_of[u] != s and self._same_processors(u, rank) and not self._beside(u, key):
                     candidates[u] = self.stamps[u]
             ends |= {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
         base = self._wait(first, self.clocks[s], candidates, ends, launch=True)

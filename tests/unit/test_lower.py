@@ -14,7 +14,7 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.kernels import sm90
 from ficco_rt.kernels.catalogue import GemmConfig, GemmRequest, Limits, choose_gemm
-from ficco_rt.machine.cost import gemm_time, transfer_time
+from ficco_rt.machine.cost import gemm_time, store_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import resources
@@ -127,6 +127,14 @@ stage move on workSTREAMED {
 """
 
 
+def test_the_time_of_a_push_is_the_links_or_the_multiprocessors() -> None:
+    """As measured on four H200, 33.5 MB to each of three peers."""
+    machine = profile("h200-switch", 4)
+    times = [3 * store_time(machine, 0, 1, 4096 * 8192, sms) for sms in (8, 32, 64)]
+    assert times == pytest.approx([370, 346, 315], rel=0.1)
+    assert store_time(machine, 0, 0, 1 << 20, 8) == pytest.approx(2 * store_time(machine, 0, 1, 1 << 20, 8))
+
+
 def moves(text: str, ranks: int = 4) -> list[Launch]:
     """The launches of rank 0's only stream; numbers are right, and nothing but launches is there."""
     made = plan(text, ranks)
@@ -145,6 +153,53 @@ def test_copies_on_multiprocessors_go_out_as_one_launch() -> None:
 def test_copies_with_other_resources_are_another_launch() -> None:
     launches = moves(PUSH.replace("STREAMED", " with sms = 8").replace("WITH", " with sms = few"))
     assert [(len(c.works), c.attributes.sms) for c in launches] == [(3, 8), (1, 4)]
+
+
+BESIDE = """
+schedule beside
+param M = 1024
+input   A[M / ranks, 256] : bf16
+input   B[256, 512]       : bf16
+output  C[M, 512]         : bf16
+scratch G[M, 256]         : bf16
+computes C = all_gather(A, rows) * B
+queue push    { engine = smPUSH }
+queue compute { engine = sm }
+queue other   { engine = sm }
+stage gather on push streamed {
+  copy G.rows(rank of ranks) <- A
+  for p in peers { copy G.rows(rank of ranks) @ p <- A }
+}
+stage mm on compute streamed { gemm C = G * B }
+REST
+"""
+OTHER = """
+output D[M, 256] : bf16 unproven
+stage later on other { copy D <- G }
+"""
+
+
+@pytest.mark.parametrize(("push", "taken"), [(" sms = 8", 8), (" sms = 131", 131), ("", 64)])
+def test_a_streamed_launch_has_what_those_beside_it_leave(push: str, taken: int) -> None:
+    """And waits for nothing before it begins: not for its own rank's copy either, which has room of its own."""
+    made = plan(BESIDE.replace("PUSH", push).replace("REST", ""))
+    pushes, product = (s.commands for s in made.streams if s.rank == 0)
+    assert [type(c) for c in (*pushes, *product)] == [Launch, Launch]
+    (copies,), (gemm,) = ([c for c in commands if isinstance(c, Launch)] for commands in (pushes, product))
+    assert (copies.attributes.sms, gemm.attributes.sms) == (taken, 132 - taken)
+    assert [len(w.waits) for w in gemm.works] == [4]
+    assert verified(made)
+
+
+@pytest.mark.parametrize(("push", "rest"), [(" sms = 132", ""), (" sms = 8", OTHER)])
+def test_where_nobody_knows_what_is_left_it_waits_for_all_before(push: str, rest: str) -> None:
+    made = plan(BESIDE.replace("PUSH", push).replace("REST", rest))
+    product = next(s.commands for s in made.streams if s.rank == 0 and s.queue == "compute")
+    wait, launch = product
+    assert isinstance(wait, WaitEvent)
+    assert isinstance(launch, Launch)
+    assert launch.attributes.sms is None
+    assert verified(made)
 
 
 RING = """

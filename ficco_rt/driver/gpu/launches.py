@@ -12,7 +12,8 @@ import numpy as np
 from ...errors import DeviceError, UsageError
 from ...errors import Span as Place
 from ...graph.ir import ITEM_BYTES, Kernel
-from ...plan.ir import CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
+from ...kernels.catalogue import CLUSTERS, COPY, REDUCE
+from ...plan.ir import CollectiveCall, Command, CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
 from ...region import Region
 from ...trace import Launched
 from . import naive
@@ -55,7 +56,7 @@ class Launches:
         facts = to.device.facts
         sms = command.attributes.sms or facts.sms
         if command.streamed:
-            sms = min(sms, self._room(to.device))
+            sms = min(sms, self._room(to.device, sms))
         vendor, lowers = self._gpus.vendor, [address(flag) for flag in self._lowers.get(id(command), ())]
         tuned = vendor.tuned(command, resolve, address, facts, sms, lowers)
         if tuned is not None:
@@ -121,12 +122,15 @@ class Launches:
             if blocks is None:
                 blocks = (attributes.sms or device.facts.sms) * fitting
                 if streamed:
-                    blocks = min(blocks, self._room(device))
+                    blocks = min(blocks, self._room(device, attributes.sms or device.facts.sms))
                 blocks = min(blocks, packed.tiles)
+        cluster = packed.cluster
+        if streamed and packed.source == naive.SOURCE:
+            blocks, cluster = self._grouped(to, blocks)
         upload = self._upload(device, packed, entry.name)
         ready.uploads.append(upload)
         chained = behind and packed.chained and vendor.chains(device.facts.arch)
-        grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), packed.cluster, chained)
+        grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), cluster, chained)
         with gpus.inside(device):
             arguments = packed.arguments(upload.address, upload.counters)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
@@ -151,22 +155,40 @@ class Launches:
         """None for the stream's, in a captured node too."""
         return None if attributes.priority is None else self._gpus.priority(attributes.priority)
 
-    def _room(self, device: Device) -> int:
-        """Blocks that a streamed launch may hold. Its blocks wait while they hold their multiprocessors, so all
-        streamed launches of a device together leave one free for what they wait for: ranks that share the device,
-        and copies inside a device, which may run on multiprocessors."""
+    def _room(self, device: Device, sms: int) -> int:
+        """Blocks that a streamed launch may hold which wants `sms`. Its blocks wait while they hold their
+        multiprocessors, so all streamed launches of a device together take no more than there are, and leave one for
+        what else they may wait for: ranks that share the device, copies inside a device, which may run on
+        multiprocessors, and launches that are not streamed."""
         homes = self._gpus.homes
-        waiting = [s for s in self._plan.streams if homes[s.rank] == device.ordinal]
-        launches = sum(any(isinstance(c, Launch) and c.streamed for c in s.commands) for s in waiting)
-        alone = sum(home == device.ordinal for home in homes) == 1
-        local = any(
-            isinstance(c, CopyAsync) and any(homes[t.src.rank] == homes[t.dst.rank] for t in c.transfers)
-            for s in waiting
+        here = [s for s in self._plan.streams if homes[s.rank] == device.ordinal]
+        wanted = [_wanted(s.commands, device) for s in here]
+        others = local = False
+        for stream, want in zip(here, wanted, strict=True):
+            for c in stream.commands:
+                others = others or (isinstance(c, Launch | CollectiveCall) and not want)
+                if isinstance(c, CopyAsync):
+                    local = local or any(homes[t.src.rank] == homes[t.dst.rank] for t in c.transfers)
+        beside = sum(map(bool, wanted)) > 1
+        alone = homes.count(device.ordinal) == 1 and not local and not (beside and others)
+        room = device.facts.sms - (0 if alone else 1)
+        if sum(wanted) <= room or (alone and not beside):
+            return sms
+        return max(1, room * sms // sum(wanted))
+
+    def _grouped(self, to: GpuStream, blocks: int) -> tuple[int, int]:
+        """`blocks` of a streamed launch of single blocks, or a few less, and how many of them start side by side.
+        Beside launches in clusters they come in such clusters too: one here and one there would leave
+        multiprocessors that no cluster can use, and the last cluster would begin when others have ended."""
+        beside = {
+            CLUSTERS.get(c.kernel, 1)
+            for s in self._plan.streams
+            if s.id != to.plan.id and self._gpus.homes[s.rank] == to.device.ordinal
             for c in s.commands
-        )
-        if alone and launches == 1 and not local:
-            return 2**31 - 1
-        return max(1, (device.facts.sms - 1) // max(1, launches))
+            if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
+        }
+        cluster = min(beside, default=1)
+        return (blocks // cluster * cluster, cluster) if blocks >= cluster else (blocks, 1)
 
     def _user(self, to: GpuStream, command: Launch, work: KernelWork, resolve: Resolve, ready: Ready) -> None:
         """A user kernel gets the address of each region's first element, and each int as a C int."""
@@ -200,3 +222,9 @@ def _behind_launch(to: GpuStream, command: Launch) -> bool:
     """Whether nothing stands between the launch and the one before it."""
     at = next(i for i, c in enumerate(to.plan.commands) if c is command)
     return at > 0 and isinstance(to.plan.commands[at - 1], Launch)
+
+
+def _wanted(commands: Sequence[Command], device: Device) -> int:
+    """Multiprocessors that the streamed launches of a stream, one after another, want at most."""
+    streamed = [c.attributes.sms or device.facts.sms for c in commands if isinstance(c, Launch) and c.streamed]
+    return max(streamed, default=0)
