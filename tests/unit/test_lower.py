@@ -9,20 +9,22 @@ import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, lint, plan_of
-from ficco_rt.errors import ScheduleError
+from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.kernels import sm90
 from ficco_rt.kernels.catalogue import GemmConfig, GemmRequest, Limits, choose_gemm
-from ficco_rt.machine.cost import gemm_time, store_time, transfer_time
+from ficco_rt.machine.cost import gemm_time, link_time, store_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import resources
+from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import CopyAsync, CopyWork, GemmWork, Launch, Plan, Record, WaitEvent
 from ficco_rt.plan.lint import incast
 from ficco_rt.plan.lower import lower
 from ficco_rt.sim.simulate import simulate
 from tests import cases
+from tests.unit.plan_damage import without_one_wait
 
 GATHER = """
 schedule gather
@@ -189,6 +191,14 @@ def test_a_streamed_launch_has_what_those_beside_it_leave(push: str, taken: int)
     assert (copies.attributes.sms, gemm.attributes.sms) == (taken, 132 - taken)
     assert [len(w.waits) for w in gemm.works] == [4]
     assert verified(made)
+
+
+def test_each_wait_of_launches_beside_one_another_is_needed() -> None:
+    damaged = list(without_one_wait(plan(BESIDE.replace("PUSH", " sms = 8").replace("REST", ""))))
+    assert len(damaged) == 16
+    for damage in damaged:
+        with pytest.raises(PlanError, match="race"):
+            check(damage.plan)
 
 
 @pytest.mark.parametrize(("push", "rest"), [(" sms = 132", ""), (" sms = 8", OTHER)])
@@ -412,7 +422,10 @@ def test_a_product_on_a_peer_takes_its_way_over_the_link() -> None:
     """And no longer: it leaves while the rest is multiplied."""
     machine = profile("h200-switch", 4)
     sizes = {"M": 16384, "N": 4096, "T": "bf16"}
-    for k, bound in ((64, 4096 * 4096 * 2 / machine.links.rate), (32768, gemm_time(machine, 4096, 4096, 8192, "bf16"))):
+    for k, bound in (
+        (64, link_time(machine, 0, 1, 4096 * 4096 * 2)),
+        (32768, gemm_time(machine, 4096, 4096, 8192, "bf16")),
+    ):
         made = plan(SENT.replace("STREAMED", " streamed"), machine=machine, K=k, **sizes)
         spans = [s for s in simulate(made, machine).spans if s.kind == "gemm" and s.peer is not None]
         assert len(spans) == 12
