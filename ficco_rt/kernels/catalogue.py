@@ -44,6 +44,7 @@ class GemmRequest:
     depth: int
     right_transposed: bool
     terms: int  # that are added to a work's product, at most
+    peers: bool  # outputs lie on peers, and are not fp32
     not_sm90: str | None  # why the works are not for the Hopper kernel, by `sm90.refusal`; None: they are
     not_sm80: str | None  # likewise, by `sm80.refusal`
     not_mfma: str | None = None  # likewise, by `mfma.refusal`
@@ -172,7 +173,15 @@ def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
     sms = request.sms or limits.sms
     late = (request.last, request.arrival)
     chosen = sm90.choose(
-        request.rows, request.columns, request.depth, sms, request.right_transposed, left, late, request.terms
+        request.rows,
+        request.columns,
+        request.depth,
+        sms,
+        request.right_transposed,
+        left,
+        late,
+        request.terms,
+        request.peers,
     ).variant
     stages = chosen.stages(left, request.right_transposed)
     smem = chosen.smem(stages, request.right_transposed)

@@ -13,7 +13,7 @@ Numbers only: nothing here touches a device. A driver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 from pathlib import Path
@@ -49,6 +49,7 @@ class Variant:
     consumers: int
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
+    paced: bool = False  # for outputs on peers: a buffer for each of a warp's boxes, which leave among the next steps
     producer_registers: int = 56
     consumer_registers: int = 224
 
@@ -109,6 +110,14 @@ VARIANTS: tuple[Variant, ...] = (
 )
 
 
+# NOTE a multiprocessor whose stores queue for a link loads nothing meanwhile: these spread them over the next tile
+VARIANTS += tuple(
+    replace(v, name=f"{v.name}_paced", staging=v.blocks_m * -(-v.tile[1] // 64), paced=True)
+    for v in VARIANTS
+    if v.tile in ((128, 256), (128, 128), (64, 128))
+)
+
+
 def variant(name: str) -> Variant:
     return next(v for v in VARIANTS if v.name == name)
 
@@ -139,6 +148,7 @@ def options(
         "CONSUMERS": variant.consumers,
         "CLUSTER": variant.cluster,
         "STAGING": variant.staging,
+        "PACED": int(variant.paced),
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,
     }
@@ -499,12 +509,14 @@ def choose(
     smem: int = 232448 - 1024,
     late: tuple[Sequence[int], float] = ((), 0.0),
     terms: int = 0,
+    paced: bool = False,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `terms` are added to each; `late`: rows whose operands come only so many microseconds after the start."""
+    `terms` are added to each; `late`: rows whose operands come only so many microseconds after the start;
+    `paced`: outputs lie on peers."""
     best: Choice | None = None
     for v in VARIANTS:
-        if v.stages(smem, right_transposed) < 2:
+        if v.paced != paced or v.stages(smem, right_transposed) < 2:
             continue
         cost, cut = _best(v, rows, columns, k, sms, terms)
         if late[1]:

@@ -120,7 +120,7 @@ class _Solver:
             shapes = tuple(self.tensors[r.tensor].shapes[r.rank] for r in (g.left, g.right, g.out))
             key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
             key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
-            key += tuple((t.tensor, id(t.axes)) for t in g.terms)
+            key += (g.out.rank != g.where.rank, *((t.tensor, id(t.axes)) for t in g.terms))
         if key not in self.known:
             request = self._request(gemms, asked, alone)
             if request not in self.chosen:
@@ -168,6 +168,7 @@ class _Solver:
             depth=first.left.shape[0 if first.left_transposed else 1],
             right_transposed=first.right_transposed,
             terms=max(len(g.terms) for g in gemms),
+            peers=out_dtype != "fp32" and any(g.out.rank != g.where.rank for g in gemms),
             not_sm90=not_sm90,
             not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal),
             not_mfma=refused(arch in mfma.ARCHS, mfma.refusal),

@@ -191,6 +191,8 @@ def test_fewer_values_for_a_quick_look() -> None:
     ]
     assert [v.pieces for v in variants("ag_gemm", 2) if v.label.startswith("tapered")] == [4, 2]
     assert [v.label for v in variants("gemm_rs", 1) if v.label.startswith("tapered")] == ["tapered taper=1:6:1"]
+    stored = [v.label for v in variants("gemm_rs", 2) if v.label.startswith("direct")]
+    assert stored == ["direct chunks=16", "direct chunks=8"]
 
 
 # ---- measuring

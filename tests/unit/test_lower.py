@@ -448,6 +448,7 @@ def test_stores_to_seven_peers_and_the_own_rows_are_one_launch_of_the_hopper_ker
         (launch,) = stream.commands
         assert isinstance(launch, Launch)
         assert launch.kernel.startswith("sm90_gemm")
+        assert launch.kernel.endswith("_paced")
         assert len({w.out.rank for w in launch.works if isinstance(w, GemmWork)}) == 8
 
 

@@ -214,6 +214,8 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm90.Variant, c
         [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)],
         [False, True],
     ):
+        if variant.paced and out == "fp32":
+            continue  # twice the buffers: not made
         options = sm90.options(variant, dtype, out, False, right_t, terms=terms)
         cubin = compiler.compile_file(sm90.SOURCE, options, cache)
         found = resources(cubin.code)

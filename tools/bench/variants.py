@@ -15,6 +15,9 @@ CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, 
     "last": (None, [2, 1, 1], [4, 2, 1, 1]),
     "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
 }
+STORED: dict[str, tuple[object, ...]] = {  # where GEMMs store at peers: a piece has no fixed cost
+    "chunks": (16, 8, 4),
+}
 SUMMED: dict[str, tuple[object, ...]] = {  # where what has come is summed: copies begin behind the first piece
     "taper": ([1, 6, 1], [1, 4, 2], [2, 2, 1]),
 }
@@ -49,6 +52,8 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
         if entry.name.split("/", 1)[0] != operation:
             continue
         choices = CHOICES if operation == "ag_gemm" else CHOICES | SUMMED
+        if entry.name.endswith("/direct"):
+            choices |= STORED
         declared = [p.name for p in compiler.load(entry.name).params if p.name in choices]
         for combination in product(*(choices[name][:values] for name in declared)):
             given = tuple((n, v) for n, v in zip(declared, combination, strict=True) if v is not None)

@@ -16,6 +16,8 @@
 //   LEFT_T, RIGHT_T            1: the operand is stored transposed, left [K, M], right [N, K]
 //   TERMS                      1: works may have terms, of the operands' type, that are added to the product
 //   STAGING                    buffers of a storing warp, 1 or 2; 0: it stores from registers, and a stage more fits
+//   PACED                      1: outputs may lie on peers. STAGING is then as many buffers as a warp's part of the tile
+//                              takes, and they leave one by one among the next tile's steps: loads get through between
 //   PRODUCER_REGS, CONSUMER_REGS   for setmaxnreg
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
@@ -38,6 +40,8 @@ constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 constexpr int CHUNK_BYTES = 16 * 128;      // a warp stores 16 rows at a time, on its own: no barrier among warps
 constexpr int MAX_STAGES = 16;
 constexpr int ACC = TILE_N / 2;            // accumulators of a thread for each 64-row block
+constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;   // 128 bytes of a row of the output
+constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 
 // A step of the pipeline holds rows of a term in place of operands: those of the whole tile, or of one consumer.
 constexpr int TERM_ATOMS = (TILE_N + 63) / 64;
@@ -47,6 +51,7 @@ constexpr int TERM_BYTES = TERM_ATOMS * TERM_ROWS * 128;
 
 static_assert(TILE_N % 16 == 0 && TILE_N <= 256, "wgmma shapes");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
+static_assert(!PACED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(!TERMS || TERM_BYTES <= STAGE_BYTES, "a term's step fits a stage");
 static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's share of the right tile is whole atoms");
 
@@ -161,8 +166,8 @@ __device__ __forceinline__ void store_box(const TensorMap* map, int x, int y, u3
 __device__ __forceinline__ void fetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-__device__ __forceinline__ void wait_staging() {   // until the buffer to be written next is read
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGING > 0 ? STAGING - 1 : 0) : "memory");
+__device__ __forceinline__ void wait_staging() {   // until the buffer to be written next is read; PACED: all
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(STAGING > 0 && !PACED ? STAGING - 1 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
@@ -478,8 +483,30 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
     if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
 }
 
+#if PACED
+// Boxes of a warp's part of a tile that are still to be stored: a bit for each buffer, and where the first one goes.
+struct Boxes {
+    u32 left;
+    const TensorMap* map;
+    int x, y;
+
+    // All lanes: the first one leaves.
+    __device__ __forceinline__ void send(u32 staging) {
+        const int i = __ffs(left) - 1;
+        left &= left - 1;
+        if ((threadIdx.x & 31) == 0)
+            store_box(map, x + i % CHUNKS * CHUNK_COLS, y + i / CHUNKS * 64, staging + i * CHUNK_BYTES);
+        __syncwarp();
+    }
+    __device__ __forceinline__ void send_all(u32 staging) {
+        while (left) send(staging);
+    }
+};
+#endif
+
 // 16 rows of a warp: to shared memory, 128 bytes of each row at a time, and out. `row`: the first, in the tile;
-// `lanes`: a bit for each of those whose rows are stored.
+// `lanes`: a bit for each of those whose rows are stored; `turn`: the buffer to write next. PACED: whole boxes do not go
+// out, and their bits are set in `turn`.
 __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, float (&d)[ACC], int row, u32 lanes,
                                            u32 staging, u32& turn) {
     const Sides& side = p.sides[t.operands];
@@ -543,16 +570,18 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
 #endif
     }
 #else
-    constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;   // 128 bytes of a row of the output
-    constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
         const int cols = min(CHUNK_COLS, tile_cols - c * CHUNK_COLS);
         if (cols <= 0) break;
+#if PACED
+        const u32 buffer = staging + c * CHUNK_BYTES;
+#else
         const u32 buffer = staging + turn * CHUNK_BYTES;
         turn = (turn + 1) % STAGING;
         if (lane == 0) wait_staging();
         __syncwarp();
+#endif
 #if OUT_FP32
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -579,7 +608,11 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
         fence_async_shared();
         __syncwarp();
         if (rows == 16 && cols == CHUNK_COLS && lanes == ~0u) {
+#if PACED
+            turn |= 1u << c;
+#else
             if (lane == 0) store_box(&p.operands[t.operands].out_map, out_col + c * CHUNK_COLS, out_row, buffer);
+#endif
         } else {   // a piece ends inside, or others store the rest: only what belongs to it
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -592,7 +625,7 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
                 }
             }
             // NOTE an empty group keeps the count of groups equal to the count of chunks
-            if (lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            if (!PACED && lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
             __syncwarp();
         }
     }
@@ -737,6 +770,9 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
     const u32 left_base = ring + group * BLOCKS_M * ATOM;
     constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
     int blocks = blockIdx.x < p.tile_count ? __ldg(&p.tiles[blockIdx.x].k_blocks) : 0;
+#if PACED
+    Boxes boxes = {};
+#endif
     int pending = -1;   // the signal of a stored tile that is not counted yet: its stores end behind the next tile's loads
     for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
         float d[BLOCKS_M][ACC];
@@ -753,10 +789,19 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
 #if TERMS
         const Quad added = load_quad(p.added + index);   // · count at gap
         Steps steps(added.y, added.z, added.w);
-        if (next < p.tile_count) next_waits |= __ldg(&p.added[next].wait_count);
         int before = -1;   // the stage that is to be given back
 #else
         int before = 0;
+#endif
+        // behind which step of K the tile before is counted: its stores have ended by then, or soon. NOTE before the
+        // first of the terms is waited for: that may be for this very signal
+        int count_at = PACED ? blocks - 1 : 3;
+#if TERMS
+        if (__ldg(&p.added[index].wait_count) > 0) count_at = min(count_at, added.z - 1);
+#endif
+#if PACED
+        const int pace = max(1, blocks / STAGING);
+        int send_at = 0;
 #endif
         for (int b = 0; b < blocks; ++b) {
             barrier_wait(full + 8 * stage, phase);
@@ -777,7 +822,16 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                 stage = 0;
                 phase ^= 1;
             }
-            if (b == 3 && pending >= 0) {   // four steps on, the stores have ended, and nobody waits
+#if PACED
+            if (boxes.left && b >= send_at) {
+                boxes.send(staging);
+                send_at += pace;
+            }
+#endif
+            if (b == count_at && pending >= 0) {
+#if PACED
+                boxes.send_all(staging);
+#endif
                 if (lane == 0) stored(p, pending);
                 __syncwarp();
                 pending = -1;
@@ -812,6 +866,9 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         wgmma_wait<0>();
         if ((!TERMS || before >= 0) && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
         blocks = next_blocks;
+#if PACED
+        boxes.send_all(staging);
+#endif
         if (pending >= 0) {   // too few steps to do it among them
             if (lane == 0) stored(p, pending);
             __syncwarp();
@@ -829,18 +886,38 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
             wait_flags(p, t.wait_first, t.wait_count, lane, 32);
             __syncwarp();
         }
+#if PACED
+        if (lane == 0) wait_staging();
+        __syncwarp();
+        boxes.map = &p.operands[t.operands].out_map;
+        boxes.x = t.out_col, boxes.y = t.out_row + group * 64 * BLOCKS_M + (warp & 3) * 16;
+#endif
 #pragma unroll
-        for (int m = 0; m < BLOCKS_M; ++m)
-            store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, lanes, staging, turn);
+        for (int m = 0; m < BLOCKS_M; ++m) {
+#if PACED
+            turn = 0;
+#endif
+            store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, lanes,
+                       staging + (PACED ? m * CHUNKS * CHUNK_BYTES : 0), turn);
+#if PACED
+            boxes.left |= turn << (m * CHUNKS);
+#endif
+        }
         __syncwarp();   // all lanes' stores, before lane 0 counts them
         pending = t.signal;
         // NOTE a tile that waits may wait for this very signal: then it must not stay behind
         if (pending >= 0 && next_waits > 0) {
+#if PACED
+            boxes.send_all(staging);
+#endif
             if (lane == 0) stored(p, pending);
             __syncwarp();
             pending = -1;
         }
     }
+#if PACED
+    boxes.send_all(staging);
+#endif
     if (lane == 0) wait_stores_done();
 }
 
