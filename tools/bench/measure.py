@@ -1,8 +1,8 @@
 """A row: contestants made ready, checked, screened, and then measured in turns.
 
 NOTE large GPUs are held by their power: a GEMM of milliseconds that follows 60 ms of full load runs 10 % slower than
-one that follows copies. So a round has a pass of single runs, which rests before a turn for as long as the turn before
-took, and then a pass of loops; each pass has an order of its own, so that nobody always follows the same neighbour.
+one that follows copies. So a round has a pass of single runs and then a pass of loops; all rest after a turn for as long
+as it took, and each pass has an order of its own, so that nobody always follows the same neighbour.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def measure(
     time.sleep(rest)
     for key in shuffled(_alive(row), settings.seed, "screening"):
         entry = row.entries[key]
-        first, _ = _singles(crew_of[key], key, settings.warmup, max(2, settings.singles), rest)
+        first, *_ = _rested(crew_of[key], key, settings.warmup, max(2, settings.singles), 0, rest)
         entry.screened = spread(first).median
         entry.loop_length = loop_length(entry.screened, settings.loop)
     kept = finalists(row, settings.finalists)
@@ -126,14 +126,14 @@ def measure(
     for i in range(settings.rounds):
         time.sleep(rest)
         for key in shuffled(kept, settings.seed, f"singles {i}"):
-            alone, clock = _singles(crew_of[key], key, settings.warmup, settings.singles, rest)
+            alone, _, clock = _rested(crew_of[key], key, settings.warmup, settings.singles, 0, rest)
             singles[key] += alone
             own[key] += clock
         time.sleep(rest)
         for key in shuffled(kept, settings.seed, f"loops {i}"):
             entry = row.entries[key]
             warm = loop_warmup(entry.screened or 0.0, settings.warmup)
-            loops[key] += _turn(crew_of[key], key, warm, 0, entry.loop_length)[1]
+            loops[key] += _rested(crew_of[key], key, warm, 0, entry.loop_length, rest)[1]
     _check(row, crews, crew_of, settings.seed + 1, kept)
     for key in kept:
         entry = row.entries[key]
@@ -185,12 +185,14 @@ def _turn(crew: Asked, key: str, warmup: int, singles: int, loop: int) -> tuple[
     return slowest(alone), [max(together)] if together else [], own
 
 
-def _singles(crew: Asked, key: str, warmup: int, count: int, rest: float) -> tuple[list[float], list[float]]:
-    """Single runs, and the same on the contestant's own clock; then a rest as long, `rest` seconds at most."""
+def _rested(
+    crew: Asked, key: str, warmup: int, singles: int, loop: int, rest: float
+) -> tuple[list[float], list[float], list[float]]:
+    """A turn; then a rest as long, `rest` seconds at most."""
     begun = time.monotonic()
-    alone, _, own = _turn(crew, key, warmup, count, 0)
+    turn = _turn(crew, key, warmup, singles, loop)
     time.sleep(min(rest, time.monotonic() - begun))
-    return alone, own
+    return turn
 
 
 def loop_length(time: float, most: int) -> int:
