@@ -644,8 +644,10 @@ def _resources(base: ir.Resources, attributes: Sequence[n.Attribute], scope: Sco
         if isinstance(a.value, str):
             raise Mistake(a.span, f"{a.name} is a number")
         value = number(compile_expr(a.value), a.span)(scope)
-        if not _LEAST[a.name] <= value < 2**31:
+        if value < _LEAST[a.name]:
             raise Mistake(a.span, f"{a.name} = {value}; it is at least {_LEAST[a.name]}")
+        if value >= 2**31:
+            raise Mistake(a.span, f"{a.name} = {value}; it is at most {2**31 - 1}")
         changes[a.name] = value
     return replace(base, **changes) if changes else base
 
