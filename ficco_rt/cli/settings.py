@@ -82,6 +82,8 @@ def _parse(text: str, tokens: list[str], at: int, depth: int = 0) -> tuple[Value
 
 
 def _atom(text: str, token: str, depth: int) -> Value:
+    if depth == 0 and ":" in token:  # shares; a list that no shell takes for a pattern
+        return tuple(_atom(text, share, 1) for share in token.split(":"))
     if _INT.match(token):
         if len(token) > _DIGITS:
             raise UsageError(f"--set {text[:40]}…: the number is too large")
@@ -90,5 +92,5 @@ def _atom(text: str, token: str, depth: int) -> Value:
         return token
     raise UsageError(
         f"--set {text}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
-        f"a list ([4, 2, 1]) or a type ({', '.join(_DTYPES)})"
+        f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(_DTYPES)})"
     )

@@ -193,6 +193,7 @@ def test_usage_error_as_json(run: Callable[..., Ending]) -> None:
         ("T=fp32", "fp32"),
         ("s=[4,2,1]", (4, 2, 1)),
         ("s=[4, 2, 1,]", (4, 2, 1)),
+        ("s=4:2:1", (4, 2, 1)),
         ("s=[]", ()),
         ("s=[[1,2],[3,[4]]]", ((1, 2), (3, (4,)))),
     ],
@@ -215,12 +216,14 @@ def test_settings(text: str, value: object) -> None:
         (["M=1", "M=2"], "--set M=2: M is set twice"),
         (["M=[1,2"], "--set M=[1,2: the list has no closing ']'"),
         (["M=[1 2]"], "--set M=[1 2]: expected ',' or ']' before '2'"),
+        (["M=2::1"], "--set M=2::1: '' is not a value; a value is a whole number (16384 or 16_384), "
+                     "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
         (["M=[fp32]"], "--set M=[fp32]: 'fp32' is not a value; a value is a whole number (16384 or 16_384), "
-                       "a list ([4, 2, 1]) or a type (bf16, fp16, fp32)"),
+                       "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
         (["M=4k"], "--set M=4k: '4k' is not a value; a value is a whole number (16384 or 16_384), "
-                   "a list ([4, 2, 1]) or a type (bf16, fp16, fp32)"),
+                   "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
         (["M=1.5"], "--set M=1.5: '1.5' is not a value; a value is a whole number (16384 or 16_384), "
-                    "a list ([4, 2, 1]) or a type (bf16, fp16, fp32)"),
+                    "a list ([4, 2, 1] or 4:2:1) or a type (bf16, fp16, fp32)"),
         (["M=" + "9" * 5000], "--set M=99999999999999999999999999999999999999…: the number is too large"),
         (["M=" + "[" * 5000], "--set M=" + "[" * 5000 + ": lists nest at most 8 deep"),
     ],
