@@ -139,7 +139,9 @@ class HostDriver:
         del self._arrays[buffer]
 
     def poison(self, buffer: Buffer) -> None:
-        self._arrays[buffer].fill(np.nan)
+        array = self._arrays[buffer]
+        bits = np.dtype(f"u{array.itemsize}")
+        array.view(bits).fill(np.iinfo(bits).max)  # a NaN in every type; numpy fills bf16 ten times as slowly
 
     def write(self, buffer: Buffer, array: Array) -> None:
         np.copyto(self._arrays[buffer], array, casting="no")
