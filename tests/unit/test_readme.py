@@ -35,8 +35,12 @@ def test_the_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(runs) == 2
     for words in runs:
         assert execute("ficco-run", words[1:]) == 0, words
-        out = capsys.readouterr().out
+        out, err = capsys.readouterr()
         assert "numbers  correct" in out or "--backend sim" in " ".join(words)
+        assert "warning" not in err
+        if words is runs[0]:
+            (times,) = re.findall(r"the model calls (\S+) times\s+as fast as computing, then moving", README)
+            assert f"for computing, then moving, both uncut; this is {times} times as fast" in out
 
 
 def test_the_picture_is_what_its_command_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
