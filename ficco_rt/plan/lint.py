@@ -71,7 +71,7 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
                 op.where.origin,
                 f"copies of {size / 1024:.4g} KiB take {size / machine.links.rate:.2g} µs for their bytes and "
                 f"{machine.links.copy_time:.2g} µs besides ({machine.name})",
-                help="take fewer, larger pieces",
+                help="take fewer, larger pieces, or copy in a streamed stage on multiprocessors",
             )
 
 
@@ -87,4 +87,36 @@ def long_way_on_a_ring(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
             )
 
 
-CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (incast, small_copies, long_way_on_a_ring)
+def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """Streamed stages of several queues say more multiprocessors than there are: run beside one another, each gets a
+    share of what it says."""
+    total = machine.device.sms
+    most: dict[
+        int, dict[str, tuple[int, ir.Op]]
+    ] = {}  # by rank and queue: the most that a streamed stage says, and where
+    begun: set[tuple[int, int]] = set()
+    for op in graph.ops:
+        rank, stage, sms = op.where.rank, graph.stages[op.where.stage], op.where.resources.sms
+        if not stage.streamed or (op.where.stage, rank) in begun:
+            continue
+        begun.add((op.where.stage, rank))  # its first statement says for all
+        if sms is not None and sms > most.setdefault(rank, {}).get(stage.queue, (0, op))[0]:
+            most[rank][stage.queue] = (sms, op)
+    for queues in most.values():
+        wanted = sum(sms for sms, _ in queues.values())
+        if len(queues) > 1 and wanted > total:
+            said = " + ".join(f"{sms} of queue '{queue}'" for queue, (sms, _) in queues.items())
+            yield Diagnostic(
+                list(queues.values())[-1][1].where.origin,
+                f"streamed stages beside one another ask for {said} = {wanted} multiprocessors; there are {total} "
+                f"({machine.device.name}), and each gets its share",
+                help=f"let them add up to {total}, or leave out the 'sms' of one: it gets the rest",
+            )
+
+
+CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
+    incast,
+    small_copies,
+    long_way_on_a_ring,
+    crowded_processors,
+)

@@ -193,6 +193,20 @@ def test_a_streamed_launch_has_what_those_beside_it_leave(push: str, taken: int)
     assert verified(made)
 
 
+@pytest.mark.parametrize(("push", "product", "crowded"), [(8, 124, False), (8, 125, True), (132, 132, True)])
+def test_more_multiprocessors_than_there_are_between_launches_beside_one_another(
+    push: int, product: int, crowded: bool
+) -> None:
+    text = BESIDE.replace("PUSH", f" sms = {push}").replace("REST", "")
+    text = text.replace("compute streamed", f"compute streamed with sms = {product}")
+    found = [str(w) for w in lint(build(ficco_dsl.parse(text, "x.ficco"), 4, {"M": 32768}), profile("h200-switch", 4))]
+    wanted = (
+        f"streamed stages beside one another ask for {push} of queue 'push' + {product} of queue 'compute' = "
+        f"{push + product} multiprocessors; there are 132 (NVIDIA H200), and each gets its share"
+    )
+    assert [wanted in w for w in found] == [True] * crowded
+
+
 def test_each_wait_of_launches_beside_one_another_is_needed() -> None:
     damaged = list(without_one_wait(plan(BESIDE.replace("PUSH", " sms = 8").replace("REST", ""))))
     assert len(damaged) == 16
