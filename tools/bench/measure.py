@@ -1,8 +1,8 @@
 """A row: contestants made ready, checked, screened, and then measured in turns.
 
 NOTE large GPUs are held by their power: a GEMM of milliseconds that follows 60 ms of full load runs 10 % slower than
-one that follows copies. So a round has a pass of single runs and then a pass of loops; all rest after a turn for as long
-as it took, and each pass has an order of its own, so that nobody always follows the same neighbour.
+one that follows copies. So a round has a pass of single runs and then a pass of loops; all rest after a turn for as
+long as it took, and each pass has an order of its own, so that nobody always follows the same neighbour.
 """
 
 from __future__ import annotations
