@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import ficco_dsl
 import ficco_rt
+from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.plan.ir import Plan
+from ficco_rt.plan.ir import Plan, Record
+from tests.mock import campaign
 from tests.mock.standin import StandIn
 
+PRODUCT = """
+schedule product
+input  A[64, 64] : bf16
+input  B[64, 64] : bf16
+output C[64, 64] : bf16
+computes C = A * B
+queue compute { engine = sm }
+stage mm on compute { gemm C = A * B }
+"""
 ZEROED = {"cuda": "cuMemsetD32Async", "hip": "hipMemsetD32Async"}
 
 
-def planned(library: StandIn, schedule: str, options: str, **parameters: int) -> Plan:
-    library.reset(f"devices 2; {options}")
-    return ficco_rt.compile(schedule, 2, discover(library.face, 2), **{"M": 64, "N": 128, "K": 128, **parameters})
+def planned(library: StandIn, schedule: str, options: str, ranks: int = 2, **parameters: object) -> Plan:
+    library.reset(f"devices {ranks}; {options}")
+    machine = discover(library.face, ranks)
+    return ficco_rt.compile(schedule, ranks, machine, **{"M": 64, "N": 128, "K": 128, **parameters})
 
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_launch_takes_its_own_flags_down(library: StandIn, graph: bool) -> None:
-    """The naive kernels and the Hopper one do it in the kernel; the others' flags are zeroed behind the launch."""
-    plan = planned(library, "ag_gemm/oneshot", {"cuda": "arch sm_90", "hip": "arch gfx90a"}[library.face])
+    """The naive kernels and the Hopper one do it in the kernel; the others' flags are zeroed behind the launch, all by
+    one call."""
+    plan = planned(library, "ag_gemm/oneshot", {"cuda": "arch sm_90", "hip": "arch gfx90a"}[library.face], ranks=4)
     tuned = {"cuda": "sm90_gemm", "hip": "mfma_gemm"}[library.face]
     assert any(getattr(c, "kernel", "").startswith(tuned) for s in plan.streams for c in s.commands)
     with Executor(plan, library.face, graph=graph, timeout=30) as executor:
-        for seed in range(5):
+        for seed in range(6):
+            executor.traced = seed % 2 == 1
             assert verified_run(executor, seed=seed, values="exact").rel_err == 0
+        executor.traced = False
         library.calm()
         executor.run()
         executor.synchronize()
         zeroed = library.called().get(ZEROED[library.face], 0)
-    assert zeroed == (0 if library.face == "cuda" or graph else 2)
+    assert zeroed == (0 if library.face == "cuda" or graph else 4)
     assert not library.violations()
 
 
@@ -55,3 +74,44 @@ def test_a_launch_behind_a_launch_begins_early_where_it_can(
         assert verified_run(executor, seed=1).ok
     assert sorted(seen) == sorted([False, chained] * 2)
     assert not cuda.violations()
+
+
+def test_what_stands_between_launches_keeps_the_second_behind(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal command in another place is another command."""
+    cuda.reset("devices 1; arch sm_90")
+    plan = plan_of(build(ficco_dsl.parse(PRODUCT, "product.ficco"), 1, {}), discover("cuda", 1))
+    (stream,) = plan.streams
+    (first,) = stream.commands
+    waited = replace(stream, commands=(first, replace(first), Record(0, first.origin), replace(first)))
+    seen = []
+    launch_action = Cuda.launch_action
+
+    def noting(self: Any, function: Any, grid: Any, arguments: Any, stream: Any) -> Any:
+        seen.append(grid.chained)
+        return launch_action(self, function, grid, arguments, stream)
+
+    monkeypatch.setattr(Cuda, "launch_action", noting)
+    with Executor(replace(plan, streams=(waited,), events=1), "cuda", timeout=30) as executor:
+        assert verified_run(executor, seed=1).ok
+    assert seen == [False, True, False]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_80", "sm_75"])
+def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) -> None:
+    """Whoever takes them down: the Hopper kernel, the stream behind another tuned one, the naive kernels."""
+    ends = Counter[str]()
+    for trial in range(40):
+        plan = planned(cuda, "ag_gemm/streamed", f"arch {arch}; query_steps 3000; seed {trial}", T="bf16")
+        with Executor(plan, "cuda", timeout=30, graph=trial % 2 == 1) as executor:
+            assert verified_run(executor, values="exact").ok
+            cuda.set(f"fail * {40 + 4 * trial} {campaign.UNKNOWN}")
+            for seed in range(3):
+                try:
+                    assert verified_run(executor, seed=seed, values="exact").ok
+                    ends["right" if cuda.fired() else "before"] += 1
+                except DeviceError:
+                    ends["error"] += 1
+            cuda.calm()
+        assert not cuda.violations()
+    assert ends["error"] > 20
+    assert ends["right"] > 20

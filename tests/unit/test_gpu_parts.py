@@ -22,6 +22,7 @@ from ficco_rt.driver.cuda.call import call
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.cells import cells, part
+from ficco_rt.driver.gpu.flags import lowered, waited_by
 from ficco_rt.driver.gpu.matrices import works_of
 from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.runs import handles
@@ -31,7 +32,7 @@ from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
 from ficco_rt.exec.issue import issue_order
 from ficco_rt.machine.discover import DeviceFacts, machine
-from ficco_rt.plan.ir import CollectiveCall, GemmWork, Launch
+from ficco_rt.plan.ir import CollectiveCall, Command, GemmWork, Launch, Plan, WaitFlag
 from ficco_rt.region import Axis, Interval, Region, summary, way
 
 # ---------------------------------------------------------------- regions
@@ -372,6 +373,24 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
     assert late
     assert [(b, a, n) for a, b, n in late] == early  # the same flags, waited for at another place
     assert all(waits == 0 and flags > 0 and terms == 3 for waits, flags, terms in late)
+
+
+def test_a_launch_takes_down_the_flags_that_nothing_else_waits_for() -> None:
+    plan = compiler.compile_schedule("ag_gemm/oneshot", 2)
+    assert lowered(plan) == set(range(len(plan.flag_homes)))
+    at, stream, launch = next(
+        (i, s, c) for i, s in enumerate(plan.streams) for c in s.commands if isinstance(c, Launch) and waited_by(c)
+    )
+    assert waited_by(launch) < lowered(plan)
+
+    def beside(command: Command) -> Plan:
+        streams = list(plan.streams)
+        streams[at] = replace(stream, commands=(*stream.commands, command))
+        return replace(plan, streams=tuple(streams))
+
+    for other in (launch, WaitFlag(min(waited_by(launch)), launch.origin)):
+        left = lowered(plan) - (waited_by(other) if isinstance(other, Launch) else {other.flag})
+        assert lowered(beside(other)) == left
 
 
 def test_a_part_that_is_empty_has_a_name() -> None:

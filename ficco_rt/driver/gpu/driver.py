@@ -52,7 +52,7 @@ from ..api import (
 from . import collectives, copies
 from .crossings import Crossings, crossings
 from .devices import Device
-from .flags import Flags, lowered_by
+from .flags import Flags, lowered
 from .gpus import Gpus
 from .launches import Launches
 from .program import Program
@@ -84,12 +84,11 @@ class GpuDriver:
         self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu, timeout)
         try:
             devices = crossings(plan, self._gpus.homes)
-            lowers = lowered_by(plan)
-            lowered = {flag for of in lowers.values() for flag in of}
+            by_launches = lowered(plan)
             words = [i for of in devices.values() for i in of]
-            self._flag_words = Flags(self._gpus, plan.flag_homes, words, lowered)
+            self._flag_words = Flags(self._gpus, plan.flag_homes, words, by_launches)
             self._crossings = Crossings(devices, self._flag_words)
-            self._launches = Launches(self._gpus, plan, lowers)
+            self._launches = Launches(self._gpus, plan, by_launches)
             self._runs = Runs(self._gpus, self._flag_words, plan, self._of_plan, self._uploads)
         except BaseException:
             if not self._gpus.hung:

@@ -1,11 +1,11 @@
 """Flags: 32-bit words in the memory of the device that waits for them, 0 between runs.
 
-A flag that only one launch waits for is taken down by that launch (`lowered_by`); all others at the end of a run.
+A flag that only one launch waits for is taken down by that launch (`lowered`); all others at the end of a run.
 Behind these stand the words that graphs of different devices wait for (`crossings`)."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -16,24 +16,17 @@ from .refused import Closing
 from .vendor import Action, Handle
 
 
-def lowered_by(plan: Plan) -> dict[int, tuple[int, ...]]:
-    """The flags that a launch takes down, by the id of its command: those that nothing else waits for."""
-    waiters: dict[int, set[int]] = defaultdict(set)
-    launches: set[int] = set()
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, WaitFlag):
-                waiters[command.flag].add(id(command))
-            elif isinstance(command, Launch):
-                launches.add(id(command))
-                for work in command.works:
-                    for flag in work.waits:
-                        waiters[flag].add(id(command))
-    found: dict[int, tuple[int, ...]] = {}
-    for flag, of in sorted(waiters.items()):
-        if len(of) == 1 and (launch := of.copy().pop()) in launches:
-            found[launch] = (*found.get(launch, ()), flag)
-    return found
+def lowered(plan: Plan) -> frozenset[int]:
+    """The flags that launches take down: those that one launch, and nothing else, waits for."""
+    commands = [command for stream in plan.streams for command in stream.commands]
+    launches = Counter(flag for c in commands if isinstance(c, Launch) for flag in waited_by(c))
+    streams = {c.flag for c in commands if isinstance(c, WaitFlag)}
+    return frozenset(flag for flag, count in launches.items() if count == 1) - streams
+
+
+def waited_by(launch: Launch) -> set[int]:
+    """The flags that works of a launch wait for."""
+    return {flag for work in launch.works for flag in work.waits}
 
 
 class Flags:

@@ -12,7 +12,8 @@ so neither waits for a device that it has nothing to do with: an event that anot
 microseconds to get there, one of the same device two. Where all devices shall begin at one time, for marks on one clock
 or because nobody calls, gates of streams wait for a start on the first device.
 
-Flags of a device go down behind its own streams: they wait for all of its flags, so none is raised after that.
+Flags that no launch takes down go down behind their device's own streams: these wait for all of them, so none is raised
+after that.
 
 A graph of a device stands in place of its streams, between the gate and done. The calls of a beginning and an end are
 made ready once for each set of callers' streams.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -19,6 +21,7 @@ from ...trace import Launched
 from . import naive
 from .cells import cells
 from .devices import Device
+from .flags import waited_by
 from .gpus import Gpus
 from .modules import Modules
 from .packed import Packed
@@ -31,14 +34,30 @@ PLAIN = LaunchAttributes(smem=0, residency=None, sms=None, priority=None)
 _ALIGNED = 256  # bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """How a stream's launches are to be made. `sms`: multiprocessors that they may take; a streamed one holds no more,
+    since its blocks wait. `behind`: right behind another launch."""
+
+    to: GpuStream
+    place: Place
+    attributes: LaunchAttributes
+    sms: int
+    streamed: bool = False
+    behind: bool = False
+
+
 class Launches:
-    """Makes a plan's launches ready. `lowers` are the flags that a launch takes down, by its command's id; `kernels`
+    """Makes a plan's launches ready. `lowered` are the flags that the launches that wait for them take down; `kernels`
     are the user kernels, by name."""
 
-    def __init__(self, gpus: Gpus, plan: Plan, lowers: Mapping[int, Sequence[int]]) -> None:
+    def __init__(self, gpus: Gpus, plan: Plan, lowered: Set[int]) -> None:
         self._gpus = gpus
         self._plan = plan
-        self._lowers = lowers
+        self._lowered = lowered
+        # launches that stand right behind another one. NOTE commands may be equal: it is the very command that counts
+        behind = (b for s in plan.streams for a, b in pairwise(s.commands) if isinstance(a, Launch))
+        self._behind = {id(command) for command in behind}
         self._modules = Modules(gpus)
         self.kernels: dict[str, Kernel] = {}
 
@@ -53,20 +72,20 @@ class Launches:
             for work in users:
                 self._user(to, command, work, resolve, ready)
             return ready
-        facts = to.device.facts
+        vendor, facts = self._gpus.vendor, to.device.facts
         sms = command.attributes.sms or facts.sms
         if command.streamed:
             sms = min(sms, self._room(to.device, sms))
-        vendor, lowers = self._gpus.vendor, [address(flag) for flag in self._lowers.get(id(command), ())]
+        lowers = [address(flag) for flag in sorted(waited_by(command) & self._lowered)]
         tuned = vendor.tuned(command, resolve, address, facts, sms, lowers)
         if tuned is not None:
             launches = [tuned]
         else:
             launches = naive.pack(command, resolve, address, vendor.options(facts.arch), sms, lowers)
-        behind = _behind_launch(to, command)
-        ready = self._all(to, launches, command.attributes, command.streamed, command.origin, behind)
+        behind = id(command) in self._behind
+        ready = self._all(_Asked(to, command.origin, command.attributes, sms, command.streamed, behind), launches)
         if not launches[-1].lowered:
-            ready.actions += (vendor.zero_action(at, 1, to.handle) for at in lowers)
+            ready.actions += (vendor.zero_action(at, words, to.handle) for at, words in _side_by_side(lowers))
         return ready
 
     def sums(
@@ -75,22 +94,14 @@ class Launches:
         """A launch for each sum of terms into a region."""
         options = self._gpus.vendor.options(to.device.facts.arch)
         launches = [naive.sum_of(out, terms, resolve, options) for out, terms in sums]
-        return self._all(to, launches, PLAIN, False, place, False)
+        return self._all(_Asked(to, place, PLAIN, to.device.facts.sms), launches)
 
-    def _all(
-        self,
-        to: GpuStream,
-        launches: Sequence[Packed],
-        attributes: LaunchAttributes,
-        streamed: bool,
-        place: Place,
-        behind: bool,
-    ) -> Ready:
-        """`behind`: right behind another launch, as all but the first of them are."""
+    def _all(self, asked: _Asked, launches: Sequence[Packed]) -> Ready:
         ready = Ready()
         try:
-            for number, packed in enumerate(launches):
-                self._packed(to, packed, attributes, streamed, place, behind or number > 0, ready)
+            for packed in launches:
+                self._packed(asked, packed, ready)
+                asked = replace(asked, behind=True)
         except BaseException:
             for upload in ready.uploads:
                 with suppress(DeviceError):  # the first error is the one to tell; `close` frees what is left
@@ -98,39 +109,26 @@ class Launches:
             raise
         return ready
 
-    def _packed(
-        self,
-        to: GpuStream,
-        packed: Packed,
-        attributes: LaunchAttributes,
-        streamed: bool,
-        place: Place,
-        behind: bool,
-        ready: Ready,
-    ) -> None:
-        gpus, vendor, device = self._gpus, self._gpus.vendor, to.device
+    def _packed(self, asked: _Asked, packed: Packed, ready: Ready) -> None:
+        gpus, vendor, to, device = self._gpus, self._gpus.vendor, asked.to, asked.to.device
         entry = self._modules.own(packed.source, packed.entry, device, packed.options)
         # what the text asks for counts all of a block's shared memory
-        smem = max(packed.smem, attributes.smem - entry.static_smem)
+        smem = max(packed.smem, asked.attributes.smem - entry.static_smem)
         what = f"kernel {entry.name}, {smem} bytes of shared memory"
-        blocks = packed.grid
         with gpus.inside(device):
             vendor.allow_smem(entry.handle, smem, what)
             fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
-            if not fitting:
-                raise DeviceError(f"{place_of(place)}: {what}: a block does not fit {device}")
-            if blocks is None:
-                blocks = (attributes.sms or device.facts.sms) * fitting
-                if streamed:
-                    blocks = min(blocks, self._room(device, attributes.sms or device.facts.sms))
-                blocks = min(blocks, packed.tiles)
-        cluster = packed.cluster
-        if streamed and packed.source == naive.SOURCE:
+        if not fitting:
+            raise DeviceError(f"{place_of(asked.place)}: {what}: a block does not fit {device}")
+        blocks, cluster = packed.grid, packed.cluster
+        if blocks is None:
+            blocks = min(asked.sms if asked.streamed else asked.sms * fitting, packed.tiles)
+        if asked.streamed and packed.source == naive.SOURCE:
             blocks, cluster = self._grouped(to, blocks)
         upload = self._upload(device, packed, entry.name)
         ready.uploads.append(upload)
-        chained = behind and packed.chained and vendor.chains(device.facts.arch)
-        grid = Grid((blocks,), (packed.threads,), smem, self._priority(attributes), cluster, chained)
+        chained = asked.behind and packed.chained and vendor.chains(device.facts.arch)
+        grid = Grid((blocks,), (packed.threads,), smem, self._priority(asked.attributes), cluster, chained)
         with gpus.inside(device):
             arguments = packed.arguments(upload.address, upload.counters)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
@@ -218,10 +216,16 @@ class Launches:
         ready.launched.append(Launched(work.kernel, smem, fitting, prod(work.grid)))
 
 
-def _behind_launch(to: GpuStream, command: Launch) -> bool:
-    """Whether nothing stands between the launch and the one before it."""
-    at = next(i for i, c in enumerate(to.plan.commands) if c is command)
-    return at > 0 and isinstance(to.plan.commands[at - 1], Launch)
+def _side_by_side(words: Sequence[int]) -> list[tuple[int, int]]:
+    """Addresses of 32-bit words, in order, as runs: the first one's address, and how many."""
+    runs: list[tuple[int, int]] = []
+    for at in words:
+        if runs and at == runs[-1][0] + 4 * runs[-1][1]:
+            first, count = runs.pop()
+            runs.append((first, count + 1))
+        else:
+            runs.append((at, 1))
+    return runs
 
 
 def _wanted(commands: Sequence[Command], device: Device) -> int:
