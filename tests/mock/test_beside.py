@@ -66,9 +66,10 @@ stage sum on compute streamed {
 """
 
 
-def made(library: StandIn, text: str, ranks: int, pushers: int, ranks_per_gpu: int = 1) -> Plan:
-    machine = discover(library.face, ranks, ranks_per_gpu)
-    return plan_of(build(ficco_dsl.parse(text, "beside.ficco"), ranks, {"pushers": pushers}), machine)
+def made(library: StandIn, text: str, ranks: int, pushers: int | None = None, ranks_per_gpu: int = 1) -> Plan:
+    given = {"pushers": pushers} if pushers else {}
+    graph = build(ficco_dsl.parse(text, "beside.ficco"), ranks, given)
+    return plan_of(graph, discover(library.face, ranks, ranks_per_gpu))
 
 
 def right(library: StandIn, plan: Plan, ranks_per_gpu: int = 1) -> None:
@@ -126,3 +127,35 @@ def test_copies_leave_clusters_their_room(
     streams = tuple(replace(s, commands=tuple(map(swapped, s.commands))) for s in plan.streams)
     right(cuda, replace(plan, streams=streams), ranks_per_gpu)
     assert seen == grids
+
+
+AWAITED = """
+schedule awaited
+input   A[256, 128]  : bf16
+input   B[128, 128]  : bf16
+output  C[256, 128]  : bf16
+output  D[256, 128]  : bf16 unproven
+scratch S[256, 128]  : bf16
+computes C = A * B
+queue first { engine = sm }
+queue dma   { engine = copy }
+queue next  { engine = sm  sms = 5 }
+stage mm on first { gemm C = A * B }
+stage move on dma { for p in peers { copy S @ p <- C } }
+stage on_next on next streamed { gemm D = S * B }
+"""
+
+
+def test_launches_that_wait_leave_room_for_a_cluster_that_they_wait_for(cuda: StandIn) -> None:
+    """Two ranks on five multiprocessors: with one left of two launches that wait, no cluster of two could begin."""
+    cuda.reset("devices 1; arch sm_90; sms 5")
+    plan = made(cuda, AWAITED, 2, ranks_per_gpu=2)
+
+    def swapped(command: Command) -> Command:
+        if not isinstance(command, Launch):
+            return command
+        kernel = "sm90_gemm_64x64_c1" if command.streamed else "sm90_gemm_128x128_c2"
+        return replace(command, kernel=kernel, attributes=replace(command.attributes, smem=200 << 10))
+
+    streams = tuple(replace(s, commands=tuple(map(swapped, s.commands))) for s in plan.streams)
+    right(cuda, replace(plan, streams=streams), ranks_per_gpu=2)

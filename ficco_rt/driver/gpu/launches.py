@@ -155,21 +155,22 @@ class Launches:
 
     def _room(self, device: Device, sms: int) -> int:
         """Blocks that a streamed launch may hold which wants `sms`. Its blocks wait while they hold their
-        multiprocessors, so all streamed launches of a device together take no more than there are, and leave one for
-        what else they may wait for: ranks that share the device, copies inside a device, which may run on
-        multiprocessors, and launches that are not streamed."""
+        multiprocessors, so all streamed launches of a device together take no more than there are, and leave what
+        else they may wait for as many as that needs to begin: ranks that share the device, copies inside a device,
+        which may run on multiprocessors, and launches that are not streamed."""
         homes = self._gpus.homes
         here = [s for s in self._plan.streams if homes[s.rank] == device.ordinal]
         wanted = [_wanted(s.commands, device) for s in here]
-        others = local = False
+        needed, local = 0, False  # by what is not streamed; copies inside a device
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
-                others = others or (isinstance(c, Launch | CollectiveCall) and not want)
+                if isinstance(c, Launch | CollectiveCall) and not want:
+                    needed = max(needed, CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else 1)
                 if isinstance(c, CopyAsync):
                     local = local or any(homes[t.src.rank] == homes[t.dst.rank] for t in c.transfers)
         beside = sum(map(bool, wanted)) > 1
-        alone = homes.count(device.ordinal) == 1 and not local and not (beside and others)
-        room = device.facts.sms - (0 if alone else 1)
+        alone = homes.count(device.ordinal) == 1 and not local and not (beside and needed)
+        room = device.facts.sms - (0 if alone else max(1, needed))
         if sum(wanted) <= room or (alone and not beside):
             return sms
         return max(1, room * sms // sum(wanted))

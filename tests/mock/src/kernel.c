@@ -122,10 +122,11 @@ void launch_free(Launch *l) {
     free(l);
 }
 
-// A block that can go on is chosen: one that runs and whose tile is ready, or one that has not begun and finds room.
+// A block that can go on is chosen: one that runs and whose tile is ready, or one that has not begun and finds room, with
+// its cluster.
 bool launch_ready(Launch *l) {
     if (!l->open) return true;
-    bool room = l->started < l->grid && l->device->held + share(l) <= l->device->sms * WHOLE;
+    bool room = l->started < l->grid && l->device->held + l->cluster * share(l) <= l->device->sms * WHOLE;
     int n = l->count + room;
     if (!n) return false;
     int first = world.tile_order == 1 ? 0 : world.tile_order == 2 ? n - 1 : (int)drawn((uint64_t)n);
@@ -154,10 +155,12 @@ int launch_step(Launch *l, bool *done) {
         int code = l->code->open(l);
         if (code) return code;
     } else if (l->chosen < 0) {
-        l->device->held += share(l);
-        l->running[l->count].block = l->started++;
-        l->running[l->count].round = 0;
-        next_tile(l, l->count++);
+        for (int i = 0; i < l->cluster; i++) {
+            l->device->held += share(l);
+            l->running[l->count].block = l->started++;
+            l->running[l->count].round = 0;
+            next_tile(l, l->count++);
+        }
     } else {
         int code = l->code->run(l, l->running[l->chosen].tile);
         if (code) return code;
