@@ -385,6 +385,11 @@ def impatient(folder: Path) -> Path:
     return source
 
 
+def exists(v: Variant, dtype: str, out_dtype: str, left_t: bool, right_t: bool, terms: bool) -> bool:
+    """Whether there is such a kernel: the Hopper one's terms and output are of the operands' type."""
+    return isinstance(v, sm80.Variant) or (v.stores(out_dtype) and not (terms and dtype != out_dtype))
+
+
 def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path | None) -> int:
     variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
     lefts = (False,) if kernel == "sm90" else (False, True)
@@ -393,10 +398,9 @@ def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path
         for v in variants for lt in lefts for rt in (False, True) for terms in (False, True)
     ]  # fmt: skip
     others = (("fp16", "fp16", False, True), ("bf16", "fp32", False, False), ("fp16", "fp32", False, True))
-    for v in (variants[0], variants[3], variants[-1]):
+    for v in dict.fromkeys((variants[0], variants[3], min(variants, key=lambda v: v.tile), variants[-1])):
         keys += [(v, *other, terms) for other in others for terms in (False, True)]
-    # the Hopper kernel has terms and output of the operands' type
-    keys = [key for key in keys if only in sm90.entry(*key) and not (kernel == "sm90" and key[5] and key[1] != key[2])]
+    keys = [key for key in keys if only in sm90.entry(*key) and exists(*key)]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda key: compiled(source, *key), keys))
     rng, failures = random.Random(seed), []

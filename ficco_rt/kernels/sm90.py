@@ -81,6 +81,10 @@ class Variant:
         rows, columns = self.tile
         return 1 if rows * -(-columns // 64) <= rows + columns else self.consumers
 
+    def stores(self, out_dtype: str) -> bool:
+        """Whether it is made for outputs of this type: of fp32 a tile's boxes take too many buffers."""
+        return not self.paced or out_dtype != "fp32"
+
     def smem(self, stages: int, right_transposed: bool) -> int:
         """Dynamic shared memory of a block."""
         return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.warps * self.staging * CHUNK_BYTES
@@ -513,11 +517,12 @@ def choose(
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `terms` are added to each; `late`: rows whose operands come only so many microseconds after the start;
-    `paced`: outputs lie on peers."""
+    `paced`: outputs lie on peers, for which such a variant is taken if one fits. ValueError: none fits `smem`."""
+    fitting = [v for v in VARIANTS if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms]
+    if not fitting:
+        raise ValueError(f"no variant fits {smem} bytes of shared memory")
     best: Choice | None = None
-    for v in VARIANTS:
-        if v.paced != paced or v.stages(smem, right_transposed) < 2:
-            continue
+    for v in [v for v in fitting if v.paced == paced] or fitting:
         cost, cut = _best(v, rows, columns, k, sms, terms)
         if late[1]:
             start = _LAUNCH + _CLUSTER * (v.cluster - 1)

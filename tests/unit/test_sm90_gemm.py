@@ -105,6 +105,21 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     assert sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant == v
 
 
+def test_a_variant_fits_what_it_is_given() -> None:
+    def chosen(smem: int = 200 << 10, sms: int = 132, paced: bool = False) -> sm90.Variant:
+        return sm90.choose([4096], [4096], 4096, sms, False, smem, paced=paced).variant
+
+    assert chosen(paced=True).paced
+    assert not chosen().paced
+    small = chosen(50 << 10, paced=True)  # no buffers for a whole tile
+    assert not small.paced
+    assert small.stages(50 << 10, False) >= 2
+    assert chosen().cluster == 2
+    assert chosen(sms=1).cluster == 1
+    with pytest.raises(ValueError, match="no variant fits 30000 bytes"):
+        chosen(30000)
+
+
 def test_parts_of_works_lie_apart() -> None:
     v = sm90.VARIANTS[0]
     launch = sm90.build(
@@ -214,8 +229,8 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm90.Variant, c
         [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)],
         [False, True],
     ):
-        if variant.paced and out == "fp32":
-            continue  # twice the buffers: not made
+        if not variant.stores(out):
+            continue
         options = sm90.options(variant, dtype, out, False, right_t, terms=terms)
         cubin = compiler.compile_file(sm90.SOURCE, options, cache)
         found = resources(cubin.code)

@@ -33,7 +33,7 @@ def pack(
     smem = command.attributes.smem
     if command.kernel in _HOPPER:
         hopper = _HOPPER[command.kernel]
-        if sm90.refusal(works, *types, *turned) is not None or (hopper.paced and types[1] == "fp32"):
+        if sm90.refusal(works, *types, *turned) is not None or not hopper.stores(types[1]):
             return None
         cuts = sm90.cuts(hopper, works, columns, depth, sms)
         stages = hopper.stages(smem, turned[1])
