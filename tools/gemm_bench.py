@@ -173,11 +173,14 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
     return Choice(found.variant, found.tail_splits, found.residency)
 
 
-def build(works: list[tiles.Work], v: Variant, *key: Any, count: int, **more: Any) -> sm80.Launch | sm90.Launch:
-    """A launch on `count` multiprocessors (`sm80`: of so many blocks) of (dtype, out dtype, left, right transposed)."""
+def build(
+    works: list[tiles.Work], v: Variant, *key: Any, count: int, splits: int, **more: Any
+) -> sm80.Launch | sm90.Launch:
+    """A launch on `count` multiprocessors (`sm80`: of so many blocks) of (dtype, out dtype, left, right transposed), K
+    of the last wave's tiles in `splits` parts."""
     if isinstance(v, sm90.Variant):
-        return sm90.build(works, v, *key, sms=count, **more)
-    return sm80.build(works, v, *key, blocks=count, **more)
+        return sm90.build(works, v, *key, sms=count, cuts=tiles.Cuts(tail=splits), **more)
+    return sm80.build(works, v, *key, blocks=count, tail_splits=splits, **more)
 
 
 def plain(
@@ -193,7 +196,7 @@ def plain(
     stages = v.stages(SMEM if isinstance(v, sm90.Variant) else shared(choice.residency), right_t)
     key = ("bf16", "bf16", False, right_t)
     count = sms() * choice.residency
-    made = build([work], v, *key, count=count, stages=stages, tail_splits=choice.splits, band=band)
+    made = build([work], v, *key, count=count, stages=stages, splits=choice.splits, band=band)
     return Launch(made, *key, *((True,) if terms else ()), source=source)
 
 
@@ -330,7 +333,7 @@ def check_case(rng: random.Random, key: tuple[Any, ...], most: int, source: Path
     stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
     splits = rng.choice((1, 1, 2, 5))
     count = rng.choice((sms(), 16, 4))
-    made = build([work], v, dtype, out_dtype, left_t, right_t, count=count, stages=stages, tail_splits=splits)
+    made = build([work], v, dtype, out_dtype, left_t, right_t, count=count, stages=stages, splits=splits)
     launch = Launch(made, *key[1:], source=source)
     what = (
         f"{sm90.entry(*key)} m={m} n={n} k={k} of {total_m} {total_n} {total_k} += {accumulate} stages={stages} "
@@ -638,7 +641,7 @@ def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, bes
                         ]  # fmt: skip
                         key = ("bf16", "bf16", False, right_t)
                         made = sm90.build(works, v, *key, sms=sms(), stages=v.stages(SMEM, right_t),
-                                          work_splits=[splits] * count)  # fmt: skip
+                                          cuts=tiles.Cuts(works=(splits,) * count))  # fmt: skip
                         launches[-1].append(Launch(made, *key, source=source))
                 mark = " chosen" if v == chosen.variant else ""
                 rows.append((f"{v.name[10:]}/{splits}{mark}", launches))

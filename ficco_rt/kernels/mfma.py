@@ -13,7 +13,7 @@ from math import ceil
 from pathlib import Path
 
 from . import sm80
-from .tiles import DEPTH, Table, Work, best_splits, defines, entry_of, table
+from .tiles import DEPTH, Cuts, Table, Work, best_splits, defines, entry_of, table
 
 SOURCE = Path(__file__).with_name("src") / "mfma_gemm.hip"
 ARCHS = ("gfx90a", "gfx942")
@@ -147,7 +147,7 @@ def build(
         left_transposed,
         right_transposed,
         groups=blocks,
-        tail_splits=tail_splits,
+        cuts=Cuts(tail_splits),
         band=band,
         more=sm80.records(works, out_dtype),
     )

@@ -15,6 +15,7 @@ import numpy as np
 
 from .tiles import (
     DEPTH,
+    Cuts,
     Rows,
     Table,
     Work,
@@ -219,7 +220,7 @@ def build(
         left_transposed,
         right_transposed,
         groups=blocks,
-        tail_splits=tail_splits,
+        cuts=Cuts(tail_splits),
         band=band,
         more=records(works, out_dtype),
     )

@@ -2,12 +2,13 @@
 
 Numbers only: nothing here touches a device. A driver
 
-1. picks a variant (`choose`), compiles it (`SOURCE`, `options`, `entry`; see `compiler`),
-2. calls `build` with the works' geometry (see `tiles`),
+1. compiles the variant that the plan names, as `choose` found it (`SOURCE`, `options`, `entry`; see `compiler`),
+2. calls `build` with the works' geometry (see `tiles`), K cut as `cuts_of` says, and the flags to be taken down,
 3. puts `table.constants` into device memory, and `table.scratch_bytes` zeroed bytes beside it,
 4. encodes `maps` in order (cuTensorMapEncodeTiled: 2-D, 128-byte swizzle, zero fill), and
-5. launches with `parameters(…)`, the kernel's only argument. It may be launched again and again, one
-   launch of a table at a time: each leaves the scratch as it found it.
+5. launches `grid` blocks in the variant's clusters with `parameters(…)`, the kernel's only argument. It may be launched
+   again and again, one launch of a table at a time: each leaves the scratch as it found it. Behind another launch on
+   its stream it may begin early (programmatic stream serialization): it waits itself for what that one writes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .tiles import DEPTH, Matrix, Table, Work, best_splits, common, defines, depths_of, entry_of, table
+from .tiles import DEPTH, UNCUT, Cuts, Matrix, Table, Work, best_splits, common, defines, depths_of, entry_of, table
 
 SOURCE = Path(__file__).with_name("src") / "sm90_gemm.cu"
 ARCH = "sm_90a"
@@ -280,8 +281,7 @@ def build(
     sms: int,
     stages: int,
     smem: int | None = None,
-    tail_splits: int = 1,
-    work_splits: Sequence[int] = (),
+    cuts: Cuts = UNCUT,
     band: int | None = None,
     constant: bool = False,
     lowers: Sequence[int] = (),
@@ -292,6 +292,7 @@ def build(
     reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
     if reason is not None:
         raise ValueError(reason)
+    assert not (lowers and any(w.accumulate for w in works))
     cluster = variant.cluster
     clusters = max(1, sms // cluster)
     made = table(
@@ -302,8 +303,7 @@ def build(
         right_transposed,
         groups=clusters,
         cluster=cluster,
-        tail_splits=tail_splits,
-        work_splits=work_splits,
+        cuts=cuts,
         shared=True,
         band=band,
         term_steps=variant.term_steps,
@@ -392,19 +392,11 @@ _PACE = 3.5e5  # bytes a µs that come from other devices
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 
 
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """Into how many parts K is cut: of the tiles of the last wave, or of each work's."""
-
-    tail: int = 1
-    works: tuple[int, ...] = ()
-
-
-def cuts(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, sms: int) -> Cuts:
+def cuts_of(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, sms: int) -> Cuts:
     """How K of the works' tiles is best cut. Works that wait for flags come one after another, and one that makes few
     tiles leaves multiprocessors idle until the next has come: then all are cut, if what a cut costs is hidden."""
     if any(w.signals for w in works):
-        return Cuts()  # they come to an end one by one: none is the last wave
+        return UNCUT  # they come to an end one by one: none is the last wave
     terms = max(len(w.terms) for w in works)
     phases = [list(group) for _, group in groupby(works, key=lambda w: w.waits)]
     rows = [[s.size for w in phase for s in w.out_rows] for phase in phases]

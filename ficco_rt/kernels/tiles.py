@@ -289,6 +289,83 @@ def _grid(rows: int, columns: int, band: int) -> tuple[Rows, Rows]:
     return first + within % high, within // high
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Into how many parts K is cut: of the tiles of the last, incomplete wave, or of each work's, if that is said."""
+
+    tail: int = 1
+    works: tuple[int, ...] = ()
+
+
+UNCUT = Cuts()
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What a table's tiles point to, as works are added one by one."""
+
+    matrices: dict[Matrix, int]  # that terms lie in, and their numbers
+    triples: dict[tuple[Matrix, Matrix, Matrix], int] = field(default_factory=dict)
+    depths: list[tuple[int, int, int, int]] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    signals: list[tuple[int, int]] = field(default_factory=list)  # first flag, flags
+    terms: list[Rows] = field(default_factory=lambda: [np.zeros(0, TERM)])
+    count: int = 0  # of terms
+
+    def add(
+        self, w: Work, tile: tuple[int, int], turned: tuple[bool, bool], groups: int, cluster: int, band: int | None
+    ) -> Rows:
+        """A work's tiles; see `table`."""
+        k_pieces = common(*depths_of(w, *turned))
+        left_axis = w.left_columns if turned[0] else w.left_rows
+        right_axis = w.right_rows if turned[1] else w.right_columns
+        assert w.terms or not w.term_waits
+        rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.terms)), tile[0])
+        columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.terms)), tile[1])
+        if len(rows) % cluster:  # a neighbour with nothing to store
+            nothing = rows[-1:].copy()
+            nothing[:, -1] = 0
+            rows = np.concatenate([rows, np.repeat(nothing, cluster - len(rows) % cluster, 0)])
+        high = len(rows) // cluster
+        walk = band or max(1, min(high, round(sqrt(groups * tile[1] / (tile[0] * cluster)))))
+        r, c = _grid(high, len(columns), walk)
+        r = (r[:, None] * cluster + np.arange(cluster)).ravel()
+        c = np.repeat(c, cluster)
+        part = np.zeros(len(r), _BOTH)
+        part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
+        part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
+        part["k_first"] = len(self.depths)
+        part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
+        self.depths += [(a, b, ceil(n / DEPTH), n) for a, b, n in k_pieces]
+        part["operands"] = self.triples.setdefault((w.left, w.right, w.out), len(self.triples))
+        part["accumulate"] = w.accumulate
+        part["wait_first"], part["wait_count"] = self._flags(w.waits)
+        part["signal"] = -1
+        if w.signals:
+            part["signal"] = len(self.signals)
+            self.signals.append(self._flags(w.signals))
+        part["splits"] = 1
+        if w.terms:
+            self._add_terms(part, w, from_rows, from_columns)
+        return part
+
+    def _flags(self, addresses: Sequence[int]) -> tuple[int, int]:
+        """Appended: the first one's number, and how many."""
+        first = len(self.flags)
+        self.flags += addresses
+        return first, len(addresses)
+
+    def _add_terms(self, part: Rows, w: Work, from_rows: Sequence[Rows], from_columns: Sequence[Rows]) -> None:
+        records = np.zeros((len(part), len(w.terms)), TERM)
+        for i, term in enumerate(w.terms):
+            records["matrix"][:, i] = self.matrices[term.operand.matrix]
+            records["row"][:, i], records["col"][:, i] = from_rows[i], from_columns[i]
+        part["first"], part["count"] = self.count + np.arange(len(part)) * len(w.terms), len(w.terms)
+        part["term_wait_first"], part["term_wait_count"] = self._flags(w.term_waits)
+        self.terms.append(records.ravel())
+        self.count += records.size
+
+
 def table(
     works: Sequence[Work],
     tile: tuple[int, int],
@@ -298,98 +375,39 @@ def table(
     *,
     groups: int,
     cluster: int = 1,
-    tail_splits: int = 1,
+    cuts: Cuts = UNCUT,
+    shared: bool = False,
     band: int | None = None,
     term_steps: int = 0,
     lowers: Sequence[int] = (),
     more: Sequence[Rows] = (),
-    work_splits: Sequence[int] = (),
-    shared: bool = False,
 ) -> Table:
     """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
 
-    tail_splits: into how many parts K of the tiles of the last, incomplete wave is cut.
-    work_splits: into how many K of each work's tiles is cut, if that is said; then `tail_splits` is 1.
-    shared: all parts of a tile store a share of it, and count for signals; otherwise one of them does.
+    shared: all parts of a tile whose K is cut store a share of it, and count for signals; otherwise one of them does.
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
     term_steps: steps of the pipeline that a term takes; 0: it is added where the tile is stored.
     lowers: addresses of flags that the launch takes down when nothing of it waits any more.
     more: arrays that go behind the table's own in `constants`.
     """
-    tile_m, tile_n = tile
-    triples: dict[tuple[Matrix, Matrix, Matrix], int] = {}
-    depth_rows: list[tuple[int, int, int, int]] = []
-    flags: list[int] = []
-    signals: list[tuple[int, int]] = []  # first flag, flags
-    matrices = {m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.terms))}
-    term_parts: list[Rows] = [np.zeros(0, TERM)]
-    terms = 0
-    parts: list[Rows] = []
-    for w in works:
-        k_pieces = common(*depths_of(w, left_transposed, right_transposed))
-        left_axis = w.left_columns if left_transposed else w.left_rows
-        right_axis = w.right_rows if right_transposed else w.right_columns
-        assert w.terms or not w.term_waits
-        rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.terms)), tile_m)
-        columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.terms)), tile_n)
-        if len(rows) % cluster:  # a neighbour with nothing to store
-            nothing = rows[-1:].copy()
-            nothing[:, -1] = 0
-            rows = np.concatenate([rows, np.repeat(nothing, cluster - len(rows) % cluster, 0)])
-        high = len(rows) // cluster
-        walk = band or max(1, min(high, round(sqrt(groups * tile_n / (tile_m * cluster)))))
-        r, c = _grid(high, len(columns), walk)
-        r = (r[:, None] * cluster + np.arange(cluster)).ravel()
-        c = np.repeat(c, cluster)
-        part = np.zeros(len(r), _BOTH)
-        part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
-        part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
-        part["k_first"] = len(depth_rows)
-        part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
-        depth_rows += [(a, b, ceil(n / DEPTH), n) for a, b, n in k_pieces]
-        part["operands"] = triples.setdefault((w.left, w.right, w.out), len(triples))
-        part["accumulate"] = w.accumulate
-        part["wait_first"], part["wait_count"] = len(flags), len(w.waits)
-        flags += w.waits
-        part["signal"] = -1
-        if w.signals:
-            part["signal"] = len(signals)
-            signals.append((len(flags), len(w.signals)))
-            flags += w.signals
-        part["splits"] = 1
-        if w.terms:
-            records = np.zeros((len(part), len(w.terms)), TERM)
-            for i, term in enumerate(w.terms):
-                records["matrix"][:, i] = matrices[term.operand.matrix]
-                records["row"][:, i], records["col"][:, i] = from_rows[i], from_columns[i]
-            part["first"], part["count"] = terms + np.arange(len(part)) * len(w.terms), len(w.terms)
-            part["term_wait_first"], part["term_wait_count"] = len(flags), len(w.term_waits)
-            flags += w.term_waits
-            term_parts.append(records.ravel())
-            terms += records.size
-        parts.append(part)
-    if work_splits:
-        assert tail_splits == 1
-        cuts = list(zip(parts, work_splits, strict=True))
-    else:
-        tiles = np.concatenate(parts)
-        whole = len(tiles) - len(tiles) // cluster % groups * cluster
-        cuts = [(tiles[:whole], 1), (tiles[whole:], tail_splits)]
-    tiles, partials = _split_all(cuts, cluster, depth_rows)
+    parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.terms))})
+    turned = (left_transposed, right_transposed)
+    whole = [parts.add(w, tile, turned, groups, cluster, band) for w in works]
+    tiles, partials = _split_all(whole, cuts, groups, cluster, parts.depths)
     _place_terms(tiles, term_steps)
     numbers = tiles.view(np.int32).reshape(len(tiles), -1)
     width = len(TILE.names or ())
     tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
-    added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if matrices else np.zeros(0, ADDED)
-    term_records = np.concatenate(term_parts)
-    depths = np.array(depth_rows, np.int32).reshape(-1, 4)
+    added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if parts.matrices else np.zeros(0, ADDED)
+    term_records = np.concatenate(parts.terms)
+    depths = np.array(parts.depths, np.int32).reshape(-1, 4)
     counted = tiles if shared else tiles[tiles["split"] == 0]
-    targets = np.bincount(counted["signal"] + 1, minlength=len(signals) + 1)[1:] * warps
-    signal_rows = np.array([(n, *s, 0) for n, s in zip(targets, signals, strict=True)], np.uint32).reshape(-1, 4)
-    addresses = np.array([*flags, *lowers], np.uint64)
+    targets = np.bincount(counted["signal"] + 1, minlength=len(parts.signals) + 1)[1:] * warps
+    signals = np.array([(n, *s, 0) for n, s in zip(targets, parts.signals, strict=True)], np.uint32).reshape(-1, 4)
+    flags = np.array([*parts.flags, *lowers], np.uint64)
     blob = bytearray()
     offsets = []
-    for array in (tiles, depths, addresses, signal_rows, added, term_records, *more):
+    for array in (tiles, depths, flags, signals, added, term_records, *more):
         offsets.append(len(blob))
         blob += array.tobytes()
         blob += bytes(-len(blob) % 64)
@@ -398,14 +416,14 @@ def table(
         warps=warps,
         tiles=tiles,
         depths=depths.view(DEPTHS).ravel(),
-        flags=addresses,
-        signals=signal_rows.view(SIGNAL).ravel(),
+        flags=flags,
+        signals=signals.view(SIGNAL).ravel(),
         added=added,
         terms=term_records,
-        operands=tuple(triples),
-        matrices=tuple(matrices),
+        operands=tuple(parts.triples),
+        matrices=tuple(parts.matrices),
         partials=partials,
-        lowered=(len(flags), len(lowers)),
+        lowered=(len(parts.flags), len(lowers)),
         constants=bytes(blob),
         offsets=tuple(offsets),
     )
@@ -424,11 +442,17 @@ def _place_terms(tiles: Rows, term_steps: int) -> None:
 
 
 def _split_all(
-    cuts: Sequence[tuple[Rows, int]], cluster: int, depths: list[tuple[int, int, int, int]]
+    works: Sequence[Rows], cuts: Cuts, groups: int, cluster: int, depths: list[tuple[int, int, int, int]]
 ) -> tuple[Rows, int]:
-    """All tiles, in their order, K of each cut into as many parts as is said, and how many partials that leaves."""
+    """The tiles of all works, in their order, K of each cut as is said, and how many partials that leaves."""
+    if cuts.works:
+        runs = list(zip(works, cuts.works, strict=True))
+    else:
+        tiles = np.concatenate(works)
+        whole = len(tiles) - len(tiles) // cluster % groups * cluster
+        runs = [(tiles[:whole], 1), (tiles[whole:], cuts.tail)]
     out, partials = [], 0
-    for tiles, splits in cuts:
+    for tiles, splits in runs:
         if splits > 1 and len(tiles):
             cut, more = _split(tiles, splits, cluster, depths)
             cut["slot"] += partials

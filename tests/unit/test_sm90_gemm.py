@@ -54,7 +54,7 @@ def test_tiles_make_every_element_once_from_the_right_operands(
 ) -> None:
     launch = sm90.build(
         [work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, band=band,
-        tail_splits=1 if whole else splits, work_splits=(splits,) if whole else (),
+        cuts=tiles.Cuts(works=(splits,)) if whole else tiles.Cuts(tail=splits),
     )  # fmt: skip
     table = launch.table
     assert_whole(table, work, False, False)
@@ -94,12 +94,12 @@ def in_pieces(*rows: int, n: int = 2560, k: int = 8192, signals: bool = False) -
 def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     v = sm90.variant("sm90_gemm_128x160_c2")  # 64 tiles of 512 rows: half of the multiprocessors
     works = in_pieces(512, 512, 512, 512)
-    assert sm90.cuts(v, works, [2560], 8192, 132) == sm90.Cuts(works=(2, 2, 2, 2))
-    assert sm90.cuts(v, in_pieces(512, 512, signals=True), [2560], 8192, 132) == sm90.Cuts()
-    assert sm90.cuts(v, in_pieces(512), [2560], 8192, 132) == sm90.Cuts(tail=2)
-    assert sm90.cuts(v, in_pieces(2048, 2048), [2560], 8192, 132).works == ()  # each fills the device
+    assert sm90.cuts_of(v, works, [2560], 8192, 132) == tiles.Cuts(works=(2, 2, 2, 2))
+    assert sm90.cuts_of(v, in_pieces(512, 512, signals=True), [2560], 8192, 132) == tiles.Cuts()
+    assert sm90.cuts_of(v, in_pieces(512), [2560], 8192, 132) == tiles.Cuts(tail=2)
+    assert sm90.cuts_of(v, in_pieces(2048, 2048), [2560], 8192, 132).works == ()  # each fills the device
     # many small pieces: what they leave in memory has a limit, and the first ones are not cut before the last
-    parts = sm90.cuts(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
+    parts = sm90.cuts_of(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
     assert list(parts) == sorted(parts)
     late = ([512], 92.0)
     assert sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant == v
@@ -123,7 +123,7 @@ def test_a_variant_fits_what_it_is_given() -> None:
 def test_parts_of_works_lie_apart() -> None:
     v = sm90.VARIANTS[0]
     launch = sm90.build(
-        in_pieces(512, 300, 512), v, "bf16", "bf16", False, False, sms=132, stages=4, work_splits=(3, 1, 2)
+        in_pieces(512, 300, 512), v, "bf16", "bf16", False, False, sms=132, stages=4, cuts=tiles.Cuts(works=(3, 1, 2))
     )
     t = launch.table.tiles
     cut = t[t["splits"] > 1]

@@ -35,12 +35,11 @@ def pack(
         hopper = _HOPPER[command.kernel]
         if sm90.refusal(works, *types, *turned) is not None or not hopper.stores(types[1]):
             return None
-        cuts = sm90.cuts(hopper, works, columns, depth, sms)
         stages = hopper.stages(smem, turned[1])
         lowered = () if any(w.accumulate for w in works) else lowers
         made = sm90.build(
             works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem,
-            tail_splits=cuts.tail, work_splits=cuts.works, constant=product.constant, lowers=lowered,
+            cuts=sm90.cuts_of(hopper, works, columns, depth, sms), constant=product.constant, lowers=lowered,
         )  # fmt: skip
         return Packed(
             source=sm90.SOURCE.name,
