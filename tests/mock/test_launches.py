@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 
@@ -16,7 +16,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.plan.ir import Plan, Record
+from ficco_rt.plan.ir import Command, Launch, Plan, Record
 from tests.mock import campaign
 from tests.mock.standin import StandIn
 
@@ -28,6 +28,29 @@ output C[64, 64] : bf16
 computes C = A * B
 queue compute { engine = sm }
 stage mm on compute { gemm C = A * B }
+"""
+MIXED = """
+schedule mixed
+input   A[64, 96 / ranks] : fp32
+input   B[96 / ranks, 32] : fp32
+output  C[64 / ranks, 32] : fp32
+output  D[64, 32]         : fp32
+scratch P[64, 32]         : fp32
+scratch S[64, 32]         : fp32
+scratch G[64, 96 / ranks] : fp32
+computes C = reduce_scatter(A * B, rows)
+computes D = A * B
+queue dma     { engine = copy }
+queue compute { engine = sm }
+stage mm on compute { gemm P = A * B }
+stage scatter on dma {
+  for p in all { copy S.rows(rank of ranks) @ p <- P.rows(p of ranks) }
+  for c in 0..2 { copy G.rows(c of 2) <- A.rows(c of 2) }
+}
+stage rest on compute streamed {
+  for c in 0..2 { reduce C.rows(c of 2) = sum(S.rows(all of ranks, c of 2)) }
+  for c in 0..2 { gemm D.rows(c of 2) = G.rows(c of 2) * B }
+}
 """
 ZEROED = {"cuda": "cuMemsetD32Async", "hip": "hipMemsetD32Async"}
 
@@ -115,3 +138,21 @@ def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) 
         assert not cuda.violations()
     assert ends["error"] > 20
     assert ends["right"] > 20
+
+
+def test_the_last_of_a_launch_s_kernels_takes_down_the_flags_of_all(library: StandIn) -> None:
+    """Sums and products are two kernels, each of which waits for flags of its own."""
+    library.reset("devices 2")
+    plan = plan_of(build(ficco_dsl.parse(MIXED, "mixed.ficco"), 2, {}), discover(library.face, 2))
+    waits = [{type(w).__name__ for w in c.works if w.waits} for s in plan.streams for c in s.commands if is_streamed(c)]
+    assert waits == [{"ReduceWork", "GemmWork"}] * 2
+    with Executor(plan, library.face, timeout=30) as executor:
+        for executor.graph in (False, True):
+            for seed in range(20):
+                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+                assert verified_run(executor, seed=seed, values="exact").ok, f"seed {seed}, graph {executor.graph}"
+    assert not library.violations()
+
+
+def is_streamed(command: Command) -> TypeGuard[Launch]:
+    return isinstance(command, Launch) and command.streamed

@@ -161,11 +161,12 @@ class Launches:
         homes = self._gpus.homes
         here = [s for s in self._plan.streams if homes[s.rank] == device.ordinal]
         wanted = [_wanted(s.commands, device) for s in here]
-        needed, local = 0, False  # by what is not streamed; copies inside a device
+        needed, local = 0, False  # by what is not streamed, beyond its stream's own; copies inside a device
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
-                if isinstance(c, Launch | CollectiveCall) and not want:
-                    needed = max(needed, CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else 1)
+                if isinstance(c, Launch | CollectiveCall):
+                    least = CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else 1
+                    needed = max(needed, least if least > want else 0)
                 if isinstance(c, CopyAsync):
                     local = local or any(homes[t.src.rank] == homes[t.dst.rank] for t in c.transfers)
         beside = sum(map(bool, wanted)) > 1
