@@ -13,13 +13,12 @@ Numbers only: nothing here touches a device. A driver
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 from pathlib import Path
-
-import numpy as np
 
 from .tiles import DEPTH, UNCUT, Cuts, Matrix, Table, Work, best_splits, common, defines, depths_of, entry_of, table
 
@@ -34,8 +33,9 @@ CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
 OPERAND_BYTES = 384  # three tensor maps
 SIDES_AT = MAX_OPERANDS * OPERAND_BYTES
-SIDE_BYTES = 32
-POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDE_BYTES
+SIDES = struct.Struct("<4Q")  # struct Sides
+POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDES.size
+POINTERS = struct.Struct("<9Q2i3Q2i")  # of struct Parameters, from `tiles` to `lowered`
 TERM_MAPS_AT = 3456
 TERM_REGISTERS = (72, 216)  # of producer and consumers: a producer with terms has more to do
 
@@ -190,24 +190,19 @@ class Launch:
     ) -> bytes:
         """The kernel's argument. `encoded` are `maps`, encoded; `epoch` and `abort` addresses of 32-bit words or 0:
         an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0."""
-        block = np.zeros(PARAMETER_BYTES, np.uint8)
+        block, table = bytearray(PARAMETER_BYTES), self.table
         for m, data in zip(self.maps, encoded, strict=True):
-            block[m.offset : m.offset + 128] = np.frombuffer(data, np.uint8)
-        for i, (_, _, out) in enumerate(self.table.operands):
-            at = SIDES_AT + i * SIDE_BYTES
+            block[m.offset : m.offset + 128] = data
+        for i, (_, _, out) in enumerate(table.operands):
             short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
             loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
-            fields = [out.address, out.pitch, loaded, self.constant]
-            block[at : at + SIDE_BYTES] = np.array(fields, np.uint64).view(np.uint8)
-        pointers = self.table.pointers(constants, scratch, epoch, abort)
-        at = POINTERS_AT
-        block[at : at + 72] = np.array(pointers, np.uint64).view(np.uint8)
-        block[at + 72 : at + 80] = np.array([len(self.table.tiles), self.stages], np.int32).view(np.uint8)
-        block[at + 80 : at + 96] = np.array(self.table.term_pointers(constants), np.uint64).view(np.uint8)
-        ended, first, count = self.table.lowering(scratch)
-        block[at + 96 : at + 104] = np.array([ended], np.uint64).view(np.uint8)
-        block[at + 104 : at + 112] = np.array([first, count], np.int32).view(np.uint8)
-        return block.tobytes()
+            SIDES.pack_into(block, SIDES_AT + i * SIDES.size, out.address, out.pitch, loaded, self.constant)
+        POINTERS.pack_into(
+            block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
+            *table.term_pointers(constants), *table.lowering(scratch),
+        )  # fmt: skip
+        assert len(block) == PARAMETER_BYTES
+        return bytes(block)
 
 
 def refusal(
