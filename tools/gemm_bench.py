@@ -23,6 +23,7 @@ import random
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -583,16 +584,16 @@ class Arrivals:
             a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda._sleep(1_000_000)
             a.record()
-            self._issue(8)
+            self._issue(i % len(self.flags) for i in range(8))
             b.record()
         torch.cuda.synchronize()
         return float(a.elapsed_time(b)) * 1e3 / 8
 
-    def _issue(self, count: int) -> None:
-        for i in range(count):
+    def _issue(self, flags: Iterable[int]) -> None:
+        """On `side`, which is current."""
+        for i in flags:
             self.device[: self.size].copy_(self.host[: self.size], non_blocking=True)
-            at = self.flags.data_ptr() + 4 * (i % len(self.flags))
-            call("cuStreamWriteValue32", self.side.cuda_stream, at, 1, 0)
+            call("cuStreamWriteValue32", self.side.cuda_stream, self.flags.data_ptr() + 4 * i, 1, 0)
 
     def time(self, launch: Launch) -> float:
         """Microseconds from the first copy's start to the launch's end; both begin together."""
@@ -605,9 +606,7 @@ class Arrivals:
         launch()
         b.record()
         with torch.cuda.stream(self.side):
-            for i in range(1, len(self.flags)):
-                self.device[: self.size].copy_(self.host[: self.size], non_blocking=True)
-                call("cuStreamWriteValue32", self.side.cuda_stream, self.flags.data_ptr() + 4 * i, 1, 0)
+            self._issue(range(1, len(self.flags)))
         torch.cuda.synchronize()
         return float(a.elapsed_time(b)) * 1e3
 
