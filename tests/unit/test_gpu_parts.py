@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cuda.bindings import driver
 
+import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
@@ -23,7 +24,7 @@ from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.cells import cells, part
 from ficco_rt.driver.gpu.flags import lowered, waited_by
-from ficco_rt.driver.gpu.matrices import works_of
+from ficco_rt.driver.gpu.matrices import product_of, works_of
 from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.runs import handles
 from ficco_rt.driver.gpu.tensors import Tensor
@@ -31,7 +32,9 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
 from ficco_rt.exec.issue import issue_order
+from ficco_rt.kernels import sm90
 from ficco_rt.machine.discover import DeviceFacts, machine
+from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CollectiveCall, Command, GemmWork, Launch, Plan, WaitFlag
 from ficco_rt.region import Axis, Interval, Region, summary, way
 
@@ -373,6 +376,42 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
     assert late
     assert [(b, a, n) for a, b, n in late] == early  # the same flags, waited for at another place
     assert all(waits == 0 and flags > 0 and terms == 3 for waits, flags, terms in late)
+
+
+@pytest.mark.parametrize(("right", "constant"), [("B", True), ("W", False)])
+def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, constant: bool) -> None:
+    """A launch that begins early reads its right operand at once if no command of the plan can write it."""
+    text = WEIGHTS.replace("RIGHT", right)
+    plan = compiler.plan_of(compiler.build(ficco_dsl.parse(text, "weights.ficco"), 1, {}), profile("h200-switch", 1))
+    inputs = {t.name for t in plan.tensors if t.kind == "input"}
+
+    def resolve(region: Region) -> Tensor:
+        tensor = next(t for t in plan.tensors if t.name == region.tensor)
+        written = region.tensor not in inputs
+        return Tensor(1 << 20, tensor.shapes[0], tensor.dtype, 0, True, written)
+
+    (launch,) = (c for s in plan.streams for c in s.commands if isinstance(c, Launch))
+    product = product_of(launch, resolve, lambda flag: 8 * flag)
+    assert product is not None
+    assert product.constant == constant
+    made = sm90.build(product.works, sm90.VARIANTS[0], "bf16", "bf16", False, False, sms=132, stages=2,
+                      constant=product.constant)  # fmt: skip
+    data = made.parameters(0, 0, [bytes(128)] * len(made.maps))
+    assert sm90.SIDES.unpack_from(data, sm90.SIDES_AT)[3] == constant
+
+
+WEIGHTS = """
+schedule weights
+input   A[128, 128] : bf16
+input   B[128, 128] : bf16
+output  C[128, 128] : bf16
+scratch W[128, 128] : bf16
+computes C = A * B
+queue dma     { engine = copy }
+queue compute { engine = sm }
+stage load on dma { copy W <- B }
+stage mm on compute { gemm C = A * RIGHT }
+"""
 
 
 def test_a_launch_takes_down_the_flags_that_nothing_else_waits_for() -> None:

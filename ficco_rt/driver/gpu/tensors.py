@@ -19,7 +19,7 @@ class Tensor:
     dtype: Dtype
     rank: int
     owned: bool  # by the driver, which then frees it
-    written: bool = True  # by the plan's commands; an input never is
+    written: bool = True  # by the plan's commands; an input never is: outputs share no memory with it (exec/bindings)
 
     @property
     def size(self) -> int:

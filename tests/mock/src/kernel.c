@@ -140,6 +140,11 @@ bool launch_ready(Launch *l) {
     return false;
 }
 
+void launch_lowers(const Launch *l, uint64_t flag) {
+    if (!*(uint32_t *)flag) violation("%s takes down a flag that is not up", l->function->name);
+    *(uint32_t *)flag = 0;
+}
+
 static void next_tile(Launch *l, int at) {
     l->running[at].tile = l->code->tile_of(l, l->running[at].block, l->running[at].round++);
     if (l->running[at].tile >= 0) return;

@@ -70,7 +70,7 @@ static int tile_of(Launch *l, int block, int round) {
     if ((t->ordered || t->lowered) && ++counters[1] == (uint32_t)l->grid) {
         counters[0] = counters[1] = 0;
         const uint64_t *flags = (const uint64_t *)t->flags + t->first_lowered;
-        for (int i = 0; i < t->lowered; i++) *(uint32_t *)flags[i] = 0;
+        for (int i = 0; i < t->lowered; i++) launch_lowers(l, flags[i]);
     }
     return -1;
 }

@@ -240,6 +240,7 @@ void launch_free(Launch *l);
 bool device_has_room(const Device *d);          // for a block of a copy or fill
 int blocks_per_sm(const Function *f, int threads, int smem);
 bool launch_ready(Launch *l);
+void launch_lowers(const Launch *l, uint64_t flag);  // who waited for it takes it down
 int launch_step(Launch *l, bool *done);
 int image_check(const void *image, const Device *d, size_t *size);
 bool image_has_entry(const char *image, size_t size, const char *entry);

@@ -112,7 +112,7 @@ static int tile_of(Launch *l, int block, int round) {
     const MappedParameters *p = s->mapped ? (const MappedParameters *)l->arguments : NULL;
     if (p && p->lowered && (*p->ended += 2) == 2 * (uint32_t)l->grid) {   // both feeders of a block
         *p->ended = 0;
-        for (int i = 0; i < p->lowered; i++) *(uint32_t *)s->table->flags[p->lowered_first + i] = 0;
+        for (int i = 0; i < p->lowered; i++) launch_lowers(l, s->table->flags[p->lowered_first + i]);
     }
     return -1;
 }
