@@ -53,7 +53,7 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
             continue
         choices = CHOICES if operation == "ag_gemm" else CHOICES | SUMMED
         if entry.name.endswith("/direct"):
-            choices |= STORED
+            choices = choices | STORED
         declared = [p.name for p in compiler.load(entry.name).params if p.name in choices]
         for combination in product(*(choices[name][:values] for name in declared)):
             given = tuple((n, v) for n, v in zip(declared, combination, strict=True) if v is not None)
