@@ -41,8 +41,8 @@ def ideal(plan: Plan, machine: Machine) -> Ideal:
 
     communication_alone: the bytes that the busiest port has to pass, in or out (switch: a port a rank;
     mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the
-    link's rate, plus one copy's fixed cost for each pair of ranks that it serves; bytes are those of the
-    plan's copies between ranks, and what kernels read and write on other ranks. Added to that: the plan's
+    link's rate, plus one copy's fixed cost for each pair of ranks that copies go between; bytes are those of
+    the plan's copies between ranks, and what kernels read and write on other ranks. Added to that: the plan's
     vendor collectives, all of one kind as one call. 0 if nothing crosses a link.
     """
     machine = replace(machine, ranks=plan.ranks)
@@ -81,7 +81,7 @@ def _compute(plan: Plan, machine: Machine) -> float:
 @dataclass(slots=True)
 class _Port:
     bytes: int = 0
-    pairs: set[tuple[int, int]] = field(default_factory=set)
+    pairs: set[tuple[int, int]] = field(default_factory=set)  # that copies go between
 
 
 def _communication(plan: Plan, machine: Machine) -> float:
@@ -91,19 +91,20 @@ def _communication(plan: Plan, machine: Machine) -> float:
     def size(region: Region) -> int:
         return region.elements * ITEM_BYTES[dtypes[region.tensor]]
 
-    def cross(src: int, dst: int, amount: int) -> None:
+    def cross(src: int, dst: int, amount: int, copied: bool = False) -> None:
         if src == dst:
             return
         for port in _ports(machine, src, dst):
             ports[port].bytes += amount
-            ports[port].pairs.add((src, dst))
+            if copied:
+                ports[port].pairs.add((src, dst))
 
     groups: dict[int, tuple[CollectiveKind, int]] = {}  # the bytes that one rank holds of the whole, at most
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, CopyAsync):
                 for t in command.transfers:
-                    cross(t.src.rank, t.dst.rank, size(t.src))
+                    cross(t.src.rank, t.dst.rank, size(t.src), copied=True)
             elif isinstance(command, Launch):
                 for work in command.works:
                     for region in work.reads:

@@ -6,11 +6,12 @@ and the ideal that a run is compared with use the same functions, so that the tw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from .model import Device, Machine
 
-STORES = 0.8  # of what copy engines reach on a link: multiprocessors' stores (docs/bench.md)
+STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
 
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -38,8 +39,15 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
 
 
 def link_time(machine: Machine, src: int, dst: int, size: int) -> float:
-    """The way of `size` bytes from rank `src` to rank `dst` that a kernel stores there; 0 inside a device."""
+    """The way of `size` bytes from rank `src` to rank `dst` that a kernel on one of them moves; 0 inside a device."""
     return size * machine.hops(src, dst) / (STORES * machine.links.rate) if src != dst else 0.0
+
+
+def read_time(machine: Machine, rank: int, parts: Sequence[tuple[int, int]]) -> float:
+    """The way of what a kernel of `rank` reads from others at once, each part a rank and bytes: by one port, or by
+    links of their own in a mesh."""
+    times = [link_time(machine, src, rank, size) for src, size in parts]
+    return max(times, default=0.0) if machine.links.kind == "mesh" else sum(times)
 
 
 def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None = None) -> float:

@@ -214,6 +214,8 @@ class _Clock:
                 return "gemm", f"{called(out, rank)} {summary(out)}", moved, 2 * out.elements * k, time
             case ReduceWork(out=out, terms=terms):
                 time = cost.reduce_time(machine, len(terms), self._size(out), sms)
+                far = [(t.rank, self._size(t)) for t in terms if t.rank != rank]
+                time = max(time, cost.read_time(machine, rank, far))
                 return "reduce", f"{out.tensor} {summary(out)}", moved, 0, time
             case CopyWork(dst=dst, src=src):
                 size = self._size(src)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 import ficco_dsl
+import ficco_rt
 from ficco_rt import compiler, library
 from ficco_rt.errors import ScheduleError
+from ficco_rt.exec.ideal import ideal
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.lint import incast
 from tests import cases
@@ -52,3 +54,14 @@ def test_a_size_that_does_not_divide_is_a_clear_error(name: str) -> None:
         compiler.build(cases.schedule(name), 4, {"M": 10})
     messages = [d.message for d in caught.value.diagnostics]
     assert any("10 / 4 is not a whole number" in m or "M = 10 breaks its check: M % ranks == 0" in m for m in messages)
+
+
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_no_schedule_is_faster_than_ideal(name: str) -> None:
+    """The model's times against the yardstick that reports show, of small work and of a layer's."""
+    machine = profile("h200-switch", 4)
+    params = {p.name for p in cases.schedule(name).params}
+    for size in (128, 8192):
+        sizes = {p: size for p in ("M", "N", "K") if p in params}
+        plan = ficco_rt.compile(name, 4, machine, **sizes)
+        assert ficco_rt.simulate(plan, machine).duration >= ideal(plan, machine).time
