@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from os.path import realpath
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,6 +124,8 @@ def run(options: Options) -> int:
         from .timeline import check_picture
 
         check_picture(options.timeline)
+        if options.trace and realpath(options.trace) == realpath(options.timeline):
+            raise UsageError(f"{options.trace}: --trace and --timeline write a file each; give them different names")
     progress = Progress()
     request = Request(read(options.target), options.gpus, options.settings, options.machine)
     backend = _backend_of(options)

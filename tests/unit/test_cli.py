@@ -642,6 +642,8 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
                                 "such as random:7"),
         (["--trace", "no/t.json"], "no/t.json: there is no directory 'no'"),
         (["--trace", "."], ".: is a directory; name a file in it"),
+        (["--trace", "t.svg", "--timeline", "./t.svg"], "t.svg: --trace and --timeline write a file each; "
+                                                        "give them different names"),
         (["--timeline", "t.png"], "t.png: a picture's name ends in .svg or .html"),
         (["--emit", "plan", "--trace", "t.json"], "--trace needs a run and --emit does not run"),
     ],
