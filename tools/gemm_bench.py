@@ -692,8 +692,12 @@ def main() -> int:
     args = parser.parse_args()
     if args.most < 128:
         parser.error("--most is a number from 128")
-    if args.impatient and args.kernel != "sm90":
-        parser.error("--impatient is for the Hopper kernel")
+    if (args.impatient or args.pieces is not None) and args.kernel != "sm90":
+        parser.error("--impatient and --pieces are for the Hopper kernel")
+    if args.pieces is not None and not 2 <= args.pieces <= args.size[0]:
+        parser.error("--pieces is a number from 2 to the rows of --size")
+    if args.every <= 0 or min(args.size) < 1:
+        parser.error("--every and --size are numbers greater than 0")
     needed = {"sm90": "a Hopper GPU", "sm80": "a GPU of Ampere or later"}[args.kernel]
     if not torch.cuda.is_available() or (arch() != sm90.ARCH if args.kernel == "sm90" else not sm80.serves(arch())):
         print(f"gemm_bench needs {needed}", file=sys.stderr)

@@ -5,9 +5,8 @@
 
 `sm80` and `sm90` run random cases of tools/gemm_bench.py; `naive` and `copies` schedules of tools/gpu_check, whose
 fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA
-nor the barriers that it completes, so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished,
-and is no failure.
-Exit code 4 if anything is reported, 3 without compute-sanitizer.
+nor the barriers that it completes, so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished.
+Exit code 4 if anything is reported or unfinished, 3 without compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -58,6 +57,7 @@ def main() -> int:
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=options.limit, check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
+                failed = True
                 print(f"{tool} {kernel}: unfinished after {options.limit:.0f} s", flush=True)
                 continue
             lines = [line for line in ran.stdout.splitlines() if line.startswith("=========")]

@@ -91,9 +91,8 @@ def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
     """Streamed stages of several queues say more multiprocessors than there are: run beside one another, each gets a
     share of what it says."""
     total = machine.device.sms
-    most: dict[
-        int, dict[str, tuple[int, ir.Op]]
-    ] = {}  # by rank and queue: the most that a streamed stage says, and where
+    # by rank and queue: the most that a streamed stage says, and where
+    most: dict[int, dict[str, tuple[int, ir.Op]]] = {}
     begun: set[tuple[int, int]] = set()
     for op in graph.ops:
         rank, stage, sms = op.where.rank, graph.stages[op.where.stage], op.where.resources.sms
