@@ -620,7 +620,8 @@ def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, bes
     print(f"{'layout':7} {'kernel':24} {'all there µs':>12} {'one by one':>10}" + "      beside" * bool(beside))
     for right_t, layout in LAYOUTS:
         data = sets(m, n, k, right_t)
-        chosen = sm90.choose([s.size for s in cut], [n], k, sms(), right_t, late=([cut[-1].size], every * (count - 1)))
+        late = [sm90.Phase((s.size,), every * i, every * i) for i, s in enumerate(cut)]
+        chosen = sm90.choose([s.size for s in cut], [n], k, sms(), right_t, late=late)
         rows: list[tuple[str, list[list[Launch]]]] = []
         for v in sm90.VARIANTS:
             tiles_of = math.ceil(cut[0].size / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])

@@ -39,8 +39,7 @@ class GemmRequest:
     sms: int | None
     rows: tuple[int, ...]  # sizes of the pieces that the output's rows come in, over all works
     columns: tuple[int, ...]  # and of its columns, of one work
-    last: tuple[int, ...]  # those of the rows that the last work makes
-    arrival: float  # microseconds, by estimate, until all has come that works wait for in the launch; 0: nothing
+    phases: tuple[sm90.Phase, ...]  # of works that wait in the launch for what comes from other ranks
     depth: int
     right_transposed: bool
     terms: int  # that are added to a work's product, at most
@@ -171,7 +170,6 @@ def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
     if all(v.stages(left, request.right_transposed) < 2 for v in sm90.VARIANTS):
         return None
     sms = request.sms or limits.sms
-    late = (request.last, request.arrival)
     chosen = sm90.choose(
         request.rows,
         request.columns,
@@ -179,7 +177,7 @@ def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
         sms,
         request.right_transposed,
         left,
-        late,
+        request.phases,
         request.terms,
         request.peers,
     ).variant

@@ -141,7 +141,7 @@ class Launch:
 
 def parameters(table: Table, stages: int, constants: int, scratch: int, epoch: int, abort: int) -> bytes:
     """The argument of a kernel that reads operands by address: behind the table's own constants lie `records`."""
-    operands, matrices = (constants + at for at in table.offsets[6:])
+    operands, matrices = (constants + at for at in table.offsets[7:])
     pointers = [*table.pointers(constants, scratch, epoch, abort), operands]
     sizes = np.array([len(table.tiles), stages], np.int32)
     terms = np.array([*table.term_pointers(constants), matrices], np.uint64)

@@ -35,7 +35,7 @@ OPERAND_BYTES = 384  # three tensor maps
 SIDES_AT = MAX_OPERANDS * OPERAND_BYTES
 SIDES = struct.Struct("<4Q")  # struct Sides
 POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDES.size
-POINTERS = struct.Struct("<9Q2i3Q2i")  # of struct Parameters, from `tiles` to `lowered`
+POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct Parameters, from `tiles` to `depth_waits`
 TERM_MAPS_AT = 3456
 TERM_REGISTERS = (72, 216)  # of producer and consumers: a producer with terms has more to do
 
@@ -183,7 +183,7 @@ class Launch:
     grid: int
     right_transposed: bool
     maps: tuple[TensorMap, ...]
-    constant: bool  # see `build`
+    constant: tuple[bool, bool]  # see `build`
 
     def parameters(
         self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0
@@ -191,15 +191,16 @@ class Launch:
         """The kernel's argument. `encoded` are `maps`, encoded; `epoch` and `abort` addresses of 32-bit words or 0:
         an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0."""
         block, table = bytearray(PARAMETER_BYTES), self.table
+        left, right = self.constant
         for m, data in zip(self.maps, encoded, strict=True):
             block[m.offset : m.offset + 128] = data
         for i, (_, _, out) in enumerate(table.operands):
             short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
             loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
-            SIDES.pack_into(block, SIDES_AT + i * SIDES.size, out.address, out.pitch, loaded, self.constant)
+            SIDES.pack_into(block, SIDES_AT + i * SIDES.size, out.address, out.pitch, loaded, right + 2 * left)
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
-            *table.term_pointers(constants), *table.lowering(scratch),
+            *table.term_pointers(constants), *table.lowering(scratch), table.depth_wait_pointer(constants),
         )  # fmt: skip
         assert len(block) == PARAMETER_BYTES
         return bytes(block)
@@ -278,11 +279,12 @@ def build(
     smem: int | None = None,
     cuts: Cuts = UNCUT,
     band: int | None = None,
-    constant: bool = False,
+    constant: tuple[bool, bool] = (False, False),
     lowers: Sequence[int] = (),
 ) -> Launch:
     """The launch that makes `works`, in their order, on `sms` multiprocessors; see `tiles.table`. `constant`: nothing
-    writes the right operands while the plan runs, so that they may be read before what the works wait for is there.
+    writes the left, or the right operands while the plan runs, so that they may be read before the launch before this
+    one has ended, and the right ones before what the works wait for is there.
     `lowers`: flags that the launch takes down; none where a work accumulates, whose storing warps wait too."""
     reason = refusal(works, dtype, out_dtype, left_transposed, right_transposed)
     if reason is not None:
@@ -383,8 +385,11 @@ _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
-_PACE = 3.5e5  # bytes a µs that come from other devices
+_LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
+_PACE = 3.86e5  # bytes a µs that come from other devices …
+_PIECE = 9.0  # … and what each piece that is waited for adds
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
+_FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
 
 
 def cuts_of(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, sms: int) -> Cuts:
@@ -393,16 +398,41 @@ def cuts_of(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, s
     if any(w.signals for w in works):
         return UNCUT  # they come to an end one by one: none is the last wave
     terms = max(len(w.terms) for w in works)
-    phases = [list(group) for _, group in groupby(works, key=lambda w: w.waits)]
-    rows = [[s.size for w in phase for s in w.out_rows] for phase in phases]
-    comes, at = [], 0.0
-    for phase, sizes in zip(phases, rows, strict=True):
-        at += 2 * sum(sizes) * k / _PACE if phase[0].waits else 0.0
-        comes.append(at)
-    _, parts = _in_turn(v, rows, columns, k, sms, terms, comes)
+    found = phases(works, k)
+    _, parts = _in_turn(v, found, columns, k, sms, terms)
     if any(n > 1 for n in parts):
-        return Cuts(works=tuple(n for n, phase in zip(parts, phases, strict=True) for _ in phase))
-    return Cuts(tail=_best(v, [n for sizes in rows for n in sizes], columns, k, sms, terms)[1])
+        groups = [list(group) for _, group in groupby(works, key=lambda w: w.waits)]
+        return Cuts(works=tuple(n for n, group in zip(parts, groups, strict=True) for _ in group))
+    return Cuts(tail=_best(v, [n for phase in found for n in phase.rows], columns, k, sms, terms)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Works that wait for the same. Their operands come from `first` to `last`, µs; the last are `share` of K."""
+
+    rows: tuple[int, ...]  # of the pieces of their outputs
+    first: float
+    last: float
+    share: float = 1.0
+
+
+def phases(works: Sequence[Work], k: int, arrival: float | None = None) -> tuple[Phase, ...]:
+    """Works in the order in which they wait. What they wait for comes one after another, at the pace of the links, or
+    evenly until `arrival`."""
+    found, at = [], 0.0
+    for waits, group in groupby(works, key=lambda w: w.waits):
+        members = list(group)
+        rows = tuple(s.size for w in members for s in w.out_rows)
+        if not waits:
+            found.append(Phase(rows, at, at))
+            continue
+        places = [place for place, _ in members[-1].depth_waits]
+        time = 2 * sum(rows) * k / _PACE + _PIECE * (1 + len(places))
+        first, last = at + time * (places[0] if places else k) / k, at + time
+        found.append(Phase(rows, first, last, (k - places[-1]) / k if places else 1.0))
+        at = last
+    scale = 1.0 if arrival is None or not at else arrival / at
+    return tuple(replace(p, first=p.first * scale, last=p.last * scale) for p in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,20 +475,14 @@ def _best(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: 
 
 
 def _in_turn(
-    v: Variant,
-    phases: Sequence[Sequence[int]],
-    columns: Sequence[int],
-    k: int,
-    sms: int,
-    terms: int,
-    comes: Sequence[float],
+    v: Variant, phases: Sequence[Phase], columns: Sequence[int], k: int, sms: int, terms: int
 ) -> tuple[float, list[int]]:
-    """The least time of products of so many rows, each of which may begin when its operands have come, and into how
-    many parts K of each one's tiles is cut."""
-    costs = [_costs(v, rows, columns, k, sms, terms) for rows in phases]
+    """The least time of phases, each of which may begin when its operands come, and into how many parts K of each one's
+    tiles is cut: of none, of all that make few tiles, or of the first of these."""
+    costs = [_costs(v, phase.rows, columns, k, sms, terms) for phase in phases]
     whole = [1] * len(phases)
     few = [c.groups // c.tiles > 1 for c in costs]
-    if len(phases) == 1 or not any(few):
+    if len(phases) == 1:
         return 0.0, whole
     cut = [best_splits(c.tiles, c.groups, c.steps, c.step, c.tile, c.split, 0.0)[1] if f else 1
            for c, f in zip(costs, few, strict=True)]  # fmt: skip
@@ -468,25 +492,31 @@ def _in_turn(
         room -= costs[i].tiles * cut[i] if cut[i] > 1 else 0
         if room < 0:
             cut[i] = 1
-    every = _best(v, [n for rows in phases for n in rows], columns, k, sms, terms)[1]
+    every = _best(v, [n for phase in phases for n in phase.rows], columns, k, sms, terms)[1]
     tail = sum(c.tiles for c in costs) % costs[0].groups
-    return min((_makespan(costs, comes, whole, tail, every), whole), (_makespan(costs, comes, cut), cut))
+    if not any(few):
+        return _makespan(costs, phases, whole, tail, every), whole
+    choices = [cut[:n] + whole[n:] for n in range(max(1, len(cut) - _FIRST), len(cut) + 1)]
+    return min(
+        (_makespan(costs, phases, whole, tail, every), whole),
+        *((_makespan(costs, phases, choice), choice) for choice in choices),
+    )
 
 
 def _makespan(
-    costs: Sequence[_Costs], comes: Sequence[float], parts: Sequence[int], tail: int = 0, tail_parts: int = 1
+    costs: Sequence[_Costs], phases: Sequence[Phase], parts: Sequence[int], tail: int = 0, tail_parts: int = 1
 ) -> float:
     """Clusters take tiles, and parts of them, by turns; the last `tail` tiles are cut into parts of their own."""
     free = [0.0] * costs[0].groups
     turn = 0
     behind = sum(c.tiles for c in costs)
-    for c, at, n in zip(costs, comes, parts, strict=True):
+    for c, phase, n in zip(costs, phases, parts, strict=True):
         behind -= c.tiles
         last = max(0, min(c.tiles, tail - behind))
         for count, m in ((c.tiles - last, n), (last, tail_parts)):
-            time = ceil(c.steps / m) * c.step + c.tile + (c.split[0] + c.split[1] * m if m > 1 else 0.0)
+            time = ceil(c.steps / m) * c.step * _LOADED + c.tile + (c.split[0] + c.split[1] * m if m > 1 else 0.0)
             for _ in range(count * m):
-                free[turn] = max(free[turn], at) + time
+                free[turn] = max(max(free[turn], phase.first) + time, phase.last + min(1.0, phase.share * m) * time)
                 turn = (turn + 1) % len(free)
     return max(free)
 
@@ -498,12 +528,12 @@ def choose(
     sms: int,
     right_transposed: bool,
     smem: int = 232448 - 1024,
-    late: tuple[Sequence[int], float] = ((), 0.0),
+    late: Sequence[Phase] = (),
     terms: int = 0,
     paced: bool = False,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `terms` are added to each; `late`: rows whose operands come only so many microseconds after the start;
+    `terms` are added to each; `late`: the phases of a launch whose works wait;
     `paced`: outputs lie on peers, for which such a variant is taken if one fits. ValueError: none fits `smem`."""
     fitting = [v for v in VARIANTS if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms]
     if not fitting:
@@ -511,15 +541,14 @@ def choose(
     best: Choice | None = None
     for v in [v for v in fitting if v.paced == paced] or fitting:
         cost, cut = _best(v, rows, columns, k, sms, terms)
-        if late[1]:
+        if late:
             start = _LAUNCH + _CLUSTER * (v.cluster - 1)
-            count = max(1, round(sum(rows) / sum(late[0])))  # products as the last one, which come evenly
-            comes = [late[1] * i / max(1, count - 1) for i in range(count)]
-            turns, parts = _in_turn(v, [late[0]] * count, columns, k, sms, terms, comes)
+            turns, parts = _in_turn(v, late, columns, k, sms, terms)
             if any(n > 1 for n in parts):
                 cost = start + turns
             else:
-                cost = max(cost, start + turns, late[1] + _best(v, late[0], columns, k, sms, terms)[0])
+                last = late[-1]
+                cost = max(cost, start + turns, last.last + last.share * _best(v, last.rows, columns, k, sms, terms)[0])
         if best is None or cost < best.estimate:
             best = Choice(v, cut, cost)
     assert best is not None

@@ -5,11 +5,12 @@ Numbers only: nothing here touches a device. `sm90` and `sm80` add what their ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import ceil, prod, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,7 @@ ADDED = np.dtype(
 _BOTH = np.dtype(TILE.descr + ADDED.descr)
 TERM = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
 DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
+DEPTH_WAITS = np.dtype([(name, np.int32) for name in ("first", "count")])  # of flags
 SIGNAL = np.dtype([(name, np.uint32) for name in ("target", "flag_first", "flag_count", "unused")])
 
 Rows = npt.NDArray[Any]
@@ -98,7 +100,8 @@ class Work:
     [N, K].
 
     `waits`, `term_waits` and `signals` are addresses of 32-bit flags: up before the work reads, before it reads terms
-    and writes, raised when all is written.
+    and writes, raised when all is written. `depth_waits` are more of the first, of pieces of K: where one starts, in
+    elements of the logical K, and its flags.
     """
 
     left: Matrix
@@ -115,6 +118,7 @@ class Work:
     signals: tuple[int, ...] = ()
     terms: tuple[Term, ...] = ()
     term_waits: tuple[int, ...] = ()
+    depth_waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @classmethod
     def of(
@@ -137,8 +141,8 @@ class Work:
 class Table:
     """What the blocks of a launch do, ready but for the addresses of device memory.
 
-    `constants` holds tiles, depths, flags, signals, added, terms and what else a kernel reads at `offsets`, in this
-    order.
+    `constants` holds tiles, depths, flags, signals, added, terms, the depths' waits and what else a kernel reads at
+    `offsets`, in this order.
     """
 
     tile: tuple[int, int]  # rows, columns of a block's tile
@@ -149,6 +153,7 @@ class Table:
     signals: Rows
     added: Rows  # one for each tile, if any has terms
     terms: Rows
+    depth_waits: Rows  # one for each of `depths`
     operands: tuple[tuple[Matrix, Matrix, Matrix], ...]  # left, right, out; a tile names one triple
     matrices: tuple[Matrix, ...]  # that terms name
     partials: int  # tiles of fp32 that splits of K leave
@@ -187,6 +192,10 @@ class Table:
     def term_pointers(self, constants: int) -> list[int]:
         """Of what is added to tiles, and of the terms."""
         return [constants + at for at in self.offsets[4:6]]
+
+    def depth_wait_pointer(self, constants: int) -> int:
+        """Of what pieces of K wait for; 0: none does."""
+        return constants + self.offsets[6] if self.depth_waits["count"].any() else 0
 
 
 def operand(region: Region, shape: tuple[int, ...], address: int, item: int) -> Operand | None:
@@ -253,6 +262,54 @@ def depths_of(
     )
 
 
+def depth_of(works: Sequence[Work], turned: tuple[bool, bool]) -> int:
+    """Elements of K, the most of these works; `turned`: the left and the right operand are stored transposed."""
+    return max(sum(n for *_, n in common(*depths_of(w, *turned))) for w in works)
+
+
+def in_registers(works: Sequence[Work], turned: tuple[bool, bool], private: Container[int] = ()) -> list[Work]:
+    """Works that add pieces of K to one product, one after another, as one work: its sums stay in registers, and each
+    piece waits for its own flags.
+
+    `turned`: the left and the right operand are stored transposed; `private`: flags that nothing outside these works
+    waits for.
+    """
+    made: list[Work] = []
+    inside = Counter(flag for w in works for flag in set(w.waits))
+    for w in works:
+        last = made[-1] if made else None
+        seen = last is not None and all(f in private and inside[f] == (f in w.waits) for f in last.signals)
+        if last is not None and seen and _goes_on(last, w, turned):
+            at = sum(n for *_, n in common(*depths_of(last, *turned)))
+            waits = tuple(f for f in w.waits if f not in last.signals)
+            made[-1] = replace(
+                last,
+                left_rows=last.left_rows + (w.left_rows if turned[0] else ()),
+                left_columns=last.left_columns + (() if turned[0] else w.left_columns),
+                right_rows=last.right_rows + (() if turned[1] else w.right_rows),
+                right_columns=last.right_columns + (w.right_columns if turned[1] else ()),
+                signals=w.signals,
+                depth_waits=last.depth_waits + (((at, waits),) if waits else ()),
+            )
+        else:
+            made.append(w)
+    return made
+
+
+def _goes_on(a: Work, b: Work, turned: tuple[bool, bool]) -> bool:
+    """Does b add more of K to what a makes? A tile that waits among its steps waits before the first, too: storing
+    warps look at that alone."""
+    rows = [w.left_columns if turned[0] else w.left_rows for w in (a, b)]
+    columns = [w.right_rows if turned[1] else w.right_columns for w in (a, b)]
+    same = (a.left, a.right, a.out, a.out_rows, a.out_columns) == (b.left, b.right, b.out, b.out_rows, b.out_columns)
+    whole = all(n % DEPTH == 0 for w in (a, b) for *_, n in common(*depths_of(w, *turned)))
+    waits = a.waits or not b.waits or b.waits == a.signals
+    return bool(
+        b.accumulate and same and rows[0] == rows[1] and columns[0] == columns[1] and whole and waits
+        and not (a.terms or b.terms)
+    )  # fmt: skip
+
+
 def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
     """Several ways to cut one logical axis, cut by all: (start in each, size)."""
     pieces = []
@@ -300,13 +357,23 @@ class Cuts:
 UNCUT = Cuts()
 
 
+class _Depth(NamedTuple):
+    """A piece of K: where it starts in each operand, steps, elements, and what it waits for: first flag, flags."""
+
+    left: int
+    right: int
+    blocks: int
+    size: int
+    waits: tuple[int, int]
+
+
 @dataclass(slots=True)
 class _Parts:
     """What a table's tiles point to, as works are added one by one."""
 
     matrices: dict[Matrix, int]  # that terms lie in, and their numbers
     triples: dict[tuple[Matrix, Matrix, Matrix], int] = field(default_factory=dict)
-    depths: list[tuple[int, int, int, int]] = field(default_factory=list)
+    depths: list[_Depth] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
     signals: list[tuple[int, int]] = field(default_factory=list)  # first flag, flags
     terms: list[Rows] = field(default_factory=lambda: [np.zeros(0, TERM)])
@@ -336,7 +403,12 @@ class _Parts:
         part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
         part["k_first"] = len(self.depths)
         part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
-        self.depths += [(a, b, ceil(n / DEPTH), n) for a, b, n in k_pieces]
+        late = {at: self._flags(waits) for at, waits in w.depth_waits}
+        starts = accumulate((n for _, _, n in k_pieces), initial=0)
+        self.depths += [
+            _Depth(a, b, ceil(n / DEPTH), n, late.get(at, (0, 0)))
+            for at, (a, b, n) in zip(starts, k_pieces, strict=False)
+        ]
         part["operands"] = self.triples.setdefault((w.left, w.right, w.out), len(self.triples))
         part["accumulate"] = w.accumulate
         part["wait_first"], part["wait_count"] = self._flags(w.waits)
@@ -400,14 +472,15 @@ def table(
     tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
     added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if parts.matrices else np.zeros(0, ADDED)
     term_records = np.concatenate(parts.terms)
-    depths = np.array(parts.depths, np.int32).reshape(-1, 4)
+    depths = np.array([d[:4] for d in parts.depths], np.int32).reshape(-1, 4)
+    depth_waits = np.array([d.waits for d in parts.depths], np.int32).reshape(-1, 2)
     counted = tiles if shared else tiles[tiles["split"] == 0]
     targets = np.bincount(counted["signal"] + 1, minlength=len(parts.signals) + 1)[1:] * warps
     signals = np.array([(n, *s, 0) for n, s in zip(targets, parts.signals, strict=True)], np.uint32).reshape(-1, 4)
     flags = np.array([*parts.flags, *lowers], np.uint64)
     blob = bytearray()
     offsets = []
-    for array in (tiles, depths, flags, signals, added, term_records, *more):
+    for array in (tiles, depths, flags, signals, added, term_records, depth_waits, *more):
         offsets.append(len(blob))
         blob += array.tobytes()
         blob += bytes(-len(blob) % 64)
@@ -420,6 +493,7 @@ def table(
         signals=signals.view(SIGNAL).ravel(),
         added=added,
         terms=term_records,
+        depth_waits=depth_waits.view(DEPTH_WAITS).ravel(),
         operands=tuple(parts.triples),
         matrices=tuple(parts.matrices),
         partials=partials,
@@ -441,9 +515,7 @@ def _place_terms(tiles: Rows, term_steps: int) -> None:
     tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
 
 
-def _split_all(
-    works: Sequence[Rows], cuts: Cuts, groups: int, cluster: int, depths: list[tuple[int, int, int, int]]
-) -> tuple[Rows, int]:
+def _split_all(works: Sequence[Rows], cuts: Cuts, groups: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
     """The tiles of all works, in their order, K of each cut as is said, and how many partials that leaves."""
     if cuts.works:
         runs = list(zip(works, cuts.works, strict=True))
@@ -463,7 +535,7 @@ def _split_all(
     return np.concatenate(out), partials
 
 
-def _split(rest: Rows, splits: int, cluster: int, depths: list[tuple[int, int, int, int]]) -> tuple[Rows, int]:
+def _split(rest: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
     """Cut K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
     splits = min(splits, MAX_SPLITS)
     out = []
@@ -481,12 +553,13 @@ def _split(rest: Rows, splits: int, cluster: int, depths: list[tuple[int, int, i
                 made[key].append((len(depths), high - low))
                 at, i = 0, key[0]
                 while at < high:
-                    left, right, blocks, size = depths[i]
-                    a, b = max(low, at), min(high, at + blocks)
+                    d = depths[i]
+                    a, b = max(low, at), min(high, at + d.blocks)
                     if a < b:
                         skipped = (a - at) * DEPTH
-                        depths.append((left + skipped, right + skipped, b - a, min((b - a) * DEPTH, size - skipped)))
-                    at, i = at + blocks, i + 1
+                        size = min((b - a) * DEPTH, d.size - skipped)
+                        depths.append(_Depth(d.left + skipped, d.right + skipped, b - a, size, d.waits))
+                    at, i = at + d.blocks, i + 1
         cuts.append(made[key])
     slots = []
     for cut in cuts:

@@ -132,7 +132,7 @@ class _Solver:
         first = gemms[0]
         dtype, out_dtype = (self.tensors[r.tensor].dtype for r in (first.left, first.out))
         turned = (first.left_transposed, first.right_transposed)
-        works = [self._work(g) for g in gemms]
+        works = [self._work(g, 1 + i) for i, g in enumerate(gemms)]
         fast = [w for w in works if w is not None]
         alike = all(
             (g.left_transposed, g.right_transposed, self.tensors[g.left.tensor].dtype, self.tensors[g.out.tensor].dtype)
@@ -153,19 +153,26 @@ class _Solver:
                 return f"it does not run on {arch}"
             return reason or refusal(fast, dtype, out_dtype, *turned)
 
-        not_sm90 = refused(arch == sm90.ARCH, sm90.refusal)
+        merged = [] if reason else tiles.in_registers(fast, turned)
+        not_sm90 = refused(arch == sm90.ARCH, lambda _, *types: sm90.refusal(merged, *types))
         taken = not_sm90 is None and asked.smem is None and asked.residency is None
+        rows = [g.out.axes[g.out.kept[0]].segments for g in gemms]
+        depth = first.left.shape[0 if first.left_transposed else 1]
+        phases: tuple[sm90.Phase, ...] = ()
+        if not_sm90 is None:
+            rows, depth = [w.out_rows for w in merged], tiles.depth_of(merged, turned)
+            if self.graph.stages[first.where.stage].streamed and (arrival := self._arrival(gemms)):
+                phases = sm90.phases(merged, depth, arrival)
         return GemmRequest(
             arch=arch,
             dtype=dtype,
             smem=asked.smem,
             residency=asked.residency,
             sms=asked.sms,
-            rows=tuple(s.size for g in gemms for s in g.out.axes[g.out.kept[0]].segments),
+            rows=tuple(s.size for segments in rows for s in segments),
             columns=tuple(s.size for s in first.out.axes[first.out.kept[1]].segments),
-            last=tuple(s.size for s in gemms[-1].out.axes[gemms[-1].out.kept[0]].segments),
-            arrival=self._arrival(gemms) if self.graph.stages[first.where.stage].streamed else 0.0,
-            depth=first.left.shape[0 if first.left_transposed else 1],
+            phases=phases,
+            depth=depth,
             right_transposed=first.right_transposed,
             terms=max(len(g.terms) for g in gemms),
             peers=out_dtype != "fp32" and any(g.out.rank != g.where.rank for g in gemms),
@@ -200,7 +207,8 @@ class _Solver:
                 times[op.where.rank, op.where.stage] += time
         return times
 
-    def _work(self, g: ir.Gemm) -> tiles.Work | None:
+    def _work(self, g: ir.Gemm, number: int) -> tiles.Work | None:
+        """A product; it waits for a flag of this number if it reads what comes from other ranks."""
         sides = []
         for r in (g.left, g.right, g.out, *g.terms):
             tensor = self.tensors[r.tensor]
@@ -212,4 +220,5 @@ class _Solver:
             sides.append(side)
         left, right, out, *others = sides
         terms = [tiles.Term(o, self.tensors[t.tensor].dtype) for o, t in zip(others, g.terms, strict=True)]
-        return tiles.Work.of(left, right, out, g.accumulate, terms=tuple(terms))
+        waits = any((g.where.rank, r.tensor) in self.arriving for r in g.reads)
+        return tiles.Work.of(left, right, out, g.accumulate, (number,) * waits, terms=tuple(terms))

@@ -139,8 +139,8 @@ def chosen(
     smem: int | None = None, not_sm90: str | None = None, not_sm80: str | None = None,
 ) -> catalogue.GemmConfig:  # fmt: skip
     request = catalogue.GemmRequest(
-        arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), last=(m,),
-        arrival=0, depth=k, right_transposed=False, terms=0, peers=False,
+        arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), phases=(), depth=k,
+            right_transposed=False, terms=0, peers=False,
         not_sm90=not_sm90, not_sm80=not_sm80,
     )  # fmt: skip
     config = catalogue.choose_gemm(request, limits)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -101,8 +103,63 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     # many small pieces: what they leave in memory has a limit, and the first ones are not cut before the last
     parts = sm90.cuts_of(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
     assert list(parts) == sorted(parts)
-    late = ([512], 92.0)
+    late = sm90.phases(works, 8192, 92.0)
     assert sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant == v
+
+
+def in_depth(
+    *sizes: int, waits: Sequence[tuple[int, ...]], signals: Sequence[tuple[int, ...]] = ()
+) -> list[tiles.Work]:
+    """A product as a work for each piece of K, each but the first added to what is there."""
+    m, n, k = 512, 512, sum(sizes)
+    a, b, c = (tiles.Matrix(i << 20, *shape, shape[1]) for i, shape in enumerate([(m, k), (k, n), (m, n)]))
+    rows, columns = (Interval(0, m),), (Interval(0, n),)
+    edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    pieces = [(Interval(low, high),) for low, high in pairwise(edges)]
+    return [
+        tiles.Work(a, b, c, rows, piece, piece, columns, rows, columns, i > 0, waits[i], signals[i] if signals else ())
+        for i, piece in enumerate(pieces)
+    ]
+
+
+def test_pieces_of_k_that_are_added_one_after_another_stay_in_registers() -> None:
+    turned = (False, False)
+    chain = in_depth(256, 128, 128, waits=[(8,), (16, 4), (24, 12)], signals=[(4,), (12,), (96,)])
+    (work,) = tiles.in_registers(chain, turned, {4, 12})
+    assert work.left_columns == work.right_rows == (Interval(0, 256), Interval(256, 384), Interval(384, 512))
+    assert (work.accumulate, work.waits, work.signals) == (False, (8,), (96,))
+    assert work.depth_waits == ((256, (16,)), (384, (24,)))
+    assert tiles.depth_of([work], turned) == 512
+    # somebody else waits for what lies between, there is another product between, a piece ends inside a step, or the
+    # first piece waits for nothing
+    assert tiles.in_registers(chain, turned, {4}) == [replace(work, left_columns=work.left_columns[:2],
+        right_rows=work.right_rows[:2], signals=(12,), depth_waits=((256, (16,)),)), chain[2]]  # fmt: skip
+    other = replace(chain[0], out=replace(chain[0].out, address=9 << 20), signals=())
+    assert tiles.in_registers([chain[0], other, chain[1]], turned, {4}) == [chain[0], other, chain[1]]
+    for apart in (in_depth(200, 312, waits=[(8,), (16,)]), in_depth(256, 256, waits=[(), (16,)])):
+        assert tiles.in_registers(apart, turned) == apart
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(1, 5), st.sampled_from(sm90.VARIANTS))
+def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits: int, variant: sm90.Variant) -> None:
+    works = in_depth(*(64 * n for n in sizes), waits=[(4096 + 64 * i,) for i in range(len(sizes))])
+    (work,) = tiles.in_registers(works, (False, False))
+    launch = sm90.build([work], variant, "bf16", "bf16", False, False, sms=132, stages=4, cuts=tiles.Cuts(tail=splits))
+    table = launch.table
+    assert_whole(table, work, False, False)
+    starts = np.cumsum([0, *sizes])
+    for t in table.tiles:
+        assert table.flags[t["wait_first"] : t["wait_first"] + t["wait_count"]].tolist() == [4096]
+        left, at = int(t["k_blocks"]), int(t["k_first"])
+        while left:
+            first, count = table.depth_waits[at]
+            piece = int(np.searchsorted(starts, int(table.depths["left"][at]) // 64, side="right")) - 1
+            assert table.flags[first : first + count].tolist() == ([4096 + 64 * piece] if piece else [])
+            left, at = left - int(table.depths["blocks"][at]), at + 1
+    data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
+    (pointer,) = struct.unpack_from("<Q", data, sm90.POINTERS_AT + 112)
+    assert pointer == (1 << 30) + table.offsets[6]
 
 
 def test_a_variant_fits_what_it_is_given() -> None:

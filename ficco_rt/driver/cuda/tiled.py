@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from ...kernels import sm80, sm90
+from ...kernels import sm80, sm90, tiles
 from ...machine.discover import DeviceFacts
 from ...plan.ir import Launch
 from ..gpu.matrices import product_of
@@ -33,6 +33,8 @@ def pack(
     smem = command.attributes.smem
     if command.kernel in _HOPPER:
         hopper = _HOPPER[command.kernel]
+        works = tiles.in_registers(works, turned, frozenset(lowers))
+        depth = tiles.depth_of(works, turned)
         if sm90.refusal(works, *types, *turned) is not None or not hopper.stores(types[1]):
             return None
         stages = hopper.stages(smem, turned[1])

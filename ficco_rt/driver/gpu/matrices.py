@@ -43,7 +43,7 @@ class Product:
     columns: list[int]  # of a work's
     depth: int  # K
     terms: bool  # some work has terms
-    constant: bool  # nothing in the plan writes the right operands
+    constant: tuple[bool, bool]  # nothing in the plan writes the left operands, the right ones
 
 
 def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Product | None:
@@ -53,6 +53,7 @@ def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Produ
         return None
     first = command.works[0]
     assert isinstance(first, GemmWork)
+    gemms = [w for w in command.works if isinstance(w, GemmWork)]
     return Product(
         works=works,
         types=(resolve(first.left).dtype, resolve(first.out).dtype),
@@ -61,5 +62,8 @@ def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Produ
         columns=[s.size for s in works[0].out_columns],
         depth=first.left.shape[0 if first.left_transposed else 1],
         terms=tiles.with_terms(works),
-        constant=not any(resolve(w.right).written for w in command.works if isinstance(w, GemmWork)),
+        constant=(
+            not any(resolve(w.left).written for w in gemms),
+            not any(resolve(w.right).written for w in gemms),
+        ),
     )

@@ -63,7 +63,7 @@ struct Sides {              // what else there is to know of operands
     u8* out;
     long long out_pitch;    // elements
     u64 stage_bytes;        // that its loads bring into a stage: the left box may have fewer rows than the tile
-    u64 constant;           // 1: nothing in the plan writes its right operand, which may be read at once
+    u64 constant;           // bits, 1 right, 2 left: nothing in the plan writes the operand, which may be read at once
 };
 
 struct alignas(64) Tile {
@@ -80,6 +80,7 @@ struct alignas(64) Tile {
 };
 
 struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
+struct DepthWait { int first, count; };            // Parameters.flags that must be up before such a piece is read
 
 struct Added {              // to a tile, beside the product
     int first, count;       // Parameters.terms
@@ -110,6 +111,7 @@ struct Parameters {
     const Term* terms;
     u32* ended;             // feeders that wait for nothing any more; zero before the first launch, left zero by each
     int lowered_first, lowered;   // flags that go down then
+    const DepthWait* depth_waits; // of each of `depths`; null: none waits
     TensorMap term_maps[4];
 };
 static_assert(sizeof(Parameters) == 3968, "what the host writes");
@@ -193,6 +195,12 @@ __device__ __forceinline__ u32 load_acquire_gpu(const u32* p) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
+}
+struct Pair { int x, y; };
+__device__ __forceinline__ Pair load_pair(const void* p) {   // as below
+    Pair q;
+    asm volatile("ld.global.nc.v2.s32 {%0, %1}, [%2];" : "=r"(q.x), "=r"(q.y) : "l"(p));
+    return q;
 }
 struct Quad { int x, y, z, w; };
 __device__ __forceinline__ Quad load_quad(const void* p) {   // of what no one writes; volatile: here, not where it is used
@@ -371,7 +379,7 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
     int stage = 0;   // this and what else changes in the loop over steps are the first lane's
     u32 phase = 0;
     int waited = -1;
-    bool begun = false;
+    bool begun = false;   // what the launch before this one has written may be read
     // entries are read a tile ahead: their way from memory is longer than the ring is deep
     Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count
     int index = blockIdx.x;
@@ -391,7 +399,9 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
     while (index < p.tile_count) {
         const Operands* o = p.operands + wait.x;
         const Sides* side = p.sides + wait.x;
-        if (!RIGHT || !side->constant) {
+        const bool constant = side->constant & (RIGHT ? 1 : 2);
+        // NOTE where a left operand is constant the tile waits all the same, for who still reads where it is stored
+        if (!constant || (!RIGHT && wait.w > 0)) {
             const bool waits = wait.w > 0 && wait.z != waited;
             if (!begun) wait_launch_before();
             if (waits) {
@@ -405,6 +415,7 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
         }
         const int left_row = place.x, right_col = place.y, blocks = more.w;
         int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z;
+        bool looks = p.depth_waits && !constant;   // whether flags are to be looked for before the next step
 #if TERMS
         Steps steps(added.y, added.z, added.w);
         int record = added.x;
@@ -426,6 +437,15 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
                 left_k = d.x;
                 right_k = d.y;
                 remain = d.z;
+                looks = p.depth_waits && !constant;
+            }
+            if (looks) {
+                const Pair w = load_pair(p.depth_waits + piece);
+                if (w.y > 0) {
+                    wait_flags(p, w.x, w.y, 0, 1);
+                    fence_async_proxy();
+                }
+                looks = false;
             }
             if (another && b == min(4, blocks - 1)) {
                 depth = load_quad(p.depths + more.z);
@@ -453,9 +473,11 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
             }
 #if TERMS
             for (; steps.due(b); steps.advance()) {
-                if (!RIGHT && flags.y > 0 && flags.x != terms_waited) {
+                if (!RIGHT && (!begun || (flags.y > 0 && flags.x != terms_waited))) {
+                    wait_launch_before();
                     wait_flags(p, flags.x, flags.y, 0, 1);
                     fence_async_proxy();
+                    begun = true;
                     terms_waited = flags.x;
                 }
                 barrier_wait(empty + 8 * stage, phase ^ 1);   // NOTE by both: barriers tell even turns from odd ones only
@@ -878,6 +900,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         const Tile t = {place.x, place.y, place.z, place.w, size.x, size.y, size.z, size.w,
                         rest.x,  rest.y,  rest.z,  rest.w,  end.x,  end.y,  end.z,  end.w};
         u32 lanes = ~0u;
+        if (index == blockIdx.x) wait_launch_before();   // NOTE it may still read or write what is written from here on
         if (t.splits > 1) {
             const int high = t.rows - group * 64 * BLOCKS_M - (warp & 3) * 16;
             if (high > 0) lanes = add_splits(p, t, d, warp, high);

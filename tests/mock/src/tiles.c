@@ -12,6 +12,7 @@ typedef struct {
     int wait_first, wait_count, signal, splits, split, slot;
 } Tile;
 typedef struct { int left, right, blocks, size; } Depth;      // size: elements, of which tensor maps know themselves
+typedef struct { int first, count; } DepthWait;
 typedef struct { uint32_t target, flag_first, flag_count, unused; } Signal;
 typedef struct { int first, count, at, gap, wait_first, wait_count, unused[2]; } Added;
 typedef struct { int matrix, row, column, unused; } Term;
@@ -30,7 +31,8 @@ typedef struct { TensorMap left; unsigned char rest1[128 - sizeof(TensorMap)]; T
 typedef struct { uint64_t out; int64_t out_pitch; uint64_t unused[2]; } Side;
 typedef struct { TensorMap map; unsigned char rest[128 - sizeof(TensorMap)]; } TermMap;
 typedef struct { Mapped operands[8]; Side sides[8]; Table table; int tile_count, stages; const Added *added; const Term *terms;
-                 uint32_t *ended; int lowered_first, lowered; uint64_t unused[2]; TermMap maps[4]; } MappedParameters;
+                 uint32_t *ended; int lowered_first, lowered; const DepthWait *depth_waits; uint64_t unused; TermMap maps[4];
+               } MappedParameters;
 typedef struct { uint64_t left, right, out; int64_t left_line, right_line, out_line; uint64_t unused[2]; } Lined;
 typedef struct { uint64_t address, line, item, unused; } LinedTerm;
 typedef struct { Table table; const Lined *operands; int tile_count, stages; const Added *added; const Term *terms;
@@ -47,6 +49,7 @@ typedef struct {
     const Side *sides;
     const Lined *lined;
     const Added *added;              // null where no work has terms
+    const DepthWait *depth_waits;    // null where no piece of K waits
     const Term *terms;
     const TermMap *maps;             // or
     const LinedTerm *matrices;
@@ -90,7 +93,7 @@ static int open_mapped(Launch *l) {
     State *s = l->state;
     const MappedParameters *p = (const MappedParameters *)l->arguments;
     s->table = &p->table, s->mapped = p->operands, s->sides = p->sides, s->tile_count = p->tile_count;
-    s->added = p->added, s->terms = p->terms, s->maps = p->maps;
+    s->added = p->added, s->terms = p->terms, s->maps = p->maps, s->depth_waits = p->depth_waits;
     return open_checked(l);
 }
 static int open_lined(Launch *l, int lanes) {
@@ -131,6 +134,8 @@ static bool up(const Launch *l, int first, int count) {
 static bool ready(Launch *l, int tile) {
     const State *s = l->state;
     const Tile *t = s->table->tiles + tile;
+    for (int i = t->k_first, steps = 0; s->depth_waits && steps < t->k_blocks; steps += s->table->depths[i++].blocks)
+        if (!up(l, s->depth_waits[i].first, s->depth_waits[i].count)) return false;
     return up(l, t->wait_first, t->wait_count)
            && (!s->added || up(l, s->added[tile].wait_first, s->added[tile].wait_count));
 }
