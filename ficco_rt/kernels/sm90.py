@@ -51,6 +51,7 @@ class Variant:
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
     paced: bool = False  # for outputs on peers: a buffer for each of a warp's boxes, which leave among the next steps
+    pingpong: bool = False  # consumers take a block's tiles by turns: while one stores, the other multiplies
     producer_registers: int = 56
     consumer_registers: int = 224
 
@@ -60,8 +61,8 @@ class Variant:
 
     @property
     def warps(self) -> int:
-        """Those that store."""
-        return 4 * self.consumers
+        """Those that store a tile."""
+        return 4 if self.pingpong else 4 * self.consumers
 
     @property
     def registers(self) -> int:
@@ -78,9 +79,14 @@ class Variant:
 
     @property
     def term_steps(self) -> int:
-        """Stages that the tile's rows of a term take; one of two holds those of a consumer."""
+        """Stages that the tile's rows of a term take; one of two holds those of a consumer, or of a 64-row block."""
         rows, columns = self.tile
         return 1 if rows * -(-columns // 64) <= rows + columns else self.consumers
+
+    @property
+    def staging_bytes(self) -> int:
+        """Buffers of all storing warps."""
+        return 4 * self.consumers * self.staging * CHUNK_BYTES
 
     def stores(self, out_dtype: str) -> bool:
         """Whether it is made for outputs of this type: of fp32 a tile's boxes take too many buffers."""
@@ -88,11 +94,11 @@ class Variant:
 
     def smem(self, stages: int, right_transposed: bool) -> int:
         """Dynamic shared memory of a block."""
-        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.warps * self.staging * CHUNK_BYTES
+        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.staging_bytes
 
     def stages(self, budget: int, right_transposed: bool) -> int:
         """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
-        left = budget - ALIGN_BYTES - self.warps * self.staging * CHUNK_BYTES
+        left = budget - ALIGN_BYTES - self.staging_bytes
         return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
 
 
@@ -120,6 +126,11 @@ VARIANTS += tuple(
     replace(v, name=f"{v.name}_paced", staging=v.blocks_m * -(-v.tile[1] // 64), paced=True)
     for v in VARIANTS
     if v.tile in ((128, 256), (128, 128), (64, 128))
+)
+
+VARIANTS += (
+    replace(_variant(128, 160, 1, 2, 2, 1), name="sm90_gemm_128x160_c2_pp", blocks_m=2, pingpong=True),
+    replace(_variant(128, 128, 1, 2, 2), name="sm90_gemm_128x128_c2_pp", blocks_m=2, pingpong=True),
 )
 
 
@@ -154,6 +165,7 @@ def options(
         "CLUSTER": variant.cluster,
         "STAGING": variant.staging,
         "PACED": int(variant.paced),
+        "PINGPONG": int(variant.pingpong),
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,
     }

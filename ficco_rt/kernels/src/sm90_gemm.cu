@@ -10,6 +10,8 @@
 //   TILE_N                     columns of a block's tile, a multiple of 16 up to 256
 //   BLOCKS_M                   64-row blocks that a consumer makes; the tile has 64 · BLOCKS_M · CONSUMERS rows
 //   CONSUMERS                  consumer warp groups, 1 or 2
+//   PINGPONG                   1: the two consumers take the block's tiles by turns, of 64 · BLOCKS_M rows: while one
+//                              stores, the other multiplies
 //   CLUSTER                    1, or 2 blocks whose tiles share the right operand: each loads half of it for both
 //   HALF                       1: fp16, 0: bf16
 //   OUT_FP32                   1: the output is fp32, 0: as the operands
@@ -29,9 +31,10 @@ typedef unsigned long long u64;
 typedef unsigned short u16;
 
 constexpr int TILE_K = 64;                 // 128 bytes: one swizzle row
-constexpr int TILE_M = 64 * BLOCKS_M * CONSUMERS;
+constexpr int GROUPS = PINGPONG ? 1 : CONSUMERS;   // that make a tile
+constexpr int TILE_M = 64 * BLOCKS_M * GROUPS;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
-constexpr int WARPS = 4 * CONSUMERS;       // that store
+constexpr int WARPS = 4 * GROUPS;          // that store a tile
 constexpr int ATOM = 64 * 128;             // bytes of 64 swizzle rows
 constexpr int LEFT_BYTES = TILE_M * TILE_K * 2;
 constexpr int RIGHT_ATOMS = (TILE_N + 63) / 64;
@@ -43,7 +46,8 @@ constexpr int ACC = TILE_N / 2;            // accumulators of a thread for each 
 constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;   // 128 bytes of a row of the output
 constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 
-// A step of the pipeline holds rows of a term in place of operands: those of the whole tile, or of one consumer.
+// A step of the pipeline holds rows of a term in place of operands: those of the whole tile, or of one consumer; or, if
+// they take tiles by turns, of a 64-row block.
 constexpr int TERM_ATOMS = (TILE_N + 63) / 64;
 constexpr int TERM_STEPS = TILE_M * TERM_ATOMS <= TILE_M + TILE_N ? 1 : CONSUMERS;   // that a term takes
 constexpr int TERM_ROWS = TILE_M / TERM_STEPS;
@@ -53,6 +57,7 @@ static_assert(TILE_N % 16 == 0 && TILE_N <= 256, "wgmma shapes");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!PACED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(!TERMS || TERM_BYTES <= STAGE_BYTES, "a term's step fits a stage");
+static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !PACED), "two groups by turns, 128 rows each");
 static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's share of the right tile is whole atoms");
 
 struct alignas(64) TensorMap { u8 opaque[128]; };
@@ -655,21 +660,19 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
 }
 
 #if TERMS
-// A group's rows of a term, in a stage from `rows` on, to its sums: 16 of them a warp and block.
-__device__ __forceinline__ void add_term(float (&d)[BLOCKS_M][ACC], u32 rows) {
+// 64 rows of a term, the m-th of those in a stage from `rows` on, to a group's sums: 16 of them a warp.
+__device__ __forceinline__ void add_term(float (&d)[ACC], u32 rows, int m) {
     const u32 lane = threadIdx.x & 31, r = lane & 15, warp = threadIdx.x >> 5 & 3;
 #pragma unroll
-    for (int m = 0; m < BLOCKS_M; ++m)
+    for (int j = 0; j < ACC / 4; j += 2) {   // as stmatrix puts them in store_rows
+        const u32 unit = j % 8 + (lane >> 4);
+        const u32 at = rows + j / 8 * TERM_ROWS * 128 + (m * 64 + warp * 16 + r) * 128 + ((unit ^ (r & 7)) << 4);
+        u32 v[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
 #pragma unroll
-        for (int j = 0; j < ACC / 4; j += 2) {   // as stmatrix puts them in store_rows
-            const u32 unit = j % 8 + (lane >> 4);
-            const u32 at = rows + j / 8 * TERM_ROWS * 128 + (m * 64 + warp * 16 + r) * 128 + ((unit ^ (r & 7)) << 4);
-            u32 v[4];
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at) : "memory");
-#pragma unroll
-            for (int i = 0; i < 4; ++i) add_packed(d[m][4 * j + 2 * i], d[m][4 * j + 2 * i + 1], v[i]);
-        }
+        for (int i = 0; i < 4; ++i) add_packed(d[4 * j + 2 * i], d[4 * j + 2 * i + 1], v[i]);
+    }
 }
 #endif
 
@@ -783,27 +786,73 @@ __device__ __forceinline__ u32 add_splits(const Parameters& p, const Tile& t, fl
     return __ballot_sync(~0u, whole);
 }
 
+#if PINGPONG
+// Steps of the ring that a tile takes.
+__device__ __forceinline__ int steps_of(const Parameters& p, int index) {
+    if (index >= p.tile_count) return 0;
+#if TERMS
+    return __ldg(&p.tiles[index].k_blocks) + __ldg(&p.added[index].count) * TERM_STEPS;
+#else
+    return __ldg(&p.tiles[index].k_blocks);
+#endif
+}
+
+// So many steps on in the ring.
+__device__ __forceinline__ void pass(int& stage, u32& phase, int steps, int stages) {
+    stage += steps;
+    phase ^= stage / stages & 1;
+    stage %= stages;
+}
+
+// NOTE A group looks at the ring only when the other one has seen the last step of the tile before it come: barriers tell
+// even turns from odd ones, and a full barrier that is a turn behind would look like one that is done. By then all
+// steps before the group's own have come, one by one (each group sees all of its own, in order); so a full barrier is at
+// most the group's own turn behind, and never ahead of it: its stage is filled again only when the group gives it back.
+//
+// Nobody waits for ever: a tile's turn comes with the last load of the tile before, which waits for stages of earlier
+// tiles, given back at the end of each one's loop, and for flags, never for a tile's stores but through a signal; and a
+// signal is counted right behind its tile's stores, by a group that waits for no turn and no load meanwhile. Tile i + 1
+// of a block is waited for exactly where there is one and said exactly then, once each, and one group cannot say it
+// twice: between the two it has waited for a turn of its own. Blocks of a cluster make as many tiles, of as many steps
+// each (kernels/tiles.py), so that the groups that give a stage back are those that read it, one of each block.
+__device__ __forceinline__ void wait_turn(int group) { asm volatile("bar.sync %0, 256;" ::"r"(3 + group) : "memory"); }
+__device__ __forceinline__ void give_turn(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(4 - group) : "memory"); }
+#endif
+
 __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 staging, u32 full, u32 empty) {
-    const int thread = threadIdx.x - 128, group = thread >> 7, warp = thread >> 5, lane = thread & 31;
+    const int thread = threadIdx.x - 128, lane = thread & 31, self = thread >> 7;
+    const int group = PINGPONG ? 0 : self, warp = PINGPONG ? thread >> 5 & 3 : thread >> 5;   // of those that make a tile
     int stage = 0;
     u32 phase = 0, turn = 0;
-    staging += warp * STAGING * CHUNK_BYTES;
+    staging += (thread >> 5) * STAGING * CHUNK_BYTES;
     // where this group's rows start in a stage
     const u32 left_base = ring + group * BLOCKS_M * ATOM;
     constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
-    int blocks = blockIdx.x < p.tile_count ? __ldg(&p.tiles[blockIdx.x].k_blocks) : 0;
+    const u32 start = blockIdx.x + (PINGPONG ? self * gridDim.x : 0), stride = (PINGPONG ? 2 : 1) * gridDim.x;
+    int blocks = start < p.tile_count ? __ldg(&p.tiles[start].k_blocks) : 0;
+#if PINGPONG
+    if (self > 0) pass(stage, phase, steps_of(p, blockIdx.x), p.stages);
+#endif
 #if PACED
     Boxes boxes = {};
 #endif
     int pending = -1;   // the signal of a stored tile that is not counted yet: its stores end behind the next tile's loads
-    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+    for (int index = start; index < p.tile_count; index += stride) {
         float d[BLOCKS_M][ACC];
-        const int next = index + gridDim.x;
-        // asked for now, needed after the loop
+        const int next = index + stride;
+        // asked for now, needed after the loop; by turns while its last step is multiplied, for registers are few
         const Tile* entry = p.tiles + index;
-        const Quad place = load_quad(entry), size = load_quad(&entry->rows);
-        const Quad rest = load_quad(&entry->operands), end = load_quad(&entry->signal);
-        const int next_blocks = next < p.tile_count ? __ldg(&p.tiles[next].k_blocks) : 0;
+        Quad place, size, rest, end;
+        auto ask = [&] {
+            place = load_quad(entry), size = load_quad(&entry->rows);
+            rest = load_quad(&entry->operands), end = load_quad(&entry->signal);
+        };
+        if (!PINGPONG) ask();
+        const int next_blocks = !PINGPONG && next < p.tile_count ? __ldg(&p.tiles[next].k_blocks) : 0;
+#if PINGPONG
+        const int others = steps_of(p, index + gridDim.x);   // of the other group's tile; 0: there is none
+        if (index >= gridDim.x) wait_turn(self);
+#endif
         int next_waits = next >= p.tile_count;   // blocks of a cluster load for each other: any of their tiles counts
 #pragma unroll
         for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
@@ -850,7 +899,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                 send_at += pace;
             }
 #endif
-            if (b == count_at && pending >= 0) {
+            if (!PINGPONG && b == count_at && pending >= 0) {
 #if PACED
                 boxes.send_all(staging);
 #endif
@@ -858,14 +907,16 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
                 __syncwarp();
                 pending = -1;
             }
-#if TERMS
+#if TERMS && !PINGPONG
             for (; steps.due(b); steps.advance()) {
                 if (TERM_STEPS == 1 || steps.part() == group) {
                     wgmma_wait<0>();
                     if (before >= 0 && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
                     before = -1;
                     barrier_wait(full + 8 * stage, phase);
-                    add_term(d, ring + stage * STAGE_BYTES + (TERM_STEPS == 1 ? group * BLOCKS_M * ATOM : 0));
+                    const u32 rows = ring + stage * STAGE_BYTES + (TERM_STEPS == 1 ? group * BLOCKS_M * ATOM : 0);
+#pragma unroll
+                    for (int m = 0; m < BLOCKS_M; ++m) add_term(d[m], rows, m);
                 } else {
                     if (steps.gap == 0 || p.stages == 2) {   // NOTE the next step of K may come to the stage that is kept
                         wgmma_wait<0>();
@@ -885,13 +936,48 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
             }
 #endif
         }
+#if PINGPONG && TERMS
+        int ahead = min(steps.left, p.stages / 2);   // steps, the last ones, that are seen to have come before they are added
+        if (ahead == 0 && others > 0) give_turn(self);
+#elif PINGPONG
+        if (others > 0) give_turn(self);   // the last step is still being multiplied
+#endif
+        if (PINGPONG && !TERMS) ask();
         wgmma_wait<0>();
         if ((!TERMS || before >= 0) && (thread & 127) < CLUSTER) barrier_arrive(empty + 8 * before, thread & 127);
+#if PINGPONG && TERMS
+        while (steps.left > 0) {
+#pragma unroll
+            for (int part = TERM_STEPS - 1; part >= 0; --part, --steps.left) {   // as Steps::part counts them
+                barrier_wait(full + 8 * stage, phase);
+                if (steps.left == ahead) {
+                    int last = stage;
+                    u32 then = phase;
+#pragma unroll 1
+                    for (int i = 1; i < ahead; ++i) {
+                        pass(last, then, 1, p.stages);
+                        barrier_wait(full + 8 * last, then);
+                    }
+                    if (others > 0) give_turn(self);
+                }
+                const u32 rows = ring + stage * STAGE_BYTES;
+#pragma unroll
+                for (int m = 0; m < BLOCKS_M / TERM_STEPS; ++m) add_term(d[part + m], rows, m);
+                asm volatile("bar.sync %0, 128;" ::"r"(1 + self) : "memory");   // all warps of the group have read it
+                if ((thread & 127) < CLUSTER) barrier_arrive(empty + 8 * stage, thread & 127);
+                pass(stage, phase, 1, p.stages);
+            }
+        }
+        ask();
+#endif
+#if PINGPONG
+        pass(stage, phase, others, p.stages);
+#endif
         blocks = next_blocks;
 #if PACED
         boxes.send_all(staging);
 #endif
-        if (pending >= 0) {   // too few steps to do it among them
+        if (!PINGPONG && pending >= 0) {   // too few steps to do it among them
             if (lane == 0) stored(p, pending);
             __syncwarp();
             pending = -1;
@@ -928,8 +1014,9 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         }
         __syncwarp();   // all lanes' stores, before lane 0 counts them
         pending = t.signal;
-        // NOTE a tile that waits may wait for this very signal: then it must not stay behind
-        if (pending >= 0 && next_waits > 0) {
+        // NOTE a tile that waits may wait for this very signal: then it must not stay behind. By turns, none is: the other
+        // group multiplies meanwhile, and its tile comes next
+        if (pending >= 0 && (PINGPONG || next_waits > 0)) {
 #if PACED
             boxes.send_all(staging);
 #endif
@@ -937,6 +1024,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
             __syncwarp();
             pending = -1;
         }
+        if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.tiles[next].k_blocks);   // a register less until here
     }
 #if PACED
     boxes.send_all(staging);
@@ -961,7 +1049,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
     if (threadIdx.x == 0) {
         for (int i = 0; i < p.stages; ++i) {
             barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, CONSUMERS * CLUSTER);
+            barrier_init(empty + 8 * i, GROUPS * CLUSTER);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
