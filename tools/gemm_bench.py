@@ -6,6 +6,7 @@
     python tools/gemm_bench.py --kernel sm80    # the kernel for tensor cores since Ampere
     python tools/gemm_bench.py --beside old.cu  # another version of the source, timed in turn with this one
     python tools/gemm_bench.py --pieces 4       # a product in one launch of four works, that come one after another
+    python tools/gemm_bench.py --pieces 4 --variants 128x160_c2,256x160   # of these variants alone
 
 Needs one GPU, PyTorch and cuda-bindings; for the Hopper kernel a Hopper GPU. Inputs are fresh normal numbers and
 rotate through more memory than L2 holds; each side is captured as a graph and replayed in turn with the other;
@@ -27,6 +28,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -146,6 +148,10 @@ class Launch:
 
 def matrix(t: torch.Tensor) -> tiles.Matrix:
     return tiles.Matrix(t.data_ptr(), t.shape[0], t.shape[1], t.stride(0))
+
+
+def operand(t: torch.Tensor) -> tiles.Operand:
+    return tiles.Operand(matrix(t), whole(t.shape[0]), whole(t.shape[1]))
 
 
 def whole(n: int) -> tuple[Interval, ...]:
@@ -389,6 +395,52 @@ def impatient(folder: Path) -> Path:
     return source
 
 
+def check_chain(rng: random.Random, key: tuple[Any, ...], source: Path | None) -> str | None:
+    """Products of one launch each of which multiplies what the one before it made, waiting for the flag that this one
+    raises. What is wrong, or None."""
+    v, dtype, _, _, right_t, _ = key
+    m, n, links = rng.randint(1, 600), rng.randint(1, 10) * 64, rng.randint(2, 5)
+    t = TORCH[dtype]
+    chain = [torch.full((m, n), math.nan, device="cuda", dtype=t) for _ in range(links + 1)]
+    chain[0][:] = torch.randn(m, n, device="cuda").to(t)
+    right = (torch.randn(n, n, device="cuda") / math.sqrt(n)).to(t)
+    right_store = right.T.contiguous() if right_t else right
+    flags = torch.zeros(links, dtype=torch.int32, device="cuda")
+    flag = [flags.data_ptr() + 4 * i for i in range(links)]
+    works = [
+        tiles.Work.of(operand(a), operand(right_store), operand(b), False, (flag[i - 1],) if i else (), (flag[i],))
+        for i, (a, b) in enumerate(pairwise(chain))
+    ]
+    stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
+    splits, count = rng.choice((1, 1, 2)), rng.choice((sms(), 16, 4))
+    made = build(works, v, *key[1:5], count=count, stages=stages, splits=splits)
+    launch = Launch(made, *key[1:], source=source)
+    what = f"{sm90.entry(*key)} chain of {links} m={m} n={n} stages={stages} splits={splits} sms={count}"
+    for turn in range(2):
+        for out in chain[1:]:
+            out.fill_(math.nan)
+        flags[:] = 0
+        torch.cuda.synchronize()
+        launch()
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as e:  # nothing works after it
+            raise SystemExit(f"check: {what}: turn {turn}: {e}") from e
+        for i, (a, b) in enumerate(pairwise(chain)):
+            expect = a.double() @ right.double()
+            error = float((b.double() - expect).norm() / expect.norm())
+            if not error < 3e-3:
+                return f"{what}: turn {turn}: link {i}: relative error {error:.2e}"
+        if not flags.all() or launch.scratch[: made.table.counter_bytes].any():
+            return f"{what}: turn {turn}: flags {flags.tolist()}, or counters are not zero"
+    return None
+
+
+def named(v: Variant, only: str) -> bool:
+    """Whether any of the parts of names that were asked for is in the variant's."""
+    return any(part in v.name for part in only.split(","))
+
+
 def exists(v: Variant, dtype: str, out_dtype: str, left_t: bool, right_t: bool, terms: bool) -> bool:
     """Whether there is such a kernel: the Hopper one's terms and output are of the operands' type."""
     return isinstance(v, sm80.Variant) or (v.stores(out_dtype) and not (terms and dtype != out_dtype))
@@ -402,18 +454,21 @@ def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path
         for v in variants for lt in lefts for rt in (False, True) for terms in (False, True)
     ]  # fmt: skip
     others = (("fp16", "fp16", False, True), ("bf16", "fp32", False, False), ("fp16", "fp32", False, True))
-    for v in dict.fromkeys((variants[0], variants[3], min(variants, key=lambda v: v.tile), variants[-1])):
+    # the last of each kind, too
+    kinds = {(v.paced, v.pingpong, v.staging) if isinstance(v, sm90.Variant) else (): v for v in variants}
+    for v in dict.fromkeys((variants[0], variants[3], min(variants, key=lambda v: v.tile), *kinds.values())):
         keys += [(v, *other, terms) for other in others for terms in (False, True)]
-    keys = [key for key in keys if only in sm90.entry(*key) and exists(*key)]
+    keys = [key for key in keys if any(part in sm90.entry(*key) for part in only.split(",")) and exists(*key)]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda key: compiled(source, *key), keys))
     rng, failures = random.Random(seed), []
     torch.manual_seed(seed)
     for key in keys:
         for _ in range(cases):
-            failure = check_case(rng, key, most, source)
-            if failure:
-                failures.append(failure)
+            found = [check_case(rng, key, most, source)]
+            if key[1] == key[2] and not key[3] and not key[5]:
+                found.append(check_chain(rng, key, source))
+            failures += [failure for failure in found if failure]
     print(f"check: {len(keys)} kernels × {cases} random cases, seed {seed}: {len(failures)} failed", flush=True)
     for failure in failures[:12]:
         print("  " + failure)
@@ -521,12 +576,17 @@ def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, be
     return bad
 
 
-def candidates(kernel: str, m: int, n: int, k: int) -> list[Choice]:
+def candidates(kernel: str, m: int, n: int, k: int, only: str) -> list[Choice]:
     """Variants and splits worth a try."""
     found = []
     variants: tuple[Variant, ...] = sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
     for v in variants:
-        if (m > 64 and v.tile[0] == 64) or (m <= 64 and v.tile[0] > 64) or (m > 256 and v.tile[1] < 128):
+        if (
+            not named(v, only)
+            or (m > 64 and v.tile[0] == 64)
+            or (m <= 64 and v.tile[0] > 64)
+            or (m > 256 and v.tile[1] < 128)
+        ):
             continue
         for residency in range(1, v.residency + 1) if isinstance(v, sm80.Variant) else (1,):
             cluster = v.cluster if isinstance(v, sm90.Variant) else 1
@@ -537,7 +597,9 @@ def candidates(kernel: str, m: int, n: int, k: int) -> list[Choice]:
     return found
 
 
-def explore(kernel: str, shapes: dict[str, Any], groups: list[str], bands: list[int], out: Path | None) -> None:
+def explore(
+    kernel: str, shapes: dict[str, Any], groups: list[str], bands: list[int], only: str, out: Path | None
+) -> None:
     """Every variant and split beside cuBLAS; the best five of each shape."""
     found = []
     for group in groups:
@@ -546,7 +608,7 @@ def explore(kernel: str, shapes: dict[str, Any], groups: list[str], bands: list[
                 m, n, k = shape["m"], shape["n"], shape["k"]
                 data = sets(m, n, k, right_t)
                 tries, names = [], []
-                for choice in candidates(kernel, m, n, k):
+                for choice in candidates(kernel, m, n, k, only):
                     for band in bands if m > 256 else [0]:
                         tries.append([plain(a, b, c, right_t, choice, band or None) for a, b, c in data])
                         names.append(f"{choice}" + (f"/band{band}" if band else ""))
@@ -611,7 +673,7 @@ class Arrivals:
         return float(a.elapsed_time(b)) * 1e3
 
 
-def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, beside: Path | None) -> int:
+def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, only: str, beside: Path | None) -> int:
     """A product whose rows come in equal pieces, in one launch, by every variant and cut; beside cuBLAS's whole one."""
     bad = 0
     comes = Arrivals(count, every)
@@ -627,7 +689,7 @@ def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, bes
             tiles_of = math.ceil(cut[0].size / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
             most = max(1, min(16, sms() // v.cluster // tiles_of, k // 256))
             for splits in sorted({1, most}):
-                if m > 256 and v.cluster == 1:
+                if not named(v, only) or (m > 256 and v.cluster == 1):
                     continue
                 launches: list[list[Launch]] = []
                 for source in (None, beside) if beside else (None,):
@@ -679,7 +741,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
     parser.add_argument("--most", type=int, default=700, help="the greatest M, N and K of a random case, from 128")
-    parser.add_argument("--variants", default="", help="a part of the names of the kernels that are checked")
+    parser.add_argument(
+        "--variants", default="", help="only what has one of these parts, with commas between, in its name"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--impatient", action="store_true", help="check the Hopper kernel with parts that do not wait")
     parser.add_argument("--check-only", action="store_true")
@@ -715,9 +779,11 @@ def main() -> int:
         shapes = {g: shapes[g] if g == args.group else [] for g in ("large", "decode")}
     if args.pieces:
         m, n, k = args.size
-        return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.beside) else 0
+        return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.variants, args.beside) else 0
     if args.explore:
-        explore(args.kernel, shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.json)
+        explore(
+            args.kernel, shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.variants, args.json
+        )
         return 0
     return 4 if bench(args.kernel, shapes, args.rounds, args.json, args.beside) else 0
 

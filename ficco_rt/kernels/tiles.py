@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..region import Interval, Region
 
-TERM_GAP = 4  # steps of K from a term's step to the next, at most
+TERM_GAP = 4  # steps of K from a term's step to the next, at most, where another consumer multiplies meanwhile
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
 DEPTH = 64  # elements of K in a step of the pipeline: 128 bytes, one row of shared memory
 
@@ -451,6 +451,7 @@ def table(
     shared: bool = False,
     band: int | None = None,
     term_steps: int = 0,
+    term_gap: int = TERM_GAP,
     lowers: Sequence[int] = (),
     more: Sequence[Rows] = (),
 ) -> Table:
@@ -459,6 +460,7 @@ def table(
     shared: all parts of a tile whose K is cut store a share of it, and count for signals; otherwise one of them does.
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
     term_steps: steps of the pipeline that a term takes; 0: it is added where the tile is stored.
+    term_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
     lowers: addresses of flags that the launch takes down when nothing of it waits any more.
     more: arrays that go behind the table's own in `constants`.
     """
@@ -466,7 +468,7 @@ def table(
     turned = (left_transposed, right_transposed)
     whole = [parts.add(w, tile, turned, groups, cluster, band) for w in works]
     tiles, partials = _split_all(whole, cuts, groups, cluster, parts.depths)
-    _place_terms(tiles, term_steps)
+    _place_terms(tiles, term_steps, term_gap)
     numbers = tiles.view(np.int32).reshape(len(tiles), -1)
     width = len(TILE.names or ())
     tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
@@ -503,7 +505,7 @@ def table(
     )
 
 
-def _place_terms(tiles: Rows, term_steps: int) -> None:
+def _place_terms(tiles: Rows, term_steps: int, gap: int) -> None:
     """Terms that take steps of a pipeline belong to the first of a tile's splits. Their steps stand late, for they come
     late, and apart, for memory is slower than the multiplication."""
     if not term_steps:
@@ -511,7 +513,7 @@ def _place_terms(tiles: Rows, term_steps: int) -> None:
     for name in ("count", "term_wait_count"):
         tiles[name][tiles["split"] > 0] = 0
     steps = tiles["count"] * term_steps
-    tiles["gap"] = np.minimum(TERM_GAP, tiles["k_blocks"] // (steps + 1))
+    tiles["gap"] = np.minimum(gap, tiles["k_blocks"] // (steps + 1))
     tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
 
 

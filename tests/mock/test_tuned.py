@@ -57,7 +57,7 @@ def test_every_schedule(request: pytest.FixtureRequest, name: str, driver: str, 
     right(library, plan)
 
 
-@pytest.mark.parametrize("variant", ["sm90_gemm_128x128_c2", "sm90_gemm_128x160_c2"])
+@pytest.mark.parametrize("variant", ["sm90_gemm_128x128_c2", "sm90_gemm_128x160_c2", "sm90_gemm_128x160_c2_pp"])
 @pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed"])
 def test_other_tiles_in_clusters(cuda: StandIn, name: str, variant: str) -> None:
     """Such work is large; smaller work is done just as rightly."""

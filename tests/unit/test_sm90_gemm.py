@@ -67,6 +67,7 @@ def test_tiles_make_every_element_once_from_the_right_operands(
         last = at + gap * np.maximum(0, count * variant.term_steps - 1)
         assert ((at >= 1) & (last <= table.tiles["k_blocks"])).all()
         assert ((gap > 0) | (at == table.tiles["k_blocks"])).all()
+        assert not (variant.pingpong and gap.any())  # nothing is multiplied meanwhile but the next tile
         for values in (at, gap, count):
             assert (values.reshape(-1, variant.cluster) == values.reshape(-1, variant.cluster)[:, :1]).all()
     # neighbours of a cluster read the same columns and the same depth, and no cluster is half there
@@ -175,6 +176,20 @@ def test_a_variant_fits_what_it_is_given() -> None:
     assert chosen(sms=1).cluster == 1
     with pytest.raises(ValueError, match="no variant fits 30000 bytes"):
         chosen(30000)
+
+
+def test_consumers_that_take_turns_are_taken_when_asked_for() -> None:
+    shape = ([16384], [4096], 1024, 132, False)  # little K: a tile's end is much of it
+    plain, by_turns = sm90.choose(*shape), sm90.choose(*shape, pingpong=True)
+    assert not plain.variant.pingpong
+    assert by_turns.variant.pingpong
+    assert by_turns.estimate < plain.estimate
+    for name in ("sm90_gemm_128x160_c2", "sm90_gemm_128x128_c2"):
+        alone, turns = sm90.variant(name), sm90.variant(f"{name}_pp")
+        assert turns.tile == alone.tile
+        assert turns.stages(231424, False) >= alone.stages(231424, False)
+        for works in (in_pieces(512, 512, 512, 512), in_pieces(512)):
+            assert sm90.cuts_of(turns, works, [2560], 8192, 132) == sm90.cuts_of(alone, works, [2560], 8192, 132)
 
 
 def test_parts_of_works_lie_apart() -> None:

@@ -485,9 +485,11 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
                     begun = true;
                     terms_waited = flags.x;
                 }
-                barrier_wait(empty + 8 * stage, phase ^ 1);   // NOTE by both: barriers tell even turns from odd ones only
-                if (!RIGHT) {
+                // NOTE both wait, and both are waited for: barriers tell even turns from odd ones only
+                barrier_wait(empty + 8 * stage, phase ^ 1);
+                if (RIGHT) {
                     barrier_expect(full + 8 * stage, TERM_BYTES);
+                } else {
 #pragma unroll
                     for (int i = 0; i < TERM_ATOMS; ++i)
                         load_box(ring + stage * STAGE_BYTES + i * TERM_ROWS * 128, p.term_maps + now.x, now.z + 64 * i,
@@ -937,7 +939,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
 #endif
         }
 #if PINGPONG && TERMS
-        int ahead = min(steps.left, p.stages / 2);   // steps, the last ones, that are seen to have come before they are added
+        const int ahead = min(steps.left, p.stages / 2);   // the last steps: all have come before the first is added
         if (ahead == 0 && others > 0) give_turn(self);
 #elif PINGPONG
         if (others > 0) give_turn(self);   // the last step is still being multiplied

@@ -83,7 +83,8 @@ static int open_checked(Launch *l) {
     return memory_reach(l->device, (uint64_t)s->table->tiles, (uint64_t)s->tile_count * sizeof(Tile));
 }
 static int open_mapped(Launch *l) {
-    int code = open_tiles(l, 4 * (l->block / 128 - 1)), cluster = 0;
+    // four warps of each consumer store a tile; of one, where consumers take turns
+    int code = open_tiles(l, strstr(l->function->name, "_pp_") ? 4 : 4 * (l->block / 128 - 1)), cluster = 0;
     const char *mark = strstr(l->function->name, "_c");
     if (code) return code;
     if (!mark || sscanf(mark, "_c%d", &cluster) != 1 || cluster != l->cluster) {
