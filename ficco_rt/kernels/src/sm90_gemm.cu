@@ -988,7 +988,7 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
         const Tile t = {place.x, place.y, place.z, place.w, size.x, size.y, size.z, size.w,
                         rest.x,  rest.y,  rest.z,  rest.w,  end.x,  end.y,  end.z,  end.w};
         u32 lanes = ~0u;
-        if (index == blockIdx.x) wait_launch_before();   // NOTE it may still read or write what is written from here on
+        if (index == start) wait_launch_before();   // NOTE it may still read or write what is written from here on
         if (t.splits > 1) {
             const int high = t.rows - group * 64 * BLOCKS_M - (warp & 3) * 16;
             if (high > 0) lanes = add_splits(p, t, d, warp, high);
