@@ -408,10 +408,10 @@ _STEP = {
     (64, 64): 0.165,
 }
 # … and where consumers take turns; with it the share of a tile's other costs (start, store, terms, cut) that the other
-# consumer's steps do not hide, but for the last tile. NOTE not measured yet: `choose` takes no such variant by itself
+# consumer's steps do not hide, but for the last tile; fitted to H200 (tools/gemm_bench.py --pieces)
 _PINGPONG = {
-    (128, 160): (0.375, 0.0),
-    (128, 128): (0.325, 0.0),
+    (128, 160): (0.375, 0.7),
+    (128, 128): (0.325, 0.7),
 }
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _TERM = 1.8  # … and each of its terms
@@ -572,16 +572,15 @@ def choose(
     late: Sequence[Phase] = (),
     terms: int = 0,
     paced: bool = False,
-    pingpong: bool = False,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `terms` are added to each; `late`: the phases of a launch whose works wait;
-    `paced`: outputs lie on peers, for which such a variant is taken if one fits; `pingpong`: one of those may be taken.
-    ValueError: none fits `smem`."""
+    `terms` are added to each; `late`: the phases of a launch whose works wait; `paced`: outputs lie on peers, for which
+    such a variant is taken if one fits. ValueError: none fits `smem`."""
+    turns = bool(late) and not terms  # taken by turns, smaller tiles pay where they are cut, and in nothing else
     fitting = [
         v
         for v in VARIANTS
-        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (pingpong or not v.pingpong)
+        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (turns or not v.pingpong)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
@@ -590,12 +589,12 @@ def choose(
         cost, cut = _best(v, rows, columns, k, sms, terms)
         if late:
             start = _LAUNCH + _CLUSTER * (v.cluster - 1)
-            turns, parts = _in_turn(v, late, columns, k, sms, terms)
+            span, parts = _in_turn(v, late, columns, k, sms, terms)
             if any(n > 1 for n in parts):
-                cost = start + turns
+                cost = start + span
             else:
                 last = late[-1]
-                cost = max(cost, start + turns, last.last + last.share * _best(v, last.rows, columns, k, sms, terms)[0])
+                cost = max(cost, start + span, last.last + last.share * _best(v, last.rows, columns, k, sms, terms)[0])
         if best is None or cost < best.estimate:
             best = Choice(v, cut, cost)
     assert best is not None
