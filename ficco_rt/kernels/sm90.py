@@ -578,9 +578,7 @@ def choose(
     such a variant is taken if one fits. ValueError: none fits `smem`."""
     turns = bool(late) and not terms  # taken by turns, smaller tiles pay where they are cut, and in nothing else
     fitting = [
-        v
-        for v in VARIANTS
-        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (turns or not v.pingpong)
+        v for v in VARIANTS if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (turns or not v.pingpong)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")

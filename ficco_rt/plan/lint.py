@@ -8,8 +8,12 @@ from collections.abc import Callable, Iterator
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
+from ..kernels import mfma, sm80
 from ..machine.model import Machine
+from .products import Products
 from .transfers import phases
+
+_LARGE = 1 << 30  # operations of a product whose kernel matters
 
 
 def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
@@ -113,9 +117,38 @@ def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
             )
 
 
+def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """A product that the kernels for tensor cores refuse."""
+    arch = machine.device.arch
+    if not sm80.serves(arch) and arch not in mfma.ARCHS:
+        return
+    refusal = sm80.refusal if sm80.serves(arch) else mfma.refusal
+    dtypes = {t.name: t.dtype for t in graph.tensors}
+    products = Products(graph)
+    known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
+    for op in graph.ops:
+        if not isinstance(op, ir.Gemm) or dtypes[op.left.tensor] == "fp32":
+            continue
+        (m, n), k = op.out.shape, op.left.shape[0 if op.left_transposed else 1]
+        key = tuple((r.tensor, id(r.axes)) for r in (op.left, op.right, op.out, *op.terms))
+        if 2 * m * n * k >= _LARGE and key not in known:
+            work = products.work(op)
+            types = dtypes[op.left.tensor], dtypes[op.out.tensor], op.left_transposed, op.right_transposed
+            known[key] = "columns are not side by side" if work is None else refusal([work], *types)
+        reason = known.get(key)
+        if reason is not None:
+            yield Diagnostic(
+                op.where.origin,
+                f"a plain kernel multiplies here, at a small part of the tensor cores' rate: {reason} "
+                f"({machine.device.name})",
+                help="let pieces of K and of columns start at multiples of 8, better of 64",
+            )
+
+
 CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
     incast,
     small_copies,
     long_way_on_a_ring,
     crowded_processors,
+    plain_products,
 )

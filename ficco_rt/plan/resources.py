@@ -17,6 +17,7 @@ from ..machine.cost import gemm_time, store_time, transfer_time
 from ..machine.model import Device
 from .draft import Draft, LaunchChoice
 from .ir import LaunchAttributes
+from .products import Products
 from .room import rest
 
 Refusal: TypeAlias = Callable[[Sequence[tiles.Work], str, str, bool, bool], str | None]  # a kernel's, of works
@@ -67,8 +68,7 @@ class _Solver:
         self.graph, self.machine, self.device = draft.graph, draft.machine, draft.machine.device
         self.limits = limits_of(self.device)
         self.tensors = {t.name: t for t in self.graph.tensors}
-        # where the tensors of a rank might lie: far apart, and aligned as allocations are
-        self.addresses = {t.name: (i + 1) << 44 for i, t in enumerate(self.graph.tensors)}
+        self.works = Products(self.graph)
         self.queues = {q.name: q.resources.priority for q in self.graph.queues}
         engines = {q.name: q.engine for q in self.graph.queues}
         self.arriving: dict[tuple[int, str], float] = defaultdict(float)  # by rank and tensor, from other ranks
@@ -132,7 +132,9 @@ class _Solver:
         first = gemms[0]
         dtype, out_dtype = (self.tensors[r.tensor].dtype for r in (first.left, first.out))
         turned = (first.left_transposed, first.right_transposed)
-        works = [self._work(g, 1 + i) for i, g in enumerate(gemms)]
+        # those that read what comes from other ranks wait, each for itself
+        come = [any((g.where.rank, r.tensor) in self.arriving for r in g.reads) for g in gemms]
+        works = [self.works.work(g, (1 + i,) * waits) for i, (g, waits) in enumerate(zip(gemms, come, strict=True))]
         fast = [w for w in works if w is not None]
         alike = all(
             (g.left_transposed, g.right_transposed, self.tensors[g.left.tensor].dtype, self.tensors[g.out.tensor].dtype)
@@ -206,19 +208,3 @@ class _Solver:
                 time = gemm_time(self.machine, m, n, k, self.tensors[op.left.tensor].dtype, op.where.resources.sms)
                 times[op.where.rank, op.where.stage] += time
         return times
-
-    def _work(self, g: ir.Gemm, number: int) -> tiles.Work | None:
-        """A product; it waits for a flag of this number if it reads what comes from other ranks."""
-        sides = []
-        for r in (g.left, g.right, g.out, *g.terms):
-            tensor = self.tensors[r.tensor]
-            # NOTE terms may lie on several ranks, each in a place of its own
-            address = self.addresses[r.tensor] + (r.rank << 32)
-            side = tiles.operand(r, tensor.shapes[r.rank], address, ir.ITEM_BYTES[tensor.dtype])
-            if side is None:
-                return None
-            sides.append(side)
-        left, right, out, *others = sides
-        terms = [tiles.Term(o, self.tensors[t.tensor].dtype) for o, t in zip(others, g.terms, strict=True)]
-        waits = any((g.where.rank, r.tensor) in self.arriving for r in g.reads)
-        return tiles.Work.of(left, right, out, g.accumulate, (number,) * waits, terms=tuple(terms))

@@ -33,7 +33,7 @@ from tools.bench.measure import (
 from tools.bench.peers import multicast
 from tools.bench.scenarios import DECODE_ROWS, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
 from tools.bench.stats import Spread, geomean, slowest, spread, tolerance, work
-from tools.bench.variants import CHOICES, MODES, variants
+from tools.bench.variants import CHOICES, MODES, SENT, variants
 from tools.bench.workers import Crew, Turn
 
 AG = Scenario("ag_gemm", "x", 64, 32, 128)
@@ -175,22 +175,27 @@ def test_every_shipped_schedule_of_an_operation_takes_part(operation: str) -> No
     assert len(set(labels)) == len(labels)
     for variant in found:
         declared = {p.name for p in compiler.load(variant.schedule).params}
-        open_ = {name for name in declared & set(CHOICES) if None not in CHOICES[name]}
-        assert open_ <= {name for name, _ in variant.parameters} <= declared & set(CHOICES)
+        choices = CHOICES if operation == "ag_gemm" else CHOICES | SENT
+        open_ = {name for name in declared & set(choices) if None not in choices[name]}
+        assert open_ <= {name for name, _ in variant.parameters} <= declared & set(choices)
         ficco_rt.compile(variant.schedule, 2, **variant.arguments(Scenario(operation, "x", 64, 32, 128)))
 
 
 def test_fewer_values_for_a_quick_look() -> None:
     assert [v.label for v in variants("ag_gemm", 2) if v.label.startswith(("tapered", "streamed"))] == [
-        "streamed chunks=2",
-        "streamed chunks=2 last=2:1:1",
-        "streamed chunks=4",
-        "streamed chunks=4 last=2:1:1",
+        *(
+            f"streamed chunks={chunks}{last}{deep}"
+            for chunks in (2, 4)
+            for last in ("", " last=2:1:1")
+            for deep in ("", " deep=1:1:1:1")
+        ),
         "tapered taper=4:2:1:1",
         "tapered taper=3:1",
     ]
     assert [v.pieces for v in variants("ag_gemm", 2) if v.label.startswith("tapered")] == [4, 2]
-    assert [v.label for v in variants("gemm_rs", 1) if v.label.startswith("tapered")] == ["tapered taper=1:6:1"]
+    assert [v.label for v in variants("gemm_rs", 1) if v.label.startswith("tapered")] == [
+        "tapered first=1:2:5 last=1:1:1:1"
+    ]
     stored = [v.label for v in variants("gemm_rs", 2) if v.label.startswith("direct")]
     assert stored == ["direct chunks=16", "direct chunks=8"]
 

@@ -207,6 +207,23 @@ def test_more_multiprocessors_than_there_are_between_launches_beside_one_another
     assert [wanted in w for w in found] == [True] * crowded
 
 
+@pytest.mark.parametrize(
+    ("machine", "deep", "m", "warned"),
+    [
+        ("h200-switch", [1, 1, 1], 16384, True),  # pieces of K from 1365 on
+        ("mi300x-mesh", [1, 1, 1], 16384, True),
+        ("h200-switch", [1, 1, 2], 16384, False),
+        ("h200-switch", [1, 1, 1], 64, False),  # too small to matter
+    ],
+)
+def test_a_large_product_that_only_a_plain_kernel_takes(machine: str, deep: list[int], m: int, warned: bool) -> None:
+    sizes = {"M": m, "N": 6144, "K": 4096, "chunks": 1, "deep": deep}
+    graph = build(cases.schedule("ag_gemm/streamed"), 4, sizes)
+    found = [str(w) for w in lint(graph, profile(machine, 4)) if "a plain kernel multiplies here" in str(w)]
+    assert bool(found) == warned
+    assert all("a piece of the left operand's columns starts at 1365, no multiple of 8" in w for w in found)
+
+
 def test_each_wait_of_launches_beside_one_another_is_needed() -> None:
     damaged = list(without_one_wait(plan(BESIDE.replace("PUSH", " sms = 8").replace("REST", ""))))
     assert len(damaged) == 16

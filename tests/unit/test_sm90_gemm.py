@@ -104,8 +104,15 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     # many small pieces: what they leave in memory has a limit, and the first ones are not cut before the last
     parts = sm90.cuts_of(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
     assert list(parts) == sorted(parts)
+    # their ends are hidden where consumers take turns; the last ones stay whole if they come early, or along K
     late = sm90.phases(works, 8192, 92.0)
-    assert sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant == v
+    by_turns = sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant
+    assert by_turns.pingpong
+    assert by_turns.tile == v.tile
+    assert not sm90.choose([512] * 4, [2560], 8192, 132, False, late=late, terms=1).variant.pingpong
+    *firsts, last = works
+    along_k = replace(last, depth_waits=tuple((2048 * i, (4096 + 64 * i,)) for i in range(1, 4)))
+    assert sm90.cuts_of(v, [*firsts, along_k], [2560], 8192, 132) == tiles.Cuts(works=(2, 2, 1, 1))
 
 
 def in_depth(
@@ -176,20 +183,6 @@ def test_a_variant_fits_what_it_is_given() -> None:
     assert chosen(sms=1).cluster == 1
     with pytest.raises(ValueError, match="no variant fits 30000 bytes"):
         chosen(30000)
-
-
-def test_consumers_that_take_turns_are_taken_when_asked_for() -> None:
-    shape = ([16384], [4096], 1024, 132, False)  # little K: a tile's end is much of it
-    plain, by_turns = sm90.choose(*shape), sm90.choose(*shape, pingpong=True)
-    assert not plain.variant.pingpong
-    assert by_turns.variant.pingpong
-    assert by_turns.estimate < plain.estimate
-    for name in ("sm90_gemm_128x160_c2", "sm90_gemm_128x128_c2"):
-        alone, turns = sm90.variant(name), sm90.variant(f"{name}_pp")
-        assert turns.tile == alone.tile
-        assert turns.stages(231424, False) >= alone.stages(231424, False)
-        for works in (in_pieces(512, 512, 512, 512), in_pieces(512)):
-            assert sm90.cuts_of(turns, works, [2560], 8192, 132) == sm90.cuts_of(alone, works, [2560], 8192, 132)
 
 
 def test_parts_of_works_lie_apart() -> None:

@@ -12,14 +12,16 @@ from .scenarios import Scenario
 MODES = ("graph", "streams")
 CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried; None: the text's
     "chunks": (2, 4, 1, 8),
-    "last": (None, [2, 1, 1], [4, 2, 1, 1]),
+    "last": (None, [2, 1, 1]),
+    "deep": (None, [1, 1, 1, 1]),
     "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
 }
 STORED: dict[str, tuple[object, ...]] = {  # where GEMMs store at peers: a piece has no fixed cost
     "chunks": (16, 8, 4),
 }
-SUMMED: dict[str, tuple[object, ...]] = {  # where what has come is summed: copies begin behind the first piece
-    "taper": ([1, 6, 1], [1, 4, 2], [2, 2, 1]),
+SENT: dict[str, tuple[object, ...]] = {  # where products are sent: copies begin behind the first piece
+    "first": ([1, 2, 5], [1, 1, 2]),
+    "last": ([1, 1, 1, 1], [2, 1, 1]),
 }
 
 
@@ -51,7 +53,7 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
     for entry in library.entries():
         if entry.name.split("/", 1)[0] != operation:
             continue
-        choices = CHOICES if operation == "ag_gemm" else CHOICES | SUMMED
+        choices = CHOICES if operation == "ag_gemm" else CHOICES | SENT
         if entry.name.endswith("/direct"):
             choices = choices | STORED
         declared = [p.name for p in compiler.load(entry.name).params if p.name in choices]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 from ...kernels import sm80, sm90, tiles
 from ...machine.discover import DeviceFacts
-from ...plan.ir import Launch
 from ..gpu.matrices import product_of
-from ..gpu.packed import Packed
+from ..gpu.packed import Packed, Wanted
 from ..gpu.tensors import FlagAddress, Resolve
 from .call import api, call
 
@@ -18,11 +16,10 @@ _HOPPER = {v.name: v for v in sm90.VARIANTS}
 _AMPERE = {v.name: v for v in sm80.VARIANTS}
 
 
-def pack(
-    command: Launch, resolve: Resolve, address: FlagAddress, facts: DeviceFacts, sms: int, lowers: Sequence[int]
-) -> Packed | None:
+def pack(wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
     """The launch of one of these kernels; None for others, and where the memory that the tensors have got is not
     aligned as the kernel needs it."""
+    command, sms = wanted.launch, wanted.sms
     if command.kernel not in _HOPPER and command.kernel not in _AMPERE:
         return None
     product = product_of(command, resolve, address)
@@ -33,12 +30,12 @@ def pack(
     smem = command.attributes.smem
     if command.kernel in _HOPPER:
         hopper = _HOPPER[command.kernel]
-        works = tiles.in_registers(works, turned, frozenset(lowers))
+        works = tiles.in_registers(works, turned, frozenset(wanted.lowers))
         depth = tiles.depth_of(works, turned)
         if sm90.refusal(works, *types, *turned) is not None or not hopper.stores(types[1]):
             return None
         stages = hopper.stages(smem, turned[1])
-        lowered = () if any(w.accumulate for w in works) else lowers
+        lowered = () if any(w.accumulate for w in works) else wanted.lowers
         made = sm90.build(
             works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem,
             cuts=sm90.cuts_of(hopper, works, columns, depth, sms), constant=product.constant, lowers=lowered,

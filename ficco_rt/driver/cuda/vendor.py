@@ -9,9 +9,8 @@ from typing import Any
 from ... import env
 from ...kernels.compiler import compile_text
 from ...machine.discover import DeviceFacts
-from ...plan.ir import Launch
 from ..gpu.gpus import Gpus
-from ..gpu.packed import Packed
+from ..gpu.packed import Packed, Wanted
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
@@ -243,16 +242,8 @@ class Cuda:
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
-    def tuned(
-        self,
-        command: Launch,
-        resolve: Resolve,
-        address: FlagAddress,
-        facts: DeviceFacts,
-        sms: int,
-        lowers: Sequence[int],
-    ) -> Packed | None:
-        return tiled.pack(command, resolve, address, facts, sms, lowers)
+    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
+        return tiled.pack(wanted, resolve, address, facts)
 
     # ---- actions
 

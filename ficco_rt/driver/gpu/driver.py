@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from itertools import count, dropwhile
+from itertools import count
 
 import numpy as np
 
@@ -59,7 +59,7 @@ from .program import Program
 from .refused import Closing, concerning
 from .runs import Captured, Runs, handles
 from .spans import raisers_of, spans_of
-from .streams import Ahead, Beside, Bound, GpuStream, Piece, Upload
+from .streams import Beside, Bound, GpuStream, Piece, Upload
 from .tensors import Resolve, Tensor
 from .vendor import Handle, Vendor, Word
 
@@ -193,8 +193,7 @@ class GpuDriver:
     def stream(self, stream: Stream) -> StreamHandle:
         device = self._gpus.device(stream.rank)
         handle = self._gpus.new_stream(device, stream.priority)
-        beside, ahead = self._beside(stream, device), self._ahead(stream, device)
-        made = GpuStream(stream, device, handle, self._gpus.new_event(device), beside, ahead)
+        made = GpuStream(stream, device, handle, self._gpus.new_event(device), self._beside(stream, device))
         number = StreamHandle(next(self._numbers))
         self._streams[number] = made
         self._of_plan.append(made)
@@ -212,15 +211,6 @@ class GpuDriver:
             return None
         handle = self._gpus.new_stream(device, stream.priority)
         return Beside(handle, self._gpus.new_event(device), frozenset(followed))
-
-    def _ahead(self, stream: Stream, device: Device) -> Ahead | None:
-        waits = [command.flag for command in stream.commands if isinstance(command, WaitFlag)]
-        behind = dropwhile(lambda command: not isinstance(command, CopyAsync), stream.commands)
-        flags = frozenset(command.flag for command in behind if isinstance(command, WaitFlag))
-        if stream.engine != "copy" or not flags:
-            return None
-        handle = self._gpus.new_stream(device, stream.priority)
-        return Ahead(handle, self._gpus.new_event(device), self._gpus.new_event(device), waits[0], flags)
 
     def event(self, rank: int) -> Event:
         event = Event(next(self._numbers))
@@ -304,23 +294,7 @@ class GpuDriver:
         to = self._streams[stream]
         piece: Piece = (self._vendor.wait_flag_action(self._flags[flag], to.handle),)
         words = (Word(self._flags[flag], raised=False),)
-        return self._keep(Bound(self._gpus, to, command, (piece,), self._wait_ahead(to, command, flag), words=words))
-
-    def _wait_ahead(self, to: GpuStream, command: WaitFlag, flag: Flag) -> Piece | None:
-        ahead, vendor = to.ahead, self._vendor
-        if ahead is None:
-            return None
-        begins: Piece = ()
-        if command.flag == ahead.first:
-            begins = (vendor.record_action(ahead.begun, to.handle), vendor.wait_action(ahead.stream, ahead.begun))
-        if command.flag not in ahead.flags:
-            return (*begins, vendor.wait_flag_action(self._flags[flag], to.handle))
-        return (
-            *begins,
-            vendor.wait_flag_action(self._flags[flag], ahead.stream),
-            vendor.record_action(ahead.seen, ahead.stream),
-            vendor.wait_action(to.handle, ahead.seen),
-        )
+        return self._keep(Bound(self._gpus, to, command, (piece,), words=words))
 
     def _of(self, to: GpuStream, command: Command) -> AbstractContextManager[None]:
         return concerning(to.device, f"{type(command).__name__} on {to}", command.origin)

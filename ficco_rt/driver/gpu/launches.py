@@ -24,7 +24,7 @@ from .devices import Device
 from .flags import waited_by
 from .gpus import Gpus
 from .modules import Modules
-from .packed import Packed
+from .packed import Packed, Wanted
 from .spans import place_of
 from .streams import GpuStream, Ready, Upload
 from .tensors import FlagAddress, Resolve
@@ -77,7 +77,7 @@ class Launches:
         if command.streamed:
             sms = min(sms, self._room(to.device, sms))
         lowers = [address(flag) for flag in sorted(waited_by(command) & self._lowered)]
-        tuned = vendor.tuned(command, resolve, address, facts, sms, lowers)
+        tuned = vendor.tuned(Wanted(command, sms, lowers), resolve, address, facts)
         if tuned is not None:
             launches = [tuned]
         else:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from ...plan.ir import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a tuned kernel is asked for: a launch of the plan on `sms` multiprocessors at most, that takes down the
+    flags at `lowers` if it can."""
+
+    launch: Launch
+    sms: int
+    lowers: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,19 +72,6 @@ class Beside:
     flags: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Where a copy stream's flags are waited for, while the copy before runs: a wait for a word holds its stream up for
-    3 µs, one for another stream's event for 1. Each copy waits for `seen`. `flags`: those that stand behind copies. The
-    copies' own stream records `begun` before the `first` of all: flags of the run before are down then."""
-
-    stream: Handle
-    seen: Handle
-    begun: Handle
-    first: int
-    flags: frozenset[int]
-
-
 @dataclass(slots=True, eq=False)
 class GpuStream:
     """A stream of a rank's device."""
@@ -94,7 +81,6 @@ class GpuStream:
     handle: Handle
     tail: Handle  # the event that ends a run on it
     beside: Beside | None = None
-    ahead: Ahead | None = None
     issued: list[Bound] = field(default_factory=list)  # since the run began
 
     def __str__(self) -> str:

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...machine.discover import DeviceFacts
-from ...plan.ir import Launch
 from .refused import Refused
 from .tensors import FlagAddress, Resolve
 
 if TYPE_CHECKING:
     from .gpus import Gpus
-    from .packed import Packed
+    from .packed import Packed, Wanted
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
 Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
@@ -215,19 +214,10 @@ class Vendor(Protocol):
 
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
 
-    def tuned(
-        self,
-        command: Launch,
-        resolve: Resolve,
-        address: FlagAddress,
-        facts: DeviceFacts,
-        sms: int,
-        lowers: Sequence[int],
-    ) -> Packed | None:
-        """A launch of the tuned kernel that the plan names, on `sms` multiprocessors at most, which takes down the
-        flags at `lowers` if it can (`Packed.lowered`). None if the plan names a naive one, or if the memory that the
-        tensors have got is not aligned as the kernel needs it, which the plan cannot know: then the naive twin does
-        the work."""
+    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
+        """A launch of the tuned kernel that the plan names; `Packed.lowered` says whether it takes flags down. None if
+        the plan names a naive one, or if the memory that the tensors have got is not aligned as the kernel needs it,
+        which the plan cannot know: then the naive twin does the work."""
 
     # ---- actions
 

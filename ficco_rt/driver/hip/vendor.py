@@ -20,10 +20,9 @@ from ...errors import DeviceError
 from ...kernels import mfma
 from ...kernels.compiler import HIPRTC, compile_text
 from ...machine.discover import DeviceFacts
-from ...plan.ir import Launch
 from ..gpu.devices import Device
 from ..gpu.gpus import Gpus
-from ..gpu.packed import Packed
+from ..gpu.packed import Packed, Wanted
 from ..gpu.refused import Refused
 from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
@@ -288,17 +287,9 @@ class Hip:
         occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(occupancy, function, threads, smem, what=what))
 
-    def tuned(
-        self,
-        command: Launch,
-        resolve: Resolve,
-        address: FlagAddress,
-        facts: DeviceFacts,
-        sms: int,
-        lowers: Sequence[int],
-    ) -> Packed | None:
-        if any(v.name == command.kernel for v in mfma.VARIANTS):
-            return cdna.pack(command, resolve, address, facts.arch, sms)
+    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
+        if any(v.name == wanted.launch.kernel for v in mfma.VARIANTS):
+            return cdna.pack(wanted.launch, resolve, address, facts.arch, wanted.sms)
         return None
 
     # ---- actions
