@@ -120,6 +120,11 @@ class Work:
     term_waits: tuple[int, ...] = ()
     depth_waits: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
+    @property
+    def flags(self) -> tuple[int, ...]:
+        """All that it waits for."""
+        return (*self.waits, *self.term_waits, *(flag for _, flags in self.depth_waits for flag in flags))
+
     @classmethod
     def of(
         cls,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.cuda import tiled
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.kernels import sm90
 from ficco_rt.kernels.catalogue import TILES
 from ficco_rt.plan.ir import Command, Launch, Plan
 from tests import cases
@@ -81,3 +85,25 @@ def test_k_cut_in_parts_for_the_last_wave(cuda: StandIn) -> None:
     cuda.reset("devices 2; arch sm_90; sms 16")
     plan = compiled(cuda, "ag_gemm/serial", 2, {"M": 64, "N": 128, "K": 4096, "T": "bf16"})
     right(cuda, plan, seeds=3)
+
+
+@pytest.mark.parametrize("sms", [12, 66])  # whole tiles, and tiles whose K is cut as well
+def test_tiles_wait_along_k(cuda: StandIn, sms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces of K that are added to one product are one work, which waits for each."""
+    cuda.reset(f"devices 2; arch sm_90; sms {sms}")
+    plan = compiled(
+        cuda, "ag_gemm/streamed", 2, {"M": 256, "N": 128, "K": 1024, "T": "bf16", "chunks": 2, "deep": [2, 1, 1]}
+    )
+    works = [len(c.works) for s in plan.streams for c in s.commands if isinstance(c, Launch)]
+    assert works == [5, 5]  # the own rows, a piece, and three of K
+    made = []
+
+    def noted(*arguments: Any, **options: Any) -> sm90.Launch:
+        made.append(sm90.build(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(tiled, "sm90", SimpleNamespace(**{**vars(sm90), "build": noted}))
+    right(cuda, plan, seeds=4)
+    for launch in made:
+        assert len(launch.table.signals) == 0  # nothing between the pieces of K is told
+        assert sorted(launch.table.depth_waits["count"].tolist())[-2:] == [1, 1]

@@ -25,6 +25,9 @@ SMALL = (  # label, M, N and K for each rank, T
 )
 
 
+SET = {"deep": [2, 1, 1]}  # not left as the texts have it: so that tiles wait along K
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A schedule at a size; `params` are those that the schedule has."""
@@ -62,7 +65,7 @@ def rows(sizes: str, ranks: int, only: str = "") -> list[Row]:
 def _small(name: str, schedule: Schedule, ranks: int) -> Iterator[Row]:
     """Sizes of the tests, that divide among ranks and chunks and that do not, in all types."""
     for label, m, n, k, dtype in SMALL:
-        params: dict[str, object] = {"M": m * ranks, "N": n * ranks, "K": k * ranks, "T": dtype}
+        params: dict[str, object] = {"M": m * ranks, "N": n * ranks, "K": k * ranks, "T": dtype, **SET}
         params["counts"] = [[m // 4 + (s + 2 * e) % 4 for e in range(ranks)] for s in range(ranks)]
         yield Row("small", label, name, schedule, _declared(schedule, params))
 
@@ -73,7 +76,7 @@ def _real(name: str, schedule: Schedule, ranks: int) -> Iterator[Row]:
     layers["gemm_ar"] = layers["gemm_rs"]
     layers["a2a_gemm"] = layers["ag_gemm"]
     for layer in layers.get(name.split("/")[0], ()):
-        params: dict[str, object] = {p: layer[p] for p in "MNK"}
+        params: dict[str, object] = {p: layer[p] for p in "MNK"} | SET
         if "counts" in {p.name for p in schedule.params}:  # experts: uneven loads
             even = layer["M"] // ranks**2
             params["counts"] = [[even + 16 * ((s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]

@@ -35,10 +35,12 @@ def pack(wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFa
         if sm90.refusal(works, *types, *turned) is not None or not hopper.stores(types[1]):
             return None
         stages = hopper.stages(smem, turned[1])
-        lowered = () if any(w.accumulate for w in works) else wanted.lowers
+        lowers = bool(wanted.lowers) and not any(w.accumulate for w in works)
+        awaited = {flag for w in works for flag in w.flags}  # not those between pieces of K: nobody raises them
         made = sm90.build(
             works, hopper, *types, *turned, sms=sms, stages=stages, smem=smem,
-            cuts=sm90.cuts_of(hopper, works, columns, depth, sms), constant=product.constant, lowers=lowered,
+            cuts=sm90.cuts_of(hopper, works, columns, depth, sms), constant=product.constant,
+            lowers=[flag for flag in wanted.lowers if flag in awaited] if lowers else (),
         )  # fmt: skip
         return Packed(
             source=sm90.SOURCE.name,
@@ -54,7 +56,7 @@ def pack(wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFa
             grid=made.grid,
             cluster=hopper.cluster,
             chained=True,
-            lowered=bool(lowered),
+            lowered=lowers,
         )
     ampere = _AMPERE[command.kernel]
     if sm80.refusal(works, *types, *turned) is not None:
