@@ -42,10 +42,10 @@ def check_picture(path: str) -> None:
 
 
 def write_picture(trace: Trace, path: str) -> None:
-    """The picture in the form that its name asks for."""
+    """The picture in the form that its name asks for, the same of a run and of its trace file."""
     from . import html, svg
 
-    write_atomic(path, (svg if Path(path).suffix.lower() == ".svg" else html).draw(trace))
+    write_atomic(path, (svg if Path(path).suffix.lower() == ".svg" else html).draw(tracefile.kept(trace)))
 
 
 def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:

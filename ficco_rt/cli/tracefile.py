@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 
 from ..errors import UsageError
@@ -17,10 +17,12 @@ from .drawing import stack
 
 FORMAT = "ficco-trace"
 VERSION = 1
+_DIGITS = 6  # of a microsecond
 
 
 def to_json(trace: Trace) -> str:
-    """The trace as text, an event a line. Times keep a picosecond."""
+    """The trace as text, an event a line."""
+    trace = kept(trace)
     events: list[dict[str, object]] = []
     for rank in range(trace.ranks):
         events.append(_meta("process_name", rank, 0, name=f"rank {rank}"))
@@ -86,6 +88,12 @@ def from_json(text: str, path: str) -> Trace:
     )
 
 
+def kept(trace: Trace) -> Trace:
+    """The trace as a file keeps it: times to the picosecond."""
+    spans = (replace(s, start=round(s.start, _DIGITS), stop=round(s.stop, _DIGITS)) for s in trace.spans)
+    return replace(trace, spans=tuple(spans))
+
+
 # ---------------------------------------------------------------- writing
 
 
@@ -103,8 +111,7 @@ def _event(span: Span, thread: int) -> dict[str, object]:
         args["launched"] = asdict(span.launched)
     if span.peer is not None:
         args["peer"] = span.peer
-    start, stop = round(span.start, 6), round(span.stop, 6)
-    times = {"ts": start, "dur": round(stop - start, 6)}
+    times = {"ts": span.start, "dur": round(span.stop - span.start, _DIGITS)}
     return {"ph": "X", "name": span.label, "cat": span.kind, "pid": span.rank, "tid": thread, **times, "args": args}
 
 
@@ -194,7 +201,7 @@ def _span(read: _Reader, event: object, known: set[tuple[int, int]]) -> Span:
         label=read.field(event, "name", _text),
         stage=read.field(args, "stage", _text),
         start=start,
-        stop=round(start + length, 6),
+        stop=round(start + length, _DIGITS),
         place=read.field(args, "place", _text),
         bytes=read.field(args, "bytes", _count) if "bytes" in args else 0,
         flops=read.field(args, "flops", _count) if "flops" in args else 0,

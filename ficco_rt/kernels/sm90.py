@@ -422,7 +422,7 @@ _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 _PACE = 3.86e5  # bytes a µs that come from other devices …
-_PIECE = 9.0  # … and what each piece that is waited for adds
+_PIECE = 6.0  # … and what each piece that is waited for adds
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
 

@@ -101,7 +101,7 @@ def _links(arch: str, linked: bool) -> Links:
     """Links as GPUs of an architecture have them in a node: NVIDIA's to a switch, AMD's to each other."""
     rate = _LINKED.get(_generation(arch), _BUS) * _LINKS_REACHED
     if not linked or rate < _BUS:
-        return Links(kind="switch", rate=_BUS, copy_time=9.0, signal_time=4.0)
+        return Links(kind="switch", rate=_BUS, copy_time=6.0, signal_time=4.0)
     if arch.startswith("gfx"):
         return Links(kind="mesh", rate=rate / _AMD_MESH, copy_time=10.0, signal_time=5.0)
-    return Links(kind="switch", rate=rate, copy_time=9.0, signal_time=4.0)
+    return Links(kind="switch", rate=rate, copy_time=6.0, signal_time=4.0)

@@ -543,8 +543,8 @@ def test_a_launch_waits_less_for_what_comes_while_earlier_products_are_made(monk
     monkeypatch.setattr(resources, "choose_gemm", noted)
     machine = profile("h200-switch", 4)
     copies = 3 * transfer_time(machine, 0, 1, 4096 * 8192 * 2)
-    products = 3 * gemm_time(machine, 4096, 8192, 2048, "bf16")
-    lower(build(cases.schedule("gemm_rs/streamed"), 4, {"M": 16384, "N": 8192, "K": 8192, "chunks": 1}), machine)
+    products = 3 * gemm_time(machine, 4096, 8192, 1024, "bf16")
+    lower(build(cases.schedule("gemm_rs/streamed"), 4, {"M": 16384, "N": 8192, "K": 4096, "chunks": 1}), machine)
     assert copies > products
     assert sorted({round(max((p.last for p in r.phases), default=0), 6) for r in requests}) == [
         0,
