@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
@@ -13,7 +13,7 @@ from ..machine.model import Machine
 from .products import Products
 from .transfers import phases
 
-_LARGE = 1 << 30  # operations of a product whose kernel matters
+_LARGE = 1 << 30  # operations of products whose kernel matters
 
 
 def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
@@ -118,20 +118,20 @@ def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
 
 
 def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """A product that the kernels for tensor cores refuse."""
+    """A product that the kernels for tensor cores refuse, and with it the launch that it is part of."""
     arch = machine.device.arch
     if not sm80.serves(arch) and arch not in mfma.ARCHS:
         return
     refusal = sm80.refusal if sm80.serves(arch) else mfma.refusal
     dtypes = {t.name: t.dtype for t in graph.tensors}
-    products = Products(graph)
+    products, sizes = Products(graph), _launch_sizes(graph)
     known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
     for op in graph.ops:
         if not isinstance(op, ir.Gemm) or dtypes[op.left.tensor] == "fp32":
             continue
-        (m, n), k = op.out.shape, op.left.shape[0 if op.left_transposed else 1]
         key = tuple((r.tensor, id(r.axes)) for r in (op.left, op.right, op.out, *op.terms))
-        if 2 * m * n * k >= _LARGE and key not in known:
+        size = sizes[op.where.rank, op.where.stage] if graph.stages[op.where.stage].streamed else _size(op)
+        if size >= _LARGE and key not in known:
             work = products.work(op)
             types = dtypes[op.left.tensor], dtypes[op.out.tensor], op.left_transposed, op.right_transposed
             known[key] = "columns are not side by side" if work is None else refusal([work], *types)
@@ -143,6 +143,21 @@ def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
                 f"({machine.device.name})",
                 help="let pieces of K and of columns start at multiples of 8, better of 64",
             )
+
+
+def _launch_sizes(graph: ir.Graph) -> Mapping[tuple[int, int], int]:
+    """Operations of the products of a rank and stage: of a launch, if the stage is streamed."""
+    sizes: dict[tuple[int, int], int] = defaultdict(int)
+    for op in graph.ops:
+        if isinstance(op, ir.Gemm):
+            sizes[op.where.rank, op.where.stage] += _size(op)
+    return sizes
+
+
+def _size(g: ir.Gemm) -> int:
+    """Operations of a product."""
+    (m, n), k = g.out.shape, g.left.shape[0 if g.left_transposed else 1]
+    return 2 * m * n * k
 
 
 CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (

@@ -213,6 +213,7 @@ def test_more_multiprocessors_than_there_are_between_launches_beside_one_another
         ("h200-switch", [1, 1, 1], 16384, True),  # pieces of K from 1365 on
         ("mi300x-mesh", [1, 1, 1], 16384, True),
         ("h200-switch", [1, 1, 2], 16384, False),
+        ("h200-switch", [1, 1, 1], 512, True),  # small pieces of a large launch, which has one kernel
         ("h200-switch", [1, 1, 1], 64, False),  # too small to matter
     ],
 )
