@@ -554,9 +554,13 @@ def _makespan(
         for count, m in ((c.tiles - last, n), (last, tail_parts)):
             ends = c.tile + (c.split[0] + c.split[1] * m if m > 1 else 0.0)
             time = ceil(c.steps / m) * c.step * _LOADED + ends * c.shown
-            for _ in range(count * m):
-                free[turn] = max(max(free[turn], phase.first) + time, phase.last + min(1.0, phase.share * m) * time)
-                turn = (turn + 1) % len(free)
+            rounds, over = divmod(count * m, len(free))
+            soonest = phase.last + min(1.0, phase.share * m) * time
+            for i in range(len(free) if rounds else over):  # a cluster's first of them may have to wait, no other
+                at = (turn + i) % len(free)
+                further = rounds - 1 + (i < over)
+                free[at] = max(max(free[at], phase.first) + time, soonest) + further * time
+            turn = (turn + over) % len(free)
             if count:
                 last_hides = ends * (1 - c.shown)
     return max(free) + last_hides

@@ -269,7 +269,7 @@ def depths_of(
 
 def depth_of(works: Sequence[Work], turned: tuple[bool, bool]) -> int:
     """Elements of K, the most of these works; `turned`: the left and the right operand are stored transposed."""
-    return max(sum(n for *_, n in common(*depths_of(w, *turned))) for w in works)
+    return max(sum(s.size for s in depths_of(w, *turned)[0]) for w in works)
 
 
 def in_registers(works: Sequence[Work], turned: tuple[bool, bool], private: Container[int] = ()) -> list[Work]:
@@ -285,7 +285,7 @@ def in_registers(works: Sequence[Work], turned: tuple[bool, bool], private: Cont
         last = made[-1] if made else None
         seen = last is not None and all(f in private and inside[f] == (f in w.waits) for f in last.signals)
         if last is not None and seen and _goes_on(last, w, turned):
-            at = sum(n for *_, n in common(*depths_of(last, *turned)))
+            at = depth_of([last], turned)
             waits = tuple(f for f in w.waits if f not in last.signals)
             made[-1] = replace(
                 last,
@@ -304,19 +304,22 @@ def in_registers(works: Sequence[Work], turned: tuple[bool, bool], private: Cont
 def _goes_on(a: Work, b: Work, turned: tuple[bool, bool]) -> bool:
     """Does b add more of K to what a makes? A tile that waits among its steps waits before the first, too: storing
     warps look at that alone."""
+    if not b.accumulate or a.terms or b.terms:
+        return False
+    if (a.left, a.right, a.out, a.out_rows, a.out_columns) != (b.left, b.right, b.out, b.out_rows, b.out_columns):
+        return False
     rows = [w.left_columns if turned[0] else w.left_rows for w in (a, b)]
     columns = [w.right_rows if turned[1] else w.right_columns for w in (a, b)]
-    same = (a.left, a.right, a.out, a.out_rows, a.out_columns) == (b.left, b.right, b.out, b.out_rows, b.out_columns)
     whole = all(n % DEPTH == 0 for w in (a, b) for *_, n in common(*depths_of(w, *turned)))
     waits = a.waits or not b.waits or b.waits == a.signals
-    return bool(
-        b.accumulate and same and rows[0] == rows[1] and columns[0] == columns[1] and whole and waits
-        and not (a.terms or b.terms)
-    )  # fmt: skip
+    return bool(rows[0] == rows[1] and columns[0] == columns[1] and whole and waits)
 
 
 def common(*axes: Sequence[Interval]) -> list[tuple[int, ...]]:
     """Several ways to cut one logical axis, cut by all: (start in each, size)."""
+    if all(len(axis) == 1 for axis in axes):  # as most are
+        n = min(axis[0].size for axis in axes)
+        return [(*(axis[0].start for axis in axes), n)] if n else []
     pieces = []
     at, used = [0] * len(axes), [0] * len(axes)
     while all(i < len(axis) for i, axis in zip(at, axes, strict=True)):
