@@ -533,37 +533,62 @@ def _in_turn(
     tail = sum(c.tiles for c in costs) % costs[0].groups
     if not any(few):
         return _makespan(costs, phases, whole, tail, every), whole
-    choices = [cut[:n] + whole[n:] for n in range(max(1, len(cut) - _FIRST), len(cut) + 1)]
-    return min(
-        (_makespan(costs, phases, whole, tail, every), whole),
-        *((_makespan(costs, phases, choice), choice) for choice in choices),
-    )
+    best = (_makespan(costs, phases, whole, tail, every), whole)
+    first = max(1, len(cut) - _FIRST)
+    begun = _Clusters([0.0] * costs[0].groups)
+    for i in range(first):
+        begun.take(costs[i], phases[i], costs[i].tiles, cut[i])
+    for n in range(first, len(cut) + 1):
+        choice, clusters = cut[:n] + whole[n:], begun.copy()
+        for i in range(first, len(cut)):
+            clusters.take(costs[i], phases[i], costs[i].tiles, choice[i])
+        best = min(best, (clusters.end, choice))
+    return best
+
+
+@dataclass(slots=True)
+class _Clusters:
+    """Clusters that take tiles, and parts of them, by turns."""
+
+    free: list[float]  # when each has done what it has taken
+    turn: int = 0
+    hides: float = 0.0  # what the last tile's end takes beyond that
+
+    @property
+    def end(self) -> float:
+        return round(max(self.free) + self.hides, 6)  # equal times are equal: then the least is cut
+
+    def copy(self) -> _Clusters:
+        return _Clusters(self.free[:], self.turn, self.hides)
+
+    def take(self, c: _Costs, phase: Phase, tiles: int, parts: int) -> None:
+        """So many tiles of a phase, each in so many parts."""
+        if not tiles:
+            return
+        ends = c.tile + (c.split[0] + c.split[1] * parts if parts > 1 else 0.0)
+        time = ceil(c.steps / parts) * c.step * _LOADED + ends * c.shown
+        soonest, first = phase.last + min(1.0, phase.share * parts) * time, phase.first + time
+        free, count = self.free, len(self.free)
+        rounds, over = divmod(tiles * parts, count)
+        for i in range(count if rounds else over):  # a cluster's first of them may have to wait, no other
+            at = (self.turn + i) % count
+            free[at] = max(free[at] + time, first, soonest) + (rounds - 1 + (i < over)) * time
+        self.turn = (self.turn + over) % count
+        self.hides = ends * (1 - c.shown)
 
 
 def _makespan(
-    costs: Sequence[_Costs], phases: Sequence[Phase], parts: Sequence[int], tail: int = 0, tail_parts: int = 1
+    costs: Sequence[_Costs], phases: Sequence[Phase], parts: Sequence[int], tail: int, tail_parts: int
 ) -> float:
-    """Clusters take tiles, and parts of them, by turns; the last `tail` tiles are cut into parts of their own."""
-    free = [0.0] * costs[0].groups
-    turn = 0
+    """The time of all phases; the last `tail` tiles are cut into parts of their own."""
+    clusters = _Clusters([0.0] * costs[0].groups)
     behind = sum(c.tiles for c in costs)
-    last_hides = 0.0
     for c, phase, n in zip(costs, phases, parts, strict=True):
         behind -= c.tiles
         last = max(0, min(c.tiles, tail - behind))
-        for count, m in ((c.tiles - last, n), (last, tail_parts)):
-            ends = c.tile + (c.split[0] + c.split[1] * m if m > 1 else 0.0)
-            time = ceil(c.steps / m) * c.step * _LOADED + ends * c.shown
-            rounds, over = divmod(count * m, len(free))
-            soonest = phase.last + min(1.0, phase.share * m) * time
-            for i in range(len(free) if rounds else over):  # a cluster's first of them may have to wait, no other
-                at = (turn + i) % len(free)
-                further = rounds - 1 + (i < over)
-                free[at] = max(max(free[at], phase.first) + time, soonest) + further * time
-            turn = (turn + over) % len(free)
-            if count:
-                last_hides = ends * (1 - c.shown)
-    return max(free) + last_hides
+        clusters.take(c, phase, c.tiles - last, n)
+        clusters.take(c, phase, last, tail_parts)
+    return clusters.end
 
 
 def choose(
