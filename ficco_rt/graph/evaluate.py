@@ -129,7 +129,8 @@ def sequence(f: Function, span: Span) -> Callable[[Scope], Sequence[Value]]:
         v = f(scope)
         if isinstance(v, tuple | range):
             return v
-        raise Mistake(span, f"a list or set is needed here, this is {describe(v)}")
+        way = f"; a range is written 0..{v}, a list [{v}]" if type(v) is int else ""
+        raise Mistake(span, f"a list or set is needed here, this is {describe(v)}{way}")
 
     return g
 

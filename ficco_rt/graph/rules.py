@@ -114,7 +114,7 @@ def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
     if op.out.shape != (m, n):
         return f"{product}, so the product is {m} × {n}, but {op.out.tensor} is {_size(op.out)}"
     if k == 0 and m and n and not op.accumulate:
-        return f"{product}: nothing to add up; the inner size is 0"
+        return f"{product}: nothing to add up; the inner size is 0: leave such a piece out with 'if'"
     left, right, out = (tensors[r.tensor].dtype for r in (op.left, op.right, op.out))
     if left != right:
         return f"{op.left.tensor} is {left} and {op.right.tensor} is {right}; a gemm takes one type"
