@@ -188,7 +188,7 @@ def _never_written(outputs: Mapping[str, Sequence[Array]]) -> Iterator[Worst]:
         for rank, array in enumerate(arrays):
             nan = np.isnan(array)
             if nan.any():
-                index = np.unravel_index(int(nan.argmax()), array.shape)
+                index = np.unravel_index(int(np.argmax(nan)), array.shape)
                 yield Worst(name, rank, tuple(map(int, index)), float("nan"), None)
 
 
