@@ -352,7 +352,8 @@ def build(
         grid=min(clusters * cluster, len(made.tiles)),
         right_transposed=right_transposed,
         maps=tuple(maps),
-        constant=constant,
+        # NOTE a left operand that is not waited for is not waited for along K either
+        constant=(constant[0] and not any(w.depth_waits for w in works), constant[1]),
     )
 
 

@@ -280,7 +280,7 @@ def in_registers(works: Sequence[Work], turned: tuple[bool, bool], private: Cont
     waits for.
     """
     made: list[Work] = []
-    inside = Counter(flag for w in works for flag in set(w.waits))
+    inside = Counter(flag for w in works for flag in set(w.flags))
     for w in works:
         last = made[-1] if made else None
         seen = last is not None and all(f in private and inside[f] == (f in w.waits) for f in last.signals)

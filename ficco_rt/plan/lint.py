@@ -123,13 +123,16 @@ def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     if not sm80.serves(arch) and arch not in mfma.ARCHS:
         return
     refusal = sm80.refusal if sm80.serves(arch) else mfma.refusal
+    tensors = {t.name: t for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}
     products, sizes = Products(graph), _launch_sizes(graph)
     known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
     for op in graph.ops:
         if not isinstance(op, ir.Gemm) or dtypes[op.left.tensor] == "fp32":
             continue
-        key = tuple((r.tensor, id(r.axes)) for r in (op.left, op.right, op.out, *op.terms))
+        regions = (op.left, op.right, op.out, *op.terms)
+        parts = tuple((r.tensor, tensors[r.tensor].shapes[r.rank], id(r.axes)) for r in regions)
+        key = (op.left_transposed, op.right_transposed, *parts)
         size = sizes[op.where.rank, op.where.stage] if graph.stages[op.where.stage].streamed else _size(op)
         if size >= _LARGE and key not in known:
             work = products.work(op)

@@ -150,13 +150,13 @@ class _Solver:
             reason = "an operand's columns are not side by side"
         arch = self.device.arch
 
-        def refused(serves: bool, refusal: Refusal) -> str | None:
+        def refused(serves: bool, refusal: Refusal, of: Sequence[tiles.Work]) -> str | None:
             if not serves:
                 return f"it does not run on {arch}"
-            return reason or refusal(fast, dtype, out_dtype, *turned)
+            return reason or refusal(of, dtype, out_dtype, *turned)
 
         merged = [] if reason else tiles.in_registers(fast, turned)
-        not_sm90 = refused(arch == sm90.ARCH, lambda _, *types: sm90.refusal(merged, *types))
+        not_sm90 = refused(arch == sm90.ARCH, sm90.refusal, merged)
         taken = not_sm90 is None and asked.smem is None and asked.residency is None
         rows = [g.out.axes[g.out.kept[0]].segments for g in gemms]
         depth = first.left.shape[0 if first.left_transposed else 1]
@@ -179,8 +179,8 @@ class _Solver:
             terms=max(len(g.terms) for g in gemms),
             peers=out_dtype != "fp32" and any(g.out.rank != g.where.rank for g in gemms),
             not_sm90=not_sm90,
-            not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal),
-            not_mfma=refused(arch in mfma.ARCHS, mfma.refusal),
+            not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal, fast),
+            not_mfma=refused(arch in mfma.ARCHS, mfma.refusal, fast),
         )
 
     def _arrival(self, gemms: list[ir.Gemm]) -> float:

@@ -104,6 +104,7 @@ def test_tiles_wait_along_k(cuda: StandIn, sms: int, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(tiled, "sm90", SimpleNamespace(**{**vars(sm90), "build": noted}))
     right(cuda, plan, seeds=4)
+    assert made
     for launch in made:
         assert len(launch.table.signals) == 0  # nothing between the pieces of K is told
         assert sorted(launch.table.depth_waits["count"].tolist())[-2:] == [1, 1]

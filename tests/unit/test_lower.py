@@ -225,6 +225,23 @@ def test_a_large_product_that_only_a_plain_kernel_takes(machine: str, deep: list
     assert all("a piece of the left operand's columns starts at 1365, no multiple of 8" in w for w in found)
 
 
+PITCHES = """
+schedule pitches
+input  A[2048, 2048]            : bf16
+input  B[2048, 2048 + 4 * rank] : bf16
+output C[2048, 2048]            : bf16
+computes C = A * B[:, 0:2048]
+queue compute { engine = sm }
+stage mm on compute { gemm C = A * B[:, 0:2048] }
+"""
+
+
+def test_equal_parts_of_tensors_that_differ_are_looked_at_one_by_one() -> None:
+    graph = build(ficco_dsl.parse(PITCHES, "x.ficco"), 2, {})
+    (found,) = map(str, lint(graph, profile("h200-switch", 2)))
+    assert "the right operand's address or pitch is no multiple of 16 bytes" in found
+
+
 def test_each_wait_of_launches_beside_one_another_is_needed() -> None:
     damaged = list(without_one_wait(plan(BESIDE.replace("PUSH", " sms = 8").replace("REST", ""))))
     assert len(damaged) == 16

@@ -168,6 +168,12 @@ def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits:
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
     (pointer,) = struct.unpack_from("<Q", data, sm90.POINTERS_AT + 112)
     assert pointer == (1 << 30) + table.offsets[6]
+    # a left operand is then not loaded before its flags, whatever writes it
+    made = [
+        sm90.build([w], variant, "bf16", "bf16", False, False, sms=132, stages=4, constant=(True, True)).constant
+        for w in (work, works[0])
+    ]
+    assert made == [(False, True), (True, True)]
 
 
 def test_a_variant_fits_what_it_is_given() -> None:
