@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -74,7 +74,7 @@ def _stages(graph: Graph, plan: Plan) -> list[Facts]:
         by_stage.setdefault(stage.name, [])
     for op in graph.ops:
         by_stage[graph.stages[op.where.stage].name].append(op)
-    launches = _launches(plan)
+    launches, shared = _launches(plan)
     facts = []
     for name, ops in by_stage.items():
         own = [s for s in graph.stages if s.name == name]
@@ -94,6 +94,7 @@ def _stages(graph: Graph, plan: Plan) -> list[Facts]:
                 "operations": len(ops),
                 "operations_a_rank": _range(a_rank[r] for r in range(graph.ranks)),
                 "launches_a_rank": _range(launches[r, name] for r in range(graph.ranks)),
+                "launched_with": sorted(shared.get(name, ())),
                 "does": [_does(graph, kind, [op for op in ops if type(op) is kind]) for kind in _kinds(ops)],
             }
         )
@@ -289,13 +290,18 @@ def _plan(plan: Plan) -> Facts:
     }
 
 
-def _launches(plan: Plan) -> Counter[tuple[int, str]]:
+def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]]:
+    """How many launches hold works of a stage, by rank and its name; and with which other stages they do."""
     found: Counter[tuple[int, str]] = Counter()
+    shared: dict[str, set[str]] = defaultdict(set)
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, plan_ir.Launch):
-                found[stream.rank, command.stage.split("[", 1)[0]] += 1
-    return found
+                names = {s.split("[", 1)[0] for s in command.stages}
+                found.update((stream.rank, name) for name in names)
+                for name in names:
+                    shared[name] |= names - {name}
+    return found, shared
 
 
 def _bytes(graph: Graph, region: Any) -> int:
@@ -382,6 +388,8 @@ def _stage_lines(facts: Facts) -> list[str]:
         launches = stage["launches_a_rank"]
         if stage["streamed"]:
             persistent = _spread(launches, "persistent launch")
+            if stage["launched_with"]:
+                persistent += f" with {join_words(stage['launched_with'])}"
             lines.append(f"       streamed: {persistent}, whose works wait for flags or raise them")
         elif launches[1]:
             lines.append(f"       {_spread(launches, 'launch')} a rank")

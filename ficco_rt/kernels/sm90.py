@@ -16,7 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import ceil
 from pathlib import Path
 
@@ -424,6 +424,7 @@ _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or add
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 _PACE = 3.86e5  # bytes a µs that come from other devices …
 _PIECE = 6.0  # … and what each piece that is waited for adds
+_CLOSE = 1.0  # µs: estimates this close are alike
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
 
@@ -431,20 +432,35 @@ _FIRST = 4  # so many of the last phases may stay whole where the first ones are
 def cuts_of(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, sms: int) -> Cuts:
     """How K of the works' tiles is best cut. Works that wait for flags come one after another, and one that makes few
     tiles leaves multiprocessors idle until the next has come: then all are cut, if what a cut costs is hidden."""
-    if any(w.signals for w in works):
-        return UNCUT  # they come to an end one by one: none is the last wave
     terms = max(len(w.terms) for w in works)
     found = phases(works, k)
+    rows = [n for phase in found for n in phase.rows]
+    tail = Cuts(tail=_best(v, rows, columns, k, sms, terms)[1])
+    if any(w.signals for w in works):  # these come to an end one by one, and are never cut; what stands behind them is
+        behind = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
+        over = _clusters(v, rows, columns) % max(1, sms // v.cluster)
+        return tail if over <= _clusters(v, behind, columns) else UNCUT
     _, parts = _in_turn(v, found, columns, k, sms, terms)
     if any(n > 1 for n in parts):
-        groups = [list(group) for _, group in groupby(works, key=lambda w: w.waits)]
+        groups = [list(group) for _, group in groupby(works, key=_awaited)]
         return Cuts(works=tuple(n for n, group in zip(parts, groups, strict=True) for _ in group))
-    return Cuts(tail=_best(v, [n for phase in found for n in phase.rows], columns, k, sms, terms)[1])
+    return tail
+
+
+def _awaited(work: Work) -> tuple[int, ...]:
+    """What its first flags are."""
+    return work.waits or work.term_waits
+
+
+def _clusters(v: Variant, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """The tiles of pieces of outputs of so many rows and columns; those that a cluster makes at once count as one."""
+    return sum(ceil(r / v.tile[0] / v.cluster) for r in rows) * sum(ceil(c / v.tile[1]) for c in columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Works that wait for the same. Their operands come from `first` to `last`, µs; the last are `share` of K."""
+    """Works that wait for the same. Their operands come from `first` to `last`, µs; the last are `share` of K, 0 where
+    it is what is added at the end."""
 
     rows: tuple[int, ...]  # of the pieces of their outputs
     first: float
@@ -456,11 +472,15 @@ def phases(works: Sequence[Work], k: int, arrival: float | None = None) -> tuple
     """Works in the order in which they wait. What they wait for comes one after another, at the pace of the links, or
     evenly until `arrival`."""
     found, at = [], 0.0
-    for waits, group in groupby(works, key=lambda w: w.waits):
+    for waits, group in groupby(works, key=_awaited):
         members = list(group)
         rows = tuple(s.size for w in members for s in w.out_rows)
         if not waits:
             found.append(Phase(rows, at, at))
+            continue
+        if members[0].term_waits:  # what is added at the end
+            at += 2 * sum(rows) * sum(s.size for s in members[0].out_columns) / _PACE + _PIECE
+            found.append(Phase(rows, 0.0, at, 0.0))
             continue
         places = [place for place, _ in members[-1].depth_waits]
         time = 2 * sum(rows) * k / _PACE + _PIECE * (1 + len(places))
@@ -488,7 +508,7 @@ class _Costs:
 def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, terms: int) -> _Costs:
     m, n = v.tile
     size = m * n / (128 * 256)
-    tiles = sum(ceil(r / m / v.cluster) for r in rows) * sum(ceil(c / n) for c in columns)
+    tiles = _clusters(v, rows, columns)
     groups = max(1, sms // v.cluster)
     step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
     if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
@@ -612,9 +632,10 @@ def choose(
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
-    best: Choice | None = None
+    found: list[tuple[float, Choice]] = []
     for v in [v for v in fitting if v.paced == paced] or fitting:
-        cost, cut = _best(v, rows, columns, k, sms, terms)
+        alone, cut = _best(v, rows, columns, k, sms, terms)
+        cost = alone
         if late:
             start = _LAUNCH + _CLUSTER * (v.cluster - 1)
             span, parts = _in_turn(v, late, columns, k, sms, terms)
@@ -623,7 +644,7 @@ def choose(
             else:
                 last = late[-1]
                 cost = max(cost, start + span, last.last + last.share * _best(v, last.rows, columns, k, sms, terms)[0])
-        if best is None or cost < best.estimate:
-            best = Choice(v, cut, cost)
-    assert best is not None
-    return best
+        found.append((alone, Choice(v, cut, cost)))
+    # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
+    least = min(choice.estimate for _, choice in found)
+    return min((c for c in found if c[1].estimate <= least + _CLOSE), key=lambda c: c[0])[1]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..graph.ir import Graph
+from ..graph.ir import Graph, Op
 from ..graph.text import op_text
 from ..machine.model import Machine
 from .ir import LaunchAttributes, Order
@@ -46,9 +47,16 @@ class Draft:
     streams: tuple[StreamKey, ...] = ()
     stream_of: tuple[int, ...] = ()  # op → stream
     order: tuple[int, ...] = ()  # ops as they are issued; a topological order of the dependencies
+    joined: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # see `launch_of`
+    choices: dict[int, LaunchChoice] = field(default_factory=dict)  # op → kernel
     needs: dict[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
     orders: tuple[Order, ...] = ()
-    choices: dict[int, LaunchChoice] = field(default_factory=dict)  # op → kernel
+
+
+def launch_of(draft: Draft, op: Op) -> tuple[int, int]:
+    """Which launch a streamed op is a work of: the index of the stage that it begins with, and the rank."""
+    key = (op.where.stage, op.where.rank)
+    return draft.joined.get(key, key)
 
 
 def to_text(draft: Draft) -> str:

@@ -11,7 +11,7 @@ from ficco_dsl.diagnostics import Span
 from ..graph import ir as graph_ir
 from ..graph.budget import Budget, most_ops
 from ..region import Axis, Box, Interval, Region
-from .draft import Draft
+from .draft import Draft, launch_of
 from .ir import (
     VERSION,
     CollectiveCall,
@@ -45,6 +45,7 @@ class _Entry:
     call: CollectiveCall | None = None
     marks: list[Command] = field(default_factory=list)
     stage: str = ""
+    joined: list[tuple[int, str]] = field(default_factory=list)  # see Launch
     first: int = -1  # its first op, whose choice a launch follows
     streamed: bool = False
 
@@ -121,7 +122,8 @@ class _Emitter:
             yield entry.call
         else:
             choice = self.draft.choices[entry.first]
-            yield Launch(choice.kernel, tuple(entry.works), entry.streamed, choice.attributes, entry.stage)
+            works, joined = tuple(entry.works), tuple(entry.joined)
+            yield Launch(choice.kernel, works, entry.streamed, choice.attributes, entry.stage, joined)
         yield from entry.marks
 
     # -- ops
@@ -175,12 +177,15 @@ class _Emitter:
 
     def _streamed(self, v: int) -> None:
         op = self.graph.ops[v]
-        key = (op.where.stage, op.where.rank)
+        key = launch_of(self.draft, op)
         if key not in self.launches:
             stage = self.graph.stages[op.where.stage]
             self.launches[key] = _Entry(stage=stage.label, first=v, streamed=True)
             self.entries[self.draft.stream_of[v]].append(self.launches[key])
         entry = self.launches[key]
+        label = self.graph.stages[op.where.stage].label
+        if label != (entry.joined[-1][1] if entry.joined else entry.stage):
+            entry.joined.append((len(entry.works), label))
         waits = []
         for need in self.draft.needs.get(v, ()):
             if need.launch and need.flag:

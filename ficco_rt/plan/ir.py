@@ -155,17 +155,26 @@ class LaunchAttributes:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel launch. Not streamed: exactly one work, or copies that go out together; no flags. Streamed: many,
-    with flags."""
+    with flags, of `stage` and of others that `joined` it: the first work of each, and its name."""
 
     kernel: str  # catalogue name, or a user kernel's
     works: tuple[Work, ...]
     streamed: bool
     attributes: LaunchAttributes
     stage: str
+    joined: tuple[tuple[int, str], ...] = ()
 
     @property
     def origin(self) -> Span:
         return self.works[0].origin
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return (self.stage, *(stage for _, stage in self.joined))
+
+    def stage_of(self, work: int) -> str:
+        """The stage of the work at this index."""
+        return self.stages[sum(first <= work for first, _ in self.joined)]
 
 
 @dataclass(frozen=True, slots=True)

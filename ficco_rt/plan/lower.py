@@ -18,8 +18,8 @@ from .transfers import order_transfers
 PASSES: tuple[Callable[[Draft], Draft], ...] = (
     place,  # every op has a stream
     order_transfers,  # ops stand in the order in which they are issued; `order = auto` has its rounds
+    solve_resources,  # every launch has its works, a kernel and its attributes
     synchronise,  # every dependency has a carrier: stream order, event or flag, and no wait is wasted
-    solve_resources,  # every launch has a kernel and its attributes
 )
 
 

@@ -13,7 +13,7 @@ class Products:
         self._tensors = {t.name: t for t in graph.tensors}
         self._addresses = {t.name: (i + 1) << 44 for i, t in enumerate(graph.tensors)}
 
-    def work(self, g: ir.Gemm, waits: tuple[int, ...] = ()) -> tiles.Work | None:
+    def work(self, g: ir.Gemm, waits: tuple[int, ...] = (), term_waits: tuple[int, ...] = ()) -> tiles.Work | None:
         """None if an operand's columns are not side by side."""
         sides = []
         for r in (g.left, g.right, g.out, *g.terms):
@@ -26,4 +26,4 @@ class Products:
             sides.append(side)
         left, right, out, *others = sides
         terms = [tiles.Term(o, self._tensors[t.tensor].dtype) for o, t in zip(others, g.terms, strict=True)]
-        return tiles.Work.of(left, right, out, g.accumulate, waits, terms=tuple(terms))
+        return tiles.Work.of(left, right, out, g.accumulate, waits, (), tuple(terms), term_waits)

@@ -15,8 +15,10 @@ from ..kernels import mfma, sm80, sm90, tiles
 from ..kernels.catalogue import COPY, REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, copy_sms, out_of_limits
 from ..machine.cost import gemm_time, store_time, transfer_time
 from ..machine.model import Device
-from .draft import Draft, LaunchChoice
+from ..region import Region
+from .draft import Draft, LaunchChoice, launch_of
 from .ir import LaunchAttributes
+from .join import joined
 from .products import Products
 from .room import rest
 
@@ -35,8 +37,9 @@ def limits_of(device: Device) -> Limits:
 
 
 def solve_resources(draft: Draft) -> Draft:
-    """Every launch has a kernel, and shared memory that gives the residency asked for."""
+    """Every launch has its works, a kernel, and shared memory that gives the residency asked for."""
     solver = _Solver(draft)
+    draft = replace(draft, joined=joined(draft, solver.choose))
     for ops in _launches(draft):
         found = solver.choose(ops)
         if isinstance(found, str):
@@ -51,13 +54,13 @@ def solve_resources(draft: Draft) -> Draft:
 
 
 def _launches(draft: Draft) -> Iterator[list[int]]:
-    """The ops of each kernel launch: one, or a rank's whole streamed stage. Of copies several may go out as one."""
+    """The ops of each kernel launch: one, or those of a streamed one. Of copies several may go out as one."""
     streamed: dict[tuple[int, int], list[int]] = {}
     on_sms = {q.name for q in draft.graph.queues if q.engine == "sm"}
     for i in draft.order:
         op = draft.graph.ops[i]
         if draft.graph.stages[op.where.stage].streamed:
-            streamed.setdefault((op.where.stage, op.where.rank), []).append(i)
+            streamed.setdefault(launch_of(draft, op), []).append(i)
         elif draft.graph.stages[op.where.stage].queue in on_sms:
             yield [i]
     yield from streamed.values()
@@ -82,6 +85,7 @@ class _Solver:
                     time = transfer_time(draft.machine, op.src.rank, op.dst.rank, size)
                 self.arriving[op.dst.rank, op.dst.tensor] += time
         self.rest = rest(draft)
+        self.made: dict[int, tiles.Work | None] = {}  # by the product's identity
         self.known: dict[tuple[object, ...], GemmConfig | str] = {}
         self.chosen: dict[GemmRequest, GemmConfig | str] = {}  # parts of other places may ask for the same
         self.choices: dict[int, LaunchChoice] = {}
@@ -132,9 +136,7 @@ class _Solver:
         first = gemms[0]
         dtype, out_dtype = (self.tensors[r.tensor].dtype for r in (first.left, first.out))
         turned = (first.left_transposed, first.right_transposed)
-        # those that read what comes from other ranks wait, each for itself
-        come = [any((g.where.rank, r.tensor) in self.arriving for r in g.reads) for g in gemms]
-        works = [self.works.work(g, (1 + i,) * waits) for i, (g, waits) in enumerate(zip(gemms, come, strict=True))]
+        works = [self._work(g) for g in gemms]
         fast = [w for w in works if w is not None]
         alike = all(
             (g.left_transposed, g.right_transposed, self.tensors[g.left.tensor].dtype, self.tensors[g.out.tensor].dtype)
@@ -182,6 +184,19 @@ class _Solver:
             not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal, fast),
             not_mfma=refused(arch in mfma.ARCHS, mfma.refusal, fast),
         )
+
+    def _work(self, g: ir.Gemm) -> tiles.Work | None:
+        """The product as a tuned kernel takes it. One that reads what comes from other ranks waits, for itself; if only
+        what it adds comes from there, for that."""
+
+        def comes(*regions: Region) -> bool:
+            return any((g.where.rank, r.tensor) in self.arriving for r in regions)
+
+        if id(g) not in self.made:
+            flag = (1 + len(self.made),)
+            waits = comes(g.left, g.right) or (g.accumulate and comes(g.out))
+            self.made[id(g)] = self.works.work(g, flag * waits, flag * (not waits and comes(*g.terms)))
+        return self.made[id(g)]
 
     def _arrival(self, gemms: list[ir.Gemm]) -> float:
         """Microseconds until the last piece from another rank has come that these read, one copy after another, from

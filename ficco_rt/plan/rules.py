@@ -203,6 +203,9 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
             )
         if launch.streamed and any(isinstance(w, KernelWork) for w in launch.works):
             yield Diagnostic(launch.origin, "a streamed launch has GEMMs, reduces and copies, no user kernel")
+        begins = [0, *(first for first, _ in launch.joined), len(launch.works)]
+        if launch.joined and not (launch.streamed and all(a < b for a, b in pairwise(begins))):
+            yield Diagnostic(launch.origin, "stages that join a streamed launch each have works of their own, in order")
         a = launch.attributes
         if a.smem < 0 or (a.residency is not None and a.residency < 1) or (a.sms is not None and a.sms < 1):
             yield Diagnostic(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..graph import ir
 from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from .clock import Clock, start
-from .draft import Draft, Need
+from .draft import Draft, Need, launch_of
 from .ir import Order
 from .room import rest
 
@@ -94,7 +94,7 @@ class _Synchroniser:
             if where.stage in self.wanted_ends:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
             if self.graph.stages[where.stage].streamed:
-                self.members.setdefault((where.stage, where.rank), []).append(i)
+                self.members.setdefault(launch_of(draft, self.graph.ops[i]), []).append(i)
         remaining = rest(draft)
         for key, works in self.members.items():
             said = self.graph.ops[works[0]].where.resources.sms is not None
@@ -195,8 +195,7 @@ class _Synchroniser:
 
     def _end_of(self, u: int) -> _Stamp:
         """The stamp of an `after`: of a streamed stage the launch's end."""
-        where = self.graph.ops[u].where
-        launch = self.launches.get((where.stage, where.rank))
+        launch = self.launches.get(launch_of(self.draft, self.graph.ops[u]))
         if launch is None:
             return self.stamps[u]
         return _Stamp(launch.end, self.draft.stream_of[u], launch.position)
@@ -250,7 +249,7 @@ class _Synchroniser:
 
     def _work(self, v: int) -> None:
         where, s = self.graph.ops[v].where, self.draft.stream_of[v]
-        key = (where.stage, where.rank)
+        key = launch_of(self.draft, self.graph.ops[v])
         if key not in self.launches:
             self._open(key, v)
         launch = self.launches[key]
@@ -271,8 +270,7 @@ class _Synchroniser:
 
     def _beside(self, u: int, key: tuple[int, int]) -> bool:
         """Is u a work of a streamed launch that runs while launch `key` waits? Both leave each other room."""
-        where = self.graph.ops[u].where
-        return key in self.roomy and (where.stage, where.rank) in self.roomy
+        return key in self.roomy and launch_of(self.draft, self.graph.ops[u]) in self.roomy
 
     def _same_processors(self, u: int, rank: int) -> bool:
         s = self.draft.stream_of[u]

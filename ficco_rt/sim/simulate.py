@@ -107,7 +107,9 @@ class _Clock:
                         self.waiting.setdefault(signal, []).append(self._resume(stream, position, now))
                         return
                     if seen > now:
-                        self.wait(stream, position, command.origin, (signal,), now, seen)
+                        rest = stream.commands[position:]  # the next command that does something is what waits
+                        stage = next((c.stage for c in rest if isinstance(c, CopyAsync | Launch | CollectiveCall)), "")
+                        self.wait(stream, stage, command.origin, (signal,), now, seen)
                         self.later(stream, position + 1, seen)
                         return
                 case CollectiveCall():
@@ -144,14 +146,11 @@ class _Clock:
         self.at(running.free, running.begin)
 
     def wait(
-        self, stream: Stream, position: int, place: Place, signals: tuple[Signal, ...], start: float, stop: float
+        self, stream: Stream, stage: str, place: Place, signals: tuple[Signal, ...], start: float, stop: float
     ) -> None:
-        """Record a wait that ended when the last of the signals was seen."""
+        """Record a wait of a stage that ended when the last of the signals was seen."""
         last = max(signals, key=lambda s: self.raised[s][0])
         by = self.raised[last][1]
-        # the stage that waits is that of the next command that does something
-        rest = stream.commands[position:]
-        stage = next((c.stage for c in rest if isinstance(c, CopyAsync | Launch | CollectiveCall)), "")
         label = f"waits for {last[0]} {last[1]} of rank {by.rank} stream {by.name}"
         self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, _at(place)))
 
@@ -176,13 +175,14 @@ class _Clock:
         work = body.works[index]
         kind, label, moved, flops, time = self._price(work, body.attributes, alone, stream.rank)
         stop = now + time + (self.machine.device.launch_time if alone else 0.0)
+        stage = body.stage_of(index)
         self.spans.append(
             Span(
                 stream.rank,
                 stream.id,
                 kind,
-                f"{body.stage}  {label}",
-                body.stage,
+                f"{stage}  {label}",
+                stage,
                 now,
                 stop,
                 _at(work.origin),
@@ -283,7 +283,7 @@ class _StreamedLaunch:
         if now > self.free:
             work = self.launch.works[index]
             signals = tuple(("flag", f) for f in work.waits)
-            clock.wait(self.stream, self.position, work.origin, signals, self.free, now)
+            clock.wait(self.stream, self.launch.stage_of(index), work.origin, signals, self.free, now)
         self.busy = True
         stop = clock.work(self.stream, self.launch, index, now, alone=False)
         clock.at(stop, lambda: self.finish(index))

@@ -84,7 +84,7 @@ def _timed(
     )
     flops = sum(2 * w.out.elements * _depth(w) for w in command.works if isinstance(w, GemmWork))
     kind, label = _launch(command, rank)
-    label, how = f"{stage}  {label}", bound.launched
+    label, how = f"{_stages(command)}  {label}", bound.launched
     peers = {peer_of(w.dst, w.src, rank) for w in command.works if isinstance(w, CopyWork)}
     peer = peers.pop() if len(peers) == 1 else None
     yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how)
@@ -92,6 +92,11 @@ def _timed(
 
 def _depth(work: GemmWork) -> int:
     return work.left.shape[0] if work.left_transposed else work.left.shape[1]
+
+
+def _stages(command: Launch) -> str:
+    """Its stage, or the names of all that joined it."""
+    return ", ".join(dict.fromkeys(s.split("[", 1)[0] for s in command.stages)) if command.joined else command.stage
 
 
 def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
@@ -132,7 +137,7 @@ def words(command: Command) -> str:
             more = f" and {len(transfers) - 1} more" if len(transfers) > 1 else ""
             text = f"copy of stage '{command.stage}' ({t.src.tensor}@{t.src.rank} → {t.dst.tensor}@{t.dst.rank}{more})"
         case Launch():
-            text = f"launch of stage '{command.stage}' ({_launch(command)[1]})"
+            text = f"launch of stage '{_stages(command)}' ({_launch(command)[1]})"
         case CollectiveCall():
             text = f"{command.kind} of stage '{command.stage}'"
         case WaitEvent() | WaitFlag():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import Span as Place
+from ...plan.ir import Launch
 from .stepping import CollectiveTask, HostStream, Signal, Task, WaitTask, WorkTask
 
 SHOWN = 8  # streams that are written out; in a large run they all wait for a few
@@ -33,12 +34,13 @@ def _waits(stream: HostStream, arrived: dict[int, list[CollectiveTask]], ranks: 
                 f"for rank {missing} to call it"
             )
         case WorkTask():
+            assert isinstance(task.body, Launch)  # copies wait on their stream
             waiting = [j for j in task.jobs if j.missing]
             job = waiting[0]
             signal = next(s for s in job.waits if not s.up)
             more = f"; {len(waiting) - 1} more works of the launch wait" if len(waiting) > 1 else ""
             return (
-                f"{stream} waits in the launch of stage '{task.body.stage}': its work {job.index} "
+                f"{stream} waits in the launch of stage '{task.body.stage_of(job.index)}': its work {job.index} "
                 f"({at(job.place)}) waits for {signal.name}, {_raiser(signal)}{more}"
             )
         case _:
