@@ -192,7 +192,7 @@ def test_fewer_values_for_a_quick_look() -> None:
     ]
     assert [v.pieces for v in variants("ag_gemm", 2) if v.label.startswith("tapered")] == [4, 2]
     assert [v.label for v in variants("gemm_rs", 1) if v.label.startswith("tapered")] == [
-        "tapered first=1:2:5 last=1:1:1:1"
+        "tapered first=1:1:2 last=2:1:1"
     ]
     stored = [v.label for v in variants("gemm_rs", 2) if v.label.startswith("direct")]
     assert stored == ["direct chunks=16", "direct chunks=8"]

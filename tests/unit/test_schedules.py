@@ -18,7 +18,7 @@ WANTED = {
         "serial", "shard_p2p", "shard_ring", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
         "uniform_fused_2d", "streamed", "tapered",
     },
-    "gemm_rs": {"serial", "shard", "chunked", "ring", "streamed", "tapered"},
+    "gemm_rs": {"serial", "shard", "chunked", "relay", "ring", "streamed", "tapered"},
     "gemm_ar": {"serial", "overlapped"},
     "a2a_gemm": {"serial", "overlapped"},
 }  # fmt: skip

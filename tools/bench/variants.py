@@ -19,8 +19,8 @@ STORED: dict[str, tuple[object, ...]] = {  # where GEMMs store at peers: a piece
     "chunks": (16, 8, 4),
 }
 SENT: dict[str, tuple[object, ...]] = {  # where products are sent: copies begin behind the first piece
-    "first": ([1, 2, 5], [1, 1, 2]),
-    "last": ([1, 1, 1, 1], [2, 1, 1]),
+    "first": ([1, 1, 2],),
+    "last": ([2, 1, 1], [1, 1, 1, 1]),
 }
 
 
