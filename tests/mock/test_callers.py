@@ -163,3 +163,43 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
         callers.close()
     assert not cuda.violations()
     assert not cuda.live()
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay", "gemm_rs/streamed", "gemm_ar/overlapped"])
+def test_runs_of_different_callers_and_forms_stand_behind_one_another(cuda: StandIn, name: str) -> None:
+    """Two callers, each with tensors and streams of its own, issue runs of one executor by turns, on streams and as
+    graphs, without a wait in between: what the executor shares among them, scratch and flags, nobody disturbs."""
+    cuda.reset(f"devices {RANKS}")
+    machine = discover("cuda", RANKS)
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
+    kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
+    shapes = {t.name: t.shapes for t in plan.tensors}
+    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
+        both = [Callers(plan, 1, default=False) for _ in range(2)]
+        tensors = [{n: [c.array(r, s) for r, s in enumerate(shapes[n])] for n in kinds} for c in both]
+        bound = [executor.bind(**t) for t in tensors]
+        executor.run(bound[0])
+        executor.graph = True
+        executor.run(bound[0])
+        executor.run(bound[1])
+        for seed in range(40):
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
+            inputs = [fresh_inputs(plan, 100 * seed + i, "exact") for i in range(2)]
+            for given, held, caller in zip(inputs, tensors, both, strict=True):
+                for n, arrays in given.items():
+                    for array, values in zip(held[n], arrays, strict=True):
+                        caller.write(array, values)
+            for turn in range(4):
+                executor.graph = bool((seed >> turn) & 1)
+                executor.run(bound[turn % 2], streams=[int(s) for s in both[turn % 2].streams])
+            executor.synchronize()
+            for given, held, caller in zip(inputs, tensors, both, strict=True):
+                caller.wait()
+                outputs = {n: [caller.read(a) for a in held[n]] for n, kind in kinds.items() if kind == "output"}
+                result = compare(plan, given, outputs, "exact")
+                assert result.ok, f"seed {seed}: {result.worst}"
+        for caller in both:
+            caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()

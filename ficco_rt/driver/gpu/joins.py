@@ -101,11 +101,11 @@ class Joins:
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
         yield from self._callers_come(called, range(len(called)))
         if together:
-            yield from self._wait(first, [*self._called[: len(called)], *self._others(first, behind)])
+            yield from self._wait(first, [*self._called[: len(called)], *self._before(behind)])
             yield Step(first, *vendor.record_action(self._start, gpus.control[first.ordinal]), "the run's start")
         for i, device in gpus.devices.items():
             if not together:
-                events = [*self._comes(called, i), *self._others(device, behind)]
+                events = [*self._comes(called, i), *self._before(behind)]
             else:
                 events = [self._start] if device is not first else []
             opens = events[0] if len(events) == 1 else self.gates[i]
@@ -142,8 +142,9 @@ class Joins:
         """The events of the callers that a device waits for."""
         return [self._called[rank] for rank in self._needs[ordinal]] if called else []
 
-    def _others(self, device: Device, behind: bool) -> list[Handle]:
-        return [event for i, event in self.done.items() if i != device.ordinal] if behind else []
+    def _before(self, behind: bool, but: int | None = None) -> list[Handle]:
+        """The ends of the run before, where all flags are down again; `but`: of all devices but one."""
+        return [event for i, event in self.done.items() if i != but] if behind else []
 
     def _on(self, ordinal: int) -> list[GpuStream]:
         return [s for s in self._streams if s.device.ordinal == ordinal]
@@ -174,14 +175,17 @@ class Joins:
                 end.append(Step(device, *lower, "the plan's flags"))
         return self._sides_of(begin, end)
 
-    def replay(self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool, timed: bool) -> Replay:
-        """Each device's graph between its gate and done."""
-        plain = tuple(self._around_graphs(called, graphs, behind, timed))
+    def replay(
+        self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool, others: bool, timed: bool
+    ) -> Replay:
+        """Each device's graph between its gate and done; the rest as `sides` has it. `others`: the run before did not
+        end on these very streams, as the graphs of the same callers do."""
+        plain = tuple(self._around_graphs(called, graphs, behind, others, timed))
         steps = tuple(entered(self._gpus.vendor, plain))
         return Replay(steps, len(steps) > len(plain))
 
     def _around_graphs(
-        self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool, timed: bool
+        self, called: Sequence[Handle], graphs: Mapping[int, Handle], behind: bool, others: bool, timed: bool
     ) -> Iterator[Step]:
         """On the stream of a caller of the device, where there is one: an event less on either side."""
         gpus, vendor = self._gpus, self._gpus.vendor
@@ -190,7 +194,7 @@ class Joins:
         comes = {i: [rank for rank in self._needs[i] if rank != hosts[i]] if called else [] for i in gpus.devices}
         yield from self._callers_come(called, {rank for ranks in comes.values() for rank in ranks})
         for i, device in gpus.devices.items():
-            events = [*(self._called[rank] for rank in comes[i]), *self._others(device, behind)]
+            events = [*(self._called[rank] for rank in comes[i]), *self._before(behind, but=None if others else i)]
             yield from self._wait(device, events, on[i])
             if timed:
                 yield Step(device, *vendor.record_action(self.gates[i], on[i]), "the run's gate")

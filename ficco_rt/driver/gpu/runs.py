@@ -54,6 +54,7 @@ class Runs:
         self._uploads = uploads
         self._joins = Joins(gpus, flags, plan, streams)
         self._running = False  # issued, not seen to end
+        self._callers: tuple[Handle, ...] = ()  # of the last run
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: flags and counters may be up
         self._replayed: Captured | None = None  # what the last run was, if graphs
@@ -74,7 +75,7 @@ class Runs:
                 stream.issued = []
             self._timed = self.marked or gpus.timing or not streams
             sides = self._joins.sides(streams, self.marked, self._running, self._timed)
-            self._running = True
+            self._running, self._callers = True, tuple(streams)
             make(gpus, sides.begin)
             program.issued()
             make(gpus, steps)
@@ -171,17 +172,18 @@ class Runs:
     def replay(self, captured: Captured, streams: Sequence[Handle]) -> None:
         try:
             self._prepare()
+            behind, others = self._running, self._replayed is None or self._callers != tuple(streams)
             self._replayed, self.marked = captured, False
-            joins, behind, timed = self._joins, self._running, self._gpus.timing or not streams
+            joins, timed = self._joins, self._gpus.timing or not streams
             self._timed = timed
             replay = kept(
                 captured.replays,
-                (behind, timed, *streams),
-                lambda: joins.replay(streams, captured.graphs, behind, timed),
+                (behind, others, timed, *streams),
+                lambda: joins.replay(streams, captured.graphs, behind, others, timed),
             )
             if replay.enters:
                 self._gpus.begin_issue()
-            self._running = True
+            self._running, self._callers = True, tuple(streams)
             make(self._gpus, replay.steps)
             self._gpus.end_issue()
         except BaseException:
@@ -219,7 +221,7 @@ class Runs:
         while not self._ended():
             waited = time.monotonic() - begun
             if limit is not None and waited > limit:
-                self._give_up(waited)
+                self._give_up(limit)
             naps += 1
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))
@@ -267,7 +269,7 @@ class Runs:
         with concerning(self._gpus.devices[ordinal], "while the plan ran"):
             return self._gpus.vendor.ended(self._joins.done[ordinal])
 
-    def _give_up(self, waited: float) -> None:
+    def _give_up(self, limit: float) -> None:
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._gpus.busy()]
         self._dirty = True
         through = self._release()
@@ -276,7 +278,7 @@ class Runs:
             report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
         busy = " and ".join(self._gpus.busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
-        raise DeviceError(f"the run did not end within {waited:.3g} s (--timeout)\n" + "\n".join(report) + state)
+        raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
 
     def _report(self) -> list[str]:
         """A line for each stream that is not through."""
