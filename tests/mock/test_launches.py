@@ -156,3 +156,31 @@ def test_the_last_of_a_launch_s_kernels_takes_down_the_flags_of_all(library: Sta
 
 def is_streamed(command: Command) -> TypeGuard[Launch]:
     return isinstance(command, Launch) and command.streamed
+
+
+TWO_SIZES = """
+schedule two_sizes
+input  A[64, 64] : fp32
+input  B[64, 64] : fp32
+output C[64, 64] : fp32
+output D[64, 64] : fp32
+computes C = A * B
+computes D = A * B
+queue compute { engine = sm }
+stage much on compute with smem = 100 KiB { gemm C = A * B }
+stage less on compute with smem = 70 KiB { gemm D = A * B }
+"""
+
+
+def test_launches_of_a_kernel_may_differ_in_shared_memory(cuda: StandIn) -> None:
+    """A function has one limit: the second launch's must not take from the first."""
+    cuda.reset("devices 1")
+    plan = plan_of(build(ficco_dsl.parse(TWO_SIZES, "two.ficco"), 1), discover("cuda", 1))
+    much, less = (c for s in plan.streams for c in s.commands if isinstance(c, Launch))
+    assert much.kernel == less.kernel
+    assert much.attributes.smem > less.attributes.smem
+    for graph in (False, True):
+        with Executor(plan, "cuda", graph=graph, timeout=30) as executor:
+            assert verified_run(executor, values="exact").ok
+    assert not cuda.violations()
+    assert not cuda.live()

@@ -28,7 +28,7 @@ from .packed import Packed, Wanted
 from .spans import place_of
 from .streams import GpuStream, Ready, Upload
 from .tensors import FlagAddress, Resolve
-from .vendor import Grid
+from .vendor import Grid, Handle
 
 PLAIN = LaunchAttributes(smem=0, residency=None, sms=None, priority=None)
 _ALIGNED = 256  # bytes
@@ -59,6 +59,7 @@ class Launches:
         behind = (b for s in plan.streams for a, b in pairwise(s.commands) if isinstance(a, Launch))
         self._behind = {id(command) for command in behind}
         self._modules = Modules(gpus)
+        self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
         self.kernels: dict[str, Kernel] = {}
 
     def close(self) -> None:
@@ -116,7 +117,7 @@ class Launches:
         smem = max(packed.smem, asked.attributes.smem - entry.static_smem)
         what = f"kernel {entry.name}, {smem} bytes of shared memory"
         with gpus.inside(device):
-            vendor.allow_smem(entry.handle, smem, what)
+            self._allow(entry.handle, smem, what)
             fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
         if not fitting:
             raise DeviceError(f"{place_of(asked.place)}: {what}: a block does not fit {device}")
@@ -133,6 +134,11 @@ class Launches:
             arguments = packed.arguments(upload.address, upload.counters)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
         ready.launched.append(Launched(entry.name, smem, fitting, blocks))
+
+    def _allow(self, function: Handle, smem: int, what: str) -> None:
+        """NOTE what was allowed last holds for all launches of a function, those that are bound already too."""
+        self._smem[function] = max(smem, self._smem.get(function, 0))
+        self._gpus.vendor.allow_smem(function, self._smem[function], what)
 
     def _upload(self, device: Device, packed: Packed, name: str) -> Upload:
         """The launch's constants in device memory, and zeros behind them."""
@@ -212,7 +218,7 @@ class Launches:
         what = f"kernel '{work.kernel}', {smem} bytes of shared memory"
         with self._gpus.inside(to.device):
             if smem:
-                vendor.allow_smem(entry.handle, smem, what)
+                self._allow(entry.handle, smem, what)
             fitting = vendor.blocks_per_sm(entry.handle, prod(work.block), smem, what)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
         ready.launched.append(Launched(work.kernel, smem, fitting, prod(work.grid)))
