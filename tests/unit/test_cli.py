@@ -511,6 +511,17 @@ def test_explain(run: Callable[..., Ending], here: Path) -> None:
     assert facts["compute"]["gemm_flops_a_rank"] == [2 * 64 * 32 * 64] * 2
     assert facts["memory"]["peak_bytes_a_rank"] == 2 * (16 * 64 + 64 * 32 + 64 * 32 + 64 * 64)
     assert [s["name"] for s in facts["stages"]] == ["gather", "mm"]
+    assert [s["launched_with"] for s in facts["stages"]] == [[], []]
+
+
+def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) -> None:
+    words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4")
+    out = run(*words).out
+    assert "       streamed: 1 persistent launch with own, whose works wait for flags or raise them\n" in out
+    assert "       streamed: 1 persistent launch with mm, whose works wait for flags or raise them\n" in out
+    stages = {s["name"]: s for s in run(*words, "--json").record["stages"]}
+    assert {name: s["launched_with"] for name, s in stages.items()} == {"mm": ["own"], "pass": [], "own": ["mm"]}
+    assert stages["mm"]["launches_a_rank"] == [1, 1]  # of three turns
 
 
 # ---------------------------------------------------------------- ficco-run

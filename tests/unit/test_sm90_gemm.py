@@ -115,6 +115,56 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     assert sm90.cuts_of(v, [*firsts, along_k], [2560], 8192, 132) == tiles.Cuts(works=(2, 2, 1, 1))
 
 
+def added_late(works: Sequence[tiles.Work], signals: int = 0) -> list[tiles.Work]:
+    """The same with a term each, whose flags are waited for in place of the operands'; the first `signals` signal."""
+    term = tiles.Matrix(9 << 20, works[0].out.rows, works[0].out.columns, works[0].out.pitch)
+    return [
+        replace(w, waits=(), term_waits=w.waits, signals=(4096 + 64 * i,) if i < signals else (),
+                terms=(tiles.Term(tiles.Operand(term, w.out_rows, w.out_columns), "bf16"),))
+        for i, w in enumerate(works)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "tail"), [((512, 512, 512, 512, 512), 2), ((512, 512, 512, 256), 1)])
+def test_the_last_wave_is_cut_if_nothing_in_it_signals(rows: tuple[int, ...], tail: int) -> None:
+    """32 clusters' tiles of 512 rows for 66 clusters: 28 in the last wave, of a work that does not signal; or 46, of
+    which the last work has 16."""
+    v = sm90.variant("sm90_gemm_128x160_c2")
+    works = added_late(in_pieces(*rows), signals=len(rows) - 1)
+    cuts = sm90.cuts_of(v, works, [2560], 8192, 132)
+    assert cuts == tiles.Cuts(tail=tail)
+    made = sm90.build(works, v, "bf16", "bf16", False, False, sms=132, stages=4, cuts=cuts).table
+    cut = made.tiles["splits"] > 1
+    assert cut.any() == (tail > 1)
+    assert (made.tiles["signal"][cut] == -1).all()
+    every = added_late(in_pieces(*rows), signals=len(rows))
+    assert sm90.cuts_of(v, every, [2560], 8192, 132) == tiles.Cuts()
+
+
+def test_what_is_added_comes_behind_the_operands() -> None:
+    """A wait for it is for the end of a work: the operands are there."""
+    works = added_late(in_pieces(512, 512, 512))
+    free, *late = sm90.phases(works, 8192)
+    assert (free.first, free.last, free.share) == (0.0, 0.0, 1.0)
+    assert [p.first for p in late] == [0.0, 0.0]
+    assert [p.share for p in late] == [0.0, 0.0]
+    assert 0 < late[0].last < late[1].last
+    assert late[1].last == pytest.approx(2 * late[0].last)
+    waited = sm90.phases(in_pieces(512, 512, 512), 8192)  # 8192 operands a row, 2560 that are added
+    assert late[1].last < waited[2].last
+    assert sm90.phases(works, 8192, 50.0)[-1].last == pytest.approx(50.0)
+
+
+def test_of_variants_that_wait_alike_the_fastest_is_chosen() -> None:
+    """If what is added comes last of all, no variant ends before another: then what one does alone counts."""
+    sizes = ([512] * 4, [2560], 8192, 132, False)
+    alone = sm90.choose(*sizes, terms=1)
+    late = sm90.phases(added_late(in_pieces(512, 512, 512, 512)), 8192, 10_000.0)
+    found = sm90.choose(*sizes, late=late, terms=1)
+    assert found.variant == alone.variant != sm90.VARIANTS[0]
+    assert found.estimate == pytest.approx(10_000, abs=20)
+
+
 def in_depth(
     *sizes: int, waits: Sequence[tuple[int, ...]], signals: Sequence[tuple[int, ...]] = ()
 ) -> list[tiles.Work]:
