@@ -126,6 +126,50 @@ class Orders:
         )  # fmt: skip
 
 
+class Chains:
+    """Streamed products behind one another on one queue, fed and followed by copies: several stages are one launch."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.ranks = rng.choice((1, 2, 3, 4))
+        lines = ["schedule orders", *(f"input {t}[{N}, {N}] : fp32" for t in "AB")]
+        for i in range(6):
+            lines += [f"output O{i}[{N}, {N}] : fp32 unproven", f"scratch R{i}[{N}, {N}] : fp32"]
+        lines += ["queue compute { engine = sm }", "queue dma { engine = copy }", "queue links { engine = copy }"]
+        fill = " ".join(f"copy {t}{i} <- {'AB'[i % 2]}" for t in "OR" for i in range(6))
+        lines.append(f"stage fill on dma {{ {fill} }}")
+        for i in range(rng.randint(3, 7)):
+            turns = rng.random() < 0.2
+            inner = " ".join(self._stage(f"s{i}_{j}") for j in range(rng.randint(1, 3) if turns else 1))
+            lines.append(f"step t in 0..3 {{ {inner} }}" if turns else inner)
+        self.text = "\n".join(lines) + "\n"
+
+    def _stage(self, name: str) -> str:
+        pick, sends = self.rng.choice, self.rng.random() < 0.4
+        cut = pick(CUTS)
+        body = " ".join(
+            f"for c in 0..{3 if cut[0] == '[' else cut} {{ {self._copy(cut) if sends else self._gemm(cut)} }}"
+            for _ in range(pick((1, 1, 2)))
+        )
+        if self.rng.random() < 0.2:  # some ranks have nothing to do
+            body = f"if rank % 2 == {pick((0, 1))} {{ {body} }}"
+        words = pick(("dma", "links")) if sends else "compute" + pick((*[" streamed"] * 9, ""))
+        return f"stage {name} on {words}{pick((*[''] * 14, ' after fill'))} {{ {body} }}"
+
+    def _copy(self, cut: str) -> str:
+        to, of, peer = (self.rng.randrange(n) for n in (6, 6, 4))
+        return f"copy R{to}.rows(c of {cut}) @ (rank + {peer}) % ranks <- O{of}.rows(c of {cut})"
+
+    def _gemm(self, cut: str) -> str:
+        pick, out = self.rng.choice, f"O{self.rng.randrange(6)}"
+        left, right, term = (pick((*given, f"R{self.rng.randrange(6)}")) for given in ("AA", "BB", ""))
+        axis = pick(("rows", "rows", "cols"))
+        sides = f"{left}.rows(c of {cut}) * {right}" if axis == "rows" else f"{left} * {right}.cols(c of {cut})"
+        there, sign, added = pick((*[("", "=", "")] * 3, ("", "+=", ""), (" @ (rank + 1) % ranks", "=", ""),
+                                   *[("", "=", f" + sum({term}.{axis}(c of {cut}))")] * 4))  # fmt: skip
+        return f"gemm {out}.{axis}(c of {cut}){there} {sign} {sides}{added}"
+
+
 # ---------------------------------------------------------------- what a graph means
 
 Memory = dict[tuple[str, int], Array]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -17,8 +18,8 @@ from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import EXACT_LIMIT
 from ficco_rt.machine.profiles import PROFILES, profile
-from ficco_rt.plan.ir import Plan
-from tests.fuzz.schedules import Memory, N, Orders, interpreted
+from ficco_rt.plan.ir import Launch, Plan
+from tests.fuzz.schedules import Chains, Memory, N, Orders, interpreted
 from tests.fuzz.test_fuzz import limited, seeds
 
 
@@ -44,10 +45,11 @@ def same(a: Memory, b: Memory) -> bool:
     return all(np.array_equal(a[key], b[key], equal_nan=True) for key in a)
 
 
-def one_meaning(program: Orders, seed: int, outcomes: Counter[str]) -> None:
+def one_meaning(program: Orders | Chains, seed: int, outcomes: Counter[str]) -> None:
     graph = compiler.build(ficco_dsl.parse(program.text, "orders.ficco"), program.ranks)
     plan = compiler.plan_of(graph, profile(PROFILES[seed % len(PROFILES)].name, program.ranks))
     outcomes["compiled"] += 1
+    outcomes["joined"] += any(isinstance(c, Launch) and bool(c.joined) for s in plan.streams for c in s.commands)
     given = inputs(plan, seed)
     lazy = random.Random(seed).choices(range(len(plan.streams)), k=3)
     with Executor(plan, "host") as executor:
@@ -61,16 +63,24 @@ def one_meaning(program: Orders, seed: int, outcomes: Counter[str]) -> None:
         assert same(first, wanted), "fifo is not what the ops say"
 
 
-def spins(program: Orders) -> bool:
+def spins(program: Orders | Chains) -> bool:
     """May a launch hold all processors while it waits? Then, and only then, may what was compiled deadlock."""
     return re.search(r"streamed( after \w+)? {", program.text) is not None
 
 
+def test_every_order_of_streamed_products_in_a_row_gives_the_same() -> None:
+    assert many({seed: Chains(random.Random(f"{seed} chains")) for seed in seeds(80)})["joined"] > 10
+
+
 @pytest.mark.parametrize("bounded", [True, False])
 def test_every_order_of_a_random_schedule_gives_the_same(bounded: bool) -> None:
+    many({seed: Orders(random.Random(f"{seed} {bounded}"), bounded=bounded) for seed in seeds(120)})
+
+
+def many(programs: Mapping[int, Orders | Chains]) -> Counter[str]:
+    """What became of them."""
     outcomes: Counter[str] = Counter()
-    for seed in seeds(120):
-        program = Orders(random.Random(f"{seed} {bounded}"), bounded=bounded)
+    for seed, program in programs.items():
         what = f"seed {seed}, {program.ranks} ranks, {PROFILES[seed % len(PROFILES)].name}\n{program.text}"
         try:
             with limited(what):
@@ -83,3 +93,4 @@ def test_every_order_of_a_random_schedule_gives_the_same(bounded: bool) -> None:
                 pytest.fail(complaint)
     assert outcomes["compiled"] > 20, outcomes
     assert outcomes["exact"] * 2 > outcomes["compiled"], outcomes
+    return outcomes
