@@ -330,6 +330,14 @@ def test_finalists_are_the_fastest_of_ours_and_all_others() -> None:
     assert finalists(row, 2) == ["b", "c", "nccl", GEMM]
 
 
+def test_the_fastest_takes_part_in_both_forms() -> None:
+    row = Row(AG, work(AG, 2), 1e-2)
+    times = {"a x=1 graph": 3.0, "a x=1 streams": 1.0, "a x=2 graph": 2.0, "a x=2 streams": 2.5, "b graph": 1.5}
+    row.entries = {key: Entry("ours", screened=time) for key, time in times.items()}
+    assert finalists(row, 2) == ["a x=1 graph", "a x=1 streams", "b graph"]
+    assert finalists(row, 1) == ["a x=1 graph", "a x=1 streams"]
+
+
 # ---- reports
 
 
@@ -350,8 +358,18 @@ def test_main_table() -> None:
 
 def test_loop_table() -> None:
     lines = [[c.strip() for c in x.strip("|").split("|")] for x in report.loop_table([measured()[0]]).splitlines()]
-    assert lines[2] == ["ag x", "129.0", "119.0", "–", "98.0", "78.0", "0.796", "1.316", "1.214"]
-    assert lines[3] == ["geometric mean", *[""] * 5, "0.796", "1.316", "1.214"]
+    which = "streamed chunks=2 graph"
+    assert lines[2] == ["ag x", "129.0", "119.0", "–", "98.0", which, "78.0", "0.796", "1.316", "1.214"]
+    assert lines[3] == ["geometric mean", *[""] * 6, "0.796", "1.316", "1.214"]
+
+
+def test_back_to_back_another_one_may_be_faster() -> None:
+    row = measured()[0]
+    row.entries["serial graph"].single = Spread(150.0, 150.0, 150.0, 12)
+    row.entries["serial graph"].loop = Spread(78.0, 78.0, 78.0, 4)
+    assert report.our_time(row) == ("streamed chunks=2 graph", 100.0)
+    line = [c.strip() for c in report.loop_table([row]).splitlines()[2].strip("|").split("|")]
+    assert line[4:] == ["78.0", "serial graph", "78.0", "1.000", "1.654", "1.526"]
 
 
 def test_detail_and_schedules() -> None:

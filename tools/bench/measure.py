@@ -206,11 +206,12 @@ def loop_warmup(time: float, least: int) -> int:
 
 
 def finalists(row: Row, count: int) -> list[str]:
-    """Who takes part in the rounds: the `count` fastest of ours, all others."""
+    """Who takes part in the rounds: the `count` fastest of ours, the fastest one in its other form, too; all others."""
     alive = _alive(row)
     ours = [key for key in alive if row.entries[key].side == "ours"]
     fastest = sorted(ours, key=lambda key: row.entries[key].screened or 0.0)[:count]
-    return [key for key in alive if key in fastest or key not in ours]
+    forms = {key.rsplit(" ", 1)[0] for key in fastest[:1]}
+    return [key for key in alive if key not in ours or key in fastest or key.rsplit(" ", 1)[0] in forms]
 
 
 def shuffled(keys: Sequence[str], seed: int, what: str) -> list[str]:

@@ -35,9 +35,10 @@ def rival_time(row: Row, kind: str, back_to_back: bool = False) -> float | None:
     return None if key is None else row.time(key, back_to_back)
 
 
-def our_time(row: Row) -> tuple[str | None, float | None]:
-    key = row.best(row.of("ours"))
-    return key, None if key is None else row.time(key)
+def our_time(row: Row, back_to_back: bool = False) -> tuple[str | None, float | None]:
+    """The fastest of ours, and its time."""
+    key = row.best(row.of("ours"), back_to_back)
+    return key, None if key is None else row.time(key, back_to_back)
 
 
 def main_table(rows: Sequence[Row]) -> str:
@@ -57,21 +58,22 @@ def main_table(rows: Sequence[Row]) -> str:
 
 
 def loop_table(rows: Sequence[Row]) -> str:
-    """Medians of runs back to back, of the same contestant of ours."""
-    cells = [["scenario", "nccl", "asynctp", "nccl-ce", "ours", "limit", "limit/ours", "nccl/ours", "asynctp/ours"]]
+    """Medians of runs back to back, each in what is faster there."""
+    cells = [
+        ["scenario", "nccl", "asynctp", "nccl-ce", "ours", "which", "limit", "limit/ours", "nccl/ours", "asynctp/ours"]
+    ]
     for row in rows:
-        key, _ = our_time(row)
+        key, ours = our_time(row, True)
         cells.append(
-            [row.scenario.label, *(microseconds(rival_time(row, kind, True)) for kind in RIVALS),
-             microseconds(row.time(key, True) if key else None), microseconds(row.limit(True)), *_ratios(row, True)]
+            [row.scenario.label, *(microseconds(rival_time(row, kind, True)) for kind in RIVALS), microseconds(ours),
+             key or "–", microseconds(row.limit(True)), *_ratios(row, True)]
         )  # fmt: skip
-    return markdown([*cells, _means(rows, len(cells[0]), True)], left=(0,))
+    return markdown([*cells, _means(rows, len(cells[0]), True)], left=(0, 5))
 
 
 def _pairs(row: Row, back_to_back: bool) -> list[tuple[float | None, float | None]]:
     """The limit, NCCL and async TP, each with ours."""
-    key, _ = our_time(row)
-    ours = row.time(key, back_to_back) if key else None
+    _, ours = our_time(row, back_to_back)
     rivals = (rival_time(row, kind, back_to_back) for kind in ("nccl", "asynctp"))
     return [(above, ours) for above in (row.limit(back_to_back), *rivals)]
 
