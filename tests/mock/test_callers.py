@@ -12,7 +12,7 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
-from ficco_rt.errors import UsageError
+from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import compare, fresh_inputs
 from ficco_rt.plan.ir import Plan
@@ -201,5 +201,54 @@ def test_runs_of_different_callers_and_forms_stand_behind_one_another(cuda: Stan
                 assert result.ok, f"seed {seed}: {result.worst}"
         for caller in both:
             caller.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay"])
+@pytest.mark.parametrize("graph", [False, True])
+def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_through(
+    cuda: StandIn, name: str, graph: bool
+) -> None:
+    """One call after the other fails: what was issued before it ends, and the next run is right."""
+    cuda.reset(f"devices {RANKS}")
+    machine = discover("cuda", RANKS)
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
+    kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
+    with Executor(plan, "cuda", machine=machine, graph=graph, timeout=5) as executor:
+        callers = Callers(plan, 1, default=False)
+        tensors = {
+            t.name: [callers.array(r, s) for r, s in enumerate(t.shapes)] for t in plan.tensors if t.name in kinds
+        }
+        bound, streams = executor.bind(**tensors), [int(s) for s in callers.streams]
+        executor.run(bound, streams=streams)
+        executor.synchronize()
+        struck = 0
+        for call in range(1, 1000, 1 if graph else 9):
+            cuda.set(f"seed {call}; call_steps {call % 3}; query_steps {1 + call % 5}")
+            given = fresh_inputs(plan, call, "exact")
+            for n, arrays in given.items():
+                for array, values in zip(tensors[n], arrays, strict=True):
+                    callers.write(array, values)
+            if call % 2:  # behind one that is on its way
+                executor.run(bound, streams=streams)
+            cuda.set(f"fail * {call} 1")
+            try:
+                executor.run(bound, streams=streams)
+                break  # it has no more calls than that
+            except DeviceError:
+                struck += 1
+            finally:
+                cuda.calm()
+            executor.run(bound, streams=streams)
+            executor.synchronize()
+            callers.wait()
+            outputs = {n: [callers.read(a) for a in tensors[n]] for n, kind in kinds.items() if kind == "output"}
+            result = compare(plan, given, outputs, "exact")
+            assert result.ok, f"call {call}: {result.worst}"
+        assert struck > 10
+        executor.synchronize()
+        callers.close()
     assert not cuda.violations()
     assert not cuda.live()

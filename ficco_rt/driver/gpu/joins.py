@@ -22,15 +22,17 @@ made ready once for each set of callers' streams.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ...errors import DeviceError
 from ...plan.ir import CollectiveCall, CopyAsync, Launch, Plan
 from ...plan.ir import Stream as PlanStream
 from .devices import Device
 from .flags import Flags
 from .gpus import Gpus
-from .program import entered
+from .program import entered, make
 from .streams import GpuStream, Step
 from .vendor import Handle
 
@@ -210,6 +212,14 @@ class Joins:
                 if hosts[i] != rank:
                     wait = vendor.wait_action(caller, self.done[i])
                     yield Step(gpus.device(rank), *wait, f"the caller's stream of rank {rank}")
+
+    def follow(self, called: Sequence[Handle]) -> None:
+        """The devices' own streams stand behind the callers', on which graphs of a run that is not whole may be. This
+        is called where another error is on its way, so it raises none."""
+        for rank in range(len(called)):
+            device = self._gpus.device(rank)
+            with suppress(DeviceError), self._gpus.inside(device):
+                make(self._gpus, [*self._callers_come(called, [rank]), *self._wait(device, [self._called[rank]])])
 
     def _host(self, ordinal: int) -> int | None:
         """The first rank of a device that its graph waits for."""

@@ -25,7 +25,7 @@ from .spans import raisers_of, stuck
 from .streams import Bound, GpuStream, Upload
 from .vendor import Handle
 
-DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced up
+DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced up, and the one before it gets
 
 
 @dataclass(slots=True, eq=False)
@@ -85,15 +85,25 @@ class Runs:
             self._abandon()
             raise
 
-    def _abandon(self) -> None:
+    def _abandon(self, hosts: Sequence[Handle] = ()) -> None:
         """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
-        It stands where another error is on its way, so it raises none."""
+        It stands where another error is on its way, so it raises none. `hosts`: callers' streams that have graphs."""
         if not self.lost:
             self._running = self._dirty = True
+            self._await_last()
+            self._joins.follow(hosts)
             self._release()
         if not self._gpus.hung:
             with suppress(DeviceError):
                 self._gpus.end_issue()
+
+    def _await_last(self) -> None:
+        """The last run that is whole ends by itself: flags forced up would spoil it, and its end takes flags down. It
+        gets DRAIN seconds."""
+        begun = time.monotonic()
+        with suppress(DeviceError):
+            while not all(map(self._through, self._gpus.devices)) and time.monotonic() - begun < DRAIN:
+                time.sleep(1e-3)
 
     def _prepare(self) -> None:
         self.answers()
@@ -187,7 +197,7 @@ class Runs:
             make(self._gpus, replay.steps)
             self._gpus.end_issue()
         except BaseException:
-            self._abandon()
+            self._abandon(streams)
             raise
 
     def drop(self, captured: Captured) -> None:
