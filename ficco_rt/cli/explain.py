@@ -125,7 +125,7 @@ def _does(graph: Graph, kind: type[Op], ops: Sequence[Any]) -> Facts:
         facts["shapes"] = _distinct(_mnk(op) for op in ops)
         facts["flops_a_rank"] = _range(size[r] for r in range(graph.ranks))
         facts["accumulates"] = any(op.accumulate for op in ops)
-        facts["terms"] = _distinct(len(op.terms) for op in ops if op.terms)
+        facts["terms"] = _distinct(len(op.terms) for op in ops)
     elif kind is Reduce:
         for op in ops:
             size[op.where.rank] += _bytes(graph, op.out) * (len(op.terms) + 1)
@@ -413,18 +413,23 @@ def _doing(does: Facts) -> str:
     if kind == "gemm":
         shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
         adding = ", adding up" if does["accumulates"] else ""
-        adding += f", with a sum of {_some(map(str, does['terms']))} terms" if does["terms"] else ""
+        adding += f", with a sum of {_terms(does)}" if any(does["terms"]) else ""
         return (
             f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {_spread_of(does['flops_a_rank'], show_flops)}"
         )
     if kind == "reduce":
-        terms = _some(map(str, does["terms"]))
         shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
-        return f"{_spread(a_rank, 'sum')} of {terms} terms of {shapes}"
+        return f"{_spread(a_rank, 'sum')} of {_terms(does)} of {shapes}"
     if kind == "collective":
         each = _some(show_bytes(b) for b in does["bytes_each"])
         return f"{_spread(a_rank, 'call')} of {join_words(does['collectives'])}, {each} each"
     return f"{_spread(a_rank, 'launch')} of {join_words(does['kernels'])} (not seen by the proof)"
+
+
+def _terms(does: Facts) -> str:
+    """`3 terms`, `0 or 1 term`."""
+    *others, most = does["terms"]
+    return _some([*map(str, others), count(most, "term")])
 
 
 def _wait_lines(facts: Facts) -> list[str]:

@@ -517,6 +517,7 @@ def test_explain(run: Callable[..., Ending], here: Path) -> None:
 def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) -> None:
     words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4")
     out = run(*words).out
+    assert "512 × 4096 × 1024 (m × n × k), with a sum of 0 or 1 term, 25.8 GFLOP\n" in out
     assert "       streamed: 1 persistent launch with own, whose works wait for flags or raise them\n" in out
     assert "       streamed: 1 persistent launch with mm, whose works wait for flags or raise them\n" in out
     stages = {s["name"]: s for s in run(*words, "--json").record["stages"]}
