@@ -3,6 +3,7 @@ what is put on it behind the run begins when they are not touched any more, and 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import compare, fresh_inputs
+from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from tests import cases
 from tests.mock.standin import StandIn
@@ -165,17 +168,41 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
     assert not cuda.live()
 
 
+LOCAL = """
+schedule local
+input   A[64, 64] : fp32
+input   B[64, 64] : fp32
+scratch P[64, 64] : fp32
+output  C[64, 64] : fp32
+computes C = A * B
+queue compute { engine = sm }
+queue dma     { engine = copy }
+stage mm on compute streamed { for c in 0..4 { gemm P.rows(c of 4) = A.rows(c of 4) * B } }
+stage out on dma { for c in 0..4 { copy C.rows(c of 4) <- P.rows(c of 4) } }
+"""  # flags of which streams wait, on one device
+
+
 @pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay", "gemm_rs/streamed", "gemm_ar/overlapped"])
 def test_runs_of_different_callers_and_forms_stand_behind_one_another(cuda: StandIn, name: str) -> None:
-    """Two callers, each with tensors and streams of its own, issue runs of one executor by turns, on streams and as
-    graphs, without a wait in between: what the executor shares among them, scratch and flags, nobody disturbs."""
     cuda.reset(f"devices {RANKS}")
-    machine = discover("cuda", RANKS)
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
-    plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
+    machine = discover("cuda", RANKS)
+    by_turns(cuda, plan_of(build(cases.schedule(name), RANKS, sizes), machine), machine)
+
+
+def test_runs_on_one_device_stand_behind_one_another(cuda: StandIn) -> None:
+    """A single caller is all that the device waits for besides."""
+    cuda.reset("devices 1")
+    machine = discover("cuda", 1)
+    by_turns(cuda, plan_of(build(ficco_dsl.parse(LOCAL, "local.ficco"), 1), machine), machine)
+
+
+def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
+    """Runs of one executor with either of two sets of tensors, on either of two sets of streams, as graphs or not,
+    without a wait in between: what the executor shares among them, scratch and flags, nobody disturbs."""
     kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
     shapes = {t.name: t.shapes for t in plan.tensors}
-    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
+    with Executor(plan, "cuda", machine=machine, timeout=10) as executor:
         both = [Callers(plan, 1, default=False) for _ in range(2)]
         tensors = [{n: [c.array(r, s) for r, s in enumerate(shapes[n])] for n in kinds} for c in both]
         bound = [executor.bind(**t) for t in tensors]
@@ -190,9 +217,13 @@ def test_runs_of_different_callers_and_forms_stand_behind_one_another(cuda: Stan
                 for n, arrays in given.items():
                     for array, values in zip(held[n], arrays, strict=True):
                         caller.write(array, values)
-            for turn in range(4):
-                executor.graph = bool((seed >> turn) & 1)
-                executor.run(bound[turn % 2], streams=[int(s) for s in both[turn % 2].streams])
+                for n, kind in kinds.items():
+                    for rank, array in enumerate(held[n] if kind == "output" else ()):
+                        caller.spoil(rank, array)
+            chance = random.Random(seed)
+            for turn in [0, 1, *chance.choices((0, 1), k=3)]:
+                executor.graph = chance.random() < 0.5
+                executor.run(bound[turn], streams=[int(s) for s in chance.choice(both).streams])
             executor.synchronize()
             for given, held, caller in zip(inputs, tensors, both, strict=True):
                 caller.wait()
