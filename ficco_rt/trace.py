@@ -62,3 +62,8 @@ class Trace:
     def duration(self) -> float:
         """Microseconds from the start to the last span's end."""
         return max((s.stop for s in self.spans), default=0.0)
+
+
+def base_name(stage: str) -> str:
+    """`mm[3]`, an iteration of a stage, counts as `mm`."""
+    return stage.split("[", 1)[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from ..trace import Span, Trace
+from ..trace import Span, Trace, base_name
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black.
@@ -43,11 +43,6 @@ class RankUse:
     compute: float  # at least one stream computed
     moving: float  # at least one stream moved data
     exposed: float  # data moved, nothing computed
-
-
-def base_name(stage: str) -> str:
-    """`mm[3]`, an iteration of a stage, counts as `mm`."""
-    return stage.split("[", 1)[0]
 
 
 def stage_colours(trace: Trace) -> tuple[StageColour, ...]:

@@ -12,6 +12,7 @@ from ..graph.ir import ITEM_BYTES, Collective, Copy, Gemm, Graph, Op, Reduce
 from ..machine.model import Machine
 from ..plan import ir as plan_ir
 from ..plan.ir import Plan
+from ..trace import base_name
 from .check import operations, proof_words, waits
 from .common import Job, Request, compile_job, count, join_words, read, unproven_outputs
 from .console import Progress, Style, table
@@ -297,7 +298,7 @@ def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, plan_ir.Launch):
-                names = {s.split("[", 1)[0] for s in command.stages}
+                names = set(map(base_name, command.stages))
                 found.update((stream.rank, name) for name in names)
                 for name in names:
                     shared[name] |= names - {name}

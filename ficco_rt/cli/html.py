@@ -6,8 +6,8 @@ import json
 from html import escape
 from importlib.resources import files
 
-from ..trace import Span, Trace
-from .drawing import about, base_name, show_time, stack, stage_colours
+from ..trace import Span, Trace, base_name
+from .drawing import about, show_time, stack, stage_colours
 
 
 def draw(trace: Trace) -> str:

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..trace import Launched, Span, Trace
+from ..trace import Launched, Span, Trace, base_name
 from .drawing import (
     StageColour,
     about,
-    base_name,
     clock_words,
     lane_use,
     show_bytes,

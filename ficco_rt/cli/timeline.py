@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files import check_target, read_text, write_atomic
-from ..trace import Span, Trace
+from ..trace import Span, Trace, base_name
 from . import tracefile
 from .console import Style
-from .drawing import base_name, clock_words, show_time, stage_colours
+from .drawing import clock_words, show_time, stage_colours
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160

@@ -149,7 +149,7 @@ def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
 
 
 def _launch_sizes(graph: ir.Graph) -> Mapping[tuple[int, int], int]:
-    """Operations of the products of a rank and stage: of a launch, if the stage is streamed."""
+    """Operations of the products of a rank and stage, which go out together if the stage is streamed."""
     sizes: dict[tuple[int, int], int] = defaultdict(int)
     for op in graph.ops:
         if isinstance(op, ir.Gemm):

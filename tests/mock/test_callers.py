@@ -4,9 +4,9 @@ what is put on it behind the run begins when they are not touched any more, and 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -37,6 +37,9 @@ class Array:
     @property
     def size(self) -> int:
         return 4 * int(np.prod(self.shape))
+
+
+Tensors: TypeAlias = dict[str, list[Array]]
 
 
 class Callers:
@@ -79,6 +82,19 @@ class Callers:
             (code,) = self.cu.cuMemcpyDtoH(values.ctypes.data, array.address, array.size)
         assert not code
         return values
+
+    def tensors(self) -> Tensors:
+        """What the plan binds, on all ranks."""
+        bound = [t for t in self.plan.tensors if t.kind != "scratch"]
+        return {t.name: [self.array(r, shape) for r, shape in enumerate(t.shapes)] for t in bound}
+
+    def give(self, tensors: Tensors, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+        for name, arrays in values.items():
+            for array, value in zip(tensors[name], arrays, strict=True):
+                self.write(array, value)
+
+    def outputs(self, tensors: Tensors) -> dict[str, list[np.ndarray]]:
+        return {t.name: [self.read(a) for a in tensors[t.name]] for t in self.plan.tensors if t.kind == "output"}
 
     def copy(self, rank: int, dst: Array, src: Array) -> None:
         """On the rank's stream."""
@@ -123,22 +139,15 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
     kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
     with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, timeout=30) as executor:
         callers = Callers(plan, each, default)
-
-        def of_ranks() -> dict[str, list[Array]]:
-            shapes = {t.name: t.shapes for t in plan.tensors}
-            return {n: [callers.array(r, shape) for r, shape in enumerate(shapes[n])] for n in kinds}
-
-        tensors = of_ranks()
-        beside = [of_ranks() for _ in range(RUNS)]  # what is copied in, and where outputs are kept
+        tensors = callers.tensors()
+        beside = [callers.tensors() for _ in range(RUNS)]  # what is copied in, and where outputs are kept
         bound = executor.bind(**tensors)
         for seed in range(SEEDS):
             executor.graph, executor.timed = seed % 3 == 2, seed % 2 == 1
             cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
             inputs = [fresh_inputs(plan, 100 * seed + i, "exact") for i in range(RUNS)]
             for given, kept in zip(inputs, beside, strict=True):
-                for n, arrays in given.items():
-                    for array, values in zip(kept[n], arrays, strict=True):
-                        callers.write(array, values)
+                callers.give(kept, given)
             for kept in beside:
                 for n, kind in kinds.items():
                     for rank, array in enumerate(tensors[n]):
@@ -160,8 +169,7 @@ def test_callers_work_stands_around_the_runs(cuda: StandIn, name: str, each: int
                 with pytest.raises(UsageError, match="was not timed"):
                     _ = executor.duration
             for given, kept in zip(inputs, beside, strict=True):
-                outputs = {n: [callers.read(a) for a in kept[n]] for n, kind in kinds.items() if kind == "output"}
-                result = compare(plan, given, outputs, "exact")
+                result = compare(plan, given, callers.outputs(kept), "exact")
                 assert result.ok, f"seed {seed}, graph {executor.graph}: {result.worst}"
         callers.close()
     assert not cuda.violations()
@@ -201,10 +209,9 @@ def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
     """Runs of one executor with either of two sets of tensors, on either of two sets of streams, as graphs or not,
     without a wait in between: what the executor shares among them, scratch and flags, nobody disturbs."""
     kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
-    shapes = {t.name: t.shapes for t in plan.tensors}
     with Executor(plan, "cuda", machine=machine, timeout=10) as executor:
         both = [Callers(plan, 1, default=False) for _ in range(2)]
-        tensors = [{n: [c.array(r, s) for r, s in enumerate(shapes[n])] for n in kinds} for c in both]
+        tensors = [caller.tensors() for caller in both]
         bound = [executor.bind(**t) for t in tensors]
         executor.run(bound[0])
         executor.graph = True
@@ -214,9 +221,7 @@ def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
             cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
             inputs = [fresh_inputs(plan, 100 * seed + i, "exact") for i in range(2)]
             for given, held, caller in zip(inputs, tensors, both, strict=True):
-                for n, arrays in given.items():
-                    for array, values in zip(held[n], arrays, strict=True):
-                        caller.write(array, values)
+                caller.give(held, given)
                 for n, kind in kinds.items():
                     for rank, array in enumerate(held[n] if kind == "output" else ()):
                         caller.spoil(rank, array)
@@ -227,8 +232,7 @@ def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
             executor.synchronize()
             for given, held, caller in zip(inputs, tensors, both, strict=True):
                 caller.wait()
-                outputs = {n: [caller.read(a) for a in held[n]] for n, kind in kinds.items() if kind == "output"}
-                result = compare(plan, given, outputs, "exact")
+                result = compare(plan, given, caller.outputs(held), "exact")
                 assert result.ok, f"seed {seed}: {result.worst}"
         for caller in both:
             caller.close()
@@ -246,12 +250,9 @@ def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_throu
     machine = discover("cuda", RANKS)
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
-    kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
     with Executor(plan, "cuda", machine=machine, graph=graph, timeout=5) as executor:
         callers = Callers(plan, 1, default=False)
-        tensors = {
-            t.name: [callers.array(r, s) for r, s in enumerate(t.shapes)] for t in plan.tensors if t.name in kinds
-        }
+        tensors = callers.tensors()
         bound, streams = executor.bind(**tensors), [int(s) for s in callers.streams]
         executor.run(bound, streams=streams)
         executor.synchronize()
@@ -259,9 +260,7 @@ def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_throu
         for call in range(1, 1000, 1 if graph else 9):
             cuda.set(f"seed {call}; call_steps {call % 3}; query_steps {1 + call % 5}")
             given = fresh_inputs(plan, call, "exact")
-            for n, arrays in given.items():
-                for array, values in zip(tensors[n], arrays, strict=True):
-                    callers.write(array, values)
+            callers.give(tensors, given)
             if call % 2:  # behind one that is on its way
                 executor.run(bound, streams=streams)
             cuda.set(f"fail * {call} 1")
@@ -275,8 +274,7 @@ def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_throu
             executor.run(bound, streams=streams)
             executor.synchronize()
             callers.wait()
-            outputs = {n: [callers.read(a) for a in tensors[n]] for n, kind in kinds.items() if kind == "output"}
-            result = compare(plan, given, outputs, "exact")
+            result = compare(plan, given, callers.outputs(tensors), "exact")
             assert result.ok, f"call {call}: {result.worst}"
         assert struck > 10
         executor.synchronize()

@@ -7,17 +7,19 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.errors import PlanError, ScheduleError
+from ficco_rt.driver.gpu.spans import words
+from ficco_rt.errors import DeviceError, PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
-from ficco_rt.plan.ir import Launch, Plan
+from ficco_rt.plan.ir import Launch, Plan, SignalFlag
 from ficco_rt.plan.join import _longest
 from ficco_rt.sim.simulate import simulate
 from tests import cases
@@ -231,8 +233,8 @@ def test_right_in_every_order(name: str, ranks: int) -> None:
             assert verified_run(executor, values="exact").ok
 
 
-def joined_plan() -> Plan:
-    return plan(FIRST + SECOND)
+def joined_plan(**params: object) -> Plan:
+    return plan(FIRST + SECOND, **params)
 
 
 def test_json_has_who_joined() -> None:
@@ -272,3 +274,24 @@ def test_the_virtual_clock_names_each_work_s_own_stage() -> None:
     assert [s.stage for s in spans if s.kind == "gemm"] == ["first", "first", "second", "second"]
     assert {s.stage for s in spans if s.kind == "wait"} <= {"second"}
     assert all(s.label.startswith(s.stage) for s in spans if s.kind == "gemm")
+
+
+def test_a_gpu_names_all_stages_of_a_launch() -> None:
+    """It tells a launch as one thing: turns of a step are one stage there."""
+    made = plan_of(build(cases.schedule("gemm_rs/relay"), 3, {"M": 96, "N": 64, "K": 192}), profile("h200-switch", 3))
+    (launch,) = launches(made)
+    assert launch.stages == ("mm[1]", "mm[2]", "own")
+    assert words(launch).startswith("launch of stage 'mm, own' (P rows ")
+    (single,) = launches(plan(FIRST))
+    assert words(single).startswith("launch of stage 'first' (C rows ")
+
+
+def test_a_work_that_waits_for_ever_is_told_by_its_own_stage() -> None:
+    made = joined_plan(T="fp32")
+    silent = tuple(
+        replace(s, commands=tuple(c for c in s.commands if not isinstance(c, SignalFlag))) for s in made.streams
+    )
+    inputs = {t.name: [np.zeros(shape, np.float32) for shape in t.shapes] for t in made.tensors if t.kind == "input"}
+    with Executor(replace(made, streams=silent)) as executor, pytest.raises(DeviceError) as caught:
+        executor.run(**inputs)
+    assert "waits in the launch of stage 'second': its work 2 " in str(caught.value)

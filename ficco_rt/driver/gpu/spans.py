@@ -23,7 +23,7 @@ from ...plan.ir import (
     Work,
 )
 from ...region import Region, called, peer_of, summary, way
-from ...trace import Kind, Span
+from ...trace import Kind, Span, base_name
 from .streams import Bound, GpuStream
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
@@ -96,7 +96,7 @@ def _depth(work: GemmWork) -> int:
 
 def _stages(command: Launch) -> str:
     """Its stage, or the names of all that joined it."""
-    return ", ".join(dict.fromkeys(s.split("[", 1)[0] for s in command.stages)) if command.joined else command.stage
+    return ", ".join(dict.fromkeys(map(base_name, command.stages))) if command.joined else command.stage
 
 
 def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
