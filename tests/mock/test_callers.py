@@ -225,6 +225,7 @@ def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
                 for n, kind in kinds.items():
                     for rank, array in enumerate(held[n] if kind == "output" else ()):
                         caller.spoil(rank, array)
+                caller.wait()  # the run may go to the other one's streams
             chance = random.Random(seed)
             for turn in [0, 1, *chance.choices((0, 1), k=3)]:
                 executor.graph = chance.random() < 0.5

@@ -27,6 +27,7 @@ class Cuda:
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
+    waits_beside = True
 
     def __init__(self) -> None:
         env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")

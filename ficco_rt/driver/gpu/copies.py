@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ...graph.ir import ITEM_BYTES
 from ...plan.ir import CopyAsync
@@ -31,13 +32,21 @@ def action(vendor: Vendor, part: Run | Rows, stream: Handle) -> Action:
     return vendor.copy(part, stream) if isinstance(part, Run) else vendor.copy_rows(part, stream)
 
 
-def bind(vendor: Vendor, command: CopyAsync, resolve: Resolve, stream: Handle) -> tuple[list[Piece], Piece | None]:
-    """A piece for each transfer; and all of them in fewer calls, if that can be."""
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A command's copies: a piece for each transfer; all of them in fewer calls, if that can be; and what they are made
+    of, if that is runs of bytes alone."""
+
+    pieces: list[Piece]
+    fast: Piece | None
+    runs: tuple[Run, ...]
+
+
+def bind(vendor: Vendor, command: CopyAsync, resolve: Resolve, stream: Handle) -> Copies:
     of_transfers = [list(parts(t.dst, t.src, resolve)) for t in command.transfers]
     pieces: list[Piece] = [tuple(action(vendor, p, stream) for p in found) for found in of_transfers]
     every = [p for found in of_transfers for p in found]
-    runs = [p for p in every if isinstance(p, Run)]
+    runs = tuple(p for p in every if isinstance(p, Run))
     batch = vendor.copy_batch(runs, stream) if len(runs) > 1 else None
-    if batch is None:
-        return pieces, None
-    return pieces, (batch, *(action(vendor, p, stream) for p in every if isinstance(p, Rows)))
+    rest = tuple(action(vendor, p, stream) for p in every if isinstance(p, Rows))
+    return Copies(pieces, None if batch is None else (batch, *rest), () if rest else runs)

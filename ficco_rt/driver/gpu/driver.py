@@ -51,7 +51,6 @@ from ..api import (
 )
 from . import collectives, copies
 from .crossings import Crossings, crossings
-from .devices import Device
 from .flags import Flags, lowered
 from .gpus import Gpus
 from .launches import Launches
@@ -59,9 +58,9 @@ from .program import Program
 from .refused import Closing, concerning
 from .runs import Captured, Runs, handles
 from .spans import raisers_of, spans_of
-from .streams import Beside, Bound, GpuStream, Piece, Upload
+from .streams import Beside, Bound, GpuStream, Piece, Upload, awaited_between, raised_between
 from .tensors import Resolve, Tensor
-from .vendor import Handle, Vendor, Word
+from .vendor import Handle, Run, Vendor, Word
 
 
 class GpuDriver:
@@ -84,11 +83,11 @@ class GpuDriver:
         self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu, timeout)
         try:
             devices = crossings(plan, self._gpus.homes)
-            by_launches = lowered(plan)
+            self._by_launches = lowered(plan)
             words = [i for of in devices.values() for i in of]
-            self._flag_words = Flags(self._gpus, plan.flag_homes, words, by_launches)
+            self._flag_words = Flags(self._gpus, plan.flag_homes, words, self._by_launches)
             self._crossings = Crossings(devices, self._flag_words)
-            self._launches = Launches(self._gpus, plan, by_launches)
+            self._launches = Launches(self._gpus, plan, self._by_launches)
             self._runs = Runs(self._gpus, self._flag_words, plan, self._of_plan, self._uploads)
         except BaseException:
             if not self._gpus.hung:
@@ -193,24 +192,20 @@ class GpuDriver:
     def stream(self, stream: Stream) -> StreamHandle:
         device = self._gpus.device(stream.rank)
         handle = self._gpus.new_stream(device, stream.priority)
-        made = GpuStream(stream, device, handle, self._gpus.new_event(device), self._beside(stream, device))
+        made = GpuStream(stream, device, handle, self._gpus.new_event(device))
+        if stream.engine == "copy":
+            made.raises = self._beside(made, raised_between(stream.commands))
+            made.waits = self._beside(made, awaited_between(stream.commands)) if self._vendor.waits_beside else None
         number = StreamHandle(next(self._numbers))
         self._streams[number] = made
         self._of_plan.append(made)
         return number
 
-    def _beside(self, stream: Stream, device: Device) -> Beside | None:
-        flags: set[int] = set()
-        followed: set[int] = set()
-        for command in stream.commands:
-            if isinstance(command, SignalFlag):
-                flags.add(command.flag)
-            elif isinstance(command, CopyAsync):
-                followed |= flags
-        if stream.engine != "copy" or not followed:
+    def _beside(self, stream: GpuStream, flags: frozenset[int]) -> Beside | None:
+        if not flags:
             return None
-        handle = self._gpus.new_stream(device, stream.priority)
-        return Beside(handle, self._gpus.new_event(device), frozenset(followed))
+        handle = self._gpus.new_stream(stream.device, stream.plan.priority)
+        return Beside(handle, self._gpus.new_event(stream.device), flags)
 
     def event(self, rank: int) -> Event:
         event = Event(next(self._numbers))
@@ -230,8 +225,8 @@ class GpuDriver:
     def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call:
         to, resolve = self._streams[stream], self._resolver(memory)
         with self._of(to, command):
-            pieces, fast = copies.bind(self._vendor, command, resolve, to.handle)
-        return self._keep(Bound(self._gpus, to, command, pieces, fast))
+            made = copies.bind(self._vendor, command, resolve, to.handle)
+        return self._keep(Bound(self._gpus, to, command, made.pieces, made.fast, runs=made.runs))
 
     def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
         to = self._streams[stream]
@@ -273,28 +268,34 @@ class GpuDriver:
         return self._keep(Bound(self._gpus, to, command, (piece,), words=awaited))
 
     def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call:
-        to = self._streams[stream]
+        to, vendor, word = self._streams[stream], self._vendor, self._flags[flag]
+        fast: Piece | None = None
+        runs: list[Run] = []
         with self._of(to, command):
-            piece: Piece = (self._vendor.signal_action(self._flags[flag], to.handle),)
-            fast = self._signal_beside(to, command, flag)
-        words = (Word(self._flags[flag], raised=True),)
-        return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=words))
-
-    def _signal_beside(self, to: GpuStream, command: SignalFlag, flag: Flag) -> Piece | None:
-        beside, vendor = to.beside, self._vendor
-        if beside is None or command.flag not in beside.flags:
-            return None
-        return (
-            vendor.record_action(beside.sent, to.handle),
-            vendor.wait_action(beside.stream, beside.sent),
-            vendor.signal_action(self._flags[flag], beside.stream),
-        )
+            piece: Piece = (vendor.signal_action(word, to.handle),)
+            if to.raises is not None and command.flag in to.raises.flags:
+                beside = to.raises
+                fast = (
+                    vendor.record_action(beside.event, to.handle),
+                    vendor.wait_action(beside.stream, beside.event),
+                    vendor.signal_action(word, beside.stream),
+                )
+                # NOTE a stream's waits must not be issued before what they wait for, which the next copy may be
+                runs = [Run(word, self._gpus.ones[to.device.ordinal], 4)] if command.flag in self._by_launches else []
+        return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=(Word(word, raised=True),), runs=runs))
 
     def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
-        to = self._streams[stream]
-        piece: Piece = (self._vendor.wait_flag_action(self._flags[flag], to.handle),)
-        words = (Word(self._flags[flag], raised=False),)
-        return self._keep(Bound(self._gpus, to, command, (piece,), words=words))
+        to, vendor, word = self._streams[stream], self._vendor, self._flags[flag]
+        fast: Piece | None = None
+        piece: Piece = (vendor.wait_flag_action(word, to.handle),)
+        if to.waits is not None and command.flag in to.waits.flags:
+            beside = to.waits
+            fast = (
+                vendor.wait_flag_action(word, beside.stream),
+                vendor.record_action(beside.event, beside.stream),
+                vendor.wait_action(to.handle, beside.event),
+            )
+        return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=(Word(word, raised=False),)))
 
     def _of(self, to: GpuStream, command: Command) -> AbstractContextManager[None]:
         return concerning(to.device, f"{type(command).__name__} on {to}", command.origin)

@@ -39,6 +39,7 @@ class Gpus:
         self.devices = open_devices(vendor, tuple(dict.fromkeys(self.homes)))
         self.first = next(iter(self.devices.values()))
         self.control: dict[int, Handle] = {}  # a stream of each device, for what is done beside the plan
+        self.ones: dict[int, int] = {}  # a word of each device's memory that holds 1: what raises a flag by a copy
         self._streams: list[tuple[Device, Handle]] = []
         self._events: dict[int, tuple[Device, Handle]] = {}
         self._memory: dict[int, tuple[Device, int]] = {}  # address → size, too
@@ -47,6 +48,8 @@ class Gpus:
                 self._least, self._greatest = vendor.priorities()
             for ordinal, device in self.devices.items():
                 self.control[ordinal] = self.new_stream(device)
+                self.ones[ordinal] = self.alloc(device, 4, "the word that flags are copied from")
+                self.put(device, self.ones[ordinal], np.ones(1, np.uint32))
             vendor.prepare(self)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell

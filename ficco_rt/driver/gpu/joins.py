@@ -116,6 +116,8 @@ class Joins:
                 yield Step(device, *vendor.record_action(self.gates[i], gpus.control[i]), "the run's gate")
             for stream in self._on(i):
                 yield Step(device, *vendor.wait_action(stream.handle, opens), str(stream))
+                if stream.waits is not None:
+                    yield Step(device, *vendor.wait_action(stream.waits.stream, opens), str(stream))
 
     def _end(self, called: Sequence[Handle], timed: bool) -> Iterator[Step]:
         gpus, vendor = self._gpus, self._gpus.vendor

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Protocol
 
-from ...plan.ir import Command
+from ...plan.ir import Command, CopyAsync, SignalFlag
 from .devices import Device
 from .gpus import Gpus
 from .refused import concerning, concerns
@@ -54,18 +54,37 @@ def make(gpus: Gpus, steps: Iterable[Step]) -> None:
             raise error
 
 
+def _batch(vendor: Vendor, bounds: Iterable[Bound]) -> None:
+    """Flags that stand right before a copy of their stream are raised in one batch with it. A batch begins when the
+    copies before it have come; what is in it has no order, and of these none waits for another."""
+    flags: list[Bound] = []
+    for bound in bounds:
+        if isinstance(bound.command, SignalFlag) and bound.runs:
+            flags.append(bound)
+            continue
+        if flags and isinstance(bound.command, CopyAsync) and bound.runs:
+            action = vendor.copy_batch([run for b in (*flags, bound) for run in b.runs], bound.stream.handle)
+            if action is not None:
+                for flag in flags:
+                    flag.fast = ()
+                bound.fast = (action,)
+        flags.clear()
+
+
 class Program:
     """The calls of one binding of a plan, in the order of issue."""
 
     def __init__(self, gpus: Gpus, calls: Sequence[Issued]) -> None:
         self._gpus = gpus
         self._calls = calls
-        self._plain = list(entered(gpus.vendor, (step for call in calls for step in call.steps())))
         streams: dict[int, tuple[GpuStream, list[Bound]]] = {}
         for call in calls:
             for bound in call.bounds():
                 streams.setdefault(id(bound.stream), (bound.stream, []))[1].append(bound)
         self._of_streams = list(streams.values())
+        for _, bounds in self._of_streams:
+            _batch(gpus.vendor, bounds)
+        self._plain = list(entered(gpus.vendor, (step for call in calls for step in call.steps())))
 
     def steps(self, marked: bool) -> list[Step]:
         """What a run makes; `marked`: with marks in time."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import Span as Place
-from ...plan.ir import Command
+from ...plan.ir import Command, CopyAsync, SignalFlag, WaitFlag
 from ...plan.ir import Stream as PlanStream
 from ...trace import Launched
 from .devices import Device
 from .gpus import Gpus
 from .refused import Closing
-from .vendor import Action, Function, Handle, Word
+from .vendor import Action, Function, Handle, Run, Word
 
 Piece: TypeAlias = tuple[Action, ...]  # driver calls that are one thing in a trace: a transfer, a launch
 
@@ -63,12 +64,11 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Where a copy stream's flags are raised, so that the next copy does not wait for that: writing a flag holds its
-    stream up until all that was written before is seen by every device. Each raise waits for `sent`, the stream's
-    event behind the copies. `flags`: those that copies follow on; the last ones are raised by the stream itself."""
+    """A stream where `flags` of a copy stream are raised, or waited for: on the copy stream itself that would hold the
+    next copy up. `event` leads from one of the two to the other."""
 
     stream: Handle
-    sent: Handle
+    event: Handle
     flags: frozenset[int]
 
 
@@ -80,11 +80,27 @@ class GpuStream:
     device: Device
     handle: Handle
     tail: Handle  # the event that ends a run on it
-    beside: Beside | None = None
+    raises: Beside | None = None  # flags that copies follow on
+    waits: Beside | None = None  # flags behind copies; it begins where the stream begins
     issued: list[Bound] = field(default_factory=list)  # since the run began
 
     def __str__(self) -> str:
         return f"rank {self.plan.rank} stream {self.plan.name}"
+
+
+def raised_between(commands: Sequence[Command]) -> frozenset[int]:
+    """The flags that are raised before a copy of the same stream."""
+    before = _behind_copies(tuple(reversed(commands)))
+    return frozenset(c.flag for c in before if isinstance(c, SignalFlag))
+
+
+def awaited_between(commands: Sequence[Command]) -> frozenset[int]:
+    """The flags that are waited for behind a copy of the same stream."""
+    return frozenset(c.flag for c in _behind_copies(commands) if isinstance(c, WaitFlag))
+
+
+def _behind_copies(commands: Sequence[Command]) -> Sequence[Command]:
+    return tuple(dropwhile(lambda c: not isinstance(c, CopyAsync), commands))
 
 
 class Bound:
@@ -92,12 +108,14 @@ class Bound:
 
     `pieces` do the command one thing at a time; `fast`, where given, is how a run on streams does it, and not fit for
     a graph. In a graph `words` follow on an event's record, and stand in place of any other command's
-    pieces. `uploads` are what the calls need in device memory; `launched` is how its first kernel launches; `event`
-    is what a Record records.
+    pieces. `runs`, if not empty, do it too, and may go out in one batch with those of what stands behind it.
+    `uploads` are what the calls need in device memory; `launched` is how its first kernel launches; `event` is what a
+    Record records.
     """
 
     __slots__ = (
-        "command", "event", "fast", "gpus", "launched", "marks", "pieces", "plain", "stream", "uploads", "words",
+        "command", "event", "fast", "gpus", "launched", "marks", "pieces", "plain", "runs", "stream", "uploads",
+        "words",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +128,7 @@ class Bound:
         ready: Ready | None = None,
         event: Handle | None = None,
         words: tuple[Word, ...] = (),
+        runs: Sequence[Run] = (),
     ) -> None:
         self.gpus = gpus
         self.stream = stream
@@ -121,6 +140,7 @@ class Bound:
         self.launched = ready.launched[0] if ready is not None and ready.launched else None
         self.event = event
         self.words = words
+        self.runs = runs
         self.marks: list[Handle] = []  # timing events: before the first piece, after each
 
     def steps(self) -> Iterator[Step]:

@@ -77,6 +77,7 @@ class Vendor(Protocol):
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
     sources: tuple[str, ...]  # endings of source files that `compile` takes
+    waits_beside: bool  # a copy waits less for an event of another stream than for a flag
 
     # ---- errors
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -48,13 +48,14 @@ class Hip:
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
+    waits_beside = False  # not known
 
     def __init__(self) -> None:
         env.ask("GPU_MAX_HW_QUEUES", "16")
         self.hip: Any = api()
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
-        self._ones: dict[int, int] = {}  # device → a word in its memory that holds 1: what signals copy
+        self._ones: Mapping[int, int] = {}  # see `Gpus.ones`
 
     def failure(self, function: Function, code: Any) -> Refused:
         return call.failure(function, code)
@@ -106,9 +107,7 @@ class Hip:
         call.succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
 
     def prepare(self, gpus: Gpus) -> None:
-        for ordinal, device in gpus.devices.items():
-            self._ones[ordinal] = gpus.alloc(device, 4, "the word that signals copy")
-            gpus.put(device, self._ones[ordinal], np.ones(1, np.uint32))
+        self._ones = gpus.ones
         for here, there in permutations(gpus.devices.values(), 2):
             if not self._arrives(gpus, here, there):
                 LOG.warning(

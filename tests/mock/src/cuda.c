@@ -286,7 +286,9 @@ int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t co
     if (!stream || !count || !attribute_count || attribute_count > count || at[0]) return INVALID_VALUE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
     // NOTE the copies of a batch have no order among themselves; those of this project never overlap
-    for (size_t i = 0; i < count; i++) {
+    size_t first = drawn(count);
+    for (size_t n = 0; n < count; n++) {
+        size_t i = (first + n) % count;
         int code = stream_copy(s, dsts[i], srcs[i], 1, sizes[i], 0, 0, called_.name);
         if (code) return code;
     }
