@@ -20,6 +20,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     fail NAME N CODE     the N-th call of a function from now gives CODE; `*` for NAME: of all functions
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
+    version N            CUDA: of the driver                                             [13000]
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
     corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps

@@ -17,9 +17,11 @@ RANKS = 3
 CALLS = ("cuMemcpyBatchAsync", "cuMemcpyDtoDAsync", "cuMemcpy2DAsync", "cuStreamWriteValue32", "cuStreamWaitValue32")
 
 
-def calls_of_a_run(library: StandIn, name: str, given: Mapping[str, object]) -> tuple[dict[str, int], Executor]:
+def calls_of_a_run(
+    library: StandIn, name: str, given: Mapping[str, object], version: int = 13000
+) -> tuple[dict[str, int], Executor]:
     """Of CALLS, for each rank, in a run on streams; runs in all orders are right."""
-    library.reset(f"devices {RANKS}")
+    library.reset(f"devices {RANKS}; version {version}")
     sizes = cases.sizes(name, RANKS, True) | dict(given)
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS))
     with Executor(plan, library.face, timeout=30) as executor:
@@ -52,6 +54,14 @@ def test_a_flag_before_rows_of_a_pitch_is_raised_beside(cuda: StandIn) -> None:
     assert counts == {
         "cuMemcpyBatchAsync": 2, "cuMemcpyDtoDAsync": 1, "cuMemcpy2DAsync": 2,
         "cuStreamWriteValue32": 3, "cuStreamWaitValue32": 0,
+    }  # fmt: skip
+
+
+def test_a_driver_without_batches_raises_them_beside(cuda: StandIn) -> None:
+    counts, _ = calls_of_a_run(cuda, "ag_gemm/streamed", {"chunks": 2}, version=12080)
+    assert counts == {
+        "cuMemcpyBatchAsync": 0, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 0,
+        "cuStreamWriteValue32": 4, "cuStreamWaitValue32": 0,
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
 from . import tiled
 from .call import api, call
 
+_BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
 
@@ -34,6 +35,7 @@ class Cuda:
         self.cu: Any = api()
         self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
+        self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
 
     def failure(self, function: Function, code: Any) -> Refused:
         return call.failure(function, code)
@@ -261,9 +263,9 @@ class Cuda:
 
     def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
         """NOTE it cannot be captured into a graph: the copies would be missing from it."""
-        cu = self.cu
-        if not hasattr(cu, "cuMemcpyBatchAsync"):
+        if not self._batches:
             return None
+        cu = self.cu
         attributes = cu.CUmemcpyAttributes()
         attributes.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
         attributes.flags = int(cu.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE)

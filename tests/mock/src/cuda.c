@@ -66,7 +66,7 @@ int cuInit(unsigned flags) {
     initialised = true;
     return OK;
 }
-int cuDriverGetVersion(int *version) { CALL(cuDriverGetVersion); return *version = 13000, OK; }
+int cuDriverGetVersion(int *version) { CALL(cuDriverGetVersion); return *version = world.version, OK; }
 int cuDeviceGetCount(int *n) { CALL(cuDeviceGetCount); return *n = world.devices, initialised ? OK : NOT_INITIALIZED; }
 int cuDeviceGet(int *device, int ordinal) {
     CALL(cuDeviceGet);
@@ -283,6 +283,7 @@ int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t co
     CALL(cuMemcpyBatchAsync);
     WORK_OF(s, stream);
     (void)attributes;
+    if (world.version < 13000) return NOT_FOUND;
     if (!stream || !count || !attribute_count || attribute_count > count || at[0]) return INVALID_VALUE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
     // NOTE the copies of a batch have no order among themselves; those of this project never overlap

@@ -84,6 +84,7 @@ typedef struct {
     int order;                       // 0 any, 1 ranked streams, 2 the same stream as long as it can
     int tile_order;                  // likewise of blocks
     int copies_lost;                 // HIP: copies without compute units write nothing
+    int version;                     // CUDA: of the driver
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
     long copies, commands, calls;    // counted since the last reset

@@ -180,6 +180,7 @@ static void set(char *line) {
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
+    else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
         for (int i = 0; i < MAX_DEVICES; i++) snprintf(devices[i].name, sizeof devices[i].name, "%s", text);
@@ -231,6 +232,7 @@ static void reset(void) {
     memset(&world, 0, sizeof world);
     world.devices = 8;
     world.steps_per_query = 64;
+    world.version = 13000;
     fail_any = 0;
     fired[0] = 0;
     later_count = 0;
