@@ -2,7 +2,7 @@
 
     python -m tests.mock.campaign --full [--driver hip]     # all of it; prints the table of docs/testing.md
 
-A life is: make the executor, verify a traced run on streams, verify a replayed graph, close. Faults are
+A life is: make the executor; verify a traced run on streams, one without marks, and a replayed graph; close. Faults are
 
     call       one driver call gives an error, each in turn
     interrupt  Ctrl-C while one driver call is made, each in turn
@@ -92,9 +92,13 @@ class Campaign:
             first = {key: executor.read(*key) for key in self.outputs}
             assert executor.trace.spans
             assert executor.duration >= 0
-            executor.traced, executor.graph = False, True
-            verdicts.append(verified_run(executor, values="exact").ok)
-            same = all(np.array_equal(executor.read(*key), values, equal_nan=True) for key, values in first.items())
+            executor.traced = False
+            same = True
+            for executor.graph in (False, True):
+                verdicts.append(verified_run(executor, values="exact").ok)
+                same &= all(
+                    np.array_equal(executor.read(*key), values, equal_nan=True) for key, values in first.items()
+                )
         assert same or not all(verdicts), "runs differ and both are said to be right"
         return "right" if all(verdicts) else "wrong numbers"
 

@@ -83,14 +83,14 @@ class Joins:
             [n for n, t in enumerate(touched) if rank in t] for rank in range(plan.ranks)
         ]
 
-    def sides(self, called: Sequence[Handle], together: bool, behind: bool, timed: bool) -> Sides:
-        """For callers' streams, one a rank, or none. `together`: all devices begin at one time. `behind`: a run before
-        may still be on its way. `timed`: with events that tell how long the run takes."""
-        together = together or not called
+    def sides(self, called: Sequence[Handle], marked: bool, behind: bool, timed: bool) -> Sides:
+        """For callers' streams, one a rank, or none. `marked`: with marks in time, so that all devices begin together,
+        as where nobody calls. `behind`: a run before may still be on its way. `timed`: with events that tell how long
+        the run takes."""
         return kept(
             self._sides,
-            (together, behind, timed, *called),
-            lambda: self._sides_of(self._begin(called, together, behind, timed), self._end(called, timed)),
+            (marked, behind, timed, *called),
+            lambda: self._sides_of(self._begin(called, marked, behind, timed), self._end(called, timed)),
         )
 
     def _sides_of(self, begin: Iterable[Step], end: Iterable[Step]) -> Sides:
@@ -99,8 +99,9 @@ class Joins:
 
     # ---- on streams
 
-    def _begin(self, called: Sequence[Handle], together: bool, behind: bool, timed: bool) -> Iterator[Step]:
+    def _begin(self, called: Sequence[Handle], marked: bool, behind: bool, timed: bool) -> Iterator[Step]:
         gpus, vendor, first = self._gpus, self._gpus.vendor, self._gpus.first
+        together = marked or not called
         yield from self._callers_come(called, range(len(called)))
         if together:
             yield from self._wait(first, [*self._called[: len(called)], *self._before(behind)])
@@ -116,7 +117,7 @@ class Joins:
                 yield Step(device, *vendor.record_action(self.gates[i], gpus.control[i]), "the run's gate")
             for stream in self._on(i):
                 yield Step(device, *vendor.wait_action(stream.handle, opens), str(stream))
-                if stream.waits is not None:
+                if stream.waits is not None and not marked:  # with marks all stands on the stream itself
                     yield Step(device, *vendor.wait_action(stream.waits.stream, opens), str(stream))
 
     def _end(self, called: Sequence[Handle], timed: bool) -> Iterator[Step]:
