@@ -43,7 +43,7 @@ class GemmRequest:
     depth: int
     right_transposed: bool
     terms: int  # that are added to a work's product, at most
-    peers: bool  # outputs lie on peers, and are not fp32
+    paced: bool | None  # whether stores leave among the next tile's steps, see `sm90.choose`
     not_sm90: str | None  # why the works are not for the Hopper kernel, by `sm90.refusal`; None: they are
     not_sm80: str | None  # likewise, by `sm80.refusal`
     not_mfma: str | None = None  # likewise, by `mfma.refusal`
@@ -179,7 +179,7 @@ def _hopper(request: GemmRequest, limits: Limits, floor: int, budget: int) -> Ge
         left,
         request.phases,
         request.terms,
-        request.peers,
+        request.paced,
     ).variant
     stages = chosen.stages(left, request.right_transposed)
     smem = chosen.smem(stages, request.right_transposed)

@@ -64,7 +64,7 @@ class Variant:
     consumers: int
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
-    paced: bool = False  # for outputs on peers: a buffer for each of a warp's boxes, which leave among the next steps
+    paced: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
     pingpong: bool = False  # consumers take a block's tiles by turns: while one stores, the other multiplies
     producer_registers: int = 56
     consumer_registers: int = 224
@@ -425,6 +425,7 @@ _LOADED = 1.25  # times the step where a device is at work for long, and what co
 _PACE = 3.86e5  # bytes a µs that come from other devices …
 _PIECE = 6.0  # … and what each piece that is waited for adds
 _CLOSE = 1.0  # µs: estimates this close are alike
+_SHORT = 1024  # so little of K that a tile's stores take about as long as its steps
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
 
@@ -621,11 +622,11 @@ def choose(
     smem: int = 232448 - 1024,
     late: Sequence[Phase] = (),
     terms: int = 0,
-    paced: bool = False,
+    paced: bool | None = None,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `terms` are added to each; `late`: the phases of a launch whose works wait; `paced`: outputs lie on peers, for which
-    such a variant is taken if one fits. ValueError: none fits `smem`."""
+    `terms` are added to each; `late`: the phases of a launch whose works wait; `paced`: whether to take a variant of
+    that kind if one fits; None: where it pays. ValueError: none fits `smem`."""
     turns = bool(late) and not terms  # taken by turns, smaller tiles pay where they are cut, and in nothing else
     fitting = [
         v for v in VARIANTS if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (turns or not v.pingpong)
@@ -633,7 +634,7 @@ def choose(
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
-    for v in [v for v in fitting if v.paced == paced] or fitting:
+    for v in [v for v in fitting if v.paced is bool(paced)] or fitting:
         alone, cut = _best(v, rows, columns, k, sms, terms)
         cost = alone
         if late:
@@ -647,4 +648,9 @@ def choose(
         found.append((alone, Choice(v, cut, cost)))
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
     least = min(choice.estimate for _, choice in found)
-    return min((c for c in found if c[1].estimate <= least + _CLOSE), key=lambda c: c[0])[1]
+    best = min((c for c in found if c[1].estimate <= least + _CLOSE), key=lambda c: c[0])[1]
+    often = k <= _SHORT and not right_transposed and not late and not terms
+    if paced is None and often and _clusters(best.variant, rows, columns) > 4 * (sms // best.variant.cluster):
+        twins = (v for v in fitting if v.paced and (v.tile, v.cluster) == (best.variant.tile, best.variant.cluster))
+        return replace(best, variant=next(twins, best.variant))
+    return best

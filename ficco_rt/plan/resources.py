@@ -163,9 +163,10 @@ class _Solver:
         rows = [g.out.axes[g.out.kept[0]].segments for g in gemms]
         depth = first.left.shape[0 if first.left_transposed else 1]
         phases: tuple[sm90.Phase, ...] = ()
+        streamed = self.graph.stages[first.where.stage].streamed
         if not_sm90 is None:
             rows, depth = [w.out_rows for w in merged], tiles.depth_of(merged, turned)
-            if self.graph.stages[first.where.stage].streamed and (arrival := self._arrival(gemms)):
+            if streamed and (arrival := self._arrival(gemms)):
                 phases = sm90.phases(merged, depth, arrival)
         return GemmRequest(
             arch=arch,
@@ -179,11 +180,17 @@ class _Solver:
             depth=depth,
             right_transposed=first.right_transposed,
             terms=max(len(g.terms) for g in gemms),
-            peers=out_dtype != "fp32" and any(g.out.rank != g.where.rank for g in gemms),
+            paced=self._paced(gemms, out_dtype, streamed),
             not_sm90=not_sm90,
             not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal, fast),
             not_mfma=refused(arch in mfma.ARCHS, mfma.refusal, fast),
         )
+
+    def _paced(self, gemms: Sequence[ir.Gemm], out_dtype: str, streamed: bool) -> bool | None:
+        """Stores at peers are; those of a streamed stage end too late for whom they are signalled."""
+        if out_dtype == "fp32":
+            return False
+        return True if any(g.out.rank != g.where.rank for g in gemms) else False if streamed else None
 
     def _work(self, g: ir.Gemm) -> tiles.Work | None:
         """The product as a tuned kernel takes it. One that reads what comes from other ranks waits, for itself; if only

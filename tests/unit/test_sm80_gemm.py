@@ -140,7 +140,7 @@ def chosen(
 ) -> catalogue.GemmConfig:  # fmt: skip
     request = catalogue.GemmRequest(
         arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), phases=(), depth=k,
-            right_transposed=False, terms=0, peers=False,
+            right_transposed=False, terms=0, paced=None,
         not_sm90=not_sm90, not_sm80=not_sm80,
     )  # fmt: skip
     config = catalogue.choose_gemm(request, limits)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -224,6 +225,19 @@ def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits:
         for w in (work, works[0])
     ]
     assert made == [(False, True), (True, True)]
+
+
+def test_stores_of_short_products_are_spread_where_that_was_measured_to_pay() -> None:
+    def paced(m: int, k: int, right_transposed: bool = False, **more: Any) -> bool:
+        return sm90.choose([m], [4096], k, 132, right_transposed, **more).variant.paced
+
+    assert paced(16384, 1024)
+    assert not paced(16384, 1024, right_transposed=True)
+    assert not paced(16384, 1088)
+    assert not paced(2048, 1024)  # two waves
+    assert not paced(16384, 1024, terms=1)
+    assert not paced(16384, 1024, late=[sm90.Phase((16384,), 10.0, 10.0)])
+    assert not paced(16384, 1024, paced=False)
 
 
 def test_a_variant_fits_what_it_is_given() -> None:
