@@ -18,13 +18,13 @@ CALLS = ("cuMemcpyBatchAsync", "cuMemcpyDtoDAsync", "cuMemcpy2DAsync", "cuStream
 
 
 def calls_of_a_run(
-    library: StandIn, name: str, given: Mapping[str, object], version: int = 13000
+    library: StandIn, name: str, given: Mapping[str, object], version: int = 13000, each: int = 1
 ) -> tuple[dict[str, int], Executor]:
-    """Of CALLS, for each rank, in a run on streams; runs in all orders are right."""
+    """Of CALLS, for each rank, in a run on streams, `each` ranks a device; runs in all orders are right."""
     library.reset(f"devices {RANKS}; version {version}")
     sizes = cases.sizes(name, RANKS, True) | dict(given)
-    plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS))
-    with Executor(plan, library.face, timeout=30) as executor:
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS, each))
+    with Executor(plan, library.face, timeout=30, ranks_per_gpu=each) as executor:
         for seed in range(60):
             library.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
             result = verified_run(executor, seed=seed, values="exact")
@@ -63,6 +63,12 @@ def test_a_driver_without_batches_raises_them_beside(cuda: StandIn) -> None:
         "cuMemcpyBatchAsync": 0, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 0,
         "cuStreamWriteValue32": 4, "cuStreamWaitValue32": 0,
     }  # fmt: skip
+
+
+def test_flags_of_the_own_device_are_raised_beside(cuda: StandIn) -> None:
+    """A word's copy inside a device might need a multiprocessor."""
+    counts, _ = calls_of_a_run(cuda, "ag_gemm/streamed", {"chunks": 2}, each=RANKS)
+    assert (counts["cuMemcpyBatchAsync"], counts["cuStreamWriteValue32"]) == (0, 4)
 
 
 def test_flags_that_streams_wait_for_stay_in_place(cuda: StandIn) -> None:

@@ -280,9 +280,15 @@ class GpuDriver:
                     vendor.wait_action(beside.stream, beside.event),
                     vendor.signal_action(word, beside.stream),
                 )
-                # NOTE a stream's waits must not be issued before what they wait for, which the next copy may be
-                runs = [Run(word, self._gpus.ones[to.device.ordinal], 4)] if command.flag in self._by_launches else []
+                if self._goes_with_copies(to, command.flag):
+                    runs = [Run(word, self._gpus.ones[to.device.ordinal], 4)]
         return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=(Word(word, raised=True),), runs=runs))
+
+    def _goes_with_copies(self, to: GpuStream, flag: int) -> bool:
+        """Whether a copied word may raise the flag, as late as the next copy is issued. NOTE no stream may wait for it:
+        the wait might be issued first. And copies inside a device may be kernels, which find no multiprocessor free."""
+        elsewhere = self._gpus.homes[self._plan.flag_homes[flag]] != to.device.ordinal
+        return elsewhere and flag in self._by_launches
 
     def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
         to, vendor, word = self._streams[stream], self._vendor, self._flags[flag]
