@@ -50,7 +50,7 @@ OF_COMMANDS = {
     "hipModuleLaunchKernel", "hipStreamWaitValue32", "hipModuleLoadData", "hipModuleGetFunction",
     "hipFuncGetAttribute", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", "hipStreamGetDevice",
 }  # fmt: skip
-OF_NO_DEVICE = {"cuDeviceGetCount", "hipGetDeviceCount"}
+OF_NO_DEVICE = {"cuDriverGetVersion", "cuDeviceGetCount", "hipGetDeviceCount"}
 CODES = {"cuda": "CUDA_ERROR_", "hip": "hipError"}
 ALLOCATIONS = {"cuMemAlloc", "hipMalloc", "hipExtMallocWithFlags"}
 
