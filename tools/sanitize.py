@@ -3,7 +3,7 @@
     python tools/sanitize.py                            # memcheck and racecheck of all
     python tools/sanitize.py --tools memcheck --kernels sm80 sm90
 
-`sm80` and `sm90` run random cases of tools/gemm_bench.py; `naive` and `copies` schedules of tools/gpu_check, whose
+`sm80` and `sm90` run random cases of tools/gemm_bench; `naive` and `copies` schedules of tools/gpu_check, whose
 fp32 products, and whose copies and sums on multiprocessors, are the naive kernels'. NOTE racecheck knows neither TMA
 nor the barriers that it completes, so it sees little of `sm90`. A run that outlasts `--limit` is said to be unfinished.
 Exit code 4 if anything is reported or unfinished, 3 without compute-sanitizer.
@@ -21,8 +21,8 @@ TOOLS = Path(__file__).parent
 SMALL = ("--ranks", "2", "--repeats", "1", "--sizes", "small", "--timeout", "120")
 CASES = ("--check-only", "--cases", "1", "--most", "300")
 TARGETS: dict[str, tuple[str, ...]] = {
-    "sm80": ("gemm_bench.py", "--kernel", "sm80", *CASES),
-    "sm90": ("gemm_bench.py", "--kernel", "sm90", *CASES),
+    "sm80": ("gemm_bench", "--kernel", "sm80", *CASES),
+    "sm90": ("gemm_bench", "--kernel", "sm90", *CASES),
     "naive": ("gpu_check", *SMALL, "--only", "gemm_rs/streamed"),
     "copies": ("gpu_check", *SMALL, "--only", "oneshot"),
 }
@@ -45,7 +45,7 @@ def main() -> int:
     for tool in options.tools:
         for kernel in options.kernels:
             script, *arguments = TARGETS[kernel]
-            if script == "gemm_bench.py":
+            if script == "gemm_bench":
                 arguments += ["--variants", options.variants]
             # drivers are asked for calls that they lack: those errors of the API are none of ours; nor are PyTorch's
             # kernels, which make the references, and which it would take most of the time to check

@@ -3,9 +3,9 @@
     python tools/sum_bench.py --rounds 15
 
 A rank's own rows in the reduce-scatter scenarios on 4 ranks: [M/4, K/4] · [K/4, N] plus three terms, `sum` of
-tools/gemm_shapes.json. Needs one Hopper GPU, PyTorch and cuda-bindings. Correctness first, on sampled rows against
-fp64; then graphs replayed in turn, as tools/gemm_bench.py does. Added: what the terms cost, as a share of what the
-`reduce` costs.
+tools/gemm_bench/shapes.json. Needs one Hopper GPU, PyTorch and cuda-bindings. Correctness first, on sampled rows
+against fp64; then graphs replayed in turn, as tools/gemm_bench does. Added: what the terms cost, as a share of what
+the `reduce` costs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.kernels import compiler, sm90, tiles
 from ficco_rt.region import Axis, Interval, Region
-from tools import gemm_bench as base
+from tools.gemm_bench.packages import require
+
+require("sum_bench")
+
+from tools.gemm_bench.device import arch, call, sms
+from tools.gemm_bench.product import LAYOUTS, chosen, matrix, plain, whole
+from tools.gemm_bench.timing import graph, sets, times
 
 TERMS = 3
 
@@ -40,28 +46,27 @@ TERMS = 3
 def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], None]:
     """out = the sum of dense matrices, by the kernel that the driver has for `reduce`."""
     tensors = {str(i): t for i, t in enumerate((out, *terms))}
-    regions = [Region(name, 0, tuple(Axis(base.whole(size)) for size in t.shape)) for name, t in tensors.items()]
+    regions = [Region(name, 0, tuple(Axis(whole(size)) for size in t.shape)) for name, t in tensors.items()]
 
     def resolve(region: Region) -> Tensor:
         t = tensors[region.tensor]
         return Tensor(t.data_ptr(), tuple(t.shape), "bf16", 0, False)
 
-    made = naive.sum_of(regions[0], regions[1:], resolve, ("-std=c++17", f"-arch={base.arch()}"))
+    made = naive.sum_of(regions[0], regions[1:], resolve, ("-std=c++17", f"-arch={arch()}"))
     source = Path(compiler.__file__).with_name("src") / made.source
-    module = base.call("cuModuleLoadData", compiler.compile_file(source, made.options).code)
-    function = base.call("cuModuleGetFunction", module, made.entry.encode())
-    fitting = base.call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, made.threads, made.smem)
+    module = call("cuModuleLoadData", compiler.compile_file(source, made.options).code)
+    function = call("cuModuleGetFunction", module, made.entry.encode())
+    fitting = call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, made.threads, made.smem)
     constants = torch.frombuffer(bytearray(made.constants), dtype=torch.uint8).cuda()
     scratch = torch.zeros(max(256, made.scratch), dtype=torch.uint8, device="cuda")
     (block,) = made.arguments(constants.data_ptr(), scratch.data_ptr())
     raw = ctypes.create_string_buffer(block, len(block))
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw))
-    shape = (min(made.tiles, fitting * base.sms()), 1, 1, made.threads, 1, 1, made.smem)
+    shape = (min(made.tiles, fitting * sms()), 1, 1, made.threads, 1, 1, made.smem)
     keep = (constants, scratch, tensors, raw, pointers)  # as long as the graphs that launch it
 
     def run() -> None:
-        base.call("cuLaunchKernel", function, *shape, torch.cuda.current_stream().cuda_stream,
-                  ctypes.addressof(keep[-1]), 0)  # fmt: skip
+        call("cuLaunchKernel", function, *shape, torch.cuda.current_stream().cuda_stream, ctypes.addressof(keep[-1]), 0)
 
     return run
 
@@ -84,20 +89,20 @@ def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
           f"{'+ reduce':>8} {'cublas':>8} {'added':>6} {'of reduce':>9} {'error':>8}")  # fmt: skip
     for shape in shapes:
         m, n, k = (int(shape[name]) for name in "mnk")
-        for right_t, layout in base.LAYOUTS:
-            choice = base.chosen("sm90", m, n, k, right_t)
-            data = base.sets(m, n, k, right_t)
+        for right_t, layout in LAYOUTS:
+            choice = chosen("sm90", m, n, k, right_t)
+            data = sets(m, n, k, right_t)
             received = [torch.randn(TERMS * m, n, device="cuda", dtype=torch.bfloat16) for _ in data]
-            columns = base.whole(n)
+            columns = whole(n)
             alone, fused, behind, cublas = [], [], [], []
             for (a, b, c), s in zip(data, received, strict=True):
                 parts = s.split(m)
                 rows = [(Interval(i * m, i * m + m),) for i in range(TERMS)]
-                terms = tuple(tiles.Term(tiles.Operand(base.matrix(s), r, columns), "bf16") for r in rows)
+                terms = tuple(tiles.Term(tiles.Operand(matrix(s), r, columns), "bf16") for r in rows)
                 partial_sum = torch.full_like(c, math.nan)
-                alone.append(base.plain(a, b, c, right_t, choice))
-                fused.append(base.plain(a, b, c, right_t, choice, terms=terms))
-                product = base.plain(a, b, partial_sum, right_t, choice)
+                alone.append(plain(a, b, c, right_t, choice))
+                fused.append(plain(a, b, c, right_t, choice, terms=terms))
+                product = plain(a, b, partial_sum, right_t, choice)
                 behind.append(partial(both, product, reduction(c, (partial_sum, *parts))))
                 cublas.append(partial(torch.mm, a, b.T if right_t else b, out=c))
             errors = []
@@ -107,10 +112,7 @@ def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
                 torch.cuda.synchronize()
                 errors.append(error_of(*data[0], right_t, received[0].split(m)))
             bad += not max(errors) < 3e-3
-            t = [
-                median(x)
-                for x in base.times([base.graph(x) for x in (alone, fused, behind, cublas)], len(data), rounds)
-            ]
+            t = [median(x) for x in times([graph(x) for x in (alone, fused, behind, cublas)], len(data), rounds)]
             shares.append((t[1] - t[0]) / (t[2] - t[0]))
             print(f"{shape['name']:16} {m:5} {n:6} {k:6} {layout:7} {choice!s:16} {t[0]:8.1f} {t[1]:8.1f} {t[2]:8.1f} "
                   f"{t[3]:8.1f} {t[1] - t[0]:6.1f} {shares[-1]:9.2f} {errors[0]:8.1e}", flush=True)  # fmt: skip
@@ -127,13 +129,13 @@ def main() -> int:
         "--gap", type=int, default=tiles.TERM_GAP, help="steps of K from one of the terms' to the next, at most"
     )
     args = parser.parse_args()
-    if not torch.cuda.is_available() or base.arch() != sm90.ARCH:
+    if not torch.cuda.is_available() or arch() != sm90.ARCH:
         print("sum_bench needs a Hopper GPU", file=sys.stderr)
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     tiles.TERM_GAP = args.gap
-    print(f"{torch.cuda.get_device_name()}, {base.sms()} SMs, PyTorch {torch.__version__}", flush=True)
-    shapes = json.loads(Path(__file__).with_name("gemm_shapes.json").read_text())["sum"]
+    print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}", flush=True)
+    shapes = json.loads((Path(__file__).with_name("gemm_bench") / "shapes.json").read_text())["sum"]
     return 4 if bench(shapes, args.rounds) else 0
 
 

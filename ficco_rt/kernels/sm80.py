@@ -238,7 +238,7 @@ class Choice:
     estimate: float  # microseconds, for ranking only
 
 
-# For ranking; on H100 (tools/gemm_bench.py --kernel sm80 --explore). Of 256 × 128 with the pipeline full, µs:
+# For ranking; on H100 (python -m tools.gemm_bench --kernel sm80 --explore). Of 256 × 128 with the pipeline full, µs:
 _STEP = 1.3  # a step of 64 of K on one multiprocessor
 _TILE = 2.0  # that a tile's start and store add
 _LAUNCH = 5.0

@@ -396,7 +396,7 @@ class Choice:
     estimate: float  # microseconds, for ranking only
 
 
-# For ranking; fitted to H100 (tools/gemm_bench.py --explore). µs of a step of 64 of K on one multiprocessor …
+# For ranking; fitted to H100 (python -m tools.gemm_bench --explore). µs of a step of 64 of K on one multiprocessor …
 _STEP = {
     (128, 256): 0.57,
     (256, 128): 0.58,
@@ -409,7 +409,7 @@ _STEP = {
     (64, 64): 0.165,
 }
 # … and where consumers take turns; with it the share of a tile's other costs (start, store, terms, cut) that the other
-# consumer's steps do not hide, but for the last tile; fitted to H200 (tools/gemm_bench.py --pieces)
+# consumer's steps do not hide, but for the last tile; fitted to H200 (python -m tools.gemm_bench --pieces)
 _PINGPONG = {
     (128, 160): (0.375, 0.7),
     (128, 128): (0.325, 0.7),

@@ -1,0 +1,90 @@
+"""`tools/gemm_bench`, what of it needs no PyTorch: the kernels that are checked, random geometry, what is missing."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from ficco_rt.kernels import sm80, sm90
+from ficco_rt.region import Interval
+from tools.gemm_bench.geometry import Pieces, draw_geometry
+from tools.gemm_bench.variants import keys_of, named, variants_of
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = 300
+
+
+@pytest.mark.parametrize("kernel", ["sm80", "sm90"])
+def test_every_variant_is_checked_in_each_layout_with_terms_and_without(kernel: str) -> None:
+    keys = keys_of(kernel, "")
+    assert len(set(keys)) == len(keys)
+    lefts = (False, True) if kernel == "sm80" else (False,)
+    wanted = {(v, lt, rt, s) for v in variants_of(kernel) for lt in lefts for rt in (0, 1) for s in (0, 1)}
+    assert {(k.variant, k.left_t, k.right_t, k.terms) for k in keys if k.dtype == k.out_dtype == "bf16"} == wanted
+    assert {(k.dtype, k.out_dtype) for k in keys} == {
+        ("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp16"), ("fp16", "fp32")
+    }  # fmt: skip
+    assert all(k.entry == (sm80 if kernel == "sm80" else sm90).entry(*k) for k in keys)
+
+
+def test_what_was_asked_for_is_any_part_of_a_name() -> None:
+    keys = keys_of("sm90", "128x160_c2,256x160")
+    assert {k.variant for k in keys} == {v for v in sm90.VARIANTS if "128x160_c2" in v.name or "256x160" in v.name}
+    assert all(named(k.variant, "128x160_c2,256x160") for k in keys)
+    assert not keys_of("sm90", "nothing")
+
+
+@pytest.mark.parametrize("kernel", ["sm80", "sm90"])
+def test_pieces_lie_apart_inside_their_matrix_where_the_kernel_takes_them(kernel: str) -> None:
+    rng = random.Random(5)
+    for key in keys_of(kernel, ""):
+        for _ in range(20):
+            g = draw_geometry(rng, key.variant, key.left_t, MOST)
+            assert 1 <= min(g.m, g.n, g.k) <= max(g.m, g.n, g.k) <= MOST, g
+            for size, total, *sides in (
+                (g.m, g.total_m, g.left_m, g.out_m),
+                (g.n, g.total_n, g.right_n, g.out_n),
+                (g.k, g.total_k, g.left_k, g.right_k),
+            ):
+                for spans in sides:
+                    assert sum(s.size for s in spans) == size, g
+                    assert apart(spans, total), g
+            rows = (g.left_m, g.out_m) if key.left_t else ()  # along stored rows accesses are of 16 bytes
+            assert all(s.start % 8 == 0 for spans in (*rows, g.right_n, g.out_n, g.left_k, g.right_k) for s in spans), g
+
+
+def apart(spans: Pieces, total: int) -> bool:
+    """Whether no two overlap, and none is empty or goes beyond."""
+    ordered = sorted(spans, key=lambda s: s.start)
+    edges = [0, *(edge for s in ordered for edge in (s.start, s.stop)), total]
+    return all(a <= b for a, b in pairwise(edges)) and all(s.size > 0 for s in spans)
+
+
+def test_a_seed_means_the_same_geometry_for_good() -> None:
+    g = draw_geometry(random.Random(1), sm90.VARIANTS[0], False, 700)
+    assert (g.m, g.n, g.k, g.total_m, g.total_n, g.total_k) == (484, 672, 392, 512, 680, 584)
+    assert g.out_m == (Interval(477, 503), Interval(441, 471), Interval(12, 440))
+    g = draw_geometry(random.Random(1), sm80.VARIANTS[0], True, 700)
+    assert (g.m, g.n, g.k, g.total_m, g.total_n, g.total_k) == (484, 668, 389, 512, 680, 448)
+    assert g.right_k == (Interval(64, 440), Interval(0, 13))
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ("runpy.run_module('tools.gemm_bench', run_name='__main__')", "gemm_bench needs PyTorch and cuda-bindings: "),
+        ("runpy.run_path('tools/gemm_bench', run_name='__main__')", "gemm_bench needs PyTorch and cuda-bindings: "),
+        ("runpy.run_path('tools/sum_bench.py', run_name='__main__')", "sum_bench needs PyTorch: pip install torch"),
+    ],
+)
+def test_without_pytorch_the_answer_is_a_line_and_exit_code_3(run: str, message: str) -> None:
+    code = f"import runpy, sys; sys.modules['torch'] = None; {run}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1

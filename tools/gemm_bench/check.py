@@ -1,0 +1,158 @@
+"""Random cases of every kernel, and chains of products, against fp64."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from ficco_rt.kernels import sm80, sm90, tiles
+
+from .case import TORCH, Case, draw_case
+from .device import shared, sms
+from .launch import Launch, compiled
+from .product import operand
+from .variants import Key, keys_of
+
+
+def check_case(rng: random.Random, key: Key, most: int, source: Path | None) -> str | None:
+    """One random case, run twice: sizes up to `most`, pieces, splits, accumulation, flags. What is wrong with it, or
+    None."""
+    case = draw_case(rng, key, most)
+    launch = case.launch(source)
+    what = case.told(launch)
+    before: torch.Tensor | None = None
+    for turn in range(2):
+        run(case, launch, f"{what}: turn {turn}")
+        wrong = misplaced(case)
+        if wrong:
+            return f"{what}: turn {turn}: {wrong}"
+        bits = case.bits()
+        if before is not None and not torch.equal(bits, before):
+            return f"{what}: {int((bits != before).sum())} elements differ from the first turn's"
+        before = bits
+        wrong = "counters are not zero" if launch.left_counters() else inexact(case) or misflagged(case)
+        if wrong:
+            return f"{what}: turn {turn}: {wrong}"
+    return None
+
+
+def run(case: Case, launch: Launch, what: str) -> None:
+    """One turn; its terms come while the kernel runs."""
+    case.reset()
+    torch.cuda.synchronize()
+    launch()
+    if case.added:
+        case.added.come(case.flag[4])
+    finish(what)
+
+
+def finish(what: str) -> None:
+    """Wait for the device. SystemExit: it failed, and nothing works after that."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as e:
+        raise SystemExit(f"check: {what}: {e}") from e
+
+
+def misplaced(case: Case) -> str | None:
+    """What is NaN and should not be, or the other way round."""
+    wrong = torch.isnan(case.out.double()) != torch.isnan(case.expect)
+    if not wrong.any():
+        return None
+    return f"{int(wrong.sum())} elements missing or overwritten, the first {wrong.nonzero()[0].tolist()}"
+
+
+def inexact(case: Case) -> str | None:
+    """How far the numbers are off, if that is too far: in norm, and an element by the greatest one."""
+    got, expect = case.out.double(), case.expect
+    good = ~torch.isnan(expect)
+    error = float((got[good] - expect[good]).norm() / expect[good].norm())
+    limit = {"bf16": 3e-3, "fp16": 5e-4, "fp32": 1e-5}[case.key.out_dtype]
+    worst = float((got[good] - expect[good]).abs().max() / expect[good].abs().max())
+    if error < limit and worst < 4 * limit:
+        return None
+    return f"relative error {error:.2e}, worst element {worst:.2e}"
+
+
+def misflagged(case: Case) -> str | None:
+    """The flags, if another is up or down than should be."""
+    flags = case.flags.tolist()
+    return f"flags {flags}" if flags != [1, 1, 1, 1, int(case.key.terms)] else None
+
+
+def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None:
+    """Products of one launch each of which multiplies what the one before it made, waiting for the flag that this one
+    raises. What is wrong, or None."""
+    v, dtype, _, _, right_t, _ = key
+    m, n, links = rng.randint(1, 600), rng.randint(1, 10) * 64, rng.randint(2, 5)
+    t = TORCH[dtype]
+    chain = [torch.full((m, n), math.nan, device="cuda", dtype=t) for _ in range(links + 1)]
+    chain[0][:] = torch.randn(m, n, device="cuda").to(t)
+    right = (torch.randn(n, n, device="cuda") / math.sqrt(n)).to(t)
+    right_store = right.T.contiguous() if right_t else right
+    flags = torch.zeros(links, dtype=torch.int32, device="cuda")
+    flag = [flags.data_ptr() + 4 * i for i in range(links)]
+    works = [
+        tiles.Work.of(operand(a), operand(right_store), operand(b), False, (flag[i - 1],) if i else (), (flag[i],))
+        for i, (a, b) in enumerate(pairwise(chain))
+    ]
+    stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
+    splits, count = rng.choice((1, 1, 2)), rng.choice((sms(), 16, 4))
+    # NOTE parts of the last wave would stand among each other, whatever work they are of; those of a work do not
+    if isinstance(v, sm90.Variant):
+        cuts = tiles.Cuts(works=(splits,) * links)
+        made: sm80.Launch | sm90.Launch = sm90.build(works, v, *key[1:5], sms=count, stages=stages, cuts=cuts)
+    else:
+        made = sm80.build(works, v, *key[1:5], blocks=count, stages=stages)
+    launch = Launch(made, *key[1:], source=source)
+    what = f"{key.entry} chain of {links} m={m} n={n} stages={stages} splits={splits} sms={count}"
+    for turn in range(2):
+        for out in chain[1:]:
+            out.fill_(math.nan)
+        flags[:] = 0
+        torch.cuda.synchronize()
+        launch()
+        finish(f"{what}: turn {turn}")
+        for i, (a, b) in enumerate(pairwise(chain)):
+            expect = a.double() @ right.double()
+            error = float((b.double() - expect).norm() / expect.norm())
+            if not error < 3e-3:
+                return f"{what}: turn {turn}: link {i}: relative error {error:.2e}"
+        if not flags.all() or launch.left_counters():
+            return f"{what}: turn {turn}: flags {flags.tolist()}, or counters are not zero"
+    return None
+
+
+def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path | None) -> int:
+    """How many random cases of the kernels that `only` names are wrong, which is printed."""
+    keys = keys_of(kernel, only)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda key: compiled(source, *key), keys))
+    rng, failures = random.Random(seed), []
+    torch.manual_seed(seed)
+    for key in keys:
+        for _ in range(cases):
+            found = [check_case(rng, key, most, source)]
+            if key.dtype == key.out_dtype and not key.left_t and not key.terms:
+                found.append(check_chain(rng, key, source))
+            failures += [failure for failure in found if failure]
+    print(f"check: {len(keys)} kernels × {cases} random cases, seed {seed}: {len(failures)} failed", flush=True)
+    for failure in failures[:12]:
+        print("  " + failure)
+    return len(failures)
+
+
+def impatient(folder: Path) -> Path:
+    """The Hopper kernel, but that no part of a tile waits for others: the last to come does what they leave."""
+    text = sm90.SOURCE.read_text()
+    changed = re.sub(r"PATIENCE = \d+", "PATIENCE = 0", text)
+    assert changed != text
+    source = folder / sm90.SOURCE.name
+    source.write_text(changed)
+    return source

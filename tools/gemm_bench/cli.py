@@ -1,0 +1,98 @@
+"""Our GEMM beside cuBLAS (PyTorch's), in one run: correctness first, then interleaved timing.
+
+    python -m tools.gemm_bench                  # check, then the table over tools/gemm_bench/shapes.json, both layouts
+    python -m tools.gemm_bench --explore        # every variant and split on every shape: what `choose` should say
+    python -m tools.gemm_bench --check-only
+    python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
+    python -m tools.gemm_bench --beside old.cu  # another version of the source, timed in turn with this one
+    python -m tools.gemm_bench --pieces 4       # a product in one launch of four works, that come one after another
+    python -m tools.gemm_bench --pieces 4 --variants 128x160_c2,256x160   # of these variants alone
+
+Needs one GPU, PyTorch and cuda-bindings; for the Hopper kernel a Hopper GPU. Inputs are fresh normal numbers and
+rotate through more memory than L2 holds; each side is captured as a graph and replayed in turn with the other;
+medians, and the spread (p10 – p90) as a share of the median. Ratio: cuBLAS's time over ours, so 1 is its rate and
+more is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ficco_rt.kernels import sm80, sm90
+
+from .arrivals import in_pieces
+from .check import check, impatient
+from .device import arch, sms
+from .explore import explore
+from .table import bench
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gemm_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernel", choices=("sm90", "sm80"), default="sm90")
+    parser.add_argument("--beside", type=Path, help="another version of the kernel's source, timed beside")
+    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
+    parser.add_argument("--group", choices=("large", "decode"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cases", type=int, default=6, help="random cases a kernel in the check")
+    parser.add_argument("--most", type=int, default=700, help="the greatest M, N and K of a random case, from 128")
+    parser.add_argument(
+        "--variants", default="", help="only what has one of these parts, with commas between, in its name"
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--impatient", action="store_true", help="check the Hopper kernel with parts that do not wait")
+    parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--explore", action="store_true")
+    parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
+    parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
+    parser.add_argument("--size", type=int, nargs=3, default=(2048, 2560, 8192), help="M N K of --pieces")
+    parser.add_argument("--bands", type=int, nargs="*", default=[0])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args(arguments)
+    if args.most < 128:
+        parser.error("--most is a number from 128")
+    if (args.impatient or args.pieces is not None) and args.kernel != "sm90":
+        parser.error("--impatient and --pieces are for the Hopper kernel")
+    if args.pieces is not None and not 2 <= args.pieces <= args.size[0]:
+        parser.error("--pieces is a number from 2 to the rows of --size")
+    if args.every <= 0 or min(args.size) < 1:
+        parser.error("--every and --size are numbers greater than 0")
+    return args
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check and time; the process's exit code."""
+    args = parse(arguments)
+    needed = {"sm90": "a Hopper GPU", "sm80": "a GPU of Ampere or later"}[args.kernel]
+    if not torch.cuda.is_available() or (arch() != sm90.ARCH if args.kernel == "sm90" else not sm80.serves(arch())):
+        print(f"gemm_bench needs {needed}", file=sys.stderr)
+        return 3
+    torch.zeros(1, device="cuda")  # makes the context current
+    print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        source = impatient(Path(folder)) if args.impatient else None
+        bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.most, args.variants, source)
+    if args.check_only or bad:
+        return 4 if bad else 0
+    shapes = json.loads(args.shapes.read_text())
+    if args.group:
+        shapes = {g: shapes[g] if g == args.group else [] for g in ("large", "decode")}
+    if args.pieces:
+        m, n, k = args.size
+        return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.variants, args.beside) else 0
+    if args.explore:
+        explore(
+            args.kernel, shapes, [g for g in ("large", "decode") if shapes[g]], args.bands, args.variants, args.json
+        )
+        return 0
+    return 4 if bench(args.kernel, shapes, args.rounds, args.json, args.beside) else 0

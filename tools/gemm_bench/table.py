@@ -1,0 +1,56 @@
+"""The table beside cuBLAS."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from .product import LAYOUTS, chosen, plain
+from .timing import graph, sampled_error, sets, spread, times
+
+
+def bench(kernel: str, shapes: dict[str, Any], rounds: int, out: Path | None, beside: Path | None) -> int:
+    bad, rows = 0, []
+    print(f"{'shape':20} {'m':>6} {'n':>6} {'k':>6} {'layout':7} {'kernel':24} {'ours µs':>9} {'cublas':>9} "
+          f"{'ratio':>6} {'TFLOP/s':>8} {'spread %':>9} {'error':>8}")  # fmt: skip
+    for group in ("large", "decode"):
+        for shape in shapes[group]:
+            for right_t, layout in LAYOUTS:
+                m, n, k = shape["m"], shape["n"], shape["k"]
+                choice = chosen(kernel, m, n, k, right_t)
+                data = sets(m, n, k, right_t)
+                ours = [plain(a, b, c, right_t, choice) for a, b, c in data]
+                ours[0]()
+                torch.cuda.synchronize()
+                error = sampled_error(*data[0], right_t)
+                bad += not error < 3e-3
+                theirs = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
+                graphs = [graph(ours), graph(theirs)]
+                if beside:
+                    graphs.append(graph([plain(a, b, c, right_t, choice, source=beside) for a, b, c in data]))
+                t = times(graphs, len(data), rounds)
+                mine, cublas = median(t[0]), median(t[1])
+                row = {
+                    "group": group, "name": shape["name"], "m": m, "n": n, "k": k, "right_t": right_t,
+                    "kernel": str(choice), "us": mine, "cublas_us": cublas,
+                    "ratio": cublas / mine, "tflops": 2e-6 * m * n * k / mine, "error": error,
+                    "spread": (spread(t[0]), spread(t[1])),
+                }  # fmt: skip
+                rows.append(row)
+                print(f"{row['name']:20} {m:6} {n:6} {k:6} {layout:7} {row['kernel']:24} {mine:9.1f} {cublas:9.1f} "
+                      f"{row['ratio']:6.3f} {row['tflops']:8.1f} {spread(t[0]):4.1f}/{spread(t[1]):4.1f} {error:8.1e}"
+                      + (f"  beside {cublas / median(t[2]):.3f}" if beside else ""), flush=True)  # fmt: skip
+                del data, ours, theirs, graphs
+        ratios = [r["ratio"] for r in rows if r["group"] == group]
+        if ratios:
+            print(f"{group}: geometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}, "
+                  f"lowest {min(ratios):.3f}\n")  # fmt: skip
+    if out:
+        out.write_text(json.dumps(rows, indent=1))
+    return bad
