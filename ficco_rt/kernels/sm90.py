@@ -28,9 +28,11 @@ from .tiles import (
     Matrix,
     Table,
     Work,
+    band_of,
     best_splits,
     common,
     defines,
+    depth_of,
     depths_of,
     entry_of,
     table,
@@ -320,6 +322,8 @@ def build(
     assert not (lowers and any(w.accumulate for w in works))
     cluster = variant.cluster
     clusters = max(1, sms // cluster)
+    if band is None and variant.paced and depth_of(works, (left_transposed, right_transposed)) <= _SHORT:
+        band = max(1, band_of(clusters, variant.tile, cluster) // 2)
     made = table(
         works,
         variant.tile,
@@ -425,7 +429,7 @@ _LOADED = 1.25  # times the step where a device is at work for long, and what co
 _PACE = 3.86e5  # bytes a µs that come from other devices …
 _PIECE = 6.0  # … and what each piece that is waited for adds
 _CLOSE = 1.0  # µs: estimates this close are alike
-_SHORT = 1024  # so little of K that a tile's stores take about as long as its steps
+_SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
 
@@ -649,7 +653,7 @@ def choose(
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
     least = min(choice.estimate for _, choice in found)
     best = min((c for c in found if c[1].estimate <= least + _CLOSE), key=lambda c: c[0])[1]
-    often = k <= _SHORT and not right_transposed and not late and not terms
+    often = k <= _SHORT and not late and not terms
     if paced is None and often and _clusters(best.variant, rows, columns) > 4 * (sms // best.variant.cluster):
         twins = (v for v in fitting if v.paced and (v.tile, v.cluster) == (best.variant.tile, best.variant.cluster))
         return replace(best, variant=next(twins, best.variant))

@@ -365,6 +365,11 @@ class Cuts:
 UNCUT = Cuts()
 
 
+def band_of(groups: int, tile: tuple[int, int], cluster: int) -> int:
+    """Rows of clusters' tiles that are walked together so that a wave of `groups` is about square."""
+    return max(1, round(sqrt(groups * tile[1] / (tile[0] * cluster))))
+
+
 class _Depth(NamedTuple):
     """A piece of K: where it starts in each operand, steps, elements, and what it waits for: first flag, flags."""
 
@@ -402,7 +407,7 @@ class _Parts:
             nothing[:, -1] = 0
             rows = np.concatenate([rows, np.repeat(nothing, cluster - len(rows) % cluster, 0)])
         high = len(rows) // cluster
-        walk = band or max(1, min(high, round(sqrt(groups * tile[1] / (tile[0] * cluster)))))
+        walk = band or max(1, min(high, band_of(groups, tile, cluster)))
         r, c = _grid(high, len(columns), walk)
         r = (r[:, None] * cluster + np.arange(cluster)).ravel()
         c = np.repeat(c, cluster)

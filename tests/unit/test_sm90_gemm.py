@@ -228,16 +228,28 @@ def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits:
 
 
 def test_stores_of_short_products_are_spread_where_that_was_measured_to_pay() -> None:
-    def paced(m: int, k: int, right_transposed: bool = False, **more: Any) -> bool:
-        return sm90.choose([m], [4096], k, 132, right_transposed, **more).variant.paced
+    def paced(m: int, k: int, **more: Any) -> bool:
+        return sm90.choose([m], [4096], k, 132, False, **more).variant.paced
 
     assert paced(16384, 1024)
-    assert not paced(16384, 1024, right_transposed=True)
     assert not paced(16384, 1088)
     assert not paced(2048, 1024)  # two waves
     assert not paced(16384, 1024, terms=1)
     assert not paced(16384, 1024, late=[sm90.Phase((16384,), 10.0, 10.0)])
     assert not paced(16384, 1024, paced=False)
+
+
+@pytest.mark.parametrize(("k", "rows"), [(1024, 4), (1088, 8)])
+def test_paced_tiles_of_short_products_are_walked_in_narrow_bands(k: int, rows: int) -> None:
+    """So many rows of clusters' tiles come before the first tile of the next ones."""
+    m, n, depth = ((Interval(0, size),) for size in (16384, 4096, k))
+    left, right, out = matrix(1 << 20, m, depth), matrix(2 << 20, depth, n), matrix(3 << 20, m, n)
+    work = tiles.Work(left, right, out, m, depth, depth, n, m, n)
+    v = sm90.variant("sm90_gemm_128x256_c2_paced")
+    made = sm90.build([work], v, "bf16", "bf16", False, False, sms=132, stages=3)
+    first = made.table.tiles["left_row"][: rows * 16 * 2]
+    assert first.max() == (rows * 2 - 1) * 128
+    assert made.table.tiles["left_row"][len(first)] == rows * 2 * 128
 
 
 def test_a_variant_fits_what_it_is_given() -> None:
