@@ -32,6 +32,7 @@ from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
 from .table import bench
+from .variants import keys_of, named
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -67,6 +68,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--pieces is a number from 2 to the rows of --size")
     if args.every <= 0 or min(args.size) < 1:
         parser.error("--every and --size are numbers greater than 0")
+    whole = [v for v in sm90.VARIANTS if args.size[0] <= 256 or v.cluster > 1]  # that --pieces times
+    if not (any(named(v, args.variants) for v in whole) if args.pieces else keys_of(args.kernel, args.variants)):
+        parser.error(f"no variant's name has any part of --variants {args.variants}")
+    try:
+        args.shapes = {"large": [], "decode": [], **json.loads(args.shapes.read_text())}
+    except (OSError, ValueError, TypeError) as error:
+        parser.error(f"--shapes {args.shapes} is no file of shapes: {error}")
     return args
 
 
@@ -84,9 +92,7 @@ def main(arguments: Sequence[str]) -> int:
         bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.most, args.variants, source)
     if args.check_only or bad:
         return 4 if bad else 0
-    shapes = json.loads(args.shapes.read_text())
-    if args.group:
-        shapes = {g: shapes[g] if g == args.group else [] for g in ("large", "decode")}
+    shapes = {g: args.shapes[g] if args.group in (None, g) else [] for g in ("large", "decode")}
     if args.pieces:
         m, n, k = args.size
         return 4 if in_pieces(m, n, k, args.pieces, args.every, args.rounds, args.variants, args.beside) else 0

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver as cu
 
+from ficco_rt.driver.cuda.tiled import encode
 from ficco_rt.kernels import compiler, sm80, sm90
 
 from .device import SMEM, arch, call
@@ -31,29 +32,6 @@ def function(source: Path | None, *key: Any) -> Any:
         call("cuFuncSetAttribute", f, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
         _functions[source, *key] = f
     return _functions[source, *key]
-
-
-def encode(m: sm90.TensorMap) -> bytes:
-    kind = {
-        "bf16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        "fp16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        "fp32": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-    }[m.dtype]
-    made = call(
-        "cuTensorMapEncodeTiled",
-        kind,
-        2,
-        m.address,
-        [cu.cuuint64_t(d) for d in m.dims],
-        [cu.cuuint64_t(m.pitch)],
-        [cu.cuuint32_t(b) for b in m.box],
-        [cu.cuuint32_t(1)] * 2,
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    return ctypes.string_at(int(made.getPtr()), 128)
 
 
 class Launch:
