@@ -4,12 +4,19 @@ raised, and all but the first are waited for, on streams beside."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
+
+import ficco_dsl
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.cuda.vendor import Cuda
+from ficco_rt.driver.gpu.streams import awaited_between, raised_between
 from ficco_rt.driver.registry import discover
+from ficco_rt.errors import Span
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.plan.ir import CopyAsync, SignalFlag, WaitFlag
+from ficco_rt.plan.ir import CopyAsync, Plan, SignalFlag, WaitFlag
 from tests import cases
 from tests.mock.standin import StandIn
 
@@ -20,10 +27,21 @@ CALLS = ("cuMemcpyBatchAsync", "cuMemcpyDtoDAsync", "cuMemcpy2DAsync", "cuStream
 def calls_of_a_run(
     library: StandIn, name: str, given: Mapping[str, object], version: int = 13000, each: int = 1
 ) -> tuple[dict[str, int], Executor]:
-    """Of CALLS, for each rank, in a run on streams, `each` ranks a device; runs in all orders are right."""
+    """Of CALLS, for each rank, in a run on streams, `each` ranks a device."""
     library.reset(f"devices {RANKS}; version {version}")
     sizes = cases.sizes(name, RANKS, True) | dict(given)
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS, each))
+    counts, executor = called(library, plan, each)
+    return each_rank(counts), executor
+
+
+def each_rank(counts: Mapping[str, int]) -> dict[str, int]:
+    assert all(counts.get(call, 0) % RANKS == 0 for call in CALLS), counts
+    return {call: counts.get(call, 0) // RANKS for call in CALLS}
+
+
+def called(library: StandIn, plan: Plan, each: int = 1) -> tuple[dict[str, int], Executor]:
+    """The calls of a run on streams; runs in all orders are right."""
     with Executor(plan, library.face, timeout=30, ranks_per_gpu=each) as executor:
         for seed in range(60):
             library.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
@@ -35,9 +53,7 @@ def calls_of_a_run(
         after = library.called()
     assert not library.violations()
     assert not library.live()
-    counts = {call: after.get(call, 0) - before.get(call, 0) for call in CALLS}
-    assert all(n % RANKS == 0 for n in counts.values()), counts
-    return {call: n // RANKS for call, n in counts.items()}, executor
+    return {call: n - before.get(call, 0) for call, n in after.items()}, executor
 
 
 def test_a_flag_goes_out_with_the_next_copy(cuda: StandIn) -> None:
@@ -80,3 +96,103 @@ def test_flags_that_streams_wait_for_stay_in_place(cuda: StandIn) -> None:
     waits, raises = (sum(isinstance(c, kind) for c in copies[0].commands) for kind in (WaitFlag, SignalFlag))
     assert (counts["cuStreamWaitValue32"], counts["cuStreamWriteValue32"]) == (waits, raises)
     assert counts["cuMemcpyBatchAsync"] == 0
+
+
+MIXED = """
+schedule mixed
+input   A[8, 8] : fp32
+input   B[8, 8] : fp32
+scratch G[8 * ranks, 8] : fp32
+scratch H[8 * ranks, 8] : fp32
+output  C[8 * ranks, 8] : fp32
+output  D[8 * ranks, 8] : fp32
+computes C = all_gather(A, rows) * B
+computes D = all_gather(A, rows) * B
+queue dma     { engine = copy }
+queue compute { engine = sm }
+stage push on dma {
+  for p in peers {
+    copy G.rows(rank of ranks).rows(0 of 2) @ p <- A.rows(0 of 2)
+    for c in 0..2 { copy G.rows(rank of ranks).rows(1 of 2).cols(c of 2) @ p <- A.rows(1 of 2).cols(c of 2) }
+    copy H.rows(rank of ranks) @ p <- A
+  }
+}
+stage mm on compute streamed {
+  gemm C.rows(rank of ranks) = A * B
+  gemm D.rows(rank of ranks) = A * B
+  for p in peers {
+    gemm C.rows(p of ranks) = G.rows(p of ranks) * B
+    gemm D.rows(p of ranks) = H.rows(p of ranks) * B
+  }
+}
+"""  # copies of a run and rows of a pitch, and of runs, by turns
+
+
+def test_a_flag_before_runs_and_rows_of_a_pitch_is_raised_beside(cuda: StandIn) -> None:
+    cuda.reset(f"devices {RANKS}")
+    counts, _ = called(cuda, plan_of(build(ficco_dsl.parse(MIXED, "mixed.ficco"), RANKS), discover("cuda", RANKS)))
+    assert each_rank(counts) == {
+        "cuMemcpyBatchAsync": 2, "cuMemcpyDtoDAsync": 2, "cuMemcpy2DAsync": 4,
+        "cuStreamWriteValue32": 2, "cuStreamWaitValue32": 0,
+    }  # fmt: skip
+
+
+def pushes(cuda: StandIn) -> Plan:
+    """Four copies on each copy stream, a flag behind each."""
+    cuda.reset(f"devices {RANKS}")
+    sizes = cases.sizes("ag_gemm/streamed", RANKS, True) | {"chunks": 2}
+    return plan_of(build(cases.schedule("ag_gemm/streamed"), RANKS, sizes), discover("cuda", RANKS))
+
+
+def test_flags_in_a_row_go_out_together(cuda: StandIn) -> None:
+    plan = pushes(cuda)
+    streams = list(plan.streams)
+    for n, stream in enumerate(streams):
+        if stream.engine == "copy":
+            copy, flag, second, *rest = stream.commands
+            streams[n] = replace(stream, commands=(copy, second, flag, *rest))
+    counts, _ = called(cuda, replace(plan, streams=tuple(streams)))
+    assert each_rank(counts) == {
+        "cuMemcpyBatchAsync": 2, "cuMemcpyDtoDAsync": 2, "cuMemcpy2DAsync": 0,
+        "cuStreamWriteValue32": 1, "cuStreamWaitValue32": 0,
+    }  # fmt: skip
+
+
+def test_copies_flags_that_streams_wait_for_are_raised_beside(cuda: StandIn) -> None:
+    """The compiler makes events of these; plans may come from elsewhere."""
+    plan = pushes(cuda)
+    streams = list(plan.streams)
+    for n, stream in enumerate(streams):
+        if stream.engine != "copy":
+            here = stream.commands[0].origin
+            waits = [WaitFlag(flag, here) for flag, home in enumerate(plan.flag_homes) if home == stream.rank]
+            streams[n] = replace(stream, commands=(*waits, *stream.commands))
+    counts, _ = called(cuda, replace(plan, streams=tuple(streams)))
+    assert each_rank(counts) == {
+        "cuMemcpyBatchAsync": 0, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 0,
+        "cuStreamWriteValue32": 4, "cuStreamWaitValue32": 4,
+    }  # fmt: skip
+
+
+def test_copies_wait_beside_but_the_first(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event each, and one for the stream beside to begin behind."""
+    given = {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}
+    sizes = cases.sizes("gemm_rs/relay", RANKS, True) | given
+    counts = {}
+    for beside in (False, True):
+        monkeypatch.setattr(Cuda, "waits_beside", beside)
+        cuda.reset(f"devices {RANKS}")
+        plan = plan_of(build(cases.schedule("gemm_rs/relay"), RANKS, sizes), discover("cuda", RANKS))
+        counts[beside], _ = called(cuda, plan)
+    waits = counts[True]["cuStreamWaitValue32"]
+    assert counts[True]["cuEventRecord"] - counts[False]["cuEventRecord"] == waits - RANKS
+    assert counts[True]["cuStreamWaitEvent"] - counts[False]["cuStreamWaitEvent"] == waits
+
+
+def test_flags_between_copies() -> None:
+    here = Span("x.ficco", 1, 1, 1, 1)
+    copy = CopyAsync((), "push")
+    stream = [WaitFlag(0, here), SignalFlag(1, here), copy, SignalFlag(2, here), WaitFlag(3, here), copy]
+    stream += [SignalFlag(4, here), WaitFlag(5, here)]
+    assert raised_between(stream) == {1, 2}
+    assert awaited_between(stream) == {3, 5}
