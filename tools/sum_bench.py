@@ -38,7 +38,7 @@ require("sum_bench")
 
 from tools.gemm_bench.device import arch, call, sms
 from tools.gemm_bench.product import LAYOUTS, chosen, matrix, plain, whole
-from tools.gemm_bench.timing import graph, sets, times
+from tools.gemm_bench.timing import graph, sampled_error, sets, times
 
 TERMS = 3
 
@@ -76,13 +76,6 @@ def both(first: Callable[[], None], second: Callable[[], None]) -> None:
     second()
 
 
-def error_of(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, terms: Sequence[torch.Tensor]) -> float:
-    """The relative error of sampled rows of c; NaN if any element of c is."""
-    rows = torch.tensor(sorted({0, a.shape[0] - 1, *torch.randint(a.shape[0], (30,)).tolist()}), device="cuda")
-    wanted = a[rows].double() @ (b.T if right_t else b).double() + sum(t[rows].double() for t in terms)
-    return math.nan if torch.isnan(c).any() else float((c[rows].double() - wanted).norm() / wanted.norm())
-
-
 def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
     bad, shares = 0, []
     print(f"{'shape':16} {'m':>5} {'n':>6} {'k':>6} layout  {'kernel':16} {'gemm µs':>8} {'with sum':>8} "
@@ -110,7 +103,7 @@ def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
                 data[0][2].fill_(math.nan)
                 side[0]()
                 torch.cuda.synchronize()
-                errors.append(error_of(*data[0], right_t, received[0].split(m)))
+                errors.append(sampled_error(*data[0], right_t, received[0].split(m)))
             bad += not max(errors) < 3e-3
             t = [median(x) for x in times([graph(x) for x in (alone, fused, behind, cublas)], len(data), rounds)]
             shares.append((t[1] - t[0]) / (t[2] - t[0]))
@@ -129,6 +122,8 @@ def main() -> int:
         "--gap", type=int, default=tiles.TERM_GAP, help="steps of K from one of the terms' to the next, at most"
     )
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error("--rounds is a number from 1")
     if not torch.cuda.is_available() or arch() != sm90.ARCH:
         print("sum_bench needs a Hopper GPU", file=sys.stderr)
         return 3

@@ -28,11 +28,14 @@ def calls_of_a_run(
     library: StandIn, name: str, given: Mapping[str, object], version: int = 13000, each: int = 1
 ) -> tuple[dict[str, int], Executor]:
     """Of CALLS, for each rank, in a run on streams, `each` ranks a device."""
+    counts, executor = called(library, planned(library, name, given, version, each), each)
+    return each_rank(counts), executor
+
+
+def planned(library: StandIn, name: str, given: Mapping[str, object], version: int = 13000, each: int = 1) -> Plan:
     library.reset(f"devices {RANKS}; version {version}")
     sizes = cases.sizes(name, RANKS, True) | dict(given)
-    plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS, each))
-    counts, executor = called(library, plan, each)
-    return each_rank(counts), executor
+    return plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS, each))
 
 
 def each_rank(counts: Mapping[str, int]) -> dict[str, int]:
@@ -87,8 +90,8 @@ def test_flags_of_the_own_device_are_raised_beside(cuda: StandIn) -> None:
     assert (counts["cuMemcpyBatchAsync"], counts["cuStreamWriteValue32"]) == (0, 4)
 
 
-def test_flags_that_streams_wait_for_stay_in_place(cuda: StandIn) -> None:
-    """A wait must not be issued before what it waits for."""
+def test_a_wait_parts_a_flag_from_the_next_copy(cuda: StandIn) -> None:
+    """In one batch the flag would wait for what the copy waits for."""
     counts, executor = calls_of_a_run(cuda, "gemm_rs/relay", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]})
     copies = [s for s in executor.plan.streams if s.engine == "copy"]
     for stream in copies:
@@ -137,15 +140,8 @@ def test_a_flag_before_runs_and_rows_of_a_pitch_is_raised_beside(cuda: StandIn) 
     }  # fmt: skip
 
 
-def pushes(cuda: StandIn) -> Plan:
-    """Four copies on each copy stream, a flag behind each."""
-    cuda.reset(f"devices {RANKS}")
-    sizes = cases.sizes("ag_gemm/streamed", RANKS, True) | {"chunks": 2}
-    return plan_of(build(cases.schedule("ag_gemm/streamed"), RANKS, sizes), discover("cuda", RANKS))
-
-
 def test_flags_in_a_row_go_out_together(cuda: StandIn) -> None:
-    plan = pushes(cuda)
+    plan = planned(cuda, "ag_gemm/streamed", {"chunks": 2})  # four copies a stream, a flag behind each
     streams = list(plan.streams)
     for n, stream in enumerate(streams):
         if stream.engine == "copy":
@@ -160,7 +156,7 @@ def test_flags_in_a_row_go_out_together(cuda: StandIn) -> None:
 
 def test_copies_flags_that_streams_wait_for_are_raised_beside(cuda: StandIn) -> None:
     """The compiler makes events of these; plans may come from elsewhere."""
-    plan = pushes(cuda)
+    plan = planned(cuda, "ag_gemm/streamed", {"chunks": 2})  # four copies a stream, a flag behind each
     streams = list(plan.streams)
     for n, stream in enumerate(streams):
         if stream.engine != "copy":
@@ -177,13 +173,10 @@ def test_copies_flags_that_streams_wait_for_are_raised_beside(cuda: StandIn) -> 
 def test_copies_wait_beside_but_the_first(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event each, and one for the stream beside to begin behind."""
     given = {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}
-    sizes = cases.sizes("gemm_rs/relay", RANKS, True) | given
     counts = {}
     for beside in (False, True):
         monkeypatch.setattr(Cuda, "waits_beside", beside)
-        cuda.reset(f"devices {RANKS}")
-        plan = plan_of(build(cases.schedule("gemm_rs/relay"), RANKS, sizes), discover("cuda", RANKS))
-        counts[beside], _ = called(cuda, plan)
+        counts[beside], _ = called(cuda, planned(cuda, "gemm_rs/relay", given))
     waits = counts[True]["cuStreamWaitValue32"]
     assert counts[True]["cuEventRecord"] - counts[False]["cuEventRecord"] == waits - RANKS
     assert counts[True]["cuStreamWaitEvent"] - counts[False]["cuStreamWaitEvent"] == waits

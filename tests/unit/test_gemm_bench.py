@@ -88,3 +88,30 @@ def test_without_pytorch_the_answer_is_a_line_and_exit_code_3(run: str, message:
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--cases 0", "--rounds and --cases are numbers from 1"),
+        ("--rounds -1", "--rounds and --cases are numbers from 1"),
+        ("--bands 4 -1", "--bands are numbers of rows"),
+        ("--most 100", "--most is a number from 128"),
+        ("--variants nothing", "no variant's name has any part of --variants nothing"),
+        ("--pieces 4 --variants fp16", "no variant's name has any part of --variants fp16"),
+        ("--shapes nowhere.json", "--shapes nowhere.json is no file of shapes: "),
+        ("--shapes README.md", "--shapes README.md is no file of shapes: "),
+        ("--shapes SHAPES", """{"name": "x", "m": 0, "n": 8, "k": 8} is no name with m, n and k, numbers from 1"""),
+    ],
+)
+def test_wrong_options_are_told_before_a_gpu_is_asked_for(arguments: str, message: str, tmp_path: Path) -> None:
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text('{"large": [{"name": "x", "m": 0, "n": 8, "k": 8}]}')
+    code = (
+        "import runpy, sys, unittest.mock as mock; sys.modules['torch'] = mock.MagicMock(); "
+        "runpy.run_module('tools.gemm_bench', run_name='__main__', alter_sys=True)"
+    )
+    given = [str(shapes) if a == "SHAPES" else a for a in arguments.split()]
+    done = subprocess.run([sys.executable, "-c", code, *given], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr.splitlines()[-1]

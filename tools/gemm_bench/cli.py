@@ -22,6 +22,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,6 +61,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--bands", type=int, nargs="*", default=[0])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(arguments)
+    if min(args.rounds, args.cases) < 1:
+        parser.error("--rounds and --cases are numbers from 1")
+    if min(args.bands, default=-1) < 0:
+        parser.error("--bands are numbers of rows, or 0 for what the kernel takes")
     if args.most < 128:
         parser.error("--most is a number from 128")
     if (args.impatient or args.pieces is not None) and args.kernel != "sm90":
@@ -72,10 +77,19 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not (any(named(v, args.variants) for v in whole) if args.pieces else keys_of(args.kernel, args.variants)):
         parser.error(f"no variant's name has any part of --variants {args.variants}")
     try:
-        args.shapes = {"large": [], "decode": [], **json.loads(args.shapes.read_text())}
+        args.shapes = _shapes(args.shapes)
     except (OSError, ValueError, TypeError) as error:
         parser.error(f"--shapes {args.shapes} is no file of shapes: {error}")
     return args
+
+
+def _shapes(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """By group. ValueError: a shape lacks its name or a size."""
+    groups = {"large": [], "decode": [], **json.loads(path.read_text())}
+    for shape in (*groups["large"], *groups["decode"]):
+        if not (isinstance(shape, dict) and "name" in shape and all(shape.get(d, 0) >= 1 for d in "mnk")):
+            raise ValueError(f"{json.dumps(shape)} is no name with m, n and k, numbers from 1")
+    return groups
 
 
 def main(arguments: Sequence[str]) -> int:

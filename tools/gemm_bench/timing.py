@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -55,11 +56,14 @@ def times(graphs: list[torch.cuda.CUDAGraph], each: int, rounds: int) -> list[li
     return out
 
 
-def sampled_error(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool) -> float:
+def sampled_error(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, terms: Sequence[torch.Tensor] = ()
+) -> float:
+    """Relative, of sampled rows of c = a · b + terms, beside fp64; NaN if any element of c is."""
     rows = torch.tensor(sorted({0, a.shape[0] - 1, *torch.randint(a.shape[0], (30,)).tolist()}), device="cuda")
     if torch.isnan(c).any():
         return math.nan
-    ref = a[rows].double() @ (b.T if right_t else b).double()
+    ref = a[rows].double() @ (b.T if right_t else b).double() + sum(t[rows].double() for t in terms)
     return float((c[rows].double() - ref).norm() / ref.norm())
 
 

@@ -227,7 +227,7 @@ class Vendor(Protocol):
     def copy_rows(self, rows: Rows, stream: Handle) -> Action: ...
 
     def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
-        """All of them in one call, if there is one. It need not be fit for capture."""
+        """All of them in one call, if there is one, with no order among them. It need not be fit for capture."""
 
     def zero_action(self, address: int, words: int, stream: Handle) -> Action:
         """32-bit words."""
