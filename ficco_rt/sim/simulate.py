@@ -4,7 +4,7 @@ A discrete-event walk over the plan's streams, priced by `machine.cost`. No data
 
 What it models: a stream does one thing at a time; a signal from another rank arrives `links.signal_time`
 later; a launch costs `launch_time`, a copy its fixed cost; the works of a streamed launch run one after
-another, whichever is ready first. What it does not: contention. Two streams never slow each other, on a
+another in the order of the text. What it does not: contention. Two streams never slow each other, on a
 link, a memory or the multiprocessors.
 """
 
@@ -142,8 +142,9 @@ class _Clock:
         self.later(stream, position + 1, now)
 
     def _streamed(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
-        running = _StreamedLaunch(self, stream, launch, position, now + self.machine.device.launch_time)
-        self.at(running.free, running.begin)
+        begin = now + self.machine.device.launch_time
+        running = _StreamedLaunch(self, stream, launch, position)
+        self.at(begin, lambda: running.proceed(0, begin))
 
     def wait(
         self, stream: Stream, stage: str, place: Place, signals: tuple[Signal, ...], start: float, stop: float
@@ -242,63 +243,38 @@ class _Clock:
 
 
 class _StreamedLaunch:
-    """Works that start when their flags are up and the launch is free, the first ready one first."""
+    """Works one after another in the order of the text, each when its flags are up, as the kernels take them."""
 
-    def __init__(self, clock: _Clock, stream: Stream, launch: Launch, position: int, start: float) -> None:
+    def __init__(self, clock: _Clock, stream: Stream, launch: Launch, position: int) -> None:
         self.clock = clock
         self.stream = stream
         self.launch = launch
         self.position = position
-        self.free = start  # when the work before ends
-        self.busy = False
-        self.ready: list[tuple[float, int]] = []
-        self.left = len(launch.works)
 
-    def begin(self) -> None:
-        for index in range(len(self.launch.works)):
-            self.look(index)
-
-    def look(self, index: int) -> None:
-        """Work `index` becomes ready at a known time, or looks again when its next flag is raised."""
-        ready = self.clock.now
-        for flag in self.launch.works[index].waits:
-            signal = ("flag", flag)
-            seen = self.clock.seen(signal, self.stream.rank)
-            if seen is None:
-                self.clock.waiting.setdefault(signal, []).append(lambda: self.look(index))
-                return
-            ready = max(ready, seen)
-        self.clock.at(ready, lambda: self.enqueue(index))
-
-    def enqueue(self, index: int) -> None:
-        now = self.clock.now
-        heappush(self.ready, (now, index))
-        self.clock.at(now, self.serve)  # after all that becomes ready now
-
-    def serve(self) -> None:
-        if self.busy or not self.ready:
+    def proceed(self, index: int, now: float) -> None:
+        """Work `index` is next from `now` on: it begins when all of its flags are seen, or looks again at the next."""
+        clock, stream, launch = self.clock, self.stream, self.launch
+        if index == len(launch.works):
+            clock.proceed(stream, self.position + 1, now)
             return
-        clock, now = self.clock, self.clock.now
-        index = heappop(self.ready)[1]
-        if now > self.free:
-            work = self.launch.works[index]
-            signals = tuple(("flag", f) for f in work.waits)
-            clock.wait(self.stream, self.launch.stage_of(index), work.origin, signals, self.free, now)
-        self.busy = True
-        stop = clock.work(self.stream, self.launch, index, now, alone=False)
-        clock.at(stop, lambda: self.finish(index))
+        work = launch.works[index]
+        signals: tuple[Signal, ...] = tuple(("flag", f) for f in work.waits)
+        begin = now
+        for signal in signals:
+            seen = clock.seen(signal, stream.rank)
+            if seen is None:
+                clock.waiting.setdefault(signal, []).append(lambda: self.proceed(index, now))
+                return
+            begin = max(begin, seen)
+        if begin > now:
+            clock.wait(stream, launch.stage_of(index), work.origin, signals, now, begin)
+        stop = clock.work(stream, launch, index, begin, alone=False)
+        clock.at(stop, lambda: self.end(index))
 
-    def finish(self, index: int) -> None:
-        clock, now = self.clock, self.clock.now
-        self.busy = False
-        self.free = now
-        self.left -= 1
+    def end(self, index: int) -> None:
         for flag in self.launch.works[index].signals:
-            clock.lift(("flag", flag), now, self.stream)
-        if self.left:
-            clock.at(now, self.serve)
-        else:
-            clock.proceed(self.stream, self.position + 1, now)
+            self.clock.lift(("flag", flag), self.clock.now, self.stream)
+        self.proceed(index + 1, self.clock.now)
 
 
 def _peer(work: Work, rank: int) -> int | None:

@@ -15,12 +15,14 @@ CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, 
     "deep": (None, [1, 1, 1, 1]),
     "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
 }
-STORED: dict[str, tuple[object, ...]] = {  # where GEMMs store at peers: a piece has no fixed cost
-    "chunks": (16, 8, 4),
-}
 SENT: dict[str, tuple[object, ...]] = {  # where products are sent: copies begin behind the first piece
     "first": ([1, 1, 2],),
     "last": ([2, 1, 1], [1, 1, 1, 1]),
+}
+OWN: dict[str, dict[str, tuple[object, ...]]] = {  # of single schedules
+    "gemm_rs/direct": {"chunks": (16, 8, 4)},  # stored at peers: a piece has no fixed cost
+    "gemm_rs/stationary_c": {"chunks": (2, 4)},  # copies are few whatever it is
+    "ag_gemm/stationary_a": {"chunks": (2, 4)},
 }
 
 
@@ -52,9 +54,7 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
     for entry in library.entries():
         if entry.name.split("/", 1)[0] != operation:
             continue
-        choices = CHOICES if operation == "ag_gemm" else CHOICES | SENT
-        if entry.name.endswith("/direct"):
-            choices = choices | STORED
+        choices = CHOICES | ({} if operation == "ag_gemm" else SENT) | OWN.get(entry.name, {})
         declared = [p.name for p in compiler.load(entry.name).params if p.name in choices]
         for combination in product(*(choices[name][:values] for name in declared)):
             given = tuple((n, v) for n, v in zip(declared, combination, strict=True) if v is not None)
