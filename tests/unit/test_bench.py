@@ -52,6 +52,20 @@ def test_the_shipped_scenarios() -> None:
     assert all(s.misfit(ranks) is None for s in found for ranks in (2, 4, 8))
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_tall_products_are_made_of_less_than_is_usually_sent(ranks: int) -> None:
+    found, notes = load(DEFAULT_FILE.with_name("tall.json"))
+    assert notes == ()
+    assert {s.operation for s in found} == {"ag_gemm", "gemm_rs"}
+    for s in found:
+        assert s.misfit(ranks) is None
+        rows, columns, depth = s.m // ranks, s.n, s.k
+        if s.operation == "ag_gemm":
+            assert (depth + rows) * columns // ranks < rows * depth, s.label
+        else:
+            assert (rows + columns) * depth // ranks < rows * columns, s.label
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

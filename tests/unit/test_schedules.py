@@ -9,6 +9,7 @@ import ficco_rt
 from ficco_rt import compiler, library
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.ideal import ideal
+from ficco_rt.graph import ir
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.lint import incast
 from tests import cases
@@ -16,9 +17,9 @@ from tests import cases
 WANTED = {
     "ag_gemm": {
         "serial", "shard_p2p", "shard_ring", "uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d",
-        "uniform_fused_2d", "streamed", "tapered",
+        "uniform_fused_2d", "streamed", "tapered", "stationary_a",
     },
-    "gemm_rs": {"serial", "shard", "chunked", "relay", "ring", "streamed", "tapered"},
+    "gemm_rs": {"serial", "shard", "chunked", "relay", "ring", "streamed", "tapered", "stationary_c"},
     "gemm_ar": {"serial", "overlapped"},
     "a2a_gemm": {"serial", "overlapped"},
 }  # fmt: skip
@@ -46,6 +47,24 @@ def test_a_schedule_says_what_it_is(entry: library.Entry) -> None:
 def test_no_shipped_schedule_sends_two_to_one(name: str, ranks: int) -> None:
     graph = compiler.build(cases.schedule(name), ranks, cases.sizes(name, ranks, even=True))
     assert list(incast(graph, profile("h200-switch", ranks))) == []
+
+
+def sent(name: str, ranks: int, **sizes: int) -> int:
+    """Elements that a rank sends to others."""
+    graph = compiler.build(cases.schedule(name), ranks, {**sizes, "T": "bf16"})
+    copies = [op for op in graph.ops if isinstance(op, ir.Copy) and op.src.rank == 0 != op.dst.rank]
+    return sum(op.src.elements for op in copies)
+
+
+def test_stationary_schedules_send_what_their_texts_say() -> None:
+    """Less than the others where M is large."""
+    r, m, n, k = 4, 16384, 6144, 4096
+    assert sent("ag_gemm/stationary_a", r, M=m, N=n, K=k) == (r - 1) * (k * n // r + m // r * n // r)
+    assert sent("ag_gemm/streamed", r, M=m, N=n, K=k) == (r - 1) * (m // r * k)
+    assert sent("gemm_rs/stationary_c", r, M=m, N=n, K=k) == (r - 1) * (m // r * k // r + k // r * n)
+    assert sent("gemm_rs/relay", r, M=m, N=n, K=k) == (r - 1) * (m // r * n)
+    assert sent("ag_gemm/stationary_a", r, M=m, N=n, K=k) < sent("ag_gemm/streamed", r, M=m, N=n, K=k)
+    assert sent("gemm_rs/stationary_c", r, M=m, N=n, K=k) < sent("gemm_rs/relay", r, M=m, N=n, K=k)
 
 
 @pytest.mark.parametrize("name", [n for n in cases.SCHEDULES if n.startswith(("ag_gemm", "gemm_rs"))])

@@ -22,7 +22,7 @@ SENT: dict[str, tuple[object, ...]] = {  # where products are sent: copies begin
 OWN: dict[str, dict[str, tuple[object, ...]]] = {  # of single schedules
     "gemm_rs/direct": {"chunks": (16, 8, 4)},  # stored at peers: a piece has no fixed cost
     "gemm_rs/stationary_c": {"chunks": (2,)},  # copies are few whatever it is
-    "ag_gemm/stationary_a": {"chunks": (2,), "deep": (None, [1, 1])},
+    "ag_gemm/stationary_a": {"chunks": (2, 4), "deep": (None, [1, 1])},
 }
 
 
