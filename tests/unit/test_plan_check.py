@@ -39,7 +39,7 @@ def messages(plan: Plan) -> list[str]:
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", cases.SCHEDULES)
 def test_each_wait_taken_out_is_a_race(name: str, ranks: int) -> None:
-    plan, _ = compiled(name, ranks, "h200-switch")
+    plan, _ = compiled(name, ranks, "h200-switch", **(cases.few_chunks(name) if ranks > 4 else {}))
     count = 0
     for damaged in damage.without_one_wait(plan):
         count += 1
