@@ -52,6 +52,12 @@ def test_the_shipped_scenarios() -> None:
     assert all(s.misfit(ranks) is None for s in found for ranks in (2, 4, 8))
 
 
+def test_the_shipped_rows_of_all_reduce() -> None:
+    found, notes = load(DEFAULT_FILE.with_name("all_reduce.json"))
+    assert (notes, {s.operation for s in found}) == ((), {"gemm_ar"})
+    assert all(s.misfit(ranks) is None for s in found for ranks in (2, 4, 8))
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_tall_products_are_made_of_less_than_is_usually_sent(ranks: int) -> None:
     found, notes = load(DEFAULT_FILE.with_name("tall.json"))
