@@ -61,6 +61,15 @@ def regions_lie_inside(op: ir.Op, tensors: Tensors) -> str | None:
     return None
 
 
+def indices_name_one(op: ir.Op, tensors: Tensors) -> str | None:
+    """A dimension that an index fixes is absent from a region's shape, so it has one element there."""
+    for region in (*op.reads, *op.writes):
+        for d, axis in enumerate(region.axes):
+            if axis.dropped and axis.size != 1:
+                return f"{region}: an index of dimension {d} names {axis.size} elements"
+    return None
+
+
 def inputs_are_not_written(op: ir.Op, tensors: Tensors) -> str | None:
     """Inputs belong to the caller."""
     for region in op.writes:
@@ -224,6 +233,7 @@ RULES: tuple[Callable[[ir.Op, Tensors], str | None], ...] = (
     collective_fits,
     launch_fits,
     regions_lie_inside,
+    indices_name_one,
 )
 
 

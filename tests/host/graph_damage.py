@@ -113,7 +113,7 @@ def _shifted(rng: random.Random, region: Region, dims: list[int] | None = None) 
     at = rng.randrange(len(axis.segments))
     old = axis.segments[at]
     kind = rng.random()
-    if axis.dropped or kind < 0.6:  # the whole piece one further; an index has no ends to move apart
+    if kind < 0.6:  # the whole piece one further
         new = Interval(old.start + by, old.stop + by)
     elif kind < 0.8:
         new = Interval(old.start + by, old.stop)

@@ -3,7 +3,7 @@ raised, and all but the first are waited for, on streams beside."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import Span
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.plan.ir import CopyAsync, Plan, SignalFlag, WaitFlag
+from ficco_rt.plan.ir import Command, CopyAsync, Plan, SignalFlag, Stream, WaitFlag
 from tests import cases
 from tests.mock.standin import StandIn
 
@@ -36,6 +36,10 @@ def planned(library: StandIn, name: str, given: Mapping[str, object], version: i
     library.reset(f"devices {RANKS}; version {version}")
     sizes = cases.sizes(name, RANKS, True) | dict(given)
     return plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS, each))
+
+
+def with_commands(plan: Plan, change: Callable[[Stream], Iterable[Command]]) -> Plan:
+    return replace(plan, streams=tuple(replace(s, commands=tuple(change(s))) for s in plan.streams))
 
 
 def each_rank(counts: Mapping[str, int]) -> dict[str, int]:
@@ -141,13 +145,14 @@ def test_a_flag_before_runs_and_rows_of_a_pitch_is_raised_beside(cuda: StandIn) 
 
 
 def test_flags_in_a_row_go_out_together(cuda: StandIn) -> None:
+    def later(stream: Stream) -> Iterable[Command]:
+        if stream.engine != "copy":
+            return stream.commands
+        copy, flag, second, *rest = stream.commands
+        return (copy, second, flag, *rest)
+
     plan = planned(cuda, "ag_gemm/streamed", {"chunks": 2})  # four copies a stream, a flag behind each
-    streams = list(plan.streams)
-    for n, stream in enumerate(streams):
-        if stream.engine == "copy":
-            copy, flag, second, *rest = stream.commands
-            streams[n] = replace(stream, commands=(copy, second, flag, *rest))
-    counts, _ = called(cuda, replace(plan, streams=tuple(streams)))
+    counts, _ = called(cuda, with_commands(plan, later))
     assert each_rank(counts) == {
         "cuMemcpyBatchAsync": 2, "cuMemcpyDtoDAsync": 2, "cuMemcpy2DAsync": 0,
         "cuStreamWriteValue32": 1, "cuStreamWaitValue32": 0,
@@ -157,13 +162,15 @@ def test_flags_in_a_row_go_out_together(cuda: StandIn) -> None:
 def test_copies_flags_that_streams_wait_for_are_raised_beside(cuda: StandIn) -> None:
     """The compiler makes events of these; plans may come from elsewhere."""
     plan = planned(cuda, "ag_gemm/streamed", {"chunks": 2})  # four copies a stream, a flag behind each
-    streams = list(plan.streams)
-    for n, stream in enumerate(streams):
-        if stream.engine != "copy":
-            here = stream.commands[0].origin
-            waits = [WaitFlag(flag, here) for flag, home in enumerate(plan.flag_homes) if home == stream.rank]
-            streams[n] = replace(stream, commands=(*waits, *stream.commands))
-    counts, _ = called(cuda, replace(plan, streams=tuple(streams)))
+
+    def awaited(stream: Stream) -> Iterable[Command]:
+        if stream.engine == "copy":
+            return stream.commands
+        here = stream.commands[0].origin
+        waits = [WaitFlag(flag, here) for flag, home in enumerate(plan.flag_homes) if home == stream.rank]
+        return (*waits, *stream.commands)
+
+    counts, _ = called(cuda, with_commands(plan, awaited))
     assert each_rank(counts) == {
         "cuMemcpyBatchAsync": 0, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 0,
         "cuStreamWriteValue32": 4, "cuStreamWaitValue32": 4,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import ficco_dsl
@@ -9,8 +11,11 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.graph import ir
+from ficco_rt.graph.prove import prove
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
+from ficco_rt.region import Axis, Interval
 
 
 def compiled(text: str, ranks: int = 2, machine: str = "h200-switch") -> Plan:
@@ -44,6 +49,27 @@ QUEUES = "queue dma { engine = copy }\nqueue sm { engine = sm }\n"
 def test_a_tensor_copied_by_index_is_the_tensor(body: str) -> None:
     text = f"input A[4, 6] : fp32\noutput C[4, 6] : fp32\ncomputes C = A\n{QUEUES}stage s on dma {{ {body} }}"
     assert right(compiled(text))
+
+
+def test_an_index_that_names_two_is_refused() -> None:
+    """Texts and stored plans cannot say it; a graph can hold it, and its shape would fit."""
+    text = f"""schedule x
+input A[6] : fp32
+scratch X[3, 6] : fp32
+output C[6] : fp32
+computes C = A
+{QUEUES}stage s on dma {{ copy X[1] <- A  copy C <- X[1] }}"""
+    graph = build(ficco_dsl.parse(text, "x.ficco"), 1)
+    prove(graph)
+    first, *rest = graph.ops
+    assert isinstance(first, ir.Copy)
+    two = Axis((Interval(1, 3),), dropped=True)
+    wrong = replace(first, dst=replace(first.dst, axes=(two, *first.dst.axes[1:])))
+    with pytest.raises(ScheduleError) as caught:
+        prove(replace(graph, ops=(wrong, *rest)))
+    assert [d.message for d in caught.value.diagnostics] == [
+        "X@0[1, 0:6]: an index of dimension 0 names 2 elements (rank 0)"
+    ]
 
 
 def test_operands_filled_by_index_multiply_as_one() -> None:
