@@ -43,7 +43,7 @@ ARCH = "sm_90a"
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_TERMS = 4  # different matrices that terms lie in
 MAX_STAGES = 16
-BARRIER_BYTES = 256  # static shared memory
+STATIC_BYTES = 272  # of shared memory: barriers, and how much has been waited for
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
@@ -337,6 +337,7 @@ def build(
         band=band,
         term_steps=variant.term_steps,
         term_gap=0 if variant.pingpong else TERM_GAP,
+        turns=True,
         lowers=lowers,
     )
     ends = _ends(works, left_transposed, right_transposed)

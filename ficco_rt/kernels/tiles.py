@@ -371,7 +371,8 @@ def band_of(groups: int, tile: tuple[int, int], cluster: int) -> int:
 
 
 class _Depth(NamedTuple):
-    """A piece of K: where it starts in each operand, steps, elements, and what it waits for: first flag, flags."""
+    """A piece of K: where it starts in each operand, steps, elements (negative: the steps go backwards from there), and
+    what it waits for: first flag, flags."""
 
     left: int
     right: int
@@ -465,6 +466,7 @@ def table(
     band: int | None = None,
     term_steps: int = 0,
     term_gap: int = TERM_GAP,
+    turns: bool = False,
     lowers: Sequence[int] = (),
     more: Sequence[Rows] = (),
 ) -> Table:
@@ -474,6 +476,7 @@ def table(
     band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
     term_steps: steps of the pipeline that a term takes; 0: it is added where the tile is stored.
     term_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
+    turns: every other wave walks K backwards, where none of its pieces is waited for.
     lowers: addresses of flags that the launch takes down when nothing of it waits any more.
     more: arrays that go behind the table's own in `constants`.
     """
@@ -482,6 +485,8 @@ def table(
     whole = [parts.add(w, tile, turned, groups, cluster, band) for w in works]
     tiles, partials = _split_all(whole, cuts, groups, cluster, parts.depths)
     _place_terms(tiles, term_steps, term_gap)
+    if turns:
+        _turn(tiles, groups * cluster, parts.depths)
     numbers = tiles.view(np.int32).reshape(len(tiles), -1)
     width = len(TILE.names or ())
     tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
@@ -528,6 +533,24 @@ def _place_terms(tiles: Rows, term_steps: int, gap: int) -> None:
     steps = tiles["count"] * term_steps
     tiles["gap"] = np.minimum(gap, tiles["k_blocks"] // (steps + 1))
     tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
+
+
+def _turn(tiles: Rows, wave: int, depths: list[_Depth]) -> None:
+    """Every other wave walks K backwards: its first steps want what L2 still holds of the last ones before."""
+    odd = np.arange(len(tiles)) // wave % 2 == 1
+    firsts, blocks = tiles["k_first"].copy(), tiles["k_blocks"]
+    for first in np.unique(firsts[odd]).tolist():  # a piece of K starts one part alone
+        these = odd & (firsts == first)
+        left, stop = int(blocks[these][0]), first
+        while left > 0:
+            left -= depths[stop].blocks
+            stop += 1
+        pieces = depths[first:stop]
+        if not any(d.waits[1] for d in pieces):
+            tiles["k_first"][these] = len(depths)
+            for d in reversed(pieces):
+                last = DEPTH * (d.blocks - 1)
+                depths.append(_Depth(d.left + last, d.right + last, d.blocks, -d.size, d.waits))
 
 
 def _split_all(works: Sequence[Rows], cuts: Cuts, groups: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:

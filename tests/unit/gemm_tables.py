@@ -103,8 +103,11 @@ def assert_whole(table: tiles.Table, work: tiles.Work, left_transposed: bool, ri
             d = table.depths[at]
             n = int(d["blocks"])
             assert 0 < n <= left
-            assert -(-int(d["size"]) // tiles.DEPTH) == n
-            pairs += [(int(d["left"]) + i, int(d["right"]) + i) for i in range(int(d["size"]))]
+            size = int(d["size"])
+            assert -(-abs(size) // tiles.DEPTH) == n
+            start = tiles.DEPTH * (n - 1) if size < 0 else 0  # of the last step, from which it goes backwards
+            of_piece = [(int(d["left"]) - start + i, int(d["right"]) - start + i) for i in range(abs(size))]
+            pairs = of_piece + pairs if size < 0 else pairs + of_piece
             left, at = left - n, at + 1
         if t["splits"] == 1:
             assert pairs == depth

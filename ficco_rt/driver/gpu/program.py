@@ -55,19 +55,20 @@ def make(gpus: Gpus, steps: Iterable[Step]) -> None:
 
 
 def _batch(vendor: Vendor, bounds: Iterable[Bound]) -> None:
-    """Flags that stand right before a copy of their stream are raised in one batch with it. A batch begins when the
-    copies before it have come; what is in it has no order, and of these none waits for another."""
+    """Flags that stand right before a copy of their stream are raised in one batch with it, or in one before it, if it
+    can be in none. A batch begins when the copies before it have come; what is in it has no order, and of these none
+    waits for another."""
     flags: list[Bound] = []
     for bound in bounds:
         if isinstance(bound.command, SignalFlag) and bound.runs:
             flags.append(bound)
             continue
-        if flags and isinstance(bound.command, CopyAsync) and bound.runs:
+        if flags and isinstance(bound.command, CopyAsync):
             action = vendor.copy_batch([run for b in (*flags, bound) for run in b.runs], bound.stream.handle)
             if action is not None:
                 for flag in flags:
                     flag.fast = ()
-                bound.fast = (action,)
+                (bound if bound.runs else flags[-1]).fast = (action,)
         flags.clear()
 
 

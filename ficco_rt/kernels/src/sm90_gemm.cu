@@ -1,7 +1,8 @@
 // out (+)= left · right on Hopper: bf16 or fp16 operands, fp32 accumulation, output in either. Or, with TERMS,
 // out = left · right + terms, all added in fp32.
 //
-// Two warps of one warp group feed shared memory by TMA; CONSUMERS others multiply with wgmma and store. The grid is
+// Two warps of one warp group feed shared memory by TMA, a third one looks for flags ahead of them; CONSUMERS other
+// groups multiply with wgmma and store. The grid is
 // persistent: cluster c makes the tiles c, c + clusters, … of a table that the host writes (kernels/sm90.py), so
 // the order of tiles, the pieces of a fused operand, splits of K and what a tile waits for are data, not code.
 //
@@ -84,7 +85,7 @@ struct alignas(64) Tile {
     int slot;                  // partial and counter of split 0
 };
 
-struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
+struct Depth { int left, right, blocks, size; };   // where it starts in each; steps; size < 0: it is walked backwards
 struct DepthWait { int first, count; };            // Parameters.flags that must be up before such a piece is read
 
 struct Added {              // to a tile, beside the product
@@ -114,7 +115,7 @@ struct Parameters {
     int stages;
     const Added* added;     // of each tile
     const Term* terms;
-    u32* ended;             // feeders that wait for nothing any more; zero before the first launch, left zero by each
+    u32* ended;             // blocks that wait for nothing any more; zero before the first launch, left zero by each
     int lowered_first, lowered;   // flags that go down then
     const DepthWait* depth_waits; // of each of `depths`; null: none waits
     TensorMap term_maps[4];
@@ -200,6 +201,14 @@ __device__ __forceinline__ u32 load_acquire_gpu(const u32* p) {
     u32 v;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
+}
+__device__ __forceinline__ u32 load_acquire_shared(u32 at) {
+    u32 v;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    return v;
+}
+__device__ __forceinline__ void store_release_shared(u32 at, u32 v) {
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
 }
 struct Pair { int x, y; };
 __device__ __forceinline__ Pair load_pair(const void* p) {   // as below
@@ -375,18 +384,70 @@ __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col
     }
 }
 
+// What the block waits for, in the order in which its tiles need it: for a tile's flags, for those of its pieces of K, for
+// those of its terms, each where they are not the ones before. `seen` is how many of these are up. A look takes one to two
+// microseconds, the first one and the last; ahead of the warps that feed, it costs them nothing where a flag is up in time.
+__device__ __forceinline__ void watch(const Parameters& p, u32 seen) {
+    const int lane = threadIdx.x & 31;
+    u32 count = 0;
+    auto look = [&](int first, int flags) {
+        if (count == 0) wait_launch_before();
+        wait_flags(p, first, flags, lane, 32);
+        __syncwarp();   // all lanes have acquired theirs
+        fence_async_proxy();   // NOTE what feeds loads by the async proxy: acquire alone does not order that
+        ++count;
+        if (lane == 0) store_release_shared(seen, count);
+    };
+    int waited = -1;
+#if TERMS
+    int terms_waited = -1;
+#endif
+    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+        const Tile* t = p.tiles + index;
+        const Quad wait = load_quad(&t->operands);   // operands · wait_first wait_count
+        if (wait.w > 0 && wait.z != waited) look(waited = wait.z, wait.w);
+        if (p.depth_waits) {
+            const Quad more = load_quad(&t->rows);   // · · k_first k_blocks
+            for (int piece = more.z, left = more.w; left > 0; ++piece) {
+                const Pair w = load_pair(p.depth_waits + piece);
+                if (w.y > 0) look(w.x, w.y);
+                left -= load_quad(p.depths + piece).z;
+            }
+        }
+#if TERMS
+        const Pair flags = load_pair(&p.added[index].wait_first);
+        if (flags.y > 0 && flags.x != terms_waited) look(terms_waited = flags.x, flags.y);
+#endif
+    }
+    if (lane == 0 && p.lowered > 0 && atomicAdd(p.ended, 1u) == gridDim.x - 1) {
+        *p.ended = 0;
+        for (int i = 0; i < p.lowered; ++i) *(u32*)p.flags[p.lowered_first + i] = 0;
+    }
+}
+
+// Until `count` of what the block waits for is up.
+__device__ __forceinline__ void wait_seen(u32 seen, u32 count) {
+    while (load_acquire_shared(seen) < count) __nanosleep(32);
+}
+
 // What fills the ring: a warp for the right operand, and one for the left operand and terms, whose first lanes ask for
 // boxes. Neither waits for the other, so that a right operand that nothing writes is on its way while the left one's
 // flags are looked for.
-template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, u32 ring, u32 full, u32 empty) {
+template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, u32 ring, u32 full, u32 empty, u32 seen) {
     const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
     const int lane = threadIdx.x & 31;
     int stage = 0;   // this and what else changes in the loop over steps are the first lane's
     u32 phase = 0;
     int waited = -1;
+    u32 count = 0;   // of what `watch` has looked for, up to here
     bool begun = false;   // what the launch before this one has written may be read
+    auto begin = [&] {
+        wait_launch_before();
+        fence_async_proxy();
+        begun = true;
+    };
     // entries are read a tile ahead: their way from memory is longer than the ring is deep
-    Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count
+    Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count | Depth
     int index = blockIdx.x;
     if (index < p.tile_count) {
         const Tile* t = p.tiles + index;
@@ -405,27 +466,22 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
         const Operands* o = p.operands + wait.x;
         const Sides* side = p.sides + wait.x;
         const bool constant = side->constant & (RIGHT ? 1 : 2);
+        const bool waits = wait.w > 0 && wait.z != waited;
+        if (waits) ++count, waited = wait.z;
         // NOTE where a left operand is constant the tile waits all the same, for who still reads where it is stored
         if (!constant || (!RIGHT && wait.w > 0)) {
-            const bool waits = wait.w > 0 && wait.z != waited;
-            if (!begun) wait_launch_before();
-            if (waits) {
-                wait_flags(p, wait.z, wait.w, lane, 32);
-                __syncwarp();
-                waited = wait.z;
-            }
-            // NOTE the loads below are the async proxy's: acquire alone does not order them
-            if (waits || !begun) fence_async_proxy();
-            begun = true;
+            if (!begun) begin();
+            wait_seen(seen, count);
         }
         const int left_row = place.x, right_col = place.y, blocks = more.w;
-        int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z;
+        int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z, on = depth.w < 0 ? -TILE_K : TILE_K;
         bool looks = p.depth_waits && !constant;   // whether flags are to be looked for before the next step
 #if TERMS
         Steps steps(added.y, added.z, added.w);
         int record = added.x;
         Quad now = term;
-        const Quad flags = load_quad(&p.added[index].wait_first);   // wait_first wait_count · ·
+        const Pair flags = load_pair(&p.added[index].wait_first);   // NOTE pieces of K of a tile that has terms wait for none
+        if (flags.y > 0 && flags.x != terms_waited) ++count, terms_waited = flags.x;
 #endif
         index += gridDim.x;
         const bool another = index < p.tile_count;
@@ -442,14 +498,11 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
                 left_k = d.x;
                 right_k = d.y;
                 remain = d.z;
+                on = d.w < 0 ? -TILE_K : TILE_K;
                 looks = p.depth_waits && !constant;
             }
             if (looks) {
-                const Pair w = load_pair(p.depth_waits + piece);
-                if (w.y > 0) {
-                    wait_flags(p, w.x, w.y, 0, 1);
-                    fence_async_proxy();
-                }
+                if (load_pair(p.depth_waits + piece).y > 0) wait_seen(seen, ++count);
                 looks = false;
             }
             if (another && b == min(4, blocks - 1)) {
@@ -469,8 +522,8 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
             } else {
                 load_box(left, &o->left, left_k, left_row, bar);
             }
-            left_k += TILE_K;
-            right_k += TILE_K;
+            left_k += on;
+            right_k += on;
             --remain;
             if (++stage == p.stages) {
                 stage = 0;
@@ -478,12 +531,9 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
             }
 #if TERMS
             for (; steps.due(b); steps.advance()) {
-                if (!RIGHT && (!begun || (flags.y > 0 && flags.x != terms_waited))) {
-                    wait_launch_before();
-                    wait_flags(p, flags.x, flags.y, 0, 1);
-                    fence_async_proxy();
-                    begun = true;
-                    terms_waited = flags.x;
+                if (!RIGHT) {
+                    if (!begun) begin();
+                    wait_seen(seen, count);
                 }
                 // NOTE both wait, and both are waited for: barriers tell even turns from odd ones only
                 barrier_wait(empty + 8 * stage, phase ^ 1);
@@ -504,10 +554,6 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
 #endif
         }
         __syncwarp();
-    }
-    if (lane == 0 && p.lowered > 0 && atomicAdd(p.ended, 1u) == 2 * gridDim.x - 1) {
-        *p.ended = 0;
-        for (int i = 0; i < p.lowered; ++i) *(u32*)p.flags[p.lowered_first + i] = 0;
     }
     if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
 }
@@ -1037,9 +1083,10 @@ __device__ __forceinline__ void consume(const Parameters& p, u32 ring, u32 stagi
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ Parameters p) {
     extern __shared__ u8 dynamic[];
     __shared__ alignas(8) u64 barriers[2 * MAX_STAGES];
+    __shared__ u32 waits_seen;
     const u32 ring = (shared_address(dynamic) + 1023) & ~1023u;
     const u32 staging = ring + p.stages * STAGE_BYTES;
-    const u32 full = shared_address(barriers), empty = full + 8 * MAX_STAGES;
+    const u32 full = shared_address(barriers), empty = full + 8 * MAX_STAGES, seen = shared_address(&waits_seen);
     if (threadIdx.x == 128) {
         fetch_map(&p.operands[0].left);
         fetch_map(&p.operands[0].right);
@@ -1049,6 +1096,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
 #endif
     }
     if (threadIdx.x == 0) {
+        waits_seen = 0;
         for (int i = 0; i < p.stages; ++i) {
             barrier_init(full + 8 * i, 1);
             barrier_init(empty + 8 * i, GROUPS * CLUSTER);
@@ -1058,8 +1106,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
     sync_cluster();
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGS));
-        if (threadIdx.x < 32) feed<false>(p, ring, full, empty);
-        else if (threadIdx.x < 64) feed<true>(p, ring, full, empty);
+        if (threadIdx.x < 32) feed<false>(p, ring, full, empty, seen);
+        else if (threadIdx.x < 64) feed<true>(p, ring, full, empty, seen);
+        else if (threadIdx.x < 96) watch(p, seen);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));
         consume(p, ring, staging, full, empty);

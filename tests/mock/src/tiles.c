@@ -170,7 +170,8 @@ static int multiply(const Launch *l, const Tile *t, float *sums) {
     for (const Depth *piece = s->table->depths + t->k_first; k < depth && !code; k += piece++->blocks * STEP)
         for (int j = 0; j < piece->blocks * STEP && k + j < depth && !code; j++) {
             if (!s->mapped && j >= piece->size) break;
-            int64_t ka = piece->left + j, kb = piece->right + j;
+            int step = piece->size < 0 ? -2 * (j / STEP * STEP) : 0;   // backwards
+            int64_t ka = piece->left + j + step, kb = piece->right + j + step;
             for (int r = 0; r < t->rows && !code; r++)
                 code = s->left_t ? element(l, &left, s->in, ka, t->left_row + r, &a[r * depth + k + j])
                                  : element(l, &left, s->in, t->left_row + r, ka, &a[r * depth + k + j]);
