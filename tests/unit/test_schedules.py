@@ -20,7 +20,7 @@ WANTED = {
         "uniform_fused_2d", "streamed", "tapered", "stationary_a",
     },
     "gemm_rs": {"serial", "shard", "chunked", "relay", "ring", "streamed", "tapered", "stationary_c"},
-    "gemm_ar": {"serial", "overlapped"},
+    "gemm_ar": {"serial", "overlapped", "streamed"},
     "a2a_gemm": {"serial", "overlapped"},
 }  # fmt: skip
 
