@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from ..graph.ir import ITEM_BYTES, CollectiveKind
 from ..machine.cost import collective_time, gemm_rate
-from ..machine.model import Machine
+from ..machine.model import Machine, Port
 from ..plan.ir import CollectiveCall, CopyAsync, GemmWork, Launch, Plan
 from ..region import Region
 
@@ -79,13 +78,13 @@ def _compute(plan: Plan, machine: Machine) -> float:
 
 
 @dataclass(slots=True)
-class _Port:
+class _Passed:
     bytes: int = 0
     pairs: set[tuple[int, int]] = field(default_factory=set)  # that copies go between
 
 
 def _communication(plan: Plan, machine: Machine) -> float:
-    ports: dict[tuple[str, int, int], _Port] = defaultdict(_Port)
+    ports: dict[Port, _Passed] = defaultdict(_Passed)
     dtypes = {t.name: t.dtype for t in plan.tensors}
 
     def size(region: Region) -> int:
@@ -94,7 +93,7 @@ def _communication(plan: Plan, machine: Machine) -> float:
     def cross(src: int, dst: int, amount: int, copied: bool = False) -> None:
         if src == dst:
             return
-        for port in _ports(machine, src, dst):
+        for port in machine.ports(src, dst):
             ports[port].bytes += amount
             if copied:
                 ports[port].pairs.add((src, dst))
@@ -121,17 +120,3 @@ def _communication(plan: Plan, machine: Machine) -> float:
     links = machine.links
     copies = max((links.copy_time * len(p.pairs) + p.bytes / links.rate for p in ports.values()), default=0.0)
     return copies + sum(collective_time(machine, kind, part) for kind, part in whole.items())
-
-
-def _ports(machine: Machine, src: int, dst: int) -> list[tuple[str, int, int]]:
-    """What a copy from src to dst keeps busy."""
-    match machine.links.kind:
-        case "switch":
-            return [("out", src, 0), ("in", dst, 0)]
-        case "mesh":
-            return [("link", src, dst)]
-        case _:
-            n = machine.ranks
-            step = 1 if (dst - src) % n <= (src - dst) % n else -1
-            hops = [(src + i * step) % n for i in range(machine.hops(src, dst) + 1)]
-            return [("link", a, b) for a, b in pairwise(hops)]

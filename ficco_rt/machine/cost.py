@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from .model import Device, Machine
 
 STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
+ADDED = 0.35  # of a sum's time: what is seen of terms that a GEMM adds to its product (docs/kernels.md)
 
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -72,9 +73,10 @@ def gemm_time(
 ) -> float:
     """An [m, k] · [k, n] product (`batch` of them), without the launch.
 
-    The greater of its arithmetic and of its operands' way through memory, with `added` bytes of terms. With
-    `tiles`, the output tiles of a launch of its own, the arithmetic is rounded up to whole waves of tiles over
-    the multiprocessors: a GEMM of few tiles leaves the others idle. That is what cutting a GEMM into pieces costs.
+    The greater of its arithmetic and of its operands' way through memory, and of `added` bytes of terms what the
+    arithmetic does not hide. With `tiles`, the output tiles of a launch of its own, the arithmetic is rounded up to
+    whole waves of tiles over the multiprocessors: a GEMM of few tiles leaves the others idle. That is what cutting a
+    GEMM into pieces costs.
     """
     device = machine.device
     width = multiprocessors(device, sms)
@@ -83,7 +85,10 @@ def gemm_time(
         waves = -(-tiles // width)
         arithmetic *= waves * width / tiles
     item = 4 if dtype == "fp32" else 2
-    return max(arithmetic, (item * batch * (m * k + k * n + m * n) + added) / device.memory_rate)
+    out = item * batch * m * n
+    shown = ADDED * kernel_time(machine, added + out, sms) if added else 0.0
+    moved = item * batch * (m * k + k * n) + out + added
+    return max(arithmetic + shown, moved / device.memory_rate)
 
 
 def reduce_time(machine: Machine, terms: int, size: int, sms: int | None = None) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, TypeAlias
 
 TopologyKind: TypeAlias = Literal["switch", "mesh", "ring"]
+Port: TypeAlias = tuple[Literal["out", "in", "link"], int, int]  # out of or into a rank, or from one to another
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,19 @@ class Machine:
     links: Links
     ranks: int
     source: str
+
+    def ports(self, src: int, dst: int) -> tuple[Port, ...]:
+        """What a copy from src to dst keeps busy."""
+        match self.links.kind:
+            case "switch":
+                return ("out", src, 0), ("in", dst, 0)
+            case "mesh":
+                return (("link", src, dst),)
+            case _:
+                n = self.ranks
+                step = 1 if (dst - src) % n <= (src - dst) % n else -1
+                way = [(src + i * step) % n for i in range(self.hops(src, dst) + 1)]
+                return tuple(("link", a, b) for a, b in pairwise(way))
 
     def hops(self, a: int, b: int) -> int:
         """Links that a copy from a to b crosses."""

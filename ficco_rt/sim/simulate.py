@@ -4,8 +4,9 @@ A discrete-event walk over the plan's streams, priced by `machine.cost`. No data
 
 What it models: a stream does one thing at a time; a signal from another rank arrives `links.signal_time`
 later; a launch costs `launch_time`, a copy its fixed cost; the works of a streamed launch run one after
-another in the order of the text. What it does not: contention. Two streams never slow each other, on a
-link, a memory or the multiprocessors.
+another in the order of the text; copies of copy engines that meet at a port share it (`links`). What it does
+not: any other contention. Streams never slow each other on a memory or the multiprocessors, nor what these
+load and store on other ranks.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from ..plan.ir import (
     ReduceWork,
     SignalFlag,
     Stream,
-    Transfer,
     WaitEvent,
     WaitFlag,
     Work,
 )
 from ..region import Region, called, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
+from .links import Flows
 
 Signal: TypeAlias = tuple[str, int]  # "event" or "flag", and its number
 
@@ -69,6 +70,7 @@ class _Clock:
         self.raised: dict[Signal, tuple[float, Stream]] = {}
         self.waiting: dict[Signal, list[Callable[[], None]]] = {}
         self.arrived: dict[int, list[tuple[Stream, CollectiveCall, int, float]]] = {}
+        self.flows = Flows(machine, self.at)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heappush(self.events, (time, next(self.counter), action))
@@ -119,9 +121,7 @@ class _Clock:
                         self._collective(group, now)
                     return
                 case CopyAsync():
-                    for transfer in command.transfers:
-                        now = self._transfer(stream, command, transfer, now)
-                    self.later(stream, position + 1, now)
+                    self._copy(stream, command, 0, position, now)
                     return
                 case Launch():
                     begin = self._streamed if command.streamed else self._launch
@@ -160,16 +160,28 @@ class _Clock:
     def _size(self, region: Region) -> int:
         return region.elements * ITEM_BYTES[self.dtypes[region.tensor]]
 
-    def _transfer(self, stream: Stream, body: CopyAsync, transfer: Transfer, now: float) -> float:
+    def _copy(self, stream: Stream, body: CopyAsync, index: int, position: int, now: float) -> None:
+        """Transfer `index` and those behind it, from `now` on."""
+        if index == len(body.transfers):
+            self.proceed(stream, position + 1, now)
+            return
+        transfer = body.transfers[index]
         src, dst = transfer.src, transfer.dst
         size = self._size(src)
-        stop = now + cost.transfer_time(self.machine, src.rank, dst.rank, size)
-        label = f"{body.stage}  {way(dst, src, stream.rank)}"
-        peer, place = peer_of(dst, src, stream.rank), _at(transfer.origin)
-        self.spans.append(
-            Span(stream.rank, stream.id, "copy", label, body.stage, now, stop, place, bytes=size, peer=peer)
-        )
-        return stop
+
+        def done() -> None:
+            label = f"{body.stage}  {way(dst, src, stream.rank)}"
+            peer, place = peer_of(dst, src, stream.rank), _at(transfer.origin)
+            self.spans.append(
+                Span(stream.rank, stream.id, "copy", label, body.stage, now, self.now, place, bytes=size, peer=peer)
+            )
+            self._copy(stream, body, index + 1, position, self.now)
+
+        if src.rank == dst.rank:
+            self.at(now + cost.transfer_time(self.machine, src.rank, dst.rank, size), done)
+        else:
+            begin = now + self.machine.links.copy_time
+            self.at(begin, lambda: self.flows.begin(begin, src.rank, dst.rank, size, done))
 
     def work(self, stream: Stream, body: Launch, index: int, now: float, *, alone: bool) -> float:
         """Record work `index` of a launch from `now` on; `alone`: the launch is for this work only."""

@@ -1,0 +1,93 @@
+"""Copies that meet at a port of the virtual machine share it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+
+import pytest
+
+import ficco_dsl
+import ficco_rt
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.machine.model import Machine, TopologyKind
+from ficco_rt.machine.profiles import profile
+from ficco_rt.sim.links import Flows
+
+RATE = 100.0  # bytes a microsecond
+
+
+def machine(kind: TopologyKind = "switch") -> Machine:
+    found = profile("h200-switch", 4)
+    return replace(found, links=replace(found.links, kind=kind, rate=RATE))
+
+
+def ends(on: Machine, *copies: tuple[float, int, int, int]) -> list[float]:
+    """When each has come, of copies that begin at a time, from a rank to a rank, of so many bytes."""
+    events: list[tuple[float, int, object]] = []
+    order, found, now = count(), {}, 0.0
+    flows = Flows(on, lambda time, action: heappush(events, (time, next(order), action)))
+
+    def begin(i: int) -> None:
+        start, src, dst, size = copies[i]
+        flows.begin(start, src, dst, size, lambda: found.setdefault(i, now))
+
+    for i, (start, *_) in enumerate(copies):
+        heappush(events, (start, next(order), lambda i=i: begin(i)))
+    while events:
+        now, _, action = heappop(events)
+        action()  # type: ignore[operator]
+    assert len(found) == len(copies)
+    return [found[i] for i in range(len(copies))]
+
+
+def test_a_copy_alone_has_the_port() -> None:
+    assert ends(machine(), (3.0, 0, 1, 1000)) == [13.0]
+
+
+def test_copies_that_pass_different_ports_know_nothing_of_each_other() -> None:
+    assert ends(machine(), (0.0, 0, 1, 1000), (0.0, 1, 0, 2000), (0.0, 2, 3, 500)) == [10.0, 20.0, 5.0]
+
+
+@pytest.mark.parametrize("two", [(0, 2), (3, 1)])  # out of one rank, into one rank
+def test_copies_that_meet_share_a_port(two: tuple[int, int]) -> None:
+    assert ends(machine(), (0.0, 0, 1, 1000), (0.0, *two, 1000)) == [20.0, 20.0]
+    # the second one comes at half of the first, which then has half of the rate; alone again it has all of it
+    assert ends(machine(), (0.0, 0, 1, 1000), (5.0, *two, 250)) == [12.5, 10.0]
+
+
+def test_the_fullest_port_of_a_copy_sets_its_pace() -> None:
+    """Three into rank 1, of which one comes from a rank that sends to another, too: that one has no more for it."""
+    found = ends(machine(), *((0.0, src, 1, 1000) for src in (0, 2, 3)), (0.0, 0, 2, 500))
+    assert found == pytest.approx([30.0, 30.0, 30.0, 10.0])
+
+
+def test_a_mesh_has_a_link_for_each_pair() -> None:
+    assert ends(machine("mesh"), (0.0, 0, 1, 1000), (0.0, 0, 2, 1000), (0.0, 2, 1, 1000)) == [10.0, 10.0, 10.0]
+    assert ends(machine("mesh"), (0.0, 0, 1, 1000), (0.0, 0, 1, 1000)) == [20.0, 20.0]
+
+
+def test_on_a_ring_a_copy_keeps_every_link_of_its_way() -> None:
+    assert ends(machine("ring"), (0.0, 0, 2, 1000), (0.0, 2, 3, 1000)) == [20.0, 10.0]
+    assert ends(machine("ring"), (0.0, 0, 2, 1000), (0.0, 1, 2, 1000)) == [30.0, 20.0]
+
+
+GATHER = """
+schedule gather
+input  A[4096, 8192] : bf16
+output C[4096 * ranks, 8192] : bf16
+computes C = all_gather(A, rows)
+queue dma { engine = copy }
+stage move on dma { for p in all { copy C.rows(rank of ranks) @ ORDER <- A } }
+"""
+
+
+def test_incast_costs_what_it_costs() -> None:
+    """All ranks send to rank 0, then to rank 1, …: others wait meanwhile. Each to its own next one: nobody does."""
+    times = []
+    for order in ("p", "(rank + p) % ranks"):
+        graph = build(ficco_dsl.parse(GATHER.replace("ORDER", order), "gather.ficco"), 4)
+        target = profile("h200-switch", 4)
+        times.append(ficco_rt.simulate(plan_of(graph, target), target).duration)
+    assert 1.5 * times[1] < times[0] < 3 * times[1]
