@@ -12,7 +12,7 @@ from .scenarios import Scenario
 MODES = ("graph", "streams")
 CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried; None: the text's
     "chunks": (2, 1, 4, 8),
-    "deep": (None, [1, 1, 1, 1]),
+    "deep": (None, [1, 1, 1, 1], [1, 1]),
     "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
 }
 SENT: dict[str, tuple[object, ...]] = {  # where products are sent: copies begin behind the first piece

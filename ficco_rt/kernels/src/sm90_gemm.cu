@@ -202,13 +202,14 @@ __device__ __forceinline__ u32 load_acquire_gpu(const u32* p) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     return v;
 }
+// a word of the block; both atomic, which is what compute-sanitizer takes for no race
 __device__ __forceinline__ u32 load_acquire_shared(u32 at) {
     u32 v;
-    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+    asm volatile("atom.acquire.cta.shared::cta.or.b32 %0, [%1], 0;" : "=r"(v) : "r"(at) : "memory");
     return v;
 }
-__device__ __forceinline__ void store_release_shared(u32 at, u32 v) {
-    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(at), "r"(v) : "memory");
+__device__ __forceinline__ void count_shared(u32 at) {
+    asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(at) : "memory");
 }
 struct Pair { int x, y; };
 __device__ __forceinline__ Pair load_pair(const void* p) {   // as below
@@ -389,14 +390,14 @@ __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col
 // microseconds, the first one and the last; ahead of the warps that feed, it costs them nothing where a flag is up in time.
 __device__ __forceinline__ void watch(const Parameters& p, u32 seen) {
     const int lane = threadIdx.x & 31;
-    u32 count = 0;
+    bool begun = false;
     auto look = [&](int first, int flags) {
-        if (count == 0) wait_launch_before();
+        if (!begun) wait_launch_before();
+        begun = true;
         wait_flags(p, first, flags, lane, 32);
         __syncwarp();   // all lanes have acquired theirs
         fence_async_proxy();   // NOTE what feeds loads by the async proxy: acquire alone does not order that
-        ++count;
-        if (lane == 0) store_release_shared(seen, count);
+        if (lane == 0) count_shared(seen);
     };
     int waited = -1;
 #if TERMS
