@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import ficco_dsl
 import ficco_rt
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.machine.model import Machine, TopologyKind
+from ficco_rt.machine.model import Machine, Port, TopologyKind
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.links import Flows
 
@@ -91,3 +94,26 @@ def test_incast_costs_what_it_costs() -> None:
         target = profile("h200-switch", 4)
         times.append(ficco_rt.simulate(plan_of(graph, target), target).duration)
     assert 1.5 * times[1] < times[0] < 3 * times[1]
+
+
+@given(
+    st.sampled_from(["switch", "mesh", "ring"]),
+    st.lists(
+        st.tuples(st.integers(0, 20).map(float), st.integers(0, 3), st.integers(1, 3), st.integers(1, 2000)),
+        min_size=1, max_size=12,
+    ),
+)  # fmt: skip
+def test_nobody_is_faster_than_alone_and_no_port_than_its_rate(
+    kind: TopologyKind, given_: list[tuple[float, int, int, int]]
+) -> None:
+    on = machine(kind)
+    copies = [(start, src, (src + step) % 4, size) for start, src, step, size in given_]
+    found = ends(on, *copies)
+    passed: dict[Port, list[int]] = defaultdict(list)
+    for i, (start, src, dst, size) in enumerate(copies):
+        assert found[i] >= start + size * on.hops(src, dst) / RATE - 1e-6
+        for port in on.ports(src, dst):
+            passed[port].append(i)
+    for mine in passed.values():
+        begun, last = min(copies[i][0] for i in mine), max(found[i] for i in mine)
+        assert sum(copies[i][3] for i in mine) <= (last - begun) * RATE + 1e-6

@@ -2,9 +2,9 @@
 // out = left · right + terms, all added in fp32.
 //
 // Two warps of one warp group feed shared memory by TMA, a third one looks for flags ahead of them; CONSUMERS other
-// groups multiply with wgmma and store. The grid is
-// persistent: cluster c makes the tiles c, c + clusters, … of a table that the host writes (kernels/sm90.py), so
-// the order of tiles, the pieces of a fused operand, splits of K and what a tile waits for are data, not code.
+// groups multiply with wgmma and store. The grid is persistent: cluster c makes the tiles c, c + clusters, … of a
+// table that the host writes (kernels/sm90.py), so the order of tiles, the pieces of a fused operand, which way K is
+// walked, splits of K and what a tile waits for are data, not code.
 //
 // Compiled once for each variant, with
 //   ENTRY                      the kernel's name
