@@ -472,7 +472,7 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
         // NOTE where a left operand is constant the tile waits all the same, for who still reads where it is stored
         if (!constant || (!RIGHT && wait.w > 0)) {
             if (!begun) begin();
-            wait_seen(seen, count);
+            if (lane == 0) wait_seen(seen, count);   // it alone loads; 32 lanes' atomics on a word come one by one
         }
         const int left_row = place.x, right_col = place.y, blocks = more.w;
         int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z, on = depth.w < 0 ? -TILE_K : TILE_K;
