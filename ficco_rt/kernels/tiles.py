@@ -401,6 +401,8 @@ class _Parts:
         left_axis = w.left_columns if turned[0] else w.left_rows
         right_axis = w.right_rows if turned[1] else w.right_columns
         assert w.terms or not w.term_waits
+        assert k_pieces
+        assert not w.terms or not w.depth_waits  # a kernel looks for flags of pieces, or of terms, in a tile's turn
         rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.terms)), tile[0])
         columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.terms)), tile[1])
         if len(rows) % cluster:  # a neighbour with nothing to store

@@ -1,7 +1,8 @@
 """What work takes on a machine: pure functions of sizes. Bytes and operations in, microseconds out.
 
 They price one thing at a time: nothing here knows what else runs. The virtual clock of the host driver
-and the ideal that a run is compared with use the same functions, so that the two can be compared.
+and the ideal that a run is compared with use the same functions, so that the two can be compared; only how long
+a copy's bytes take between ranks the clock finds itself, for others may share their way (`sim/links.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal, TypeAlias
 from .model import Device, Machine
 
 STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
-ADDED = 0.35  # of a sum's time: what is seen of terms that a GEMM adds to its product (docs/kernels.md)
+ADDED = 0.37  # of the time of a sum of the terms and the product: what is seen of it inside a GEMM (docs/kernels.md)
 
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -31,7 +32,7 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
     """One separate copy of `size` bytes from rank `src` to rank `dst`.
 
     A copy inside a device reads and writes its memory. On a ring every link between is charged to the
-    copy: it keeps each of them busy, and nothing else here would account for that.
+    copy: it keeps each of them busy, and nothing here knows who else waits for them.
     """
     links = machine.links
     if src == dst:
@@ -86,7 +87,7 @@ def gemm_time(
         arithmetic *= waves * width / tiles
     item = 4 if dtype == "fp32" else 2
     out = item * batch * m * n
-    shown = ADDED * kernel_time(machine, added + out, sms) if added else 0.0
+    shown = ADDED * kernel_time(machine, added + 2 * out, sms) if added else 0.0
     moved = item * batch * (m * k + k * n) + out + added
     return max(arithmetic + shown, moved / device.memory_rate)
 

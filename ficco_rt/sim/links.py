@@ -1,4 +1,5 @@
-"""Copies on the links of a machine: those that pass one port at the same time share its rate evenly."""
+"""Copies on the links of a machine: those that pass one port at the same time share its rate evenly. What one of them
+cannot use, because another port holds it up more, is not given to the others."""
 
 from __future__ import annotations
 
@@ -31,8 +32,7 @@ class Flows:
 
     def begin(self, now: float, src: int, dst: int, size: int, done: Callable[[], None]) -> None:
         """`size` bytes go from rank `src` to rank `dst` from `now` on; `done` is called when all have come."""
-        machine = self._machine
-        flow = _Flow(machine.ports(src, dst), float(size * machine.hops(src, dst)), done)
+        flow = _Flow(self._machine.ports(src, dst), float(size), done)
         for port in flow.ports:
             self._on[port][flow] = None
         self._share(flow.ports, now)

@@ -5,8 +5,8 @@ A discrete-event walk over the plan's streams, priced by `machine.cost`. No data
 What it models: a stream does one thing at a time; a signal from another rank arrives `links.signal_time`
 later; a launch costs `launch_time`, a copy its fixed cost; the works of a streamed launch run one after
 another in the order of the text; copies of copy engines that meet at a port share it (`links`). What it does
-not: any other contention. Streams never slow each other on a memory or the multiprocessors, nor what these
-load and store on other ranks.
+not: any other contention. Streams never slow each other on a memory or the multiprocessors, nor do the fixed
+costs of two copy queues' copies, nor what multiprocessors load and store on other ranks.
 """
 
 from __future__ import annotations

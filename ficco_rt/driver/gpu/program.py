@@ -55,9 +55,9 @@ def make(gpus: Gpus, steps: Iterable[Step]) -> None:
 
 
 def _batch(vendor: Vendor, bounds: Iterable[Bound]) -> None:
-    """Flags that stand right before a copy of their stream are raised in one batch with it, or in one before it, if it
-    can be in none. A batch begins when the copies before it have come; what is in it has no order, and of these none
-    waits for another."""
+    """Flags that stand right before a copy of their stream are raised in one batch with it, or, where the copy can be
+    in none, in a batch of their own before it. A batch begins when the copies before it have come; what is in it has no
+    order, and of these none waits for another."""
     flags: list[Bound] = []
     for bound in bounds:
         if isinstance(bound.command, SignalFlag) and bound.runs:

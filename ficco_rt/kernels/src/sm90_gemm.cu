@@ -420,6 +420,7 @@ __device__ __forceinline__ void watch(const Parameters& p, u32 seen) {
         if (flags.y > 0 && flags.x != terms_waited) look(terms_waited = flags.x, flags.y);
 #endif
     }
+    if (p.lowered > 0 && !begun) wait_launch_before();   // of this very table it may be
     if (lane == 0 && p.lowered > 0 && atomicAdd(p.ended, 1u) == gridDim.x - 1) {
         *p.ended = 0;
         for (int i = 0; i < p.lowered; ++i) *(u32*)p.flags[p.lowered_first + i] = 0;

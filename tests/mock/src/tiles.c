@@ -114,7 +114,7 @@ static int tile_of(Launch *l, int block, int round) {
     const State *s = l->state;
     if (tile < s->tile_count) return (int)tile;
     const MappedParameters *p = s->mapped ? (const MappedParameters *)l->arguments : NULL;
-    if (p && p->lowered && (*p->ended += 2) == 2 * (uint32_t)l->grid) {   // both feeders of a block
+    if (p && p->lowered && ++*p->ended == (uint32_t)l->grid) {   // of every block a warp that looks for flags
         *p->ended = 0;
         for (int i = 0; i < p->lowered; i++) launch_lowers(l, s->table->flags[p->lowered_first + i]);
     }
