@@ -387,7 +387,7 @@ __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col
 
 // What the block waits for, in the order in which its tiles need it: for a tile's flags, for those of its pieces of K, for
 // those of its terms, each where they are not the ones before. `seen` is how many of these are up. A look takes one to two
-// microseconds, the first one and the last; ahead of the warps that feed, it costs them nothing where a flag is up in time.
+// microseconds, even at a flag that is up; ahead of the warps that feed it costs them nothing where it is up in time.
 __device__ __forceinline__ void watch(const Parameters& p, u32 seen) {
     const int lane = threadIdx.x & 31;
     bool begun = false;
@@ -420,7 +420,6 @@ __device__ __forceinline__ void watch(const Parameters& p, u32 seen) {
         if (flags.y > 0 && flags.x != terms_waited) look(terms_waited = flags.x, flags.y);
 #endif
     }
-    if (p.lowered > 0 && !begun) wait_launch_before();   // of this very table it may be
     if (lane == 0 && p.lowered > 0 && atomicAdd(p.ended, 1u) == gridDim.x - 1) {
         *p.ended = 0;
         for (int i = 0; i < p.lowered; ++i) *(u32*)p.flags[p.lowered_first + i] = 0;
@@ -473,7 +472,7 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
         // NOTE where a left operand is constant the tile waits all the same, for who still reads where it is stored
         if (!constant || (!RIGHT && wait.w > 0)) {
             if (!begun) begin();
-            if (lane == 0) wait_seen(seen, count);   // it alone loads; 32 lanes' atomics on a word come one by one
+            wait_seen(seen, count);
         }
         const int left_row = place.x, right_col = place.y, blocks = more.w;
         int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z, on = depth.w < 0 ? -TILE_K : TILE_K;
