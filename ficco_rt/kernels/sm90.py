@@ -8,7 +8,7 @@ Numbers only: nothing here touches a device. A driver
 4. encodes `maps` in order (cuTensorMapEncodeTiled: 2-D, 128-byte swizzle, zero fill), and
 5. launches `grid` blocks in the variant's clusters with `parameters(…)`, the kernel's only argument. It may be launched
    again and again, one launch of a table at a time: each leaves the scratch as it found it. Behind another table's
-   launch on its stream it may begin early (programmatic stream serialization): it waits itself for what that one writes.
+   launch on its stream it may begin early (programmatic stream serialization): it waits itself for what that writes.
 """
 
 from __future__ import annotations
