@@ -99,6 +99,25 @@ def in_pieces(*rows: int, n: int = 2560, k: int = 8192, signals: bool = False) -
     ]  # fmt: skip
 
 
+def test_pieces_of_k_that_wait_are_walked_in_their_order() -> None:
+    """Whichever wave they are in; what waits for nothing, or for all of it at once, goes there and back."""
+    *firsts, last = in_pieces(512, 512, 512)
+    pieces = tuple(Interval(2048 * i, 2048 * (i + 1)) for i in range(4))
+    along_k = replace(last, left_columns=pieces, right_rows=pieces,
+                      depth_waits=tuple((2048 * i, (4096 + 64 * i,)) for i in range(1, 4)))  # fmt: skip
+    v = sm90.variant("sm90_gemm_128x160_c2")
+    table = sm90.build([*firsts, along_k], v, "bf16", "bf16", False, False, sms=32, stages=4).table
+    odd = np.arange(len(table.tiles)) // 32 % 2 == 1
+    of_last = table.tiles["out_row"] >= 1024
+    for piece in range(4):
+        depths = table.depths[table.tiles["k_first"][of_last] + piece]
+        assert (depths["size"] == 2048).all()
+        assert (depths["left"] == 2048 * piece).all()
+    assert ((table.depths["size"][table.tiles["k_first"][~of_last]] < 0) == odd[~of_last]).all()
+    assert odd[of_last].any()
+    assert odd[~of_last].any()
+
+
 def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     v = sm90.variant("sm90_gemm_128x160_c2")  # 64 tiles of 512 rows: half of the multiprocessors
     works = in_pieces(512, 512, 512, 512)

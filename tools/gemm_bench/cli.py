@@ -41,7 +41,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m tools.gemm_bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kernel", choices=("sm90", "sm80"), default="sm90")
-    parser.add_argument("--beside", type=Path, help="another version of the kernel's source, timed beside")
+    parser.add_argument(
+        "--beside", type=Path, help="another version of the kernel's source, timed beside on the same tables"
+    )
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"))
     parser.add_argument("--group", choices=("large", "decode"))
     parser.add_argument("--seed", type=int, default=1)
