@@ -1,18 +1,16 @@
 """What a driver does for the executor: one Protocol, filled by `host`, and by `cuda` and `hip`.
 
-A driver serves one plan. It hands out buffers, streams, events and flags as opaque numbers, and *binds*
-each command of the plan once: views or addresses are resolved, arguments packed, and what comes back is a
-`Call` that needs nothing more. All calls make a *program*, and a run is then
+A driver serves one plan. It *binds* the plan to buffers: views or addresses are resolved, arguments packed, and what
+comes back is a `Binding` that needs nothing more. A run is then
 
-    driver.run(program)     # puts all commands on their streams, and returns at once
+    driver.run(binding)     # puts all commands on their streams, and returns at once
     driver.synchronize()    # until all streams are through, or an error names what is in the way
 
-with no decision in it. Commands are bound, and stand in a program, in an order in which every Record and SignalFlag
-stands before its waits, and the calls of one collective stand together. Events and flags hold for one run: they are
-down when the next begins. Commands may be bound several times, to other buffers; a program is of one binding.
+with no decision in it. A plan may be bound several times, to other buffers. Events and flags hold for one run: they are
+down when the next begins.
 
-Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver
-refuses is a DeviceError with call, device, code, and the place in the schedule (`call.command.origin`).
+Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver refuses is a
+DeviceError with call, device, code, and the place in the schedule.
 """
 
 from __future__ import annotations
