@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...graph.ir import ITEM_BYTES
 from ...plan.ir import CopyAsync
 from ...region import Region
+from ...types import TYPES
 from .cells import cells
 from .streams import Piece
 from .tensors import Resolve
@@ -17,7 +17,7 @@ from .vendor import Action, Handle, Rows, Run, Vendor
 def parts(dst: Region, src: Region, resolve: Resolve) -> Iterator[Run | Rows]:
     """What makes dst equal src."""
     to, of = resolve(dst), resolve(src)
-    item = ITEM_BYTES[to.dtype]
+    item = TYPES[to.dtype].bytes
     for cell in cells((dst, src), (to.shape, of.shape)):
         a, b = cell.sides
         at, start = to.address + a.offset * item, of.address + b.offset * item

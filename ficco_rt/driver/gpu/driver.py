@@ -18,7 +18,7 @@ from itertools import count
 import numpy as np
 
 from ...errors import DeviceError, UsageError
-from ...graph.ir import Dtype, Kernel
+from ...graph.ir import Kernel
 from ...plan.ir import (
     CollectiveCall,
     Command,
@@ -33,9 +33,9 @@ from ...plan.ir import (
 )
 from ...region import Region
 from ...trace import Clock, Span
+from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import (
-    NUMPY_DTYPES,
     Array,
     Buffer,
     Call,
@@ -182,7 +182,7 @@ class GpuDriver:
     def read(self, buffer: Buffer) -> Array:
         self._runs.quiet()
         tensor = self._buffers[buffer]
-        values: Array = np.empty(tensor.shape, NUMPY_DTYPES[tensor.dtype])
+        values: Array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
         with self._gpus.inside(self._gpus.device(tensor.rank)):
             self._vendor.to_host(values.ctypes.data, tensor.address, values.nbytes)
         return values

@@ -13,11 +13,12 @@ import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...errors import Span as Place
-from ...graph.ir import ITEM_BYTES, Kernel
+from ...graph.ir import Kernel
 from ...kernels.catalogue import CLUSTERS, COPY, REDUCE
 from ...plan.ir import CollectiveCall, Command, CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
 from ...region import Region
 from ...trace import Launched
+from ...types import TYPES
 from . import naive
 from .cells import cells
 from .devices import Device
@@ -211,7 +212,7 @@ class Launches:
             if len(a.value.boxes) != 1:
                 raise UsageError(f"{place}: kernel '{work.kernel}', argument {a.name}: one piece, not a set of pieces")
             first = next(cells((a.value,), (tensor.shape,)))
-            address = tensor.address + first.sides[0].offset * ITEM_BYTES[tensor.dtype]
+            address = tensor.address + first.sides[0].offset * TYPES[tensor.dtype].bytes
             arguments.append(bytes(ctypes.c_uint64(address)))
         vendor, smem = self._gpus.vendor, command.attributes.smem
         grid = Grid(work.grid, work.block, smem, self._priority(command.attributes))

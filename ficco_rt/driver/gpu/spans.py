@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import Span as Place
-from ...graph.ir import ITEM_BYTES
 from ...plan.ir import (
     CollectiveCall,
     Command,
@@ -24,6 +23,7 @@ from ...plan.ir import (
 )
 from ...region import Region, called, peer_of, summary, way
 from ...trace import Kind, Span, base_name
+from ...types import TYPES
 from .streams import Bound, GpuStream
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
@@ -63,7 +63,7 @@ def _timed(
     rank, number, stage = stream.plan.rank, stream.plan.id, command.stage
 
     def size(region: Region) -> int:
-        return region.elements * ITEM_BYTES[dtypes[region.tensor]]
+        return region.elements * TYPES[dtypes[region.tensor]].bytes
 
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
