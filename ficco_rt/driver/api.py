@@ -19,11 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
 
-import ml_dtypes
-import numpy as np
 import numpy.typing as npt
 
-from ..graph.ir import Dtype, Kernel
+from ..graph.ir import Kernel
 from ..plan.ir import (
     CollectiveCall,
     Command,
@@ -36,6 +34,7 @@ from ..plan.ir import (
     WaitFlag,
 )
 from ..trace import Clock, Span
+from ..types import Dtype
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -49,12 +48,6 @@ Program = NewType("Program", object)  # whatever the driver makes of calls
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
 DriverName: TypeAlias = Literal["host", "cuda", "hip"]
-
-NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
 
 
 @dataclass(frozen=True, slots=True)

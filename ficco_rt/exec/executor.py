@@ -22,7 +22,6 @@ import numpy as np
 
 from ..arguments import of_kind, whole
 from ..driver.api import (
-    NUMPY_DTYPES,
     Array,
     Buffer,
     Driver,
@@ -37,7 +36,7 @@ from ..driver.api import (
 )
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, InternalError, UsageError
-from ..graph.ir import ITEM_BYTES, Tensor
+from ..graph.ir import Tensor
 from ..machine.model import Machine
 from ..machine.profiles import chosen
 from ..plan.ir import (
@@ -48,6 +47,7 @@ from ..plan.ir import (
 )
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
+from ..types import TYPES, numpy_dtype
 from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .order import host_order
@@ -278,7 +278,7 @@ class Executor:
         if found.kind != "input":
             names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
             raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
-        shape, dtype = found.shapes[rank], NUMPY_DTYPES[found.dtype]
+        shape, dtype = found.shapes[rank], numpy_dtype(found.dtype)
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
             got = (
                 f"{array.dtype} of shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -383,7 +383,7 @@ class Executor:
 
 
 def _bytes(tensor: Tensor, rank: int) -> int:
-    size = ITEM_BYTES[tensor.dtype]
+    size = TYPES[tensor.dtype].bytes
     for n in tensor.shapes[rank]:
         size *= n
     return size

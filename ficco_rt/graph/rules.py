@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 from ..region import Axis, Box, Region
+from ..types import ACCUMULATOR, TYPES
 from . import ir
 from .ir import Tensor
 
@@ -127,8 +128,8 @@ def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
     left, right, out = (tensors[r.tensor].dtype for r in (op.left, op.right, op.out))
     if left != right:
         return f"{op.left.tensor} is {left} and {op.right.tensor} is {right}; a gemm takes one type"
-    if out not in (left, "fp32"):
-        return f"a product of {left} goes to {left} or fp32; {op.out.tensor} is {out}"
+    if out not in (left, ACCUMULATOR):
+        return f"a product of {left} goes to {left} or {ACCUMULATOR}; {op.out.tensor} is {out}"
     for operand in (op.left, op.right):
         if _overlap(op.out, operand):
             return f"gemm writes the part of {op.out.tensor} that it reads"
@@ -142,7 +143,7 @@ def gemm_fits(op: ir.Op, tensors: Tensors) -> str | None:
     if op.accumulate and op.terms:
         return "'+=' takes no sum"
     for term in op.terms:
-        message = _term_fits("gemm", op.out, term, tensors, (out, "fp32"))
+        message = _term_fits("gemm", op.out, term, tensors, (out, ACCUMULATOR))
         if message is not None:
             return message
     return None
@@ -165,7 +166,7 @@ def reduce_fits(op: ir.Op, tensors: Tensors) -> str | None:
     if not isinstance(op, ir.Reduce):
         return None
     own = tensors[op.out.tensor].dtype
-    types = tuple(ir.ITEM_BYTES) if own == "fp32" else (own, "fp32")
+    types = tuple(TYPES) if own == ACCUMULATOR else (own, ACCUMULATOR)
     for term in op.terms:
         message = _term_fits("reduce", op.out, term, tensors, types)
         if message is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..types import TYPES
 from . import mfma, sm80, sm90
 from .tiles import DEPTH
-
-ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,6 @@ class GemmKernel:
 
     name: str
     archs: tuple[str, ...]  # prefixes; "" serves every architecture
-    dtypes: tuple[str, ...]
     tile: tuple[int, int, int]  # rows, columns, depth of a tile
     stages: tuple[int, int]  # fewest and most steps of the pipeline
     threads: int
@@ -25,7 +23,7 @@ class GemmKernel:
     def smem(self, stages: int, dtype: str) -> int:
         """Dynamic shared memory of a block, bytes."""
         m, n, k = self.tile
-        return stages * (m + n) * k * ITEM_BYTES[dtype]
+        return stages * (m + n) * k * TYPES[dtype].bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,6 @@ GEMMS: tuple[GemmKernel, ...] = (
     GemmKernel(
         name="naive_gemm",
         archs=("",),
-        dtypes=("bf16", "fp16", "fp32"),
         tile=(128, 128, 32),
         stages=(1, 4),
         threads=256,
@@ -134,7 +131,7 @@ def choose_gemm(request: GemmRequest, limits: Limits) -> GemmConfig | str:
             return config
     reasons = []
     for kernel in GEMMS:
-        if request.dtype not in kernel.dtypes or not any(request.arch.startswith(a) for a in kernel.archs):
+        if not any(request.arch.startswith(a) for a in kernel.archs):
             continue
         found = _fit(kernel, request, limits, floor, budget)
         if isinstance(found, GemmConfig):

@@ -10,6 +10,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ..graph import ir
 from ..kernels import mfma, sm80
 from ..machine.model import Machine
+from ..types import TYPES
 from .products import Products
 from .transfers import phases
 
@@ -69,7 +70,7 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     for op in graph.ops:
         if not isinstance(op, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
             continue
-        size = op.src.elements * ir.ITEM_BYTES[dtypes[op.src.tensor]]
+        size = op.src.elements * TYPES[dtypes[op.src.tensor]].bytes
         if size / machine.links.rate < machine.links.copy_time and op.src.rank != op.dst.rank:
             yield Diagnostic(
                 op.where.origin,

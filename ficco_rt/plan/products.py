@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..graph import ir
 from ..kernels import tiles
+from ..types import TYPES
 
 
 class Products:
@@ -20,7 +21,7 @@ class Products:
             tensor = self._tensors[r.tensor]
             # NOTE terms may lie on several ranks, each in a place of its own
             address = self._addresses[r.tensor] + (r.rank << 32)
-            side = tiles.operand(r, tensor.shapes[r.rank], address, ir.ITEM_BYTES[tensor.dtype])
+            side = tiles.operand(r, tensor.shapes[r.rank], address, TYPES[tensor.dtype].bytes)
             if side is None:
                 return None
             sides.append(side)

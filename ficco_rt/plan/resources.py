@@ -16,6 +16,7 @@ from ..kernels.catalogue import COPY, REDUCE, GemmConfig, GemmRequest, Limits, c
 from ..machine.cost import gemm_time, store_time, transfer_time
 from ..machine.model import Device
 from ..region import Region
+from ..types import TYPES
 from .draft import Draft, LaunchChoice, launch_of
 from .ir import LaunchAttributes
 from .join import joined
@@ -77,7 +78,7 @@ class _Solver:
         self.arriving: dict[tuple[int, str], float] = defaultdict(float)  # by rank and tensor, from other ranks
         for op in self.graph.ops:
             if isinstance(op, ir.Copy) and op.src.rank != op.dst.rank:
-                size = op.dst.elements * ir.ITEM_BYTES[self.tensors[op.dst.tensor].dtype]
+                size = op.dst.elements * TYPES[self.tensors[op.dst.tensor].dtype].bytes
                 if engines[self.graph.stages[op.where.stage].queue] == "sm":
                     sms = op.where.resources.sms or copy_sms(self.limits.sms)
                     time = store_time(draft.machine, op.src.rank, op.dst.rank, size, sms)

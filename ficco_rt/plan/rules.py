@@ -18,6 +18,7 @@ from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
 from ..kernels.catalogue import COPY, GEMMS, REDUCE, TILES
 from ..region import Box, Region
+from ..types import TYPES
 from .claims import misfit, operands
 from .ir import (
     VERSION,
@@ -76,7 +77,7 @@ def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
         if times > 1:
             yield Diagnostic(PLACELESS, f"{name} is declared {times} times")
     for tensor in plan.tensors:
-        if tensor.dtype not in graph_ir.ITEM_BYTES:
+        if tensor.dtype not in TYPES:
             yield Diagnostic(tensor.origin, f"{tensor.name} has type '{tensor.dtype}', which is unknown")
         if len(tensor.shapes) != plan.ranks or not tensor.shapes:
             yield Diagnostic(tensor.origin, f"{tensor.name} has {len(tensor.shapes)} shapes for {plan.ranks} ranks")

@@ -16,9 +16,10 @@ from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.issue import issue_order
 from ficco_rt.exec.reference import evaluate, extent, take
 from ficco_rt.exec.verify import compare, fresh_inputs, tolerance, verified_run
-from ficco_rt.graph.ir import Claim, ClaimValue, Combined, Dtype, Operand, Product
+from ficco_rt.graph.ir import Claim, ClaimValue, Combined, Operand, Product
 from ficco_rt.plan.ir import Command, Plan
 from ficco_rt.region import Axis, Interval, Region, whole
+from ficco_rt.types import Dtype
 from tests.host.handmade import (
     MACHINE,
     array,

@@ -16,9 +16,9 @@ from ficco_dsl.diagnostics import Span
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.tensors import Tensor
-from ficco_rt.graph.ir import Dtype
 from ficco_rt.plan.ir import CopyWork, GemmWork, Launch, LaunchAttributes, ReduceWork, Work
 from ficco_rt.region import Axis, Interval, Region
+from ficco_rt.types import Dtype
 from tests.simt import amd
 
 SOURCE = Path(naive.__file__).parents[2] / "kernels" / "src" / naive.SOURCE

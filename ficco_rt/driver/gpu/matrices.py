@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...graph.ir import ITEM_BYTES
 from ...kernels import tiles
 from ...plan.ir import GemmWork, Launch
+from ...types import TYPES
 from .tensors import FlagAddress, Resolve
 
 
@@ -18,7 +18,7 @@ def works_of(command: Launch, resolve: Resolve, address: FlagAddress) -> list[ti
         sides = []
         for region in (work.left, work.right, work.out, *work.terms):
             tensor = resolve(region)
-            side = tiles.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype])
+            side = tiles.operand(region, tensor.shape, tensor.address, TYPES[tensor.dtype].bytes)
             if side is None:
                 return None
             sides.append(side)

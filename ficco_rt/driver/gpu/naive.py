@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from ...graph.ir import ITEM_BYTES
 from ...plan.ir import CopyWork, GemmWork, Launch, ReduceWork, Work
 from ...region import Axis, Region
+from ...types import TYPES
 from .cells import Cell, cells, strides
 from .packed import Packed
 from .tensors import FlagAddress, Resolve, Tensor
@@ -18,7 +18,6 @@ TILE, DEPTH, THREADS = 128, 32, 256
 REDUCE_TILE = 2 * THREADS  # accesses a tile
 COPY_THREADS = 512
 COPY_TILE = (16 << 10, 128 << 10)  # bytes of a tile: the least that are worth a block, the most before its flags go up
-TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 
 SOURCE = "naive.cu"
 
@@ -85,7 +84,7 @@ class _Tables:
 
         defines = [f"-D{kind.upper()}={entry}"]
         if types:
-            defines += [f"-DIN={TYPES[types[0]]}", f"-DOUT={TYPES[types[-1]]}"]
+            defines += [f"-DIN={TYPES[types[0]].number}", f"-DOUT={TYPES[types[-1]].number}"]
         return Packed(
             source=SOURCE,
             entry=entry,
@@ -129,7 +128,7 @@ def pack(
         smem, threads, grid = 0, THREADS, None
         if name == "gemm":
             tables = _gemms([w for w in works if isinstance(w, GemmWork)], resolve, address)
-            smem = 2 * TILE * DEPTH * ITEM_BYTES[types[0]]
+            smem = 2 * TILE * DEPTH * TYPES[types[0]].bytes
         elif name == "copy":
             tables = _copies([w for w in works if isinstance(w, CopyWork)], resolve, address, sms)
             threads, grid = COPY_THREADS, min(sms, tables.tiles)
@@ -158,7 +157,7 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
             rows_of, columns_of = _axes(term, tensor)
             tables.terms += ADDED.pack(
                 _base(term, tensor), rows_of.step, columns_of.step,
-                *_runs(tables, rows_of.axis), *_runs(tables, columns_of.axis), TYPES[tensor.dtype], 0,
+                *_runs(tables, rows_of.axis), *_runs(tables, columns_of.axis), TYPES[tensor.dtype].number, 0,
             )  # fmt: skip
         maps: list[int] = []
         for axis in (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns):
@@ -185,7 +184,7 @@ def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -
 
 def _copies(works: Sequence[CopyWork], resolve: Resolve, address: FlagAddress, sms: int) -> _Tables:
     tables = _Tables()
-    size = sum(w.dst.elements * ITEM_BYTES[resolve(w.dst).dtype] for w in works)
+    size = sum(w.dst.elements * TYPES[resolve(w.dst).dtype].bytes for w in works)
     least, most = COPY_TILE
     tile = max(least, min(size // sms, most))  # a block fences its stores after every tile: rather one tile each
     for number, work in enumerate(works):
@@ -193,7 +192,7 @@ def _copies(works: Sequence[CopyWork], resolve: Resolve, address: FlagAddress, s
         tiles = [
             part
             for cell in cells((work.dst, work.src), (dst.shape, src.shape))
-            for part in _tiles_of(cell, dst.address, src.address, ITEM_BYTES[dst.dtype], tile)
+            for part in _tiles_of(cell, dst.address, src.address, TYPES[dst.dtype].bytes, tile)
         ]
         sync = tables.sync(work.waits, work.signals, address)
         for to, of, to_pitch, of_pitch, rows, width in tiles:
@@ -237,12 +236,12 @@ def _add_sum(
     regions = (out, *terms)
     tensors = [resolve(r) for r in regions]
     dtype = tensors[0].dtype
-    item = ITEM_BYTES[dtype]
+    item = TYPES[dtype].bytes
     wide = 16 // item
     jobs = []
     for cell in cells(regions, [t.shape for t in tensors]):
         sides = [
-            (t.address + s.offset * ITEM_BYTES[t.dtype], s.pitch) for t, s in zip(tensors, cell.sides, strict=True)
+            (t.address + s.offset * TYPES[t.dtype].bytes, s.pitch) for t, s in zip(tensors, cell.sides, strict=True)
         ]
         alike = all(t.dtype == dtype for t in tensors)
         vector = alike and cell.columns % wide == 0
@@ -253,7 +252,7 @@ def _add_sum(
     for cell, sides, vector_width, tiles in jobs:
         first = len(tables.terms) // TERM.size
         for tensor, (at, pitch) in zip(tensors[1:], sides[1:], strict=True):
-            tables.terms += TERM.pack(at, pitch, TYPES[tensor.dtype], 0)
+            tables.terms += TERM.pack(at, pitch, TYPES[tensor.dtype].number, 0)
         (at, pitch) = sides[0]
         tables.works += REDUCE.pack(
             at, pitch, cell.rows, cell.columns, first, len(terms), vector_width, work,
@@ -283,7 +282,7 @@ def _axes(region: Region, tensor: Tensor) -> tuple[_Dimension, _Dimension]:
 def _base(region: Region, tensor: Tensor) -> int:
     """The address of element [0, 0] of the matrix that the fixed dimensions leave."""
     fixed = zip(region.axes, strides(tensor.shape), strict=True)
-    return tensor.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * ITEM_BYTES[tensor.dtype]
+    return tensor.address + sum(a.segments[0].start * s for a, s in fixed if a.dropped) * TYPES[tensor.dtype].bytes
 
 
 def _runs(tables: _Tables, axis: Axis) -> tuple[int, int]:

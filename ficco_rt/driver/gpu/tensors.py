@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...graph.ir import ITEM_BYTES, Dtype
 from ...region import Region
+from ...types import TYPES, Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        size = ITEM_BYTES[self.dtype]
+        size = TYPES[self.dtype].bytes
         for n in self.shape:
             size *= n
         return size

@@ -17,7 +17,7 @@ import numpy as np
 
 from ...errors import DeviceError, InternalError, PlanError, UsageError
 from ...errors import Span as Place
-from ...graph.ir import Dtype, Kernel
+from ...graph.ir import Kernel
 from ...plan.ir import (
     CollectiveCall,
     CopyAsync,
@@ -31,8 +31,8 @@ from ...plan.ir import (
 )
 from ...region import Region
 from ...trace import Clock, Span
+from ...types import Dtype, numpy_dtype
 from ..api import (
-    NUMPY_DTYPES,
     Array,
     Buffer,
     Call,
@@ -123,7 +123,7 @@ class HostDriver:
 
     def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
         try:
-            array = np.empty(shape, NUMPY_DTYPES[dtype])
+            array = np.empty(shape, numpy_dtype(dtype))
         except MemoryError as error:
             raise DeviceError(f"numpy.empty: no memory for {list(shape)} of {dtype} on rank {rank}") from error
         return self.adopt(rank, array, dtype)
