@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..cells import cells
-from ..graph.ir import Reduce
 from ..machine.model import Device
 from ..plan.codec import content_hash
 from ..plan.ir import (
     CollectiveCall,
+    Command,
     CopyAsync,
     Launch,
     Plan,
@@ -20,6 +20,7 @@ from ..plan.ir import (
     WaitEvent,
     WaitFlag,
 )
+from ..plan.issue import issue_order
 from ..region import Region
 from .collectives import calls_of, part_of
 from .frames import Frames
@@ -44,7 +45,6 @@ from .ir import (
     StreamName,
     WordChange,
 )
-from .issue import issue_order
 from .launches import Launches
 from .words import Words, words_of
 
@@ -73,7 +73,8 @@ def layout_of(
     the tensors lie in. Raises UsageError: a collective in place."""
     launches = Launches(plan, device, placement, features, plain).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
-    words = words_of(plan, placement, by_kernel)
+    unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
+    words = words_of(plan, placement, by_kernel, unraised)
     return Layout(plan, content_hash(plan), device, placement, features, words, launches)
 
 
@@ -81,6 +82,11 @@ def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
     """The device plan of a mode: on `streams`; as a `graph` for each device; `traced`, on streams, with timestamps
     around everything that does something."""
     return _Builder(layout, mode).made()
+
+
+def timestamps(command: Command) -> int:
+    """How many timestamps a traced command has: before its first piece, and behind each."""
+    return 1 + (len(command.transfers) if isinstance(command, CopyAsync) else 1)
 
 
 class _Builder:
@@ -98,7 +104,7 @@ class _Builder:
         self.timestamps = [0] * len(self.plan.streams)
 
     def made(self) -> DevicePlan:
-        streams, frames = tuple(self._streams()), None
+        streams = tuple(self._streams())
         frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
         body = [action for place in issue_order(self.plan) for action in self._command(*place)]
         if self.mode == "graph":
@@ -137,13 +143,24 @@ class _Builder:
 
     def _command(self, s: int, p: int) -> Iterator[Action]:
         stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
-        name = StreamName("plan", s)
         cause = Cause(f"{type(command).__name__} on rank {stream.rank} stream {stream.name}", command.origin)
+        if isinstance(command, CollectiveCall):
+            members = self.arrived.setdefault(command.group, [])
+            members.append((s, p))
+            if len(members) == self.plan.ranks:
+                yield from self._collective(command.group, members)
+        elif isinstance(command, CopyAsync):
+            yield from self._timed(s, self._copies(s, p, command, cause), cause)
+        else:
+            yield from self._timed(s, [tuple(self._single(s, p, command, cause))], cause)
+
+    def _single(
+        self, s: int, p: int, command: Launch | Record | WaitEvent | SignalFlag | WaitFlag, cause: Cause
+    ) -> Iterator[Action]:
+        name = StreamName("plan", s)
         match command:
-            case CopyAsync():
-                yield from self._timed(s, self._copies(s, p, command, cause))
             case Launch():
-                yield from self._timed(s, [tuple(self._launch(name, s, p, cause))])
+                yield from self._launch(name, s, p, cause)
             case Record(event=event):
                 yield RecordEvent(name, EventName("plan", event), cause)
                 yield from self._raise_semaphores(name, EventName("plan", event), cause)
@@ -153,24 +170,15 @@ class _Builder:
                 yield from self._signal(s, p, self.words.flags[flag], cause)
             case WaitFlag(flag=flag):
                 yield from self._wait(s, p, self.words.flags[flag], cause)
-            case CollectiveCall(group=group):
-                members = self.arrived.setdefault(group, [])
-                members.append((s, p))
-                if len(members) == self.plan.ranks:
-                    yield from self._collective(group, members)
 
-    def _timed(self, s: int, pieces: Sequence[Sequence[Action]]) -> Iterator[Action]:
+    def _timed(self, s: int, pieces: Sequence[Sequence[Action]], cause: Cause) -> Iterator[Action]:
         """The actions; traced, with a timestamp before the first piece and behind each."""
-        if self.mode != "traced" or not pieces:
-            for piece in pieces:
-                yield from piece
-            return
-        for i, piece in enumerate([(), *pieces]):
+        for piece in [(), *pieces]:
             yield from piece
-            number = self.timestamps[s]
-            self.timestamps[s] += 1
-            cause = pieces[max(0, i - 1)][0].cause
-            yield RecordEvent(StreamName("plan", s), EventName("timestamp", s, number), cause)
+            if self.mode == "traced":
+                event = EventName("timestamp", s, self.timestamps[s])
+                self.timestamps[s] += 1
+                yield RecordEvent(StreamName("plan", s), event, cause)
 
     # ---- copies
 
@@ -197,7 +205,7 @@ class _Builder:
         for number in numbers:
             yield LaunchKernel(name, number, cause)
         works = [work for number in numbers for work in self.layout.launches[number].works]
-        awaited = {self.words.flags[flag] for work in works for flag in work.waits}
+        awaited = {self.words.flags[flag] for work in works for flag in work.waits} - {-1}
         yield from self._resets(name, [w for w in awaited if self.words.table[w].reset == "behind"], cause)
 
     def _resets(self, name: StreamName, numbers: Sequence[int], cause: Cause) -> Iterator[Action]:
@@ -287,7 +295,7 @@ class _Builder:
         for pair in part.copies:
             move = Move(pair.dst, pair.src, self._pitched(pair.dst, pair.src), -1, command.origin)
             actions.append(CopyMemory(name, (move,), (), False, cause))
-        yield from self._timed(s, [tuple(actions)] if actions else [])
+        yield from self._timed(s, [tuple(actions)], cause)
 
 
 class _Sides:
@@ -308,8 +316,6 @@ class _Sides:
         self.carriers: dict[tuple[int, int], str] = {}
         self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, that takes them along
         self.beside: set[tuple[int, int]] = set()
-        awaited = (c.flag for s in self.plan.streams for c in s.commands if isinstance(c, WaitFlag))
-        self.by_streams = frozenset(awaited)
         for stream in self.plan.streams:
             if stream.engine == "copy":
                 self._stream(stream, builder)
@@ -339,10 +345,8 @@ class _Sides:
 
     def _copyable(self, stream: Stream, flag: int) -> bool:
         elsewhere = self.devices[self.plan.flag_homes[flag]] != self.devices[stream.rank]
-        return elsewhere and flag not in self.by_streams and self._awaited_once(flag)
-
-    def _awaited_once(self, flag: int) -> bool:
-        return self.words.table[self.words.flags[flag]].reset != "completion"
+        private = self.words.table[self.words.flags[flag]].reset != "completion"
+        return elsewhere and private
 
     def of(self, stream: int) -> list[str]:
         """The side streams of a stream."""

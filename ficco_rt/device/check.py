@@ -224,8 +224,7 @@ def _groups(launch: DeviceLaunch) -> list[_Group]:
     found = []
     for members in launch.config.merged or tuple((i,) for i in range(len(launch.works))):
         works = tuple(launch.works[i] for i in members)
-        inside = {flag for work in works[:-1] for flag in work.signals}
-        waits = dict.fromkeys(flag for work in works for flag in work.waits if flag not in inside)
+        waits = dict.fromkeys(flag for work in works for flag in work.waits if flag not in launch.config.unraised)
         found.append(_Group(works, tuple(waits), works[-1].signals))
     return found
 

@@ -44,7 +44,7 @@ def part_of(rank: int, calls: Sequence[CollectiveCall]) -> Part:
     command, ranks = calls[rank], len(calls)
     peers = [(rank + i) % ranks for i in range(1, ranks)]
     if command.dst.tensor == command.src.tensor and command.kind in ("reduce_scatter", "all_to_all"):
-        place = f"{command.origin.path}:{command.origin.line}"
+        place = command.origin.place
         raise UsageError(f"{place}: there is no {command.kind} in place; take two tensors")
     match command.kind:
         case "all_gather":

@@ -21,7 +21,7 @@ from typing import Literal, TypeAlias
 from ficco_dsl.diagnostics import Span
 
 from ..graph.ir import Priority, Tensor
-from ..kernels.config import KernelConfig
+from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Work
 from ..region import Region

@@ -210,7 +210,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     kernel_resets: Counter[int] = Counter()
     flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
     for launch in plan.launches:
-        inside = _inside(launch.config.merged, launch.works)
+        inside = launch.config.unraised
         for work in launch.works:
             raised.update(flags[f] for f in work.signals if f in flags and f not in inside)
             awaited.update(flags[f] for f in work.waits if f in flags and f not in inside)
@@ -240,15 +240,6 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
             used = plan.mode == "graph" or word.point is None
             if resets[i] != 1 and (used or resets[i]):
                 yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {resets[i]} times in a run ({name})")
-
-
-def _inside(merged: tuple[tuple[int, ...], ...], works: tuple[Work, ...]) -> set[int]:
-    """Flags between works that are made as one, in registers: they have no word."""
-    found: set[int] = set()
-    for group in merged:
-        for i in group[:-1]:
-            found.update(works[i].signals)
-    return found
 
 
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:

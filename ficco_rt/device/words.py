@@ -19,7 +19,7 @@ class Words:
     """The words of a plan on a placement."""
 
     table: tuple[Word, ...]
-    flags: tuple[int, ...]  # flag → word
+    flags: tuple[int, ...]  # flag → word; -1: it has none
     semaphores: Mapping[EventName, Mapping[int, int]]  # point → device that waits for it → word
 
     def completed(self, device: int, *, graph: bool) -> tuple[int, int]:
@@ -42,12 +42,15 @@ def awaited_by(launch: Launch) -> set[int]:
     return {flag for work in launch.works for flag in work.waits}
 
 
-def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int]) -> Words:
-    """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones."""
+def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unraised: frozenset[int]) -> Words:
+    """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
+    `unraised`: flags between works that a kernel makes as one; they have no word."""
     private = private_flags(plan)
     points = semaphores(plan, placement)
     wanted: dict[int, list[tuple[int, int | None, EventName | None]]] = defaultdict(list)  # order within the device
     for flag, rank in enumerate(plan.flag_homes):
+        if flag in unraised:
+            continue
         wanted[placement.devices[rank]].append((2 if flag in private else 0, flag, None))
     for point, devices in points.items():
         for device in devices:

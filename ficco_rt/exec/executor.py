@@ -26,25 +26,17 @@ from ..driver.api import (
     Buffer,
     Driver,
     DriverName,
-    Event,
-    Flag,
     Holdings,
     Marked,
     Progress,
     Stepped,
-    StreamHandle,
 )
 from ..driver.registry import VENDORS, discover, open_driver
-from ..errors import DeviceError, InternalError, UsageError
+from ..errors import DeviceError, UsageError
 from ..graph.ir import Tensor
 from ..machine.model import Machine
 from ..machine.profiles import chosen
-from ..plan.ir import (
-    KernelWork,
-    Launch,
-    Plan,
-    Record,
-)
+from ..plan.ir import Plan
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
 from ..types import TYPES, numpy_dtype
@@ -91,18 +83,11 @@ class Executor:
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
         self._bound: Bound | None = None  # what the last run ran
-        streams: list[StreamHandle] = []
-        events: list[Event] = []
-        flags: list[Flag] = []
-        self._bindings = Bindings(driver, plan, streams, events, flags)
+        self._bindings = Bindings(driver, plan)
         self._trace: Trace | None = None
         self._ran = False
         try:
-            self._prepare_kernels()
             self._own(t for t in plan.tensors if t.kind == "scratch")
-            streams += map(driver.stream, plan.streams)
-            events += self._make_events()
-            flags += map(driver.flag, plan.flag_homes)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.close()
@@ -185,15 +170,12 @@ class Executor:
             what = "arrays beside it" if tensors else "one that is released, or another executor's"
             raise UsageError(f"run takes what bind() made, alone; given {what}")
         self._bound = bound
-        assert bound.program is not None
-        if self.graph and not self.traced and bound.graph is None:
-            bound.graph = self.driver.capture(bound.program)
+        assert bound.binding is not None
+        graph = self.graph and not self.traced
+        if graph:
+            self.driver.capture(bound.binding)
         begun = time.perf_counter()
-        if self.graph and not self.traced:
-            assert bound.graph is not None
-            self.driver.replay(bound.graph, streams or ())
-        else:
-            self.driver.run(bound.program, streams or ())
+        self.driver.run(bound.binding, streams or (), graph=graph)
         self.issued_in = (time.perf_counter() - begun) * 1e6
         if streams is None:
             self.driver.synchronize(progress)
@@ -245,7 +227,7 @@ class Executor:
             else:
                 lanes = tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams)
                 machine, spans = self.machine.name, self.driver.spans()
-                if not spans and self._bound is not None and self._bound.calls:
+                if not spans and any(stream.commands for stream in self.plan.streams):
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
                 self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
         return self._trace
@@ -344,7 +326,7 @@ class Executor:
     # ---- binding
 
     def _bind(self, tensors: Mapping[str, object]) -> Bound:
-        """The commands on the given arrays, and on the executor's own buffers for the rest."""
+        """The plan on the given arrays, and on the executor's own buffers for the rest."""
         given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors)
         mine = [t for t in self.plan.tensors if t.name not in tensors]
         self._own(mine)
@@ -356,30 +338,6 @@ class Executor:
                     f"one array a rank, or set it with write('{tensor.name}', {absent[0]}, array)"
                 )
         return self._bindings.get(given, self._owned)
-
-    def _make_events(self) -> list[Event]:
-        """An event belongs to the device that records it."""
-        homes = [0] * self.plan.events
-        for stream in self.plan.streams:
-            for command in stream.commands:
-                if isinstance(command, Record):
-                    homes[command.event] = stream.rank
-        return [self.driver.event(home) for home in homes]
-
-    def _prepare_kernels(self) -> None:
-        used = {
-            work.kernel
-            for stream in self.plan.streams
-            for command in stream.commands
-            if isinstance(command, Launch)
-            for work in command.works
-            if isinstance(work, KernelWork)
-        }
-        for name in sorted(used):
-            kernel = next((k for k in self.plan.kernels if k.name == name), None)
-            if kernel is None:
-                raise InternalError(f"the plan launches kernel '{name}' and does not declare it")
-            self.driver.kernel(kernel)
 
 
 def _bytes(tensor: Tensor, rank: int) -> int:

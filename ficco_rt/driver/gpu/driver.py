@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -158,7 +159,11 @@ class GpuDriver:
     # ---- binding
 
     def bind(self, memory: Memory) -> api.Binding:
-        tensors = {key: self._buffers[buffer] for key, buffer in memory.items()}
+        inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
+        tensors = {
+            (name, rank): replace(self._buffers[buffer], written=name not in inputs)
+            for (name, rank), buffer in memory.items()
+        }
         return self._binder.bind(self._plans_for(tensors), tensors)
 
     def _plans_for(self, tensors: Mapping[tuple[str, int], Tensor]) -> Plans:

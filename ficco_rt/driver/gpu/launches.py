@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...device.ir import DeviceLaunch
-from ...errors import DeviceError, UsageError
+from ...errors import DeviceError
 from ...graph.ir import Kernel, KernelCall
-from ...kernels import families
-from ...kernels.config import KernelConfig
-from ...kernels.works import View
+from ...kernels.catalogue import tables
+from ...kernels.family import KernelConfig
+from ...kernels.works import View, Work
 from ...plan.kernel_works import kernel_work
 from ...region import Region
-from ...trace import Launched, place_of
+from ...trace import Launched
 from .gpus import Gpus
 from .modules import Entry, Modules
 from .tensors import Tensor
@@ -59,27 +59,27 @@ class Launches:
         entry = self._entry(launch, device)
         what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
         self._fits(config, entry, device, what)
-        works = [kernel_work(work, lambda region: view(region, memory), lambda flag: flags.get(flag, 0)) for work in launch.works]
-        tables = families.tables(config, works, self._gpus.vendor.tensor_map)
-        constants = len(tables.constants)
+        made = tables(config, works_of(launch, memory, flags), [flags[flag] for flag in config.resets])
+        constants = len(made.constants)
         scratch_at = -(-constants // _ALIGNED) * _ALIGNED
-        address = self._gpus.alloc(device, scratch_at + tables.scratch, f"the table of a launch of {entry.name}")
+        address = self._gpus.alloc(device, scratch_at + made.scratch, f"the table of a launch of {entry.name}")
         try:
-            image = np.zeros(scratch_at + tables.scratch, np.uint8)
-            image[:constants] = np.frombuffer(tables.constants, np.uint8)
+            image = np.zeros(scratch_at + made.scratch, np.uint8)
+            image[:constants] = np.frombuffer(made.constants, np.uint8)
             self._gpus.put(device, address, image)
         except BaseException:
             with suppress(DeviceError):
                 self._gpus.free(address)
             raise
         grid = self._grid(launch)
-        arguments = tables.arguments(address, address + scratch_at)
+        with self._gpus.inside(device):
+            arguments = made.arguments(address, address + scratch_at, self._gpus.vendor.tensor_map)
 
         def call(stream: Handle) -> Action:
             return self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
 
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
-        return BoundLaunch(device, address, address + scratch_at, tables.counters, call, launched)
+        return BoundLaunch(device, address, address + scratch_at, made.counters, call, launched)
 
     def release(self, bound: BoundLaunch) -> None:
         self._gpus.free(bound.table)
@@ -101,3 +101,29 @@ class Launches:
             fitting = vendor.blocks_per_sm(function, config.threads, config.smem, what)
         if not fitting:
             raise DeviceError(f"{what}: a block does not fit {device}")
+
+    def _grid(self, launch: DeviceLaunch) -> Grid:
+        """A launch without a priority of its own has its stream's, in a captured node too."""
+        config, body = launch.config, launch.works[0].body
+        priority = None if launch.priority is None else self._gpus.priority(launch.priority)
+        if isinstance(body, KernelCall):
+            return Grid(body.grid, body.block, config.smem, priority)
+        return Grid((config.blocks,), (config.threads,), config.smem, priority, config.cluster, launch.early)
+
+
+def works_of(
+    launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor], flags: Mapping[int, int]
+) -> list[Work]:
+    """A launch's works on memory. Flags between works that are made as one have no address."""
+
+    def look(region: Region) -> View:
+        tensor = memory[region.tensor, region.rank]
+        return View(region, tensor.address, tensor.shape, tensor.dtype, tensor.written)
+
+    return [kernel_work(work, look, lambda flag: flags.get(flag, 0)) for work in launch.works]
+
+
+def fits(launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor]) -> bool:
+    """Whether the memory is aligned as the launch's kernel counts with."""
+    works = works_of(launch, memory, {})
+    return all(view.address % launch.config.alignment == 0 for work in works for view in work.views)

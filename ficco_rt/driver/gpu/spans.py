@@ -23,7 +23,7 @@ from ...plan.ir import (
     Work,
 )
 from ...region import Region, called, peer_of, summary, way
-from ...trace import Kind, Launched, Span, base_name, place_of
+from ...trace import Kind, Launched, Span, base_name
 from ...types import ITEM_BYTES
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
@@ -61,7 +61,7 @@ def spans_of(
         if waited is not None and times[0] - free > WAIT_SHOWN:
             (signal,) = waited.waits
             label = f"waits for {signal} of {raisers.get(signal, 'nobody')}"
-            yield Span(stream.rank, stream.id, "wait", label, command.stage, free, times[0], place_of(waited.origin))
+            yield Span(stream.rank, stream.id, "wait", label, command.stage, free, times[0], waited.origin.place)
         waited = None
         yield from _timed(stream, command, times, dtypes, launched.get((stream.id, position)))
         free = times[-1]
@@ -82,10 +82,10 @@ def _timed(
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
             label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
-            place = place_of(t.origin)
+            place = t.origin.place
             yield Span(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
         return
-    start, stop, place = times[0], times[-1], place_of(command.origin)
+    start, stop, place = times[0], times[-1], command.origin.place
     if isinstance(command, CollectiveCall):
         label = f"{stage}  {command.kind} {command.src.tensor} → {command.dst.tensor}"
         moved = size(command.dst if command.kind == "all_gather" else command.src)
@@ -145,7 +145,7 @@ def words(command: Command) -> str:
             text = f"wait for {command.waits[0]}"
         case Record() | SignalFlag():
             text = f"signal of {command.signals[0]}"
-    return f"{text} ({place_of(command.origin)})"
+    return f"{text} ({command.origin.place})"
 
 
 def stuck(plan: Plan, devices: Sequence[str], passed: Passed, *, traced: bool) -> list[str]:
@@ -198,7 +198,7 @@ def raisers_of(plan: Plan) -> dict[Signal, str]:
         for command in stream.commands:
             origins = {Signal("flag", f): w.origin for w in _works(command) for f in w.signals}
             for signal in command.signals:
-                place = place_of(origins.get(signal, command.origin))
+                place = origins.get(signal, command.origin).place
                 found[signal] = f"rank {stream.rank} stream {stream.name} ({place})"
     return found
 

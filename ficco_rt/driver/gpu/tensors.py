@@ -1,12 +1,9 @@
-"""Tensors and flags where a kernel finds them."""
+"""Tensors where a kernel finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from ...region import Region
 from ...types import TYPES, Dtype
 
 
@@ -28,7 +25,3 @@ class Tensor:
         for n in self.shape:
             size *= n
         return size
-
-
-Resolve: TypeAlias = Callable[[Region], Tensor]
-FlagAddress: TypeAlias = Callable[[int], int]  # of a flag's number in the plan

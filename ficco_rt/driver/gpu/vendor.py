@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...device.ir import Features
-from ...kernels.config import TensorMap
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from .refused import Refused
 
