@@ -37,15 +37,10 @@ from ..driver.api import (
 )
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, InternalError, UsageError
-from ..graph.ir import ITEM_BYTES, Tensor
+from ..graph.ir import ITEM_BYTES, KernelCall, Tensor
 from ..machine.model import Machine
 from ..machine.profiles import chosen
-from ..plan.ir import (
-    KernelWork,
-    Launch,
-    Plan,
-    Record,
-)
+from ..plan.ir import Plan, Record
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
 from .bindings import checked, checked_on_device
@@ -367,14 +362,8 @@ class Executor:
         return [self.driver.event(home) for home in homes]
 
     def _prepare_kernels(self) -> None:
-        used = {
-            work.kernel
-            for stream in self.plan.streams
-            for command in stream.commands
-            if isinstance(command, Launch)
-            for work in command.works
-            if isinstance(work, KernelWork)
-        }
+        bodies = (work.body for _, launch in self.plan.launches() for work in launch.works)
+        used = {body.kernel for body in bodies if isinstance(body, KernelCall)}
         for name in sorted(used):
             kernel = next((k for k in self.plan.kernels if k.name == name), None)
             if kernel is None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ...errors import DeviceError
-from ...plan.ir import CollectiveCall, CopyAsync, Launch, Plan
+from ...plan.ir import Plan
 from ...plan.ir import Stream as PlanStream
 from .devices import Device
 from .flags import Flags
@@ -246,14 +246,5 @@ def callers(stream: PlanStream, plan: Plan) -> set[int]:
     bound = {t.name for t in plan.tensors if t.kind != "scratch"}
     found = {stream.rank}
     for command in stream.commands:
-        match command:
-            case CopyAsync(transfers=transfers):
-                regions = [r for t in transfers for r in (t.src, t.dst)]
-            case Launch(works=works):
-                regions = [r for work in works for r in (*work.reads, *work.writes)]
-            case CollectiveCall(src=src, dst=dst):
-                regions = [src, dst]
-            case _:
-                continue
-        found |= {r.rank for r in regions if r.tensor in bound}
+        found |= {access.region.rank for access in command.accesses() if access.region.tensor in bound}
     return found

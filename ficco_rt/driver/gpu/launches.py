@@ -13,9 +13,9 @@ import numpy as np
 
 from ...errors import DeviceError, UsageError
 from ...errors import Span as Place
-from ...graph.ir import ITEM_BYTES, Kernel
+from ...graph.ir import ITEM_BYTES, Kernel, KernelCall
 from ...kernels.catalogue import CLUSTERS, COPY, REDUCE
-from ...plan.ir import CollectiveCall, Command, CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
+from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, LaunchAttributes, Plan, Work
 from ...region import Region
 from ...trace import Launched
 from . import naive
@@ -67,11 +67,11 @@ class Launches:
 
     def bind(self, to: GpuStream, command: Launch, resolve: Resolve, address: FlagAddress) -> Ready:
         """A launch of the plan."""
-        users = [w for w in command.works if isinstance(w, KernelWork)]
+        users = [(w, w.body) for w in command.works if isinstance(w.body, KernelCall)]
         if users:
             ready = Ready()
-            for work in users:
-                self._user(to, command, work, resolve, ready)
+            for work, call in users:
+                self._user(to, command, work, call, resolve, ready)
             return ready
         vendor, facts = self._gpus.vendor, to.device.facts
         sms = command.attributes.sms or facts.sms
@@ -196,32 +196,34 @@ class Launches:
         cluster = min(beside, default=1)
         return (blocks // cluster * cluster, cluster) if blocks >= cluster else (blocks, 1)
 
-    def _user(self, to: GpuStream, command: Launch, work: KernelWork, resolve: Resolve, ready: Ready) -> None:
+    def _user(
+        self, to: GpuStream, command: Launch, work: Work, call: KernelCall, resolve: Resolve, ready: Ready
+    ) -> None:
         """A user kernel gets the address of each region's first element, and each int as a C int."""
         place = place_of(work.origin)
         if work.waits or work.signals:
-            raise UsageError(f"{place}: kernel '{work.kernel}' cannot be streamed")
-        entry = self._modules.users(self.kernels[work.kernel], to.device)
+            raise UsageError(f"{place}: kernel '{call.kernel}' cannot be streamed")
+        entry = self._modules.users(self.kernels[call.kernel], to.device)
         arguments: list[bytes] = []
-        for a in work.arguments:
+        for a in call.arguments:
             if not isinstance(a.value, Region):
                 arguments.append(bytes(ctypes.c_int(a.value)))
                 continue
             tensor = resolve(a.value)
             if len(a.value.boxes) != 1:
-                raise UsageError(f"{place}: kernel '{work.kernel}', argument {a.name}: one piece, not a set of pieces")
+                raise UsageError(f"{place}: kernel '{call.kernel}', argument {a.name}: one piece, not a set of pieces")
             first = next(cells((a.value,), (tensor.shape,)))
             address = tensor.address + first.sides[0].offset * ITEM_BYTES[tensor.dtype]
             arguments.append(bytes(ctypes.c_uint64(address)))
         vendor, smem = self._gpus.vendor, command.attributes.smem
-        grid = Grid(work.grid, work.block, smem, self._priority(command.attributes))
-        what = f"kernel '{work.kernel}', {smem} bytes of shared memory"
+        grid = Grid(call.grid, call.block, smem, self._priority(command.attributes))
+        what = f"kernel '{call.kernel}', {smem} bytes of shared memory"
         with self._gpus.inside(to.device):
             if smem:
                 self._allow(entry.handle, smem, what)
-            fitting = vendor.blocks_per_sm(entry.handle, prod(work.block), smem, what)
+            fitting = vendor.blocks_per_sm(entry.handle, prod(call.block), smem, what)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
-        ready.launched.append(Launched(work.kernel, smem, fitting, prod(work.grid)))
+        ready.launched.append(Launched(call.kernel, smem, fitting, prod(call.grid)))
 
 
 def _side_by_side(words: Sequence[int]) -> list[tuple[int, int]]:

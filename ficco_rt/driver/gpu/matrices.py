@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...graph.ir import ITEM_BYTES
+from ...graph.ir import ITEM_BYTES, Gemm
 from ...kernels import tiles
-from ...plan.ir import GemmWork, Launch
+from ...plan.ir import Launch
 from .tensors import FlagAddress, Resolve
 
 
@@ -14,21 +14,22 @@ def works_of(command: Launch, resolve: Resolve, address: FlagAddress) -> list[ti
     """The works on memory; None if an operand's columns are not side by side."""
     works = []
     for work in command.works:
-        assert isinstance(work, GemmWork)
+        gemm = work.body
+        assert isinstance(gemm, Gemm)
         sides = []
-        for region in (work.left, work.right, work.out, *work.terms):
+        for region in (gemm.left, gemm.right, gemm.out, *gemm.addends):
             tensor = resolve(region)
             side = tiles.operand(region, tensor.shape, tensor.address, ITEM_BYTES[tensor.dtype])
             if side is None:
                 return None
             sides.append(side)
         left, right, out, *others = sides
-        terms = tuple(tiles.Term(o, resolve(t).dtype) for o, t in zip(others, work.terms, strict=True))
+        terms = tuple(tiles.Term(o, resolve(t).dtype) for o, t in zip(others, gemm.addends, strict=True))
         waits, signals = tuple(map(address, work.waits)), tuple(map(address, work.signals))
         # a product of inputs need not wait for what comes to its terms, or for who still reads where it goes
-        late = bool(terms) and not any(resolve(r).written for r in (work.left, work.right))
+        late = bool(terms) and not any(resolve(r).written for r in (gemm.left, gemm.right))
         waits, term_waits = ((), waits) if late else (waits, ())
-        works.append(tiles.Work.of(left, right, out, work.accumulate, waits, signals, terms, term_waits))
+        works.append(tiles.Work.of(left, right, out, gemm.accumulate, waits, signals, terms, term_waits))
     return works
 
 
@@ -51,9 +52,8 @@ def product_of(command: Launch, resolve: Resolve, address: FlagAddress) -> Produ
     works = works_of(command, resolve, address)
     if works is None:
         return None
-    first = command.works[0]
-    assert isinstance(first, GemmWork)
-    gemms = [w for w in command.works if isinstance(w, GemmWork)]
+    gemms = [w.body for w in command.works if isinstance(w.body, Gemm)]
+    first = gemms[0]
     return Product(
         works=works,
         types=(resolve(first.left).dtype, resolve(first.out).dtype),

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from ...graph.ir import ITEM_BYTES
-from ...plan.ir import CopyWork, GemmWork, Launch, ReduceWork, Work
+from ...graph.ir import ITEM_BYTES, Copy, Gemm, Reduce
+from ...plan.ir import Launch, Work
 from ...region import Axis, Region
 from .cells import Cell, cells, strides
 from .packed import Packed
@@ -117,9 +117,9 @@ def pack(
     one takes down the flags at `lowers`. `options` are the vendor's for the device."""
 
     def kind(work: Work) -> tuple[str, ...]:
-        if isinstance(work, GemmWork):
-            return ("gemm", resolve(work.left).dtype, resolve(work.out).dtype)
-        if isinstance(work, CopyWork):
+        if isinstance(work.body, Gemm):
+            return ("gemm", resolve(work.body.left).dtype, resolve(work.body.out).dtype)
+        if isinstance(work.body, Copy):
             return ("copy",)
         return ("reduce", resolve(work.writes[0]).dtype)
 
@@ -128,32 +128,32 @@ def pack(
     for number, ((name, *types), works) in enumerate(groups):
         smem, threads, grid = 0, THREADS, None
         if name == "gemm":
-            tables = _gemms([w for w in works if isinstance(w, GemmWork)], resolve, address)
+            tables = _gemms([(w, w.body) for w in works if isinstance(w.body, Gemm)], resolve, address)
             smem = 2 * TILE * DEPTH * ITEM_BYTES[types[0]]
         elif name == "copy":
-            tables = _copies([w for w in works if isinstance(w, CopyWork)], resolve, address, sms)
+            tables = _copies([(w, w.body) for w in works if isinstance(w.body, Copy)], resolve, address, sms)
             threads, grid = COPY_THREADS, min(sms, tables.tiles)
         else:
-            tables = _sums([w for w in works if isinstance(w, ReduceWork)], resolve, address)
+            tables = _sums([(w, w.body) for w in works if isinstance(w.body, Reduce)], resolve, address)
         if number == len(groups) - 1:
             tables.lowers(lowers)
         launches.append(tables.packed(name, types, smem, options, threads, grid))
     return launches
 
 
-def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) -> _Tables:
+def _gemms(works: Sequence[tuple[Work, Gemm]], resolve: Resolve, address: FlagAddress) -> _Tables:
     tables = _Tables()
-    for work in works:
-        out_rows, out_columns = _axes(work.out, resolve(work.out))
-        left_axes = _axes(work.left, resolve(work.left))
-        right_axes = _axes(work.right, resolve(work.right))
-        left_rows, left_depth = reversed(left_axes) if work.left_transposed else left_axes
-        right_depth, right_columns = reversed(right_axes) if work.right_transposed else right_axes
+    for work, gemm in works:
+        out_rows, out_columns = _axes(gemm.out, resolve(gemm.out))
+        left_axes = _axes(gemm.left, resolve(gemm.left))
+        right_axes = _axes(gemm.right, resolve(gemm.right))
+        left_rows, left_depth = reversed(left_axes) if gemm.left_transposed else left_axes
+        right_depth, right_columns = reversed(right_axes) if gemm.right_transposed else right_axes
         m, n, k = out_rows.size, out_columns.size, left_depth.size
         columns = -(-n // TILE)
         tiles = -(-m // TILE) * columns
         first_term = len(tables.terms) // ADDED.size
-        for term in work.terms:
+        for term in gemm.addends:
             tensor = resolve(term)
             rows_of, columns_of = _axes(term, tensor)
             tables.terms += ADDED.pack(
@@ -164,11 +164,11 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
         for axis in (out_rows, out_columns, left_rows, left_depth, right_depth, right_columns):
             maps += _runs(tables, axis.axis)
         tables.works += GEMM.pack(
-            _base(work.out, resolve(work.out)), _base(work.left, resolve(work.left)),
-            _base(work.right, resolve(work.right)),
+            _base(gemm.out, resolve(gemm.out)), _base(gemm.left, resolve(gemm.left)),
+            _base(gemm.right, resolve(gemm.right)),
             out_rows.step, out_columns.step, left_rows.step, left_depth.step, right_depth.step, right_columns.step,
-            *maps, m, n, k, int(work.accumulate), tables.tiles, tiles, columns, tables.count,
-            *tables.sync(work.waits, work.signals, address), first_term, len(work.terms),
+            *maps, m, n, k, int(gemm.accumulate), tables.tiles, tiles, columns, tables.count,
+            *tables.sync(work.waits, work.signals, address), first_term, len(gemm.addends),
         )  # fmt: skip
         tables.count += 1
         tables.counters += 1
@@ -176,23 +176,23 @@ def _gemms(works: Sequence[GemmWork], resolve: Resolve, address: FlagAddress) ->
     return tables
 
 
-def _sums(works: Sequence[ReduceWork], resolve: Resolve, address: FlagAddress) -> _Tables:
+def _sums(works: Sequence[tuple[Work, Reduce]], resolve: Resolve, address: FlagAddress) -> _Tables:
     tables = _Tables()
-    for number, work in enumerate(works):
-        _add_sum(tables, work.out, work.terms, resolve, number, tables.sync(work.waits, work.signals, address))
+    for number, (work, total) in enumerate(works):
+        _add_sum(tables, total.out, total.terms, resolve, number, tables.sync(work.waits, work.signals, address))
     return tables
 
 
-def _copies(works: Sequence[CopyWork], resolve: Resolve, address: FlagAddress, sms: int) -> _Tables:
+def _copies(works: Sequence[tuple[Work, Copy]], resolve: Resolve, address: FlagAddress, sms: int) -> _Tables:
     tables = _Tables()
-    size = sum(w.dst.elements * ITEM_BYTES[resolve(w.dst).dtype] for w in works)
+    size = sum(c.dst.elements * ITEM_BYTES[resolve(c.dst).dtype] for _, c in works)
     least, most = COPY_TILE
     tile = max(least, min(size // sms, most))  # a block fences its stores after every tile: rather one tile each
-    for number, work in enumerate(works):
-        dst, src = resolve(work.dst), resolve(work.src)
+    for number, (work, copy) in enumerate(works):
+        dst, src = resolve(copy.dst), resolve(copy.src)
         tiles = [
             part
-            for cell in cells((work.dst, work.src), (dst.shape, src.shape))
+            for cell in cells((copy.dst, copy.src), (dst.shape, src.shape))
             for part in _tiles_of(cell, dst.address, src.address, ITEM_BYTES[dst.dtype], tile)
         ]
         sync = tables.sync(work.waits, work.signals, address)

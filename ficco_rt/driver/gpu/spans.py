@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...errors import Span as Place
-from ...graph.ir import ITEM_BYTES
+from ...graph.ir import ITEM_BYTES, Copy, Gemm, KernelCall, Reduce
 from ...plan.ir import (
     CollectiveCall,
     Command,
     CopyAsync,
-    CopyWork,
-    GemmWork,
-    KernelWork,
     Launch,
     Record,
-    ReduceWork,
     SignalFlag,
     WaitEvent,
     WaitFlag,
@@ -80,18 +76,18 @@ def _timed(
     moved = sum(
         size(r)
         for work in command.works
-        for r in (work.reads if isinstance(work, CopyWork) else (*work.reads, *work.writes))
+        for r in (work.reads if isinstance(work.body, Copy) else (*work.reads, *work.writes))
     )
-    flops = sum(2 * w.out.elements * _depth(w) for w in command.works if isinstance(w, GemmWork))
+    flops = sum(2 * g.out.elements * _depth(g) for w in command.works if isinstance(g := w.body, Gemm))
     kind, label = _launch(command, rank)
     label, how = f"{_stages(command)}  {label}", bound.launched
-    peers = {peer_of(w.dst, w.src, rank) for w in command.works if isinstance(w, CopyWork)}
+    peers = {peer_of(c.dst, c.src, rank) for w in command.works if isinstance(c := w.body, Copy)}
     peer = peers.pop() if len(peers) == 1 else None
     yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how)
 
 
-def _depth(work: GemmWork) -> int:
-    return work.left.shape[0] if work.left_transposed else work.left.shape[1]
+def _depth(gemm: Gemm) -> int:
+    return gemm.left.shape[0] if gemm.left_transposed else gemm.left.shape[1]
 
 
 def _stages(command: Launch) -> str:
@@ -105,15 +101,15 @@ def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
 
 
 def _work(work: Work, rank: int | None) -> tuple[Kind, str]:
-    match work:
-        case GemmWork(out=out):
+    match work.body:
+        case Gemm(out=out):
             return "gemm", f"{out.tensor if rank is None else called(out, rank)} {summary(out)}"
-        case ReduceWork(out=out):
+        case Reduce(out=out):
             return "reduce", f"{out.tensor} {summary(out)}"
-        case CopyWork(dst=dst, src=src):
+        case Copy(dst=dst, src=src):
             return "copy", way(dst, src, rank)
-        case KernelWork():
-            return "kernel", work.kernel
+        case KernelCall(kernel=kernel):
+            return "kernel", kernel
 
 
 def _signal(command: Command) -> tuple[str, int]:
