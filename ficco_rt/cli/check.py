@@ -8,7 +8,7 @@ import sys
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..errors import exit_code
-from ..plan.ir import Plan, WaitEvent, WaitFlag
+from ..plan.ir import Plan
 from .common import STDIN, Job, Request, compile_job, count, gpu_list, join_words, parse, read, unproven_outputs
 from .console import Progress
 from .report import as_ours, diagnostic_record, error_record, error_text, print_json, say, warn
@@ -72,32 +72,12 @@ def _cause(warning: Diagnostic) -> object:
 
 def waits(plan: Plan) -> int:
     """Waits of a plan: on streams, and of the works of streamed launches."""
-    from ..plan.ir import Launch
-
-    total = 0
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, WaitEvent | WaitFlag):
-                total += 1
-            elif isinstance(command, Launch):
-                total += sum(len(work.waits) for work in command.works)
-    return total
+    return sum(len(command.waits) for _, command in plan.commands())
 
 
 def operations(plan: Plan) -> int:
     """Operations of the schedule that a plan carries out, on all ranks."""
-    from ..plan.ir import CollectiveCall, CopyAsync, Launch
-
-    ops: set[int] = set()
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, CopyAsync):
-                ops.update(t.op for t in command.transfers)
-            elif isinstance(command, Launch):
-                ops.update(w.op for w in command.works)
-            elif isinstance(command, CollectiveCall):
-                ops.add(command.op)
-    return len(ops)
+    return len({part.op for part in plan.parts()})
 
 
 def proof_words(plan: Plan, stored: bool = False) -> str:

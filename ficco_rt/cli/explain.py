@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 from ..errors import UsageError
-from ..graph.ir import Collective, Copy, Gemm, Graph, Op, Reduce
+from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, Op, Reduce
 from ..machine.model import Machine
-from ..plan import ir as plan_ir
-from ..plan.ir import Plan
+from ..plan.ir import Plan, SignalFlag
 from ..trace import base_name
 from ..types import TYPES
 from .check import operations, proof_words, waits
@@ -97,48 +97,51 @@ def _stages(graph: Graph, plan: Plan) -> list[Facts]:
                 "operations_a_rank": _range(a_rank[r] for r in range(graph.ranks)),
                 "launches_a_rank": _range(launches[r, name] for r in range(graph.ranks)),
                 "launched_with": sorted(shared.get(name, ())),
-                "does": [_does(graph, kind, [op for op in ops if type(op) is kind]) for kind in _kinds(ops)],
+                "does": [_does(graph, kind, [op for op in ops if type(op.body) is kind]) for kind in _kinds(ops)],
             }
         )
     return facts
 
 
-def _kinds(ops: Iterable[Op]) -> list[type[Op]]:
-    return list(dict.fromkeys(type(op) for op in ops))
+def _kinds(ops: Iterable[Op]) -> list[type[Body]]:
+    return list(dict.fromkeys(type(op.body) for op in ops))
 
 
-def _does(graph: Graph, kind: type[Op], ops: Sequence[Any]) -> Facts:
+def _does(graph: Graph, kind: type[Body], ops: Sequence[Op]) -> Facts:
     """One kind of operation of a stage, as each rank sees it."""
     number = Counter(op.where.rank for op in ops)
-    facts: Facts = {"kind": kind.__name__.lower(), "a_rank": _range(number[r] for r in range(graph.ranks))}
+    facts: Facts = {"kind": WORDS[kind], "a_rank": _range(number[r] for r in range(graph.ranks))}
+    bodies: list[Any] = [op.body for op in ops]  # all of `kind`
     size: Counter[int] = Counter()
     if kind is Copy:
-        for op in ops:
-            size[op.where.rank] += _bytes(graph, op.dst)
-        facts["bytes_each"] = _distinct(_bytes(graph, op.dst) for op in ops)
+        for op, copy in zip(ops, bodies, strict=True):
+            size[op.where.rank] += _bytes(graph, copy.dst)
+        facts["bytes_each"] = _distinct(_bytes(graph, copy.dst) for copy in bodies)
         facts["bytes_a_rank"] = _range(size[r] for r in range(graph.ranks))
-        ways = Counter(_way(op) for op in ops)
+        ways = Counter(_way(op.where.rank, copy) for op, copy in zip(ops, bodies, strict=True))
         facts["ways"] = {way: ways[way] for way in ("push", "pull", "local") if ways[way]}
-        peers = [len({_peer(op) for op in ops if op.where.rank == r} - {r}) for r in range(graph.ranks)]
-        facts["peers"] = _range(peers)
+        peers: list[set[int]] = [set() for _ in range(graph.ranks)]
+        for op, copy in zip(ops, bodies, strict=True):
+            peers[op.where.rank] |= {copy.dst.rank, copy.src.rank} - {op.where.rank}
+        facts["peers"] = _range(map(len, peers))
     elif kind is Gemm:
-        for op in ops:
-            size[op.where.rank] += _flops(op)
-        facts["shapes"] = _distinct(_mnk(op) for op in ops)
+        for op, gemm in zip(ops, bodies, strict=True):
+            size[op.where.rank] += _flops(gemm)
+        facts["shapes"] = _distinct(map(_mnk, bodies))
         facts["flops_a_rank"] = _range(size[r] for r in range(graph.ranks))
-        facts["accumulates"] = any(op.accumulate for op in ops)
-        facts["terms"] = _distinct(len(op.terms) for op in ops)
+        facts["accumulates"] = any(gemm.accumulate for gemm in bodies)
+        facts["terms"] = _distinct(len(gemm.addends) for gemm in bodies)
     elif kind is Reduce:
-        for op in ops:
-            size[op.where.rank] += _bytes(graph, op.out) * (len(op.terms) + 1)
-        facts["terms"] = _distinct(len(op.terms) for op in ops)
-        facts["shapes"] = _distinct(op.out.shape for op in ops)
+        for op, total in zip(ops, bodies, strict=True):
+            size[op.where.rank] += _bytes(graph, total.out) * (len(total.terms) + 1)
+        facts["terms"] = _distinct(len(total.terms) for total in bodies)
+        facts["shapes"] = _distinct(total.out.shape for total in bodies)
         facts["bytes_a_rank"] = _range(size[r] for r in range(graph.ranks))
     elif kind is Collective:
-        facts["collectives"] = sorted({op.kind for op in ops})
-        facts["bytes_each"] = _distinct(max(_bytes(graph, op.dst), _bytes(graph, op.src)) for op in ops)
+        facts["collectives"] = sorted({call.kind for call in bodies})
+        facts["bytes_each"] = _distinct(max(_bytes(graph, call.dst), _bytes(graph, call.src)) for call in bodies)
     else:
-        facts["kernels"] = sorted({op.kernel for op in ops})
+        facts["kernels"] = sorted({call.kernel for call in bodies})
     return facts
 
 
@@ -149,7 +152,7 @@ def _waits_for(graph: Graph) -> list[Facts]:
     order = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in graph.stages))}
     kinds: dict[str, str] = {}
     for op in graph.ops:
-        name, kind = graph.stages[op.where.stage].name, type(op).__name__.lower()
+        name, kind = graph.stages[op.where.stage].name, WORDS[type(op.body)]
         kinds[name] = kind if kinds.get(name, kind) == kind else "operation"
     for number, deps in enumerate(graph.deps):
         op = graph.ops[number]
@@ -195,13 +198,13 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
     pairs: Counter[tuple[int, int]] = Counter()
     local = 0
     for op in graph.ops:
-        if isinstance(op, Copy):
-            if op.src.rank == op.dst.rank:
-                local += _bytes(graph, op.dst)
-            else:
-                pairs[op.src.rank, op.dst.rank] += _bytes(graph, op.dst)
-        elif isinstance(op, Gemm) and op.out.rank != op.where.rank:
-            pairs[op.where.rank, op.out.rank] += _bytes(graph, op.out)
+        match op.body:
+            case Copy(dst=dst, src=src) if src.rank == dst.rank:
+                local += _bytes(graph, dst)
+            case Copy(dst=dst, src=src):
+                pairs[src.rank, dst.rank] += _bytes(graph, dst)
+            case Gemm(out=out) if out.rank != op.where.rank:
+                pairs[op.where.rank, out.rank] += _bytes(graph, out)
     links: Counter[tuple[str, ...]] = Counter()
     for (a, b), size in pairs.items():
         for link in _links(machine, a, b):
@@ -240,18 +243,14 @@ def _compute(graph: Graph, plan: Plan, machine: Machine) -> Facts:
     flops: Counter[int] = Counter()
     dtypes: set[str] = set()
     for op in graph.ops:
-        if isinstance(op, Gemm):
-            flops[op.where.rank] += _flops(op)
-            dtypes.add(graph.tensor(op.left.tensor).dtype)
+        if isinstance(op.body, Gemm):
+            flops[op.where.rank] += _flops(op.body)
+            dtypes.add(graph.tensor(op.body.left.tensor).dtype)
     tiles = Counter[int]()
     launches = Counter[int]()
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, plan_ir.Launch):
-                launches[stream.rank] += 1
-                for work in command.works:
-                    if isinstance(work, plan_ir.GemmWork):
-                        tiles[stream.rank] += work.tiles[0] * work.tiles[1]
+    for stream, launch in plan.launches():
+        launches[stream.rank] += 1
+        tiles[stream.rank] += sum(prod(work.tiles) for work in launch.works if work.tiles is not None)
     ranks = range(graph.ranks)
     rate = dict(machine.device.gemm_rate)
     slowest = min((rate[d] for d in dtypes), default=0.0)
@@ -279,7 +278,7 @@ def _memory(graph: Graph, machine: Machine) -> Facts:
 def _plan(plan: Plan) -> Facts:
     streams = Counter(s.rank for s in plan.streams)
     names = [s.name for s in plan.streams if s.rank == 0]
-    signals = sum(isinstance(c, plan_ir.SignalFlag) for s in plan.streams for c in s.commands)
+    signals = sum(isinstance(command, SignalFlag) for _, command in plan.commands())
     return {
         "streams_a_rank": _range(streams[r] for r in range(plan.ranks)),
         "streams_of_rank_0": names,
@@ -296,13 +295,11 @@ def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]
     """How many launches hold works of a stage, by rank and its name; and with which other stages they do."""
     found: Counter[tuple[int, str]] = Counter()
     shared: dict[str, set[str]] = defaultdict(set)
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, plan_ir.Launch):
-                names = set(map(base_name, command.stages))
-                found.update((stream.rank, name) for name in names)
-                for name in names:
-                    shared[name] |= names - {name}
+    for stream, launch in plan.launches():
+        names = set(map(base_name, launch.stages))
+        found.update((stream.rank, name) for name in names)
+        for name in names:
+            shared[name] |= names - {name}
     return found, shared
 
 
@@ -310,23 +307,19 @@ def _bytes(graph: Graph, region: Any) -> int:
     return int(TYPES[graph.tensor(region.tensor).dtype].bytes * region.elements)
 
 
-def _mnk(op: Gemm) -> tuple[int, int, int]:
-    k = op.left.shape[-2] if op.left_transposed else op.left.shape[-1]
-    return op.out.shape[-2], op.out.shape[-1], k
+def _mnk(gemm: Gemm) -> tuple[int, int, int]:
+    k = gemm.left.shape[-2] if gemm.left_transposed else gemm.left.shape[-1]
+    return gemm.out.shape[-2], gemm.out.shape[-1], k
 
 
-def _flops(op: Gemm) -> int:
-    return 2 * op.out.elements * _mnk(op)[2]
+def _flops(gemm: Gemm) -> int:
+    return 2 * gemm.out.elements * _mnk(gemm)[2]
 
 
-def _way(op: Copy) -> str:
-    if op.src.rank == op.dst.rank:
+def _way(rank: int, copy: Copy) -> str:
+    if copy.src.rank == copy.dst.rank:
         return "local"
-    return "push" if op.src.rank == op.where.rank else "pull"
-
-
-def _peer(op: Copy) -> int:
-    return op.dst.rank if op.src.rank == op.where.rank else op.src.rank
+    return "push" if copy.src.rank == rank else "pull"
 
 
 def _product(shape: Iterable[int]) -> int:

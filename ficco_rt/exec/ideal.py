@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from ..graph.ir import CollectiveKind
+from ..graph.ir import CollectiveKind, Gemm
 from ..machine.cost import collective_time, gemm_rate
 from ..machine.model import Machine, Port
-from ..plan.ir import CollectiveCall, CopyAsync, GemmWork, Launch, Plan
+from ..plan.ir import CollectiveCall, Plan, Transfer, Work
 from ..region import Region
 from ..types import TYPES
 
@@ -53,18 +53,14 @@ def _compute(plan: Plan, machine: Machine) -> float:
     dtypes = {t.name: t.dtype for t in plan.tensors}
     arithmetic: dict[int, float] = defaultdict(float)
     touched: dict[int, dict[str, set[Region]]] = defaultdict(lambda: defaultdict(set))
-    for stream in plan.streams:
-        for command in stream.commands:
-            if not isinstance(command, Launch):
-                continue
-            for work in command.works:
-                if isinstance(work, GemmWork):
-                    k = work.left.shape[-2] if work.left_transposed else work.left.shape[-1]
-                    rate = gemm_rate(machine.device, dtypes[work.left.tensor])
-                    arithmetic[stream.rank] += 2.0 * work.out.elements * k / rate
-                    for region in (work.left, work.right, work.out):
-                        if region.rank == stream.rank:
-                            touched[stream.rank][region.tensor].add(region)
+    for stream, launch in plan.launches():
+        for gemm in (work.body for work in launch.works if isinstance(work.body, Gemm)):
+            k = gemm.left.shape[-2] if gemm.left_transposed else gemm.left.shape[-1]
+            rate = gemm_rate(machine.device, dtypes[gemm.left.tensor])
+            arithmetic[stream.rank] += 2.0 * gemm.out.elements * k / rate
+            for region in (gemm.left, gemm.right, gemm.out):
+                if region.rank == stream.rank:
+                    touched[stream.rank][region.tensor].add(region)
     slowest = 0.0
     for rank, time in arithmetic.items():
         moved = 0
@@ -100,24 +96,22 @@ def _communication(plan: Plan, machine: Machine) -> float:
                 ports[port].pairs.add((src, dst))
 
     groups: dict[int, tuple[CollectiveKind, int]] = {}  # the bytes that one rank holds of the whole, at most
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, CopyAsync):
-                for t in command.transfers:
-                    cross(t.src.rank, t.dst.rank, size(t.src), copied=True)
-            elif isinstance(command, Launch):
-                for work in command.works:
-                    for region in work.reads:
-                        cross(region.rank, stream.rank, size(region))
-                    for region in work.writes:
-                        cross(stream.rank, region.rank, size(region))
-            elif isinstance(command, CollectiveCall):
-                part = size(command.dst if command.kind == "all_gather" else command.src)
-                before = groups.get(command.group, (command.kind, 0))[1]
-                groups[command.group] = (command.kind, max(before, part))
+    for stream, part in ((stream, part) for stream, command in plan.commands() for part in command.parts):
+        match part:
+            case Transfer():
+                cross(part.src.rank, part.dst.rank, size(part.src), copied=True)
+            case Work():
+                for region in part.reads:
+                    cross(region.rank, stream.rank, size(region))
+                for region in part.writes:
+                    cross(stream.rank, region.rank, size(region))
+            case CollectiveCall():
+                held = size(part.dst if part.kind == "all_gather" else part.src)
+                before = groups.get(part.group, (part.kind, 0))[1]
+                groups[part.group] = (part.kind, max(before, held))
     whole: dict[CollectiveKind, int] = defaultdict(int)
-    for kind, part in groups.values():
-        whole[kind] += part
+    for kind, held in groups.values():
+        whole[kind] += held
     links = machine.links
     copies = max((links.copy_time * len(p.pairs) + p.bytes / links.rate for p in ports.values()), default=0.0)
-    return copies + sum(collective_time(machine, kind, part) for kind, part in whole.items())
+    return copies + sum(collective_time(machine, kind, held) for kind, held in whole.items())

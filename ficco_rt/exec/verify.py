@@ -12,8 +12,8 @@ import numpy as np
 
 from ..driver.api import Array, Progress
 from ..errors import NumbersError
-from ..graph.ir import Claim
-from ..plan.ir import CollectiveCall, GemmWork, Launch, Plan, ReduceWork
+from ..graph.ir import Claim, Gemm, Reduce
+from ..plan.ir import CollectiveCall, Plan, Work
 from ..region import Box, Region, describe
 from ..types import ACCUMULATOR, TYPES, Dtype, numpy_dtype
 from .executor import Executor
@@ -161,15 +161,12 @@ def tolerance(plan: Plan, claim: Claim, dtype: Dtype) -> float:
     unit = TYPES[dtype].unit_roundoff
     accumulated: Counter[Region] = Counter()
     reduces = False
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, Launch):
-                for work in command.works:
-                    if isinstance(work, GemmWork) and work.accumulate:
-                        accumulated[work.out] += 1
-                    reduces = reduces or (isinstance(work, GemmWork | ReduceWork) and bool(work.terms))
-            elif isinstance(command, CollectiveCall):
-                reduces = reduces or command.kind in ("all_reduce", "reduce_scatter")
+    for part in plan.parts():
+        match part:
+            case Work(body=Gemm(out=out, accumulate=True)):
+                accumulated[out] += 1
+            case Work(body=Gemm(addends=(_, *_)) | Reduce()) | CollectiveCall(kind="all_reduce" | "reduce_scatter"):
+                reduces = True
     roundings = 1 + max(accumulated.values(), default=0) + (plan.ranks if reduces else 0)
     return 2 * unit * sqrt(roundings) + 4 * TYPES[ACCUMULATOR].unit_roundoff * sqrt(extent(claim.value).terms)
 

@@ -514,7 +514,7 @@ class _Program:
             message = broken(op, tensors)
             if message is not None:
                 raise Mistake(s.span, message)
-            idle = isinstance(op, ir.Gemm) and op.accumulate and not op.left.elements
+            idle = isinstance(op.body, ir.Gemm) and op.body.accumulate and not op.body.left.elements
             if all(region.elements for region in op.writes) and not idle:  # a piece may be empty: nothing to do
                 self._run.phases[-1].append(op)
 
@@ -533,23 +533,21 @@ class _Program:
         match s:
             case n.Copy():
                 dst, src = Reference(s.dst, self.tensors), Reference(s.src, self.tensors)
-                return lambda scope: ir.Copy(where(scope), dst.one(scope), src.one(scope))
+                return lambda scope: ir.Op(where(scope), ir.Copy(dst.one(scope), src.one(scope)))
             case n.Gemm():
                 out, left, right = (Reference(r, self.tensors) for r in (s.out, s.left, s.right))
                 added = self._terms(s.terms)
-                return lambda scope: ir.Gemm(
-                    where(scope),
-                    out.one(scope),
-                    left.one(scope),
-                    right.one(scope),
-                    left.transposed,
-                    right.transposed,
-                    s.accumulate,
-                    added(scope),
-                )
+                turned = left.transposed, right.transposed
+
+                def gemm(scope: Scope) -> ir.Op:
+                    where_now = where(scope)
+                    operands = out.one(scope), left.one(scope), right.one(scope)
+                    return ir.Op(where_now, ir.Gemm(*operands, *turned, s.accumulate, added(scope)))
+
+                return gemm
             case n.Reduce():
                 target, terms = Reference(s.out, self.tensors), self._terms(s.terms)
-                return lambda scope: ir.Reduce(where(scope), target.one(scope), terms(scope))
+                return lambda scope: ir.Op(where(scope), ir.Reduce(target.one(scope), terms(scope)))
             case n.Launch():
                 return self._launch(s, where)
 
@@ -589,7 +587,9 @@ class _Program:
                 return sized
 
             smem = sizes("smem")[0] if "smem" in shape else 0
-            return ir.Launch(where(scope), s.kernel, arguments, sizes("grid"), sizes("block"), smem)
+            here = where(scope)
+            here = replace(here, resources=replace(here.resources, smem=smem))
+            return ir.Op(here, ir.KernelCall(s.kernel, arguments, sizes("grid"), sizes("block")))
 
         return make
 
@@ -605,8 +605,9 @@ class _Program:
             phase = len(self._run.phases) - 1
             # stage and phase name the operation, alike on all ranks
             group = self._groups.setdefault((self._stage, phase), len(self._groups))
-            op = ir.Collective(where(scope), s.kind, group, dst.one(scope), src.one(scope))
-            self.pieces_left.spend(len(op.src.boxes) + len(op.dst.boxes), s.span)
+            call = ir.Collective(s.kind, group, dst.one(scope), src.one(scope))
+            op = ir.Op(where(scope), call)
+            self.pieces_left.spend(len(call.src.boxes) + len(call.dst.boxes), s.span)
             message = broken(op, self.tensors)
             if message is not None:
                 raise Mistake(s.span, message)
@@ -664,7 +665,7 @@ def _common(base: ir.Resources, attributes: Sequence[n.Attribute], scopes: Seque
 
 def _begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple[ir.Op, ...]:
     """The first `+=` on an element starts from zero: it becomes `=`."""
-    summed = {op.out.tensor for op in ops if isinstance(op, ir.Gemm) and op.accumulate}
+    summed = {g.out.tensor for op in ops if isinstance(g := op.body, ir.Gemm) and g.accumulate}
     if not summed:
         return tuple(ops)
     begun: dict[tuple[str, int], BoxMap[bool]] = {}
@@ -672,9 +673,9 @@ def _begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple
     mistakes: dict[Span, Diagnostic] = {}
     out: list[ir.Op] = []
     for op in ops:
-        new = op
-        if isinstance(op, ir.Gemm) and op.accumulate:
-            pieces = [p for box in op.out.boxes for p in _written(begun, tensors, op.out).items(box)]
+        new, body = op, op.body
+        if isinstance(body, ir.Gemm) and body.accumulate:
+            pieces = [p for box in body.out.boxes for p in _written(begun, tensors, body.out).items(box)]
             budget.spend(len(pieces), op.where.origin)
             states = {state for _, state in pieces}
             if len(states) == 2 and op.where.origin not in mistakes:
@@ -682,11 +683,11 @@ def _begin_sums(ops: Sequence[ir.Op], tensors: Mapping[str, ir.Tensor]) -> tuple
                 second = next(describe(box) for box, state in pieces if state)
                 mistakes[op.where.origin] = Diagnostic(
                     op.where.origin,
-                    f"'+=' on rank {op.where.rank} finds {op.out.tensor} {second} begun and {first} not",
+                    f"'+=' on rank {op.where.rank} finds {body.out.tensor} {second} begun and {first} not",
                     help="give the parts statements of their own, or begin the whole with '='",
                 )
             if states == {False}:
-                new = replace(op, accumulate=False)
+                new = ir.Op(op.where, replace(body, accumulate=False))
         for region in op.writes:
             if region.tensor in summed:
                 written = _written(begun, tensors, region)

@@ -2,12 +2,14 @@
 
 `Graph.ops` stand in the order of the schedule's one meaning: stage by stage, phase by phase, rank by
 rank, and in text order within a rank. `Graph.deps[i]` are the earlier ops that op i must follow.
+
+An op is a body, which says what is done, and a `Where`. Plans hold the same bodies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
@@ -70,21 +72,9 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """What every op has: the issuing rank, its stage (index), the phase within the stage, resources, place."""
-
-    rank: int
-    stage: int
-    phase: int
-    resources: Resources
-    origin: Span = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Copy:
-    """dst <- src, equal logical shapes; one of the two may be on another rank."""
+    """dst <- src, bit by bit, equal logical shapes; one of the two may be on another rank."""
 
-    where: Where
     dst: Region
     src: Region
 
@@ -99,21 +89,22 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """out = left · right + the sum of `terms` (or out += left · right), logical [m, k] · [k, n], added in fp32; a
-    transposed operand is stored the other way. `out` may be on another rank, but not with `+=`."""
+    """out = left · right + the sum of `addends` (or out += left · right), logical [m, k] · [k, n]; a transposed operand
+    is stored the other way. All is added in fp32 and rounded once. An addend has the shape of `out`, and its type or
+    fp32. `out` may be on another rank, and so may an addend, which may be `out` itself. With `+=` there are no addends,
+    and `out` is the rank's own."""
 
-    where: Where
     out: Region
     left: Region
     right: Region
     left_transposed: bool
     right_transposed: bool
     accumulate: bool
-    terms: tuple[Region, ...] = ()
+    addends: tuple[Region, ...] = ()
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        added = (self.out,) if self.accumulate else self.terms
+        added = (self.out,) if self.accumulate else self.addends
         return (self.left, self.right, *added)
 
     @property
@@ -125,7 +116,6 @@ class Gemm:
 class Reduce:
     """out = the sum of `terms`, elementwise, accumulated in fp32."""
 
-    where: Where
     out: Region
     terms: tuple[Region, ...]
 
@@ -144,7 +134,6 @@ class Collective:
     they stand next to each other in `Graph.ops`, in a phase of their own. Pieces go along the
     first logical dimension."""
 
-    where: Where
     kind: CollectiveKind
     group: int
     dst: Region
@@ -169,15 +158,14 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """A user kernel. The proof does not see into it; its declared regions order it."""
+class KernelCall:
+    """A user kernel. The proof does not see into it; its declared regions order it. The dynamic shared memory that it
+    takes is the `smem` of the op's resources."""
 
-    where: Where
     kernel: str
     arguments: tuple[Argument, ...]
     grid: tuple[int, ...]
     block: tuple[int, ...]
-    smem: int
 
     @property
     def reads(self) -> tuple[Region, ...]:
@@ -188,7 +176,43 @@ class Launch:
         return tuple(a.value for a in self.arguments if a.mode in ("write", "update") and isinstance(a.value, Region))
 
 
-Op: TypeAlias = Copy | Gemm | Reduce | Collective | Launch
+Body: TypeAlias = Copy | Gemm | Reduce | Collective | KernelCall
+
+# What the language calls them.
+WORDS: Final[dict[type[Body], str]] = {
+    Copy: "copy",
+    Gemm: "gemm",
+    Reduce: "reduce",
+    Collective: "collective",
+    KernelCall: "launch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """The issuing rank, the stage (index), the phase within the stage, resources, place."""
+
+    rank: int
+    stage: int
+    phase: int
+    resources: Resources
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What is done, and where."""
+
+    where: Where
+    body: Body
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return self.body.reads
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return self.body.writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from .symbolic import (
     to_tensor,
     transposed,
 )
-from .text import op_text
+from .text import body_text
 
 MOST_MISTAKES = 20
 MOST_NOTES = 6
@@ -45,7 +45,7 @@ def prove(graph: ir.Graph) -> None:
     illegal = [*misplaced(graph), *((op, message) for op in graph.ops if (message := broken(op, tensors)) is not None)]
     for op, message in illegal:
         text = f"{message} (rank {op.where.rank})"
-        mistakes.setdefault(op.where.origin, Diagnostic(op.where.origin, text, (Note(op_text(op)),)))
+        mistakes.setdefault(op.where.origin, Diagnostic(op.where.origin, text, (Note(body_text(op.body)),)))
     _raise(mistakes)
     proof = _Proof(graph)
     proof.run()
@@ -83,38 +83,41 @@ class _Proof:
             if len(self.mistakes) >= MOST_MISTAKES:
                 return
             self.algebra.origin = op.where.origin
-            if isinstance(op, ir.Collective):
-                members = []
-                while i < len(ops) and isinstance(other := ops[i], ir.Collective) and other.group == op.group:
-                    members.append(other)
-                    i += 1
-                self._collective(members)
-                continue
-            match op:
+            body = op.body
+            match body:
+                case ir.Collective():
+                    members = [(op.where, body)]
+                    while i + 1 < len(ops) and isinstance(other := ops[i + 1].body, ir.Collective):
+                        if other.group != body.group:
+                            break
+                        members.append((ops[i + 1].where, other))
+                        i += 1
+                    self._collective(members)
                 case ir.Copy():
-                    self._write(op.dst, self._read(op.src, op))
+                    self._write(body.dst, self._read(body.src, op.where))
                 case ir.Gemm():
-                    self._gemm(op)
+                    self._gemm(body, op.where)
                 case ir.Reduce():
-                    self._write(op.out, added(self.algebra, [self._read(t, op) for t in op.terms], op.out.shape))
-                case ir.Launch():
-                    for region in op.reads:
-                        self._read(region, op)
-                    opaque = self.algebra.opaque(f"kernel '{op.kernel}'")
-                    for region in op.writes:
+                    values = [self._read(t, op.where) for t in body.terms]
+                    self._write(body.out, added(self.algebra, values, body.out.shape))
+                case ir.KernelCall():
+                    for region in body.reads:
+                        self._read(region, op.where)
+                    opaque = self.algebra.opaque(f"kernel '{body.kernel}'")
+                    for region in body.writes:
                         self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)])
             i += 1
 
     # -- tensors
 
-    def _read(self, region: Region, op: ir.Op) -> Pieces:
+    def _read(self, region: Region, where: ir.Where) -> Pieces:
         """The region's values by pieces, in logical coordinates."""
         values = self.state[region.tensor, region.rank]
         pieces: Pieces = []
         for tensor_box, logical_box in region.logical_boxes():
             for box, value in values.items(tensor_box):
                 if isinstance(value, Unwritten):
-                    self._unwritten(region, box, op)
+                    self._unwritten(region, box, where)
                     value = self.algebra.zero
                 inner = _shifted(region, box, tensor_box, logical_box)
                 pieces.append((inner, to_logical(self.algebra, region, box, inner, value)))
@@ -134,54 +137,54 @@ class _Proof:
             held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
             self.algebra.look_at(values.update(tensor_box, lambda _, held=held: held))  # type: ignore[misc]
 
-    def _unwritten(self, region: Region, box: Box, op: ir.Op) -> None:
-        origin = op.where.origin
+    def _unwritten(self, region: Region, box: Box, where: ir.Where) -> None:
+        origin = where.origin
         if origin in self.mistakes:
             return
-        stage = self.graph.stages[op.where.stage]
+        stage = self.graph.stages[where.stage]
         self.mistakes[origin] = Diagnostic(
             origin,
-            f"stage '{stage.label}' on rank {op.where.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
+            f"stage '{stage.label}' on rank {where.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
             "which nothing has written by then",
             self._told_writers(region.tensor, region.rank),
         )
 
     # -- ops
 
-    def _gemm(self, op: ir.Gemm) -> None:
-        left, right = self._read(op.left, op), self._read(op.right, op)
-        if op.left_transposed:
+    def _gemm(self, gemm: ir.Gemm, where: ir.Where) -> None:
+        left, right = self._read(gemm.left, where), self._read(gemm.right, where)
+        if gemm.left_transposed:
             left = transposed(self.algebra, left)
-        if op.right_transposed:
+        if gemm.right_transposed:
             right = transposed(self.algebra, right)
-        m, n = op.out.shape
+        m, n = gemm.out.shape
         result = multiply(self.algebra, left, right, (m, n))
-        if op.accumulate:
-            result = added(self.algebra, [self._read(op.out, op), result], (m, n))
-        elif op.terms:
-            result = added(self.algebra, [result, *(self._read(t, op) for t in op.terms)], (m, n))
-        self._write(op.out, result)
+        if gemm.accumulate:
+            result = added(self.algebra, [self._read(gemm.out, where), result], (m, n))
+        elif gemm.addends:
+            result = added(self.algebra, [result, *(self._read(a, where) for a in gemm.addends)], (m, n))
+        self._write(gemm.out, result)
 
-    def _collective(self, members: Sequence[ir.Collective]) -> None:
+    def _collective(self, members: Sequence[tuple[ir.Where, ir.Collective]]) -> None:
         ranks = self.graph.ranks
-        first = members[0]
-        by_rank = {m.where.rank: m for m in members}
+        where, first = members[0]
+        by_rank = {w.rank: (w, call) for w, call in members}
         wrong = None
         if len(members) != ranks or len(by_rank) != ranks:
             wrong = f"{first.kind} is called by {len(by_rank)} of {ranks} ranks; it takes all of them"
-        elif len({m.src.shape for m in members}) > 1:
+        elif len({call.src.shape for _, call in members}) > 1:
             wrong = f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones"
         if wrong is not None:
-            calls = tuple(Note(f"rank {m.where.rank}: {op_text(m)}") for m in members)
-            self.mistakes[first.where.origin] = Diagnostic(first.where.origin, wrong, calls)
+            calls = tuple(Note(f"rank {w.rank}: {body_text(call)}") for w, call in members)
+            self.mistakes[where.origin] = Diagnostic(where.origin, wrong, calls)
             return
         ordered = [by_rank[r] for r in range(ranks)]
-        values = [self._read(m.src, m) for m in ordered]
-        shapes = [m.src.shape for m in ordered]
+        values = [self._read(call.src, w) for w, call in ordered]
+        shapes = [call.src.shape for _, call in ordered]
         cuts = tuple(equal_shares(shape[0], ranks) for shape in shapes)
         results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
-        for m, (pieces, _) in zip(ordered, results, strict=True):
-            self._write(m.dst, pieces)
+        for (_, call), (pieces, _) in zip(ordered, results, strict=True):
+            self._write(call.dst, pieces)
 
     # -- the claims
 

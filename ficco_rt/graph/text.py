@@ -22,23 +22,23 @@ def _lines(graph: ir.Graph) -> Iterator[str]:
             yield f"stage {s.label} on {s.queue}{' streamed' if s.streamed else ''}"
         follows = ", ".join(str(d.before) for d in graph.deps[i])
         after = f"  after {follows}" if follows else ""
-        yield f"  {i} rank {op.where.rank}: {op_text(op)}{after}  :{op.where.origin.line}"
+        yield f"  {i} rank {op.where.rank}: {body_text(op.body)}{after}  :{op.where.origin.line}"
 
 
-def op_text(op: ir.Op) -> str:
-    """An op with its exact regions."""
-    match op:
+def body_text(body: ir.Body) -> str:
+    """What is done, with its exact regions."""
+    match body:
         case ir.Copy():
-            return f"copy {op.dst} <- {op.src}"
+            return f"copy {body.dst} <- {body.src}"
         case ir.Gemm():
             t = {True: ".T", False: ""}
-            sign = "+=" if op.accumulate else "="
-            product = f"{op.left}{t[op.left_transposed]} * {op.right}{t[op.right_transposed]}"
-            terms = f" + sum({', '.join(map(str, op.terms))})" if op.terms else ""
-            return f"gemm {op.out} {sign} {product}{terms}"
+            sign = "+=" if body.accumulate else "="
+            product = f"{body.left}{t[body.left_transposed]} * {body.right}{t[body.right_transposed]}"
+            addends = f" + sum({', '.join(map(str, body.addends))})" if body.addends else ""
+            return f"gemm {body.out} {sign} {product}{addends}"
         case ir.Reduce():
-            return f"reduce {op.out} = sum({', '.join(map(str, op.terms))})"
+            return f"reduce {body.out} = sum({', '.join(map(str, body.terms))})"
         case ir.Collective():
-            return f"{op.kind} {op.dst} <- {op.src}"
-        case ir.Launch():
-            return f"launch {op.kernel}({', '.join(str(a.value) for a in op.arguments)})"
+            return f"{body.kind} {body.dst} <- {body.src}"
+        case ir.KernelCall():
+            return f"launch {body.kernel}({', '.join(str(a.value) for a in body.arguments)})"

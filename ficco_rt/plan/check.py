@@ -12,27 +12,17 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
+from ..graph import ir as graph_ir
 from ..graph.budget import CHECKED, CLOCKS, Budget, most_ops
 from ..region import Box, BoxMap, Region, describe
 from .clock import Clock, start
-from .ir import (
-    CollectiveCall,
-    CopyAsync,
-    Launch,
-    Plan,
-    Record,
-    SignalFlag,
-    Stream,
-    WaitEvent,
-    WaitFlag,
-    Work,
-)
-from .rules import RULES, accesses
+from .ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, Stream, Work
+from .rules import RULES
 
 MOST_MISTAKES = 20
 
@@ -59,6 +49,14 @@ Happening: TypeAlias = tuple[int, int, int]  # stream, command, and of a launch 
 
 
 @dataclass(frozen=True, slots=True)
+class _Obstacle:
+    """What a stream waits for without a signal: the multiprocessors of a rank, or a collective's other callers."""
+
+    what: Literal["processors", "collective"]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Holder:
     """A streamed launch that may keep others out of its rank's multiprocessors. `start` is what it knows at its
     start: what is done by then cannot be kept out."""
@@ -78,10 +76,9 @@ class _Walk:
         self.at = [0] * len(plan.streams)
         self.entries = [0] * len(plan.streams)
         self.works = [0] * len(plan.streams)  # works done of the launch at hand
-        self.recorded: set[int] = set()
-        self.raised: set[int] = set()
+        self.raised: set[Signal] = set()
         self.arrived: dict[int, set[int]] = {}
-        self.sleepers: dict[tuple[str, int], list[int]] = {}
+        self.sleepers: dict[Signal | _Obstacle, list[int]] = {}
         self.order: list[Happening] = []
 
     def run(self) -> list[Happening]:
@@ -100,37 +97,31 @@ class _Walk:
             raise PlanError(self._deadlock(stuck))
         return self.order
 
-    def _step(self, stream: Stream, ready: deque[int]) -> tuple[str, int] | None:
+    def _step(self, stream: Stream, ready: deque[int]) -> Signal | _Obstacle | None:
         """Do the next command, or say what it waits for."""
         s = stream.id
         command = stream.commands[self.at[s]]
         match command:
-            case WaitEvent(event=e):
-                if e not in self.recorded:
-                    return ("event", e)
-            case WaitFlag(flag=f):
-                if f not in self.raised:
-                    return ("flag", f)
-            case Record(event=e):
-                self.recorded.add(e)
-                self._wake("event", e, ready)
-            case SignalFlag(flag=f):
-                self.raised.add(f)
-                self._wake("flag", f, ready)
             case Launch():
                 blocked = self._launch(stream, command, ready)
                 if blocked is not None:
                     return blocked
             case CollectiveCall():
                 if self._kept_out(stream) is not None:
-                    return ("processors", stream.rank)
+                    return _Obstacle("processors", stream.rank)
                 here = self.arrived.setdefault(command.group, set())
                 if s not in here:
                     here.add(s)
                     if len(here) == self.plan.ranks:
-                        self._wake("collective", command.group, ready)
+                        self._wake(_Obstacle("collective", command.group), ready)
                 if len(here) < self.plan.ranks:
-                    return ("collective", command.group)
+                    return _Obstacle("collective", command.group)
+            case _:
+                for signal in command.waits:
+                    if signal not in self.raised:
+                        return signal
+                for signal in command.signals:
+                    self._raise(signal, ready)
         if not isinstance(command, Launch):  # a launch's works have been noted one by one
             self.order.append((s, self.at[s], -1))
         self.at[s] += 1
@@ -145,46 +136,46 @@ class _Walk:
                 return holder
         return None
 
-    def _launch(self, stream: Stream, launch: Launch, ready: deque[int]) -> tuple[str, int] | None:
+    def _launch(self, stream: Stream, launch: Launch, ready: deque[int]) -> Signal | _Obstacle | None:
         s, rank = stream.id, stream.rank
         if self.works[s] == 0 and self._kept_out(stream) is not None:
-            return ("processors", rank)
+            return _Obstacle("processors", rank)
         while self.works[s] < len(launch.works):
             work = launch.works[self.works[s]]
             for f in work.waits:
-                if f not in self.raised:
-                    return ("flag", f)
+                flag = Signal("flag", f)
+                if flag not in self.raised:
+                    return flag
             for f in work.signals:
-                self.raised.add(f)
-                self._wake("flag", f, ready)
+                self._raise(Signal("flag", f), ready)
             self.order.append((s, self.at[s], self.works[s]))
             self.works[s] += 1
         self.works[s] = 0
         if launch.streamed:
-            self._wake("processors", rank, ready)
+            self._wake(_Obstacle("processors", rank), ready)
         return None
 
-    def _wake(self, what: str, i: int, ready: deque[int]) -> None:
-        ready.extend(self.sleepers.pop((what, i), ()))
+    def _raise(self, signal: Signal, ready: deque[int]) -> None:
+        self.raised.add(signal)
+        self._wake(signal, ready)
+
+    def _wake(self, what: Signal | _Obstacle, ready: deque[int]) -> None:
+        ready.extend(self.sleepers.pop(what, ()))
 
     # -- naming a deadlock
 
     def _deadlock(self, stuck: list[Stream]) -> tuple[Diagnostic, ...]:
-        givers: dict[tuple[str, int], tuple[Stream, int]] = {}
-        for stream in self.plan.streams:
-            for i, command in enumerate(stream.commands):
-                if isinstance(command, Record):
-                    givers["event", command.event] = (stream, i)
-                elif isinstance(command, SignalFlag):
-                    givers["flag", command.flag] = (stream, i)
-                elif isinstance(command, Launch):
-                    for work in command.works:
-                        for f in work.signals:
-                            givers["flag", f] = (stream, i)
+        givers: dict[Signal | _Obstacle, tuple[Stream, int]] = {
+            signal: (stream, i)
+            for stream in self.plan.streams
+            for i, command in enumerate(stream.commands)
+            for signal in command.signals
+        }
         waits = {s: what for what, sleepers in self.sleepers.items() for s in sleepers}
         out = []
         for stream in stuck:
             what = waits[stream.id]
+            name = str(what)
             notes = []
             if what in givers:
                 giver, i = givers[what]
@@ -192,7 +183,8 @@ class _Walk:
                 if giver.id == stream.id:
                     text += ", later on the same stream"
                 notes.append(Note(text, _origin(giver, i)))
-            elif what[0] == "processors":
+            elif what == _Obstacle("processors", stream.rank):
+                name = f"the multiprocessors of rank {stream.rank}"
                 holder = self._kept_out(stream)
                 assert holder is not None
                 other = self.plan.streams[holder.stream]
@@ -203,10 +195,10 @@ class _Walk:
                         _origin(other, holder.command),
                     )
                 )
-            elif what[0] == "collective":
-                absent = set(range(self.plan.ranks)) - {self.plan.streams[s].rank for s in self.arrived[what[1]]}
+            elif isinstance(what, _Obstacle):
+                name = f"collective {what.number}"
+                absent = set(range(self.plan.ranks)) - {self.plan.streams[s].rank for s in self.arrived[what.number]}
                 notes.append(Note(f"ranks {sorted(absent)} have not come to it"))
-            name = f"the multiprocessors of rank {what[1]}" if what[0] == "processors" else f"{what[0]} {what[1]}"
             out.append(
                 Diagnostic(
                     self._origin_of_wait(stream),
@@ -260,21 +252,19 @@ class _Races:
         clock = start(len(plan.streams))
         self.clocks: list[Clock] = [clock] * len(plan.streams)
         self.length = [0] * len(plan.streams)  # entries (commands that touch memory) so far
-        self.events: dict[int, Clock] = {}
-        self.flags: dict[int, Clock] = {}
+        self.told: dict[Signal, Clock] = {}  # what those that wait for a signal then know
         self.bits = 0
         self.holders: dict[int, list[_Holder]] = {}
         self.bases: dict[int, Clock] = {}  # what the launch at hand on a stream knew at its start
         self.called: set[int] = set()
         self.groups: dict[int, list[int]] = {}  # a collective's calls, as the streams that they are on
-        for stream in plan.streams:
-            for command in stream.commands:
-                if isinstance(command, CollectiveCall):
-                    self.groups.setdefault(command.group, []).append(stream.id)
+        for stream, command in plan.commands():
+            if isinstance(command, CollectiveCall):
+                self.groups.setdefault(command.group, []).append(stream.id)
         shapes = {t.name: t.shapes for t in plan.tensors}
         self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
-        for writes, region, _ in accesses(plan):
-            if writes and (region.tensor, region.rank) not in self.cells:
+        for region in (region for part in plan.parts() for region in part.writes):
+            if (region.tensor, region.rank) not in self.cells:
                 self.cells[region.tensor, region.rank] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
         self.cells_left = Budget(
             CHECKED * most_ops(),
@@ -294,16 +284,6 @@ class _Races:
         for s, i, work in order:
             command = self.plan.streams[s].commands[i]
             match command:
-                case WaitEvent(event=e):
-                    self.clocks[s] = self.clocks[s].join(self.events[e])
-                case WaitFlag(flag=f):
-                    self.clocks[s] = self.clocks[s].join(self.flags[f])
-                case Record(event=e):
-                    self.events[e] = self.clocks[s].at(s, self.length[s])
-                    self._remember(command.origin)
-                case SignalFlag(flag=f):
-                    self.flags[f] = self.clocks[s].at(s, self.length[s])
-                    self._remember(command.origin)
                 case CopyAsync():
                     self.length[s] += 1
                     for t in command.transfers:
@@ -317,10 +297,16 @@ class _Races:
                     self._work(s, command, command.works[work])
                 case CollectiveCall():
                     self._collective(s, command)
+                case _:
+                    for signal in command.waits:
+                        self.clocks[s] = self.clocks[s].join(self.told[signal])
+                    for signal in command.signals:
+                        self.told[signal] = self.clocks[s].at(s, self.length[s])
+                        self._remember(command.origin)
 
     def _remember(self, origin: Span) -> None:
         """Pay for the clocks that are kept."""
-        kept = len(self.clocks) + len(self.events) + len(self.flags)
+        kept = len(self.clocks) + len(self.told)
         self.memory.foresee(kept * (len(self.clocks) + self.bits // 32), origin)
 
     def _begin(self, s: int, i: int, launch: Launch) -> None:
@@ -335,7 +321,7 @@ class _Races:
         before it. The stream knows the end of all."""
         clock = self.bases[s]
         for f in work.waits:
-            clock = clock.join(self.flags[f])
+            clock = clock.join(self.told[Signal("flag", f)])
         bit = -1
         if launch.streamed:
             bit, self.bits = self.bits, self.bits + 1
@@ -348,7 +334,7 @@ class _Races:
         if work.signals:
             done = clock.at(s, self.length[s] - 1).with_work(bit)
             for f in work.signals:
-                self.flags[f] = done
+                self.told[Signal("flag", f)] = done
             self._remember(work.origin)
         self.clocks[s] = self.clocks[s].join(clock)
 
@@ -448,5 +434,6 @@ class _Races:
 
 
 def _name(launch: Launch, work: Work) -> str:
-    names = {"GemmWork": "gemm", "ReduceWork": "reduce", "CopyWork": "copy"}
-    return names.get(type(work).__name__, f"kernel {launch.kernel}")
+    if isinstance(work.body, graph_ir.KernelCall):
+        return f"kernel {launch.kernel}"
+    return graph_ir.WORDS[type(work.body)]

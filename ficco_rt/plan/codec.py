@@ -2,8 +2,9 @@
 
 The form follows `ir.py` field by field. Shorter forms: a span is [line, column, end line, end column]
 (the path stands once, at the top); a region is [tensor, rank, axis, ...] with an axis a list of
-[start, stop] pairs, or a single number for an indexed dimension. Values of a union carry "type". A field that
-has its default in `ir.py` is left out, so that plans keep their text and hash when a field with a default comes.
+[start, stop] pairs, or a single number for an indexed dimension. Values of a union carry "type". A work and its
+body are one flat record (`_RECORDS`). A field that has its default in `ir.py` is left out, so that plans keep their
+text and hash when a field with a default comes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
@@ -85,6 +87,8 @@ def _encode(value: Any, spans: bool) -> Any:
         return [value.line, value.column, value.end_line, value.end_column]
     if isinstance(value, tuple):
         return [_encode(v, spans) for v in value]
+    if isinstance(value, ir.Work):
+        return _encode_work(value, spans)
     if dataclasses.is_dataclass(value):
         out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds() else {}
         for f in dataclasses.fields(value):
@@ -93,6 +97,17 @@ def _encode(value: Any, spans: bool) -> Any:
                 out[f.name] = _encode(inner, spans)
         return out
     return value
+
+
+def _encode_work(work: ir.Work, spans: bool) -> dict[str, Any]:
+    record = _RECORD_OF[type(work.body)]
+    out: dict[str, Any] = {"type": record.name}
+    optional = record.optional
+    for name, field in record.fields.items():
+        inner = getattr(work if field in _OF_WORKS else work.body, field)
+        if (name != "origin" or spans) and (inner or name not in optional):
+            out[name] = _encode(inner, spans)
+    return out
 
 
 def _axis(axis: Axis) -> Any:
@@ -117,9 +132,50 @@ def _layout(body: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
+# ---------------------------------------------------------------- works
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """One kind of work as it is stored: the JSON's names in their order, each with the field of the work or of its
+    body that it holds."""
+
+    name: str
+    body: type
+    fields: Mapping[str, str]
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Names that may be left out."""
+        return frozenset(name for name, field in self.fields.items() if field in _optional(self.body))
+
+
+def _record(name: str, body: type, *fields: str) -> _Record:
+    """`name=field` where the two differ."""
+    pairs = (field.split("=") for field in fields)
+    return _Record(name, body, {pair[0]: pair[-1] for pair in pairs})
+
+
+_ORDER = ("waits", "signals", "op", "origin")
+_OF_WORKS = frozenset({*_ORDER, "tiles"})
+_GEMM = ("out", "left", "right", "left_transposed", "right_transposed", "accumulate", "tiles", *_ORDER, "terms=addends")
+_RECORDS = (
+    _record("GemmWork", graph_ir.Gemm, *_GEMM),
+    _record("ReduceWork", graph_ir.Reduce, "out", "terms", *_ORDER),
+    _record("CopyWork", graph_ir.Copy, "dst", "src", *_ORDER),
+    _record("KernelWork", graph_ir.KernelCall, "kernel", "arguments", "grid", "block", *_ORDER),
+)
+_RECORD_OF: dict[type, _Record] = {record.body: record for record in _RECORDS}
+
+
+def _record_hints(record: _Record) -> dict[str, Any]:
+    of_work = {**_fields(ir.Work), "tiles": tuple[int, int]}  # where it is stored it is never None
+    return {name: (of_work if f in _OF_WORKS else _fields(record.body))[f] for name, f in record.fields.items()}
+
+
 # ---------------------------------------------------------------- reading
 
-_UNIONS: tuple[Any, ...] = (ir.Command, ir.Work, graph_ir.ClaimValue)
+_UNIONS: tuple[Any, ...] = (ir.Command, graph_ir.ClaimValue)
 
 
 @cache
@@ -171,6 +227,8 @@ class _Reader:
             return self._tuple(typing.get_args(hint), value, at)
         if origin in (types.UnionType, typing.Union):
             return self._union(typing.get_args(hint), value, at)
+        if hint is ir.Work:
+            return self._work(value, at)
         if dataclasses.is_dataclass(hint):
             return self._object(typing.cast(type, hint), value, at)
         if type(value) is not hint:
@@ -214,14 +272,32 @@ class _Reader:
     def _object(self, cls: type, value: Any, at: str) -> Any:
         if not isinstance(value, dict):
             raise self.fail(at, f"{cls.__name__} expected, found {json.dumps(value)[:40]}")
-        hints = _fields(cls)
+        return cls(**self._values(_fields(cls), _optional(cls), value, at))
+
+    def _work(self, value: Any, at: str) -> ir.Work:
+        if not isinstance(value, dict):
+            raise self.fail(at, f"found {json.dumps(value)[:40]}")
+        name = value.get("type")
+        record = next((r for r in _RECORDS if r.name == name), None)
+        if record is None:
+            raise self.fail(at, f"type {name!r} is none of {', '.join(r.name for r in _RECORDS)}")
+        stored = {k: v for k, v in value.items() if k != "type"}
+        given = self._values(_record_hints(record), record.optional, stored, at)
+        found = {record.fields[k]: v for k, v in given.items()}
+        of_work = {k: found.pop(k) for k in _OF_WORKS & found.keys()}
+        return ir.Work(record.body(**found), **of_work)
+
+    def _values(
+        self, hints: Mapping[str, Any], optional: frozenset[str], value: Mapping[str, Any], at: str
+    ) -> dict[str, Any]:
+        """The fields of an object, which has all of them but the optional ones."""
         if value.keys() != hints.keys():
-            missing = sorted(hints.keys() - value.keys() - _optional(cls))
+            missing = sorted(hints.keys() - value.keys() - optional)
             extra = sorted(value.keys() - hints.keys())
             if missing or extra:
                 raise self.fail(at, f"missing {', '.join(missing)}" if missing else f"unknown {', '.join(extra)}")
         given = ((name, hint) for name, hint in hints.items() if name in value)
-        return cls(**{name: self.read(hint, value[name], f"{at}.{name}") for name, hint in given})
+        return {name: self.read(hint, value[name], f"{at}.{name}") for name, hint in given}
 
     def _region(self, value: Any, at: str) -> Region:
         key = json.dumps(value)

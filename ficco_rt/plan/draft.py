@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..graph.ir import Graph, Op
-from ..graph.text import op_text
+from ..graph.text import body_text
 from ..machine.model import Machine
 from .ir import LaunchAttributes, Order
 
@@ -71,6 +71,7 @@ def to_text(draft: Draft) -> str:
                     f" {'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}"
                     for n in draft.needs.get(i, ())
                 )
+                waits = f" waits for{needs}" if needs else ""
                 choice = f" by {draft.choices[i].kernel} {draft.choices[i].attributes}" if i in draft.choices else ""
-                lines.append(f"  {i} {op_text(draft.graph.ops[i])}{' waits for' + needs if needs else ''}{choice}")
+                lines.append(f"  {i} {body_text(draft.graph.ops[i].body)}{waits}{choice}")
     return "\n".join(lines)

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import product
 
-from ficco_dsl.diagnostics import Span
-
 from ..graph import ir as graph_ir
 from ..graph.budget import Budget, most_ops
 from ..region import Axis, Box, Interval, Region
@@ -17,13 +15,9 @@ from .ir import (
     CollectiveCall,
     Command,
     CopyAsync,
-    CopyWork,
-    GemmWork,
-    KernelWork,
     Launch,
     Plan,
     Record,
-    ReduceWork,
     SignalFlag,
     Stream,
     Transfer,
@@ -143,7 +137,7 @@ class _Emitter:
                 waits.append(WaitFlag(self.flags[need.before, op.where.rank], origin))
             else:
                 waits.append(WaitEvent(self.events[need.before], origin))
-        if isinstance(op, graph_ir.Copy):
+        if isinstance(op.body, graph_ir.Copy):
             last = stream[-1] if stream else None
             if not waits and last is not None and self._joins(last, v, stage.label):
                 entry = last
@@ -153,13 +147,13 @@ class _Emitter:
             if v in self.draft.choices:
                 entry.works.append(self._work(v, (), ()))
             else:
-                entry.transfers.extend(self._transfers(op, v))
+                entry.transfers.extend(self._transfers(op.body, v))
             entry.ops.add(v)
         else:
             entry = _Entry(waits, stage=stage.label, first=v)
             stream.append(entry)
-            if isinstance(op, graph_ir.Collective):
-                entry.call = CollectiveCall(op.kind, op.group, op.dst, op.src, v, stage.label, origin)
+            if isinstance(call := op.body, graph_ir.Collective):
+                entry.call = CollectiveCall(call.kind, call.group, call.dst, call.src, v, stage.label, origin)
             else:
                 entry.works.append(self._work(v, (), ()))
         if v in self.events:
@@ -200,35 +194,25 @@ class _Emitter:
             entry.marks.append(Record(self.events[v], op.where.origin))
 
     def _work(self, v: int, waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:
-        op = self.graph.ops[v]
-        origin: Span = op.where.origin
-        match op:
-            case graph_ir.Gemm():
-                grid = tiles(op.out, self.draft.choices[v].tile)
-                return GemmWork(
-                    op.out, op.left, op.right, op.left_transposed, op.right_transposed, op.accumulate,
-                    grid, waits, signals, v, origin, op.terms,
-                )  # fmt: skip
-            case graph_ir.Reduce():
-                return ReduceWork(op.out, op.terms, waits, signals, v, origin)
-            case graph_ir.Copy():
-                self._transfers(op, v)  # for the budget alone: the kernel's table counts as many
-                return CopyWork(op.dst, op.src, waits, signals, v, origin)
-            case graph_ir.Launch():
-                return KernelWork(op.kernel, op.arguments, op.grid, op.block, waits, signals, v, origin)
-        raise AssertionError(op)
+        body, origin = self.graph.ops[v].body, self.graph.ops[v].where.origin
+        assert not isinstance(body, graph_ir.Collective)
+        if isinstance(body, graph_ir.Copy):
+            self._transfers(body, v)  # for the budget alone: the kernel's table counts as many
+        grid = tiles(body.out, self.draft.choices[v].tile) if isinstance(body, graph_ir.Gemm) else None
+        return Work(body, waits, signals, v, origin, grid)
 
     # -- transfers
 
-    def _transfers(self, op: graph_ir.Copy, v: int) -> list[Transfer]:
+    def _transfers(self, copy: graph_ir.Copy, v: int) -> list[Transfer]:
         """A copy as transfers of at most two dimensions."""
-        if len(op.dst.boxes) == len(op.src.boxes) == 1 and len(op.dst.axes) <= 2 and len(op.src.axes) <= 2:
-            return [Transfer(op.dst, op.src, v, op.where.origin)]
+        to, of, origin = copy.dst, copy.src, self.graph.ops[v].where.origin
+        if len(to.boxes) == len(of.boxes) == 1 and len(to.axes) <= 2 and len(of.axes) <= 2:
+            return [Transfer(to, of, v, origin)]
         out = []
-        for dst, src in _aligned(op.dst, op.src):
-            for d, s in _flat(dst, src, self._shape(op.dst), self._shape(op.src)):
-                self.transfers_left.spend(1, op.where.origin)
-                out.append(Transfer(_region(op.dst, d), _region(op.src, s), v, op.where.origin))
+        for dst, src in _aligned(to, of):
+            for d, s in _flat(dst, src, self._shape(to), self._shape(of)):
+                self.transfers_left.spend(1, origin)
+                out.append(Transfer(_region(to, d), _region(of, s), v, origin))
         return out
 
     def _shape(self, region: Region) -> tuple[int, ...]:

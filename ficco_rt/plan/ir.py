@@ -14,15 +14,46 @@ What orders what:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from itertools import chain
+from typing import Literal, NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
-from ..graph.ir import Argument, Claim, CollectiveKind, Engine, Kernel, Priority, Tensor
+from ..graph.ir import (
+    Claim,
+    CollectiveKind,
+    Copy,
+    Engine,
+    Gemm,
+    Kernel,
+    KernelCall,
+    Priority,
+    Reduce,
+    Tensor,
+)
 from ..region import Region
 
 VERSION = 1
+
+
+class Signal(NamedTuple):  # a tuple, as Access: both are made and hashed by the million
+    """An event or a flag of the plan: one command raises it, others wait for it."""
+
+    kind: Literal["event", "flag"]
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+class Access(NamedTuple):
+    """A region that is read or written, and the place in the schedule that says so."""
+
+    region: Region
+    written: bool
+    origin: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,80 +62,6 @@ class Transfer:
 
     dst: Region
     src: Region
-    op: int
-    origin: Span = field(compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class CopyAsync:
-    """Transfers of copy engines that go out together: nothing waits for one of them alone."""
-
-    transfers: tuple[Transfer, ...]
-    stage: str
-
-    @property
-    def origin(self) -> Span:
-        return self.transfers[0].origin
-
-
-@dataclass(frozen=True, slots=True)
-class GemmWork:
-    """out (+)= left · right, or out = left · right + the sum of `terms`, which have the shape of out and its type or
-    fp32; all is added in fp32 and rounded once. `tiles` is the grid of output tiles, rows × columns, that the kernel
-    makes. `out` may lie on a peer, and so may a term, which may be `out` itself; there are none where the product is
-    added to `out`, which then is the rank's own."""
-
-    out: Region
-    left: Region
-    right: Region
-    left_transposed: bool
-    right_transposed: bool
-    accumulate: bool
-    tiles: tuple[int, int]
-    waits: tuple[int, ...]  # flags that must be up before the work reads
-    signals: tuple[int, ...]  # flags that the work raises when all of it is written
-    op: int
-    origin: Span = field(compare=False)
-    terms: tuple[Region, ...] = ()
-
-    @property
-    def reads(self) -> tuple[Region, ...]:
-        added = (self.out,) if self.accumulate else self.terms
-        return (self.left, self.right, *added)
-
-    @property
-    def writes(self) -> tuple[Region, ...]:
-        return (self.out,)
-
-
-@dataclass(frozen=True, slots=True)
-class ReduceWork:
-    """out = sum of terms, accumulated in fp32."""
-
-    out: Region
-    terms: tuple[Region, ...]
-    waits: tuple[int, ...]
-    signals: tuple[int, ...]
-    op: int
-    origin: Span = field(compare=False)
-
-    @property
-    def reads(self) -> tuple[Region, ...]:
-        return self.terms
-
-    @property
-    def writes(self) -> tuple[Region, ...]:
-        return (self.out,)
-
-
-@dataclass(frozen=True, slots=True)
-class CopyWork:
-    """dst <- src, bit by bit, by loads and stores of the rank's multiprocessors; either may lie on a peer."""
-
-    dst: Region
-    src: Region
-    waits: tuple[int, ...]
-    signals: tuple[int, ...]
     op: int
     origin: Span = field(compare=False)
 
@@ -118,28 +75,74 @@ class CopyWork:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelWork:
-    """A user kernel with its arguments."""
+class Work:
+    """What one op asks of a launch, and the flags that order it."""
 
-    kernel: str
-    arguments: tuple[Argument, ...]
-    grid: tuple[int, ...]
-    block: tuple[int, ...]
-    waits: tuple[int, ...]
-    signals: tuple[int, ...]
+    body: WorkBody
+    waits: tuple[int, ...]  # flags that must be up before the work reads
+    signals: tuple[int, ...]  # flags that the work raises when all of it is written
     op: int
     origin: Span = field(compare=False)
+    tiles: tuple[int, int] | None = None  # of a GEMM: the grid of output tiles, rows × columns, that the kernel makes
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return tuple(a.value for a in self.arguments if a.mode in ("read", "update") and isinstance(a.value, Region))
+        return self.body.reads
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        return tuple(a.value for a in self.arguments if a.mode in ("write", "update") and isinstance(a.value, Region))
+        return self.body.writes
 
 
-Work: TypeAlias = GemmWork | ReduceWork | CopyWork | KernelWork
+WorkBody: TypeAlias = Gemm | Reduce | Copy | KernelCall
+
+
+# ---------------------------------------------------------------- commands
+
+
+class _Command:
+    """What every command can say of itself."""
+
+    __slots__ = ()
+
+    @property
+    def waits(self) -> tuple[Signal, ...]:
+        """All that the command, or any work in it, waits for."""
+        return ()
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        """All that the command, or any work in it, raises."""
+        return ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What the command carries out of ops."""
+        return ()
+
+    def accesses(self) -> Iterator[Access]:
+        """All regions that the command touches."""
+        for part in self.parts:
+            for region in part.reads:
+                yield Access(region, False, part.origin)
+            for region in part.writes:
+                yield Access(region, True, part.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAsync(_Command):
+    """Transfers of copy engines that go out together: nothing waits for one of them alone."""
+
+    transfers: tuple[Transfer, ...]
+    stage: str
+
+    @property
+    def origin(self) -> Span:
+        return self.transfers[0].origin
+
+    @property
+    def parts(self) -> tuple[Transfer, ...]:
+        return self.transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class LaunchAttributes:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(_Command):
     """One kernel launch. Not streamed: exactly one work, or copies that go out together; no flags. Streamed: many,
     with flags, of `stage` and of others that `joined` it: the first work of each, and its name."""
 
@@ -169,6 +172,18 @@ class Launch:
         return self.works[0].origin
 
     @property
+    def waits(self) -> tuple[Signal, ...]:
+        return tuple(Signal("flag", f) for work in self.works for f in work.waits)
+
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        return tuple(Signal("flag", f) for work in self.works for f in work.signals)
+
+    @property
+    def parts(self) -> tuple[Work, ...]:
+        return self.works
+
+    @property
     def stages(self) -> tuple[str, ...]:
         return (self.stage, *(stage for _, stage in self.joined))
 
@@ -178,7 +193,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveCall:
+class CollectiveCall(_Command):
     """This rank's call of collective `group`."""
 
     kind: CollectiveKind
@@ -189,39 +204,68 @@ class CollectiveCall:
     stage: str
     origin: Span = field(compare=False)
 
+    @property
+    def parts(self) -> tuple[CollectiveCall, ...]:
+        return (self,)
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.src,)
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.dst,)
+
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(_Command):
     """Mark everything before it on this stream as done, as event `event`."""
 
     event: int
     origin: Span = field(compare=False)
 
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        return (Signal("event", self.event),)
+
 
 @dataclass(frozen=True, slots=True)
-class WaitEvent:
+class WaitEvent(_Command):
     """Nothing later on this stream starts before event `event`. `origin` is the op that needs it."""
 
     event: int
     origin: Span = field(compare=False)
 
+    @property
+    def waits(self) -> tuple[Signal, ...]:
+        return (Signal("event", self.event),)
+
 
 @dataclass(frozen=True, slots=True)
-class SignalFlag:
+class SignalFlag(_Command):
     """Raise flag `flag` once everything before it on this stream is done."""
 
     flag: int
     origin: Span = field(compare=False)
 
+    @property
+    def signals(self) -> tuple[Signal, ...]:
+        return (Signal("flag", self.flag),)
+
 
 @dataclass(frozen=True, slots=True)
-class WaitFlag:
+class WaitFlag(_Command):
     """Nothing later on this stream starts before flag `flag` is up."""
 
     flag: int
     origin: Span = field(compare=False)
 
+    @property
+    def waits(self) -> tuple[Signal, ...]:
+        return (Signal("flag", self.flag),)
 
+
+Part: TypeAlias = Transfer | Work | CollectiveCall
 Command: TypeAlias = CopyAsync | Launch | CollectiveCall | Record | WaitEvent | SignalFlag | WaitFlag
 
 
@@ -268,6 +312,20 @@ class Plan:
     events: int
     flag_homes: tuple[int, ...]
     orders: tuple[Order, ...]
+
+    def commands(self) -> Iterator[tuple[Stream, Command]]:
+        """Every command, with the stream that it stands on."""
+        for stream in self.streams:
+            for command in stream.commands:
+                yield stream, command
+
+    def launches(self) -> Iterator[tuple[Stream, Launch]]:
+        """Every launch, with its stream."""
+        return ((stream, command) for stream, command in self.commands() if isinstance(command, Launch))
+
+    def parts(self) -> Iterator[Part]:
+        """All that the plan carries out of ops."""
+        return chain.from_iterable(command.parts for stream in self.streams for command in stream.commands)
 
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)

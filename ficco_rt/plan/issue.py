@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from heapq import heappop, heappush
 
-from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
+from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Signal
 
 
 def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
@@ -21,8 +21,8 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     stream, for the driver to report.
     """
     issued: list[tuple[int, int]] = []
-    raised: set[tuple[str, int]] = set()
-    waiting: dict[tuple[str, int], list[int]] = defaultdict(list)
+    raised: set[Signal] = set()
+    waiting: dict[Signal, list[int]] = defaultdict(list)
     called: dict[int, list[int]] = defaultdict(list)  # collective → streams that have come to it
     position = [0] * len(plan.streams)
     turns = [0] * len(plan.streams)
@@ -33,7 +33,7 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
         command = plan.streams[s].commands[position[s]]
         issued.append((s, position[s]))
         position[s] += 1
-        for signal in _raised_by(command):
+        for signal in command.signals:
             raised.add(signal)
             for waiter in waiting.pop(signal, ()):
                 heappush(heads, (turns[waiter], waiter))
@@ -45,13 +45,14 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
         worked = False
         while position[s] < len(commands):
             command = commands[position[s]]
-            need = _wait_of(command)
-            if need is not None and need not in raised:
+            needs = command.waits if not isinstance(command, Launch) else ()  # a launch's works wait on the device
+            missing = next((need for need in needs if need not in raised), None)
+            if missing is not None:
                 if worked:
                     return True
-                waiting[need].append(s)
+                waiting[missing].append(s)
                 return False
-            if worked and (need is not None or not isinstance(command, Record | SignalFlag)):
+            if worked and (needs or command.parts):
                 return True
             if isinstance(command, CollectiveCall):
                 members = called[command.group]
@@ -76,25 +77,3 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     for s, stream in enumerate(plan.streams):
         issued.extend((s, p) for p in range(position[s], len(stream.commands)))
     return tuple(issued)
-
-
-def _wait_of(command: object) -> tuple[str, int] | None:
-    match command:
-        case WaitEvent(event=event):
-            return ("event", event)
-        case WaitFlag(flag=flag):
-            return ("flag", flag)
-        case _:
-            return None
-
-
-def _raised_by(command: object) -> list[tuple[str, int]]:
-    match command:
-        case Record(event=event):
-            return [("event", event)]
-        case SignalFlag(flag=flag):
-            return [("flag", flag)]
-        case Launch(works=works):
-            return [("flag", f) for work in works for f in work.signals]
-        case _:
-            return []

@@ -59,7 +59,7 @@ def _runs(graph: ir.Graph, stages: Sequence[Works]) -> Iterator[list[Works]]:
         if run and not goes_on:
             yield run
             run, made = [], set()
-        if graph.stages[s].streamed and s not in awaited and all(isinstance(graph.ops[i], ir.Gemm) for i in ops):
+        if graph.stages[s].streamed and s not in awaited and all(isinstance(graph.ops[i].body, ir.Gemm) for i in ops):
             run.append((s, ops))
             made.update(ops)
         elif run:
@@ -71,7 +71,7 @@ def _runs(graph: ir.Graph, stages: Sequence[Works]) -> Iterator[list[Works]]:
 
 def _asked(graph: ir.Graph, ops: Sequence[int]) -> tuple[ir.Resources, int]:
     """What the text says of a launch: its resources, and how wide its products are."""
-    widths = [g.out.shape[-1] for i in ops if isinstance(g := graph.ops[i], ir.Gemm)]
+    widths = [g.out.shape[-1] for i in ops if isinstance(g := graph.ops[i].body, ir.Gemm)]
     return graph.ops[ops[0]].where.resources, max(widths, default=0)
 
 

@@ -47,7 +47,7 @@ def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         rank, _ = Counter(dst for _, _, dst in some).most_common(1)[0]
         senders = sorted({src for _, src, dst in some if dst == rank})
         first = next(op for op, _, dst in some if dst == rank)
-        copies = all(isinstance(op, ir.Copy) for op, _, _ in some)
+        copies = all(isinstance(op.body, ir.Copy) for op, _, _ in some)
         yield Diagnostic(
             first.where.origin,
             f"ranks {', '.join(map(str, senders))} all send to rank {rank} in round {crowded[0] + 1} of "
@@ -58,9 +58,12 @@ def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
 
 def _sends(op: ir.Op) -> tuple[int, int] | None:
     """From which rank to which other an op moves its result."""
-    if isinstance(op, ir.Copy):
-        return (op.src.rank, op.dst.rank) if op.src.rank != op.dst.rank else None
-    return (op.where.rank, op.out.rank) if isinstance(op, ir.Gemm) and op.out.rank != op.where.rank else None
+    match op.body:
+        case ir.Copy(dst=dst, src=src) if src.rank != dst.rank:
+            return src.rank, dst.rank
+        case ir.Gemm(out=out) if out.rank != op.where.rank:
+            return op.where.rank, out.rank
+    return None
 
 
 def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
@@ -68,10 +71,11 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     dtypes = {t.name: t.dtype for t in graph.tensors}
     queues = {s.queue for s in graph.stages if graph.queue(s.queue).engine == "copy"}
     for op in graph.ops:
-        if not isinstance(op, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
+        copy = op.body
+        if not isinstance(copy, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
             continue
-        size = op.src.elements * TYPES[dtypes[op.src.tensor]].bytes
-        if size / machine.links.rate < machine.links.copy_time and op.src.rank != op.dst.rank:
+        size = copy.src.elements * TYPES[dtypes[copy.src.tensor]].bytes
+        if size / machine.links.rate < machine.links.copy_time and copy.src.rank != copy.dst.rank:
             yield Diagnostic(
                 op.where.origin,
                 f"copies of {size / 1024:.4g} KiB take {size / machine.links.rate:.2g} µs for their bytes and "
@@ -83,11 +87,14 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
 def long_way_on_a_ring(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     """On a ring a copy to a rank further away occupies every link between."""
     for op in graph.ops:
-        if isinstance(op, ir.Copy) and machine.hops(op.src.rank, op.dst.rank) > 1:
+        if isinstance(op.body, ir.Copy):
+            src, dst = op.body.src.rank, op.body.dst.rank
+            hops = machine.hops(src, dst)
+            if hops <= 1:
+                continue
             yield Diagnostic(
                 op.where.origin,
-                f"copy from rank {op.src.rank} to rank {op.dst.rank} crosses "
-                f"{machine.hops(op.src.rank, op.dst.rank)} links of a ring ({machine.name})",
+                f"copy from rank {src} to rank {dst} crosses {hops} links of a ring ({machine.name})",
                 help="pass pieces on from neighbour to neighbour, as in the ring schedules",
             )
 
@@ -129,15 +136,16 @@ def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     products, sizes = Products(graph), _launch_sizes(graph)
     known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
     for op in graph.ops:
-        if not isinstance(op, ir.Gemm) or dtypes[op.left.tensor] == "fp32":
+        g = op.body
+        if not isinstance(g, ir.Gemm) or dtypes[g.left.tensor] == "fp32":
             continue
-        regions = (op.left, op.right, op.out, *op.terms)
+        regions = (g.left, g.right, g.out, *g.addends)
         parts = tuple((r.tensor, tensors[r.tensor].shapes[r.rank], id(r.axes)) for r in regions)
-        key = (op.left_transposed, op.right_transposed, *parts)
-        size = sizes[op.where.rank, op.where.stage] if graph.stages[op.where.stage].streamed else _size(op)
+        key = (g.left_transposed, g.right_transposed, *parts)
+        size = sizes[op.where.rank, op.where.stage] if graph.stages[op.where.stage].streamed else _size(g)
         if size >= _LARGE and key not in known:
-            work = products.work(op)
-            types = dtypes[op.left.tensor], dtypes[op.out.tensor], op.left_transposed, op.right_transposed
+            work = products.work(g)
+            types = dtypes[g.left.tensor], dtypes[g.out.tensor], g.left_transposed, g.right_transposed
             known[key] = "columns are not side by side" if work is None else refusal([work], *types)
         reason = known.get(key)
         if reason is not None:
@@ -153,8 +161,8 @@ def _launch_sizes(graph: ir.Graph) -> Mapping[tuple[int, int], int]:
     """Operations of the products of a rank and stage, which go out together if the stage is streamed."""
     sizes: dict[tuple[int, int], int] = defaultdict(int)
     for op in graph.ops:
-        if isinstance(op, ir.Gemm):
-            sizes[op.where.rank, op.where.stage] += _size(op)
+        if isinstance(op.body, ir.Gemm):
+            sizes[op.where.rank, op.where.stage] += _size(op.body)
     return sizes
 
 

@@ -26,11 +26,12 @@ def place(draft: Draft) -> Draft:
 
 def _link(op: ir.Op, machine: Machine) -> int:
     """The peer whose link a copy takes; -1 where one port serves all peers."""
-    if not isinstance(op, ir.Copy) or machine.links.kind == "switch":
+    copy, rank = op.body, op.where.rank
+    if not isinstance(copy, ir.Copy) or machine.links.kind == "switch":
         return -1
-    peer = op.dst.rank if op.dst.rank != op.where.rank else op.src.rank
-    if machine.links.kind == "mesh" or peer == op.where.rank:
+    peer = copy.dst.rank if copy.dst.rank != rank else copy.src.rank
+    if machine.links.kind == "mesh" or peer == rank:
         return peer
     # ring: the neighbour in the shorter direction
-    ahead = (peer - op.where.rank) % machine.ranks
-    return (op.where.rank + (1 if ahead <= machine.ranks - ahead else -1)) % machine.ranks
+    ahead = (peer - rank) % machine.ranks
+    return (rank + (1 if ahead <= machine.ranks - ahead else -1)) % machine.ranks

@@ -17,7 +17,7 @@ class Products:
     def work(self, g: ir.Gemm, waits: tuple[int, ...] = (), term_waits: tuple[int, ...] = ()) -> tiles.Work | None:
         """None if an operand's columns are not side by side."""
         sides = []
-        for r in (g.left, g.right, g.out, *g.terms):
+        for r in (g.left, g.right, g.out, *g.addends):
             tensor = self._tensors[r.tensor]
             # NOTE terms may lie on several ranks, each in a place of its own
             address = self._addresses[r.tensor] + (r.rank << 32)
@@ -26,5 +26,5 @@ class Products:
                 return None
             sides.append(side)
         left, right, out, *others = sides
-        terms = [tiles.Term(o, self._tensors[t.tensor].dtype) for o, t in zip(others, g.terms, strict=True)]
+        terms = [tiles.Term(o, self._tensors[t.tensor].dtype) for o, t in zip(others, g.addends, strict=True)]
         return tiles.Work.of(left, right, out, g.accumulate, waits, (), tuple(terms), term_waits)

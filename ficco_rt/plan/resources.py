@@ -77,14 +77,14 @@ class _Solver:
         engines = {q.name: q.engine for q in self.graph.queues}
         self.arriving: dict[tuple[int, str], float] = defaultdict(float)  # by rank and tensor, from other ranks
         for op in self.graph.ops:
-            if isinstance(op, ir.Copy) and op.src.rank != op.dst.rank:
-                size = op.dst.elements * TYPES[self.tensors[op.dst.tensor].dtype].bytes
+            if isinstance(copy := op.body, ir.Copy) and copy.src.rank != copy.dst.rank:
+                size = copy.dst.elements * TYPES[self.tensors[copy.dst.tensor].dtype].bytes
                 if engines[self.graph.stages[op.where.stage].queue] == "sm":
                     sms = op.where.resources.sms or copy_sms(self.limits.sms)
-                    time = store_time(draft.machine, op.src.rank, op.dst.rank, size, sms)
+                    time = store_time(draft.machine, copy.src.rank, copy.dst.rank, size, sms)
                 else:
-                    time = transfer_time(draft.machine, op.src.rank, op.dst.rank, size)
-                self.arriving[op.dst.rank, op.dst.tensor] += time
+                    time = transfer_time(draft.machine, copy.src.rank, copy.dst.rank, size)
+                self.arriving[copy.dst.rank, copy.dst.tensor] += time
         self.rest = rest(draft)
         self.made: dict[int, tiles.Work | None] = {}  # by the product's identity
         self.known: dict[tuple[object, ...], GemmConfig | str] = {}
@@ -102,42 +102,42 @@ class _Solver:
         if refusal is not None:
             return refusal
         asked = replace(asked, sms=self.rest.get((op.where.stage, op.where.rank), asked.sms))
-        gemms = [g for i in ops if isinstance(g := self.graph.ops[i], ir.Gemm)]
+        bodies = [self.graph.ops[i].body for i in ops]
+        gemms = [g for g in bodies if isinstance(g, ir.Gemm)]
         if gemms:
-            config = self._gemm(gemms, asked, alone=len(gemms) == len(ops))
+            config = self._gemm(op.where, gemms, asked, alone=len(gemms) == len(ops))
             if isinstance(config, str):
                 return config
             attributes = LaunchAttributes(config.smem, config.residency, config.sms, priority)
             return LaunchChoice(config.kernel, config.tile[:2], attributes)
-        smem = op.smem if isinstance(op, ir.Launch) else 0
-        if smem > self.limits.smem_per_block:
-            return f"smem = {smem} bytes, but a block has at most {self.limits.smem_per_block}"
-        if all(isinstance(self.graph.ops[i], ir.Copy) for i in ops):
+        if all(isinstance(body, ir.Copy) for body in bodies):
             sms = asked.sms or copy_sms(self.limits.sms)
-            return LaunchChoice(COPY, (1, 1), LaunchAttributes(smem, asked.residency, sms, priority))
-        kernel = op.kernel if isinstance(op, ir.Launch) else REDUCE
-        return LaunchChoice(kernel, (1, 1), LaunchAttributes(smem, asked.residency, asked.sms, priority))
+            return LaunchChoice(COPY, (1, 1), LaunchAttributes(0, asked.residency, sms, priority))
+        if isinstance(op.body, ir.KernelCall):
+            attributes = LaunchAttributes(asked.smem or 0, asked.residency, asked.sms, priority)
+            return LaunchChoice(op.body.kernel, (1, 1), attributes)
+        return LaunchChoice(REDUCE, (1, 1), LaunchAttributes(0, asked.residency, asked.sms, priority))
 
-    def _gemm(self, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmConfig | str:
+    def _gemm(self, where: ir.Where, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmConfig | str:
         # ranks take the same parts of equal tensors: the graph holds each part's axes once
         key: tuple[object, ...] = (asked, alone)
         for g in gemms:
             shapes = tuple(self.tensors[r.tensor].shapes[r.rank] for r in (g.left, g.right, g.out))
             key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
             key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
-            key += (g.out.rank != g.where.rank, *((t.tensor, id(t.axes)) for t in g.terms))
+            key += (g.out.rank != where.rank, *((a.tensor, id(a.axes)) for a in g.addends))
         if key not in self.known:
-            request = self._request(gemms, asked, alone)
+            request = self._request(where, gemms, asked, alone)
             if request not in self.chosen:
                 self.chosen[request] = choose_gemm(request, self.limits)
             self.known[key] = self.chosen[request]
         return self.known[key]
 
-    def _request(self, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmRequest:
+    def _request(self, where: ir.Where, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmRequest:
         first = gemms[0]
         dtype, out_dtype = (self.tensors[r.tensor].dtype for r in (first.left, first.out))
         turned = (first.left_transposed, first.right_transposed)
-        works = [self._work(g) for g in gemms]
+        works = [self._work(where.rank, g) for g in gemms]
         fast = [w for w in works if w is not None]
         alike = all(
             (g.left_transposed, g.right_transposed, self.tensors[g.left.tensor].dtype, self.tensors[g.out.tensor].dtype)
@@ -164,10 +164,10 @@ class _Solver:
         rows = [g.out.axes[g.out.kept[0]].segments for g in gemms]
         depth = first.left.shape[0 if first.left_transposed else 1]
         phases: tuple[sm90.Phase, ...] = ()
-        streamed = self.graph.stages[first.where.stage].streamed
+        streamed = self.graph.stages[where.stage].streamed
         if not_sm90 is None:
             rows, depth = [w.out_rows for w in merged], tiles.depth_of(merged, turned)
-            if streamed and (arrival := self._arrival(gemms)):
+            if streamed and (arrival := self._arrival(where, gemms)):
                 phases = sm90.phases(merged, depth, arrival)
         return GemmRequest(
             arch=arch,
@@ -180,36 +180,35 @@ class _Solver:
             phases=phases,
             depth=depth,
             right_transposed=first.right_transposed,
-            terms=max(len(g.terms) for g in gemms),
-            paced=self._paced(gemms, out_dtype, streamed),
+            terms=max(len(g.addends) for g in gemms),
+            paced=self._paced(where.rank, gemms, out_dtype, streamed),
             not_sm90=not_sm90,
             not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal, fast),
             not_mfma=refused(arch in mfma.ARCHS, mfma.refusal, fast),
         )
 
-    def _paced(self, gemms: Sequence[ir.Gemm], out_dtype: str, streamed: bool) -> bool | None:
+    def _paced(self, rank: int, gemms: Sequence[ir.Gemm], out_dtype: str, streamed: bool) -> bool | None:
         """Stores at peers are; those of a streamed stage end too late for whom they are signalled."""
         if out_dtype == "fp32":
             return False
-        return True if any(g.out.rank != g.where.rank for g in gemms) else False if streamed else None
+        return True if any(g.out.rank != rank for g in gemms) else False if streamed else None
 
-    def _work(self, g: ir.Gemm) -> tiles.Work | None:
+    def _work(self, rank: int, g: ir.Gemm) -> tiles.Work | None:
         """The product as a tuned kernel takes it. One that reads what comes from other ranks waits, for itself; if only
         what it adds comes from there, for that."""
 
         def comes(*regions: Region) -> bool:
-            return any((g.where.rank, r.tensor) in self.arriving for r in regions)
+            return any((rank, r.tensor) in self.arriving for r in regions)
 
         if id(g) not in self.made:
             flag = (1 + len(self.made),)
             waits = comes(g.left, g.right) or (g.accumulate and comes(g.out))
-            self.made[id(g)] = self.works.work(g, flag * waits, flag * (not waits and comes(*g.terms)))
+            self.made[id(g)] = self.works.work(g, flag * waits, flag * (not waits and comes(*g.addends)))
         return self.made[id(g)]
 
-    def _arrival(self, gemms: list[ir.Gemm]) -> float:
+    def _arrival(self, where: ir.Where, gemms: list[ir.Gemm]) -> float:
         """Microseconds until the last piece from another rank has come that these read, one copy after another, from
         the launch's start: earlier products of the rank's queue are made while copies run."""
-        where = gemms[0].where
         tensors = {r.tensor for g in gemms for r in g.reads}
         arrival = sum(self.arriving.get((where.rank, tensor), 0.0) for tensor in tensors)
         return max(0.0, arrival - self._busy(where)) if arrival else 0.0
@@ -225,9 +224,9 @@ class _Solver:
         """Microseconds of the products of a rank and stage, one after another."""
         times: dict[tuple[int, int], float] = defaultdict(float)
         for op in self.graph.ops:
-            if isinstance(op, ir.Gemm):
-                m, n = op.out.shape
-                k = op.left.shape[0 if op.left_transposed else 1]
-                time = gemm_time(self.machine, m, n, k, self.tensors[op.left.tensor].dtype, op.where.resources.sms)
+            if isinstance(g := op.body, ir.Gemm):
+                m, n = g.out.shape
+                k = g.left.shape[0 if g.left_transposed else 1]
+                time = gemm_time(self.machine, m, n, k, self.tensors[g.left.tensor].dtype, op.where.resources.sms)
                 times[op.where.rank, op.where.stage] += time
         return times

@@ -22,7 +22,7 @@ def rest(draft: Draft) -> Mapping[tuple[int, int], int]:
         said.setdefault((op.where.stage, op.where.rank), op.where.resources.sms)
     copies = dict.fromkeys(said, True)
     for op in graph.ops:
-        copies[op.where.stage, op.where.rank] &= isinstance(op, ir.Copy)
+        copies[op.where.stage, op.where.rank] &= isinstance(op.body, ir.Copy)
     taken: dict[int, dict[str, int | None]] = defaultdict(dict)  # by rank and queue, at most; None: nobody knows
     for (s, rank), sms in said.items():
         stage = graph.stages[s]

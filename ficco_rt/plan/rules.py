@@ -8,7 +8,7 @@ kernel may be stands in `graph/rules.py` and holds here too.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import get_args
 
@@ -23,25 +23,15 @@ from .claims import misfit, operands
 from .ir import (
     VERSION,
     CollectiveCall,
-    Command,
     CopyAsync,
-    CopyWork,
-    GemmWork,
-    KernelWork,
     Launch,
     Plan,
-    Record,
-    ReduceWork,
-    SignalFlag,
+    Signal,
     Stream,
     Transfer,
-    WaitEvent,
-    WaitFlag,
-    Work,
 )
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
-NOTHING = graph_ir.Resources()
 MOST_DIMENSIONS = 8
 MOST_EXTENT = 2**31 - 1
 
@@ -93,8 +83,9 @@ def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
     """Every region, of commands and of claims, lies inside a tensor of the plan and is not empty."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity: the plan keeps them, and a region's hash takes longer than its check
-    claimed = ((False, r, c.origin) for c in plan.claims for r in chain(c.targets, operands(c.value)))
-    for _, region, origin in chain(accesses(plan), claimed):
+    touched = ((region, part.origin) for part in plan.parts() for region in (*part.reads, *part.writes))
+    claimed = ((region, c.origin) for c in plan.claims for region in chain(c.targets, operands(c.value)))
+    for region, origin in chain(touched, claimed):
         if id(region) in seen:
             continue
         seen.add(id(region))
@@ -121,14 +112,14 @@ def _inside(region: Region, shape: tuple[int, ...]) -> bool:
 def writes_are_single(plan: Plan) -> Iterator[Diagnostic]:
     """No input is written, and what is written names every element once."""
     inputs = {t.name for t in plan.tensors if t.kind == "input"}
-    for written, region, origin in accesses(plan):
-        if written:
+    for part in plan.parts():
+        for region in part.writes:
             if region.tensor in inputs:
-                yield Diagnostic(origin, f"{region} is written; {region.tensor} is an input")
+                yield Diagnostic(part.origin, f"{region} is written; {region.tensor} is an input")
             elif len(region.boxes) > 1 and any(
                 b.start < a.stop for axis in region.axes for a, b in pairwise(sorted(axis.segments))
             ):
-                yield Diagnostic(origin, f"{region} is written; it names an element twice")
+                yield Diagnostic(part.origin, f"{region} is written; it names an element twice")
 
 
 def claims_fit(plan: Plan) -> Iterator[Diagnostic]:
@@ -148,22 +139,19 @@ def claims_fit(plan: Plan) -> Iterator[Diagnostic]:
 def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
     """Transfers run on copy engines, launches on multiprocessors, collectives on NCCL's streams."""
     fits: dict[type, graph_ir.Engine] = {CopyAsync: "copy", Launch: "sm", CollectiveCall: "nccl"}
-    for stream in plan.streams:
-        for command in stream.commands:
-            if fits.get(type(command), stream.engine) != stream.engine:
-                yield Diagnostic(
-                    command.origin, f"{type(command).__name__} on stream {stream.name}, whose engine is {stream.engine}"
-                )
+    for stream, command in plan.commands():
+        if fits.get(type(command), stream.engine) != stream.engine:
+            yield Diagnostic(
+                command.origin, f"{type(command).__name__} on stream {stream.name}, whose engine is {stream.engine}"
+            )
 
 
 def commands_do_something(plan: Plan) -> Iterator[Diagnostic]:
     """A copy has transfers and a launch has works."""
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, CopyAsync) and not command.transfers:
-                yield Diagnostic(PLACELESS, f"an empty copy on stream {stream.name} of rank {stream.rank}")
-            elif isinstance(command, Launch) and not command.works:
-                yield Diagnostic(PLACELESS, f"an empty launch on stream {stream.name} of rank {stream.rank}")
+    for stream, command in plan.commands():
+        if isinstance(command, CopyAsync | Launch) and not command.parts:
+            what = "copy" if isinstance(command, CopyAsync) else "launch"
+            yield Diagnostic(PLACELESS, f"an empty {what} on stream {stream.name} of rank {stream.rank}")
 
 
 def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
@@ -171,8 +159,7 @@ def transfers_are_flat(plan: Plan) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in plan.tensors}
     for stream, transfer in _transfers(plan):
         dst, src = transfer.dst, transfer.src
-        where = graph_ir.Where(stream.rank, 0, 0, NOTHING, transfer.origin)
-        message = graph_rules.copy_fits(graph_ir.Copy(where, dst, src), tensors)
+        message = graph_rules.copy_fits(graph_ir.Copy(dst, src), stream.rank, tensors)
         if message is not None:
             yield Diagnostic(transfer.origin, message)
         elif len(dst.boxes) != 1 or len(src.boxes) != 1:
@@ -196,13 +183,13 @@ def pitched(box: Box, shape: tuple[int, ...]) -> bool:
 def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
     """A plain launch is one work, or several copies, without flags; a streamed one has no user kernel; attributes are
     sizes."""
-    for stream, launch in _launches(plan):
-        several = len(launch.works) > 1 and not all(isinstance(w, CopyWork) for w in launch.works)
+    for stream, launch in plan.launches():
+        several = len(launch.works) > 1 and not all(isinstance(w.body, graph_ir.Copy) for w in launch.works)
         if not launch.streamed and (several or any(w.waits or w.signals for w in launch.works)):
             yield Diagnostic(
                 launch.origin, "a launch that is not streamed has one work, or several copies, and no flags"
             )
-        if launch.streamed and any(isinstance(w, KernelWork) for w in launch.works):
+        if launch.streamed and any(isinstance(w.body, graph_ir.KernelCall) for w in launch.works):
             yield Diagnostic(launch.origin, "a streamed launch has GEMMs, reduces and copies, no user kernel")
         begins = [0, *(first for first, _ in launch.joined), len(launch.works)]
         if launch.joined and not (launch.streamed and all(a < b for a, b in pairwise(begins))):
@@ -217,35 +204,24 @@ def launches_are_whole(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def works_fit(plan: Plan) -> Iterator[Diagnostic]:
-    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums, what a GEMM writes and one
-    side of a copy lie on peers."""
+    """A work is a legal GEMM, reduce, copy or user kernel of its rank: only terms of sums, what a GEMM adds and writes,
+    and one side of a copy lie on peers."""
     tensors = {t.name: t for t in plan.tensors}
-    for stream, launch in _launches(plan):
+    for stream, launch in plan.launches():
         for work in launch.works:
-            message = _unfit(work, graph_ir.Where(stream.rank, 0, 0, NOTHING, work.origin), tensors)
+            message = _odd_call(work.body) if isinstance(work.body, graph_ir.KernelCall) else None
+            message = message or graph_rules.fits(work.body, stream.rank, tensors)
             if message is not None:
                 yield Diagnostic(work.origin, message)
 
 
-def _unfit(work: Work, where: graph_ir.Where, tensors: Mapping[str, graph_ir.Tensor]) -> str | None:
-    match work:
-        case GemmWork():
-            op = graph_ir.Gemm(
-                where, work.out, work.left, work.right, work.left_transposed, work.right_transposed, work.accumulate,
-                work.terms,
-            )  # fmt: skip
-            return graph_rules.gemm_fits(op, tensors)
-        case ReduceWork():
-            return graph_rules.reduce_fits(graph_ir.Reduce(where, work.out, work.terms), tensors)
-        case CopyWork():
-            return graph_rules.copy_fits(graph_ir.Copy(where, work.dst, work.src), tensors)
-        case KernelWork():
-            if not (1 <= len(work.grid) <= 3 and 1 <= len(work.block) <= 3):
-                return f"kernel '{work.kernel}' has no grid or block of one to three sizes"
-            if any((a.mode == "int") != isinstance(a.value, int) for a in work.arguments):
-                return f"kernel '{work.kernel}' has an argument that is a number and a region"
-            launch = graph_ir.Launch(where, work.kernel, work.arguments, work.grid, work.block, 0)
-            return graph_rules.launch_fits(launch, tensors)
+def _odd_call(call: graph_ir.KernelCall) -> str | None:
+    """What the language does not let a text say, and a stored plan might."""
+    if not (1 <= len(call.grid) <= 3 and 1 <= len(call.block) <= 3):
+        return f"kernel '{call.kernel}' has no grid or block of one to three sizes"
+    if any((a.mode == "int") != isinstance(a.value, int) for a in call.arguments):
+        return f"kernel '{call.kernel}' has an argument that is a number and a region"
+    return None
 
 
 def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
@@ -254,26 +230,26 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
     for kernel in plan.kernels:
         if declared[kernel.name] > 1:
             yield Diagnostic(kernel.origin, f"kernel '{kernel.name}' is declared {declared[kernel.name]} times")
-    for _, launch in _launches(plan):
-        user = [w for w in launch.works if isinstance(w, KernelWork)]
-        gemms = [w for w in launch.works if isinstance(w, GemmWork)]
+    for _, launch in plan.launches():
+        user = [w.body for w in launch.works if isinstance(w.body, graph_ir.KernelCall)]
+        gemms = [(w, w.body) for w in launch.works if isinstance(w.body, graph_ir.Gemm)]
         if user:
             known = launch.kernel in declared and all(w.kernel == launch.kernel for w in user)
         elif gemms:  # only the plain kernel's launch may hold sums and copies as well
             alone = len(gemms) == len(launch.works)
             known = launch.kernel in TILES and (alone or launch.kernel in {k.name for k in GEMMS})
         else:
-            known = launch.kernel == (COPY if all(isinstance(w, CopyWork) for w in launch.works) else REDUCE)
+            known = launch.kernel == (COPY if all(isinstance(w.body, graph_ir.Copy) for w in launch.works) else REDUCE)
         if not known:
             yield Diagnostic(launch.origin, f"there is no kernel '{launch.kernel}' for the works of the launch")
             continue
-        for work in gemms:
-            rows, columns = tiles(work.out, TILES[launch.kernel])
-            if work.tiles != (rows, columns):
+        for work, gemm in gemms:
+            made = tiles(gemm.out, TILES[launch.kernel])
+            if work.tiles != made:
+                said = " × ".join(map(str, work.tiles or ())) or "no"
                 yield Diagnostic(
                     work.origin,
-                    f"gemm {work.out} has {work.tiles[0]} × {work.tiles[1]} tiles; "
-                    f"{launch.kernel} makes {rows} × {columns}",
+                    f"gemm {gemm.out} has {said} tiles; {launch.kernel} makes {made[0]} × {made[1]}",
                 )
 
 
@@ -288,13 +264,13 @@ def tiles(out: Region, tile: tuple[int, int]) -> tuple[int, int]:
 def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
     """An op of the schedule is one work, one call, or transfers of one copy; `after` orders ops of the plan."""
     places: dict[int, object] = {}
-    for stream in plan.streams:
-        for command in stream.commands:
-            for op, origin, place in _ops(command):
-                if op < 0:
-                    yield Diagnostic(origin, f"there is no op {op}")
-                elif places.setdefault(op, place) is not place:
-                    yield Diagnostic(origin, f"op {op} stands in two places")
+    for _, command in plan.commands():
+        for part in command.parts:
+            place = command if isinstance(part, Transfer) else part
+            if part.op < 0:
+                yield Diagnostic(part.origin, f"there is no op {part.op}")
+            elif places.setdefault(part.op, place) is not place:
+                yield Diagnostic(part.origin, f"op {part.op} stands in two places")
     for order in plan.orders:
         for op in (order.before, order.after):
             if op not in places:
@@ -303,41 +279,20 @@ def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
 
 def signals_are_single(plan: Plan) -> Iterator[Diagnostic]:
     """Every event of the plan is recorded once, every flag raised once, and nothing waits for any other."""
-    records: Counter[int] = Counter()
-    raised: Counter[int] = Counter()
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, Record):
-                records[command.event] += 1
-            elif isinstance(command, SignalFlag):
-                raised[command.flag] += 1
-            elif isinstance(command, Launch):
-                for work in command.works:
-                    if work.signals:
-                        raised.update(work.signals)
-    for what, counts, size in (("event", records, plan.events), ("flag", raised, len(plan.flag_homes))):
-        for i, n in counts.items():
-            if n > 1:
-                yield Diagnostic(PLACELESS, f"{what} {i} is given {n} times")
+    raised = Counter(signal for _, command in plan.commands() for signal in command.signals)
+    sizes = {"event": plan.events, "flag": len(plan.flag_homes)}
+    for kind, size in sizes.items():
+        given = {signal.number: times for signal, times in raised.items() if signal.kind == kind}
+        for i, times in given.items():
+            if times > 1:
+                yield Diagnostic(PLACELESS, f"{kind} {i} is given {times} times")
             if not 0 <= i < size:
-                yield Diagnostic(PLACELESS, f"{what} {i} is not in the plan's table of {size}")
-        if len(counts) < size:
-            yield Diagnostic(PLACELESS, f"the plan's table has {size} {what}s, of which {len(counts)} are given")
-    for stream in plan.streams:
-        for command in stream.commands:
-            missing: list[tuple[str, int, Span]] = []
-            if isinstance(command, WaitEvent) and command.event not in records:
-                missing.append(("event", command.event, command.origin))
-            elif isinstance(command, WaitFlag) and command.flag not in raised:
-                missing.append(("flag", command.flag, command.origin))
-            elif isinstance(command, Launch):
-                missing.extend(
-                    ("flag", f, w.origin) for w in command.works if w.waits for f in w.waits if f not in raised
-                )
-            for what, i, origin in missing:
-                yield Diagnostic(
-                    origin, f"rank {stream.rank} stream {stream.name} waits for {what} {i}, which nothing gives"
-                )
+                yield Diagnostic(PLACELESS, f"{kind} {i} is not in the plan's table of {size}")
+        if len(given) < size:
+            yield Diagnostic(PLACELESS, f"the plan's table has {size} {kind}s, of which {len(given)} are given")
+    for stream, signal, origin in _waits(plan):
+        if signal not in raised:
+            yield Diagnostic(origin, f"rank {stream.rank} stream {stream.name} waits for {signal}, which nothing gives")
 
 
 def flags_are_awaited_at_home(plan: Plan) -> Iterator[Diagnostic]:
@@ -346,37 +301,38 @@ def flags_are_awaited_at_home(plan: Plan) -> Iterator[Diagnostic]:
     for flag, home in enumerate(homes):
         if not 0 <= home < plan.ranks:
             yield Diagnostic(PLACELESS, f"flag {flag} lives on rank {home}; the plan has {plan.ranks} ranks")
-    for stream in plan.streams:
-        for command in stream.commands:
-            waits: tuple[tuple[int, Span], ...] = ()
-            if isinstance(command, WaitFlag):
-                waits = ((command.flag, command.origin),)
-            elif isinstance(command, Launch) and command.streamed:
-                waits = tuple((f, work.origin) for work in command.works for f in work.waits)
-            for flag, origin in waits:
-                if homes[flag] != stream.rank:
-                    yield Diagnostic(
-                        origin, f"rank {stream.rank} waits for flag {flag}, which lives on rank {homes[flag]}"
-                    )
+    for stream, signal, origin in _waits(plan):
+        if signal.kind == "flag" and homes[signal.number] != stream.rank:
+            yield Diagnostic(
+                origin, f"rank {stream.rank} waits for {signal}, which lives on rank {homes[signal.number]}"
+            )
+
+
+def _waits(plan: Plan) -> Iterator[tuple[Stream, Signal, Span]]:
+    """Every wait of the plan, of a stream or of a work, and its place."""
+    for stream, command in plan.commands():
+        if isinstance(command, Launch):
+            for work in command.works:
+                for flag in work.waits:
+                    yield stream, Signal("flag", flag), work.origin
+        else:
+            for signal in command.waits:
+                yield stream, signal, command.origin
 
 
 def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
     """Every rank calls a collective once, with the same kind, on as much of its own memory, of one type."""
     tensors = {t.name: t for t in plan.tensors}
     groups: dict[int, list[tuple[int, CollectiveCall]]] = {}
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, CollectiveCall):
-                groups.setdefault(command.group, []).append((stream.rank, command))
-                where = graph_ir.Where(stream.rank, 0, 0, NOTHING, command.origin)
-                op = graph_ir.Collective(where, command.kind, command.group, command.dst, command.src)
-                message = graph_rules.collective_fits(op, tensors)
-                if message is not None:
-                    yield Diagnostic(command.origin, message)
-                elif not stream.rank == command.dst.rank == command.src.rank:
-                    yield Diagnostic(
-                        command.origin, f"{command.kind} of rank {stream.rank} works on another rank's memory"
-                    )
+    for stream, command in plan.commands():
+        if isinstance(command, CollectiveCall):
+            groups.setdefault(command.group, []).append((stream.rank, command))
+            call = graph_ir.Collective(command.kind, command.group, command.dst, command.src)
+            message = graph_rules.collective_fits(call, tensors)
+            if message is not None:
+                yield Diagnostic(command.origin, message)
+            elif not stream.rank == command.dst.rank == command.src.rank:
+                yield Diagnostic(command.origin, f"{command.kind} of rank {stream.rank} works on another rank's memory")
     for calls in groups.values():
         ranks, kind, origin = sorted(rank for rank, _ in calls), calls[0][1].kind, calls[0][1].origin
         if ranks != list(range(plan.ranks)) or len({c.kind for _, c in calls}) > 1:
@@ -406,46 +362,7 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
 
 
 def _transfers(plan: Plan) -> Iterator[tuple[Stream, Transfer]]:
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, CopyAsync):
-                for transfer in command.transfers:
-                    yield stream, transfer
-
-
-def _launches(plan: Plan) -> Iterator[tuple[Stream, Launch]]:
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, Launch):
-                yield stream, command
-
-
-def _ops(command: Command) -> Iterator[tuple[int, Span, object]]:
-    """A command's ops, each with what carries it out."""
-    if isinstance(command, CopyAsync):
-        for transfer in command.transfers:
-            yield transfer.op, transfer.origin, command
-    elif isinstance(command, Launch):
-        for work in command.works:
-            yield work.op, work.origin, work
-    elif isinstance(command, CollectiveCall):
-        yield command.op, command.origin, command
-
-
-def accesses(plan: Plan) -> Iterator[tuple[bool, Region, Span]]:
-    """Every region that the plan touches: (is it written, region, place)."""
-    for stream in plan.streams:
-        for command in stream.commands:
-            if isinstance(command, CopyAsync):
-                for t in command.transfers:
-                    yield False, t.src, t.origin
-                    yield True, t.dst, t.origin
-            elif isinstance(command, Launch):
-                for work in command.works:
-                    for region in work.reads:
-                        yield False, region, work.origin
-                    for region in work.writes:
-                        yield True, region, work.origin
-            elif isinstance(command, CollectiveCall):
-                yield False, command.src, command.origin
-                yield True, command.dst, command.origin
+    for stream, command in plan.commands():
+        if isinstance(command, CopyAsync):
+            for transfer in command.transfers:
+                yield stream, transfer

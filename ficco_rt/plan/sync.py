@@ -98,7 +98,7 @@ class _Synchroniser:
         remaining = rest(draft)
         for key, works in self.members.items():
             said = self.graph.ops[works[0]].where.resources.sms is not None
-            copies = all(isinstance(self.graph.ops[v], ir.Copy) for v in works)  # they take half at most
+            copies = all(isinstance(self.graph.ops[v].body, ir.Copy) for v in works)  # they take half at most
             if said or copies or key in remaining:
                 self.roomy.add(key)
         for (stage, rank, _), i in last.items():
@@ -114,9 +114,11 @@ class _Synchroniser:
         while i < len(order):
             v = order[i]
             op = ops[v]
-            if isinstance(op, ir.Collective):
+            if isinstance(call := op.body, ir.Collective):
                 group = [v]
-                while i + 1 < len(order) and isinstance(n := ops[order[i + 1]], ir.Collective) and n.group == op.group:
+                while i + 1 < len(order) and isinstance(n := ops[order[i + 1]].body, ir.Collective):
+                    if n.group != call.group:
+                        break
                     i += 1
                     group.append(order[i])
                 self._collective(group)
@@ -135,9 +137,8 @@ class _Synchroniser:
         ahead: dict[int, int] = {}  # the op before it in its stream
         last: dict[int, int] = {}
         for i in self.draft.order:
-            op = ops[i]
-            if isinstance(op, ir.Collective):
-                groups.setdefault(op.group, []).append(i)
+            if isinstance(call := ops[i].body, ir.Collective):
+                groups.setdefault(call.group, []).append(i)
             if stream_of[i] in last:
                 ahead[i] = last[stream_of[i]]
             last[stream_of[i]] = i
@@ -147,8 +148,8 @@ class _Synchroniser:
             yield from (d.before for d in graph.deps[u])
             if u in ahead:
                 yield ahead[u]
-            if isinstance(op, ir.Collective):
-                yield from groups[op.group]
+            if isinstance(op.body, ir.Collective):
+                yield from groups[op.body.group]
             for stage in graph.stages[op.where.stage].after:
                 yield from self.ends.get((stage, op.where.rank), ())
 

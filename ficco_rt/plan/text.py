@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..region import Region
-from .ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    CopyWork,
-    GemmWork,
-    KernelWork,
-    Launch,
-    Plan,
-    Record,
-    ReduceWork,
-    SignalFlag,
-    WaitEvent,
-    WaitFlag,
-    Work,
-)
+from .ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag, Work
 
 
 def to_text(plan: Plan) -> str:
@@ -89,20 +75,25 @@ def _command(c: Command) -> Iterator[str]:
             yield f"wait flag {c.flag}"
 
 
-def _work(w: Work) -> str:
-    match w:
-        case GemmWork():
-            left, right = _operand(w.left, w.left_transposed), _operand(w.right, w.right_transposed)
-            op = "+=" if w.accumulate else "="
-            terms = "".join(f" + {t}" for t in w.terms)
-            return f"gemm {w.out} {op} {left} · {right}{terms} tiles {w.tiles[0]}×{w.tiles[1]}  :{w.origin.line}"
-        case ReduceWork():
-            return f"reduce {w.out} = {' + '.join(map(str, w.terms))}  :{w.origin.line}"
-        case CopyWork():
-            return f"copy {w.dst} <- {w.src}  :{w.origin.line}"
-        case KernelWork():
-            arguments = ", ".join(f"{a.mode} {a.value}" if a.mode != "int" else str(a.value) for a in w.arguments)
-            return f"kernel {w.kernel}({arguments}) grid {w.grid} block {w.block}  :{w.origin.line}"
+def _work(work: Work) -> str:
+    return f"{_body(work)}  :{work.origin.line}"
+
+
+def _body(work: Work) -> str:
+    match work.body:
+        case Gemm() as gemm:
+            left, right = _operand(gemm.left, gemm.left_transposed), _operand(gemm.right, gemm.right_transposed)
+            op = "+=" if gemm.accumulate else "="
+            addends = "".join(f" + {a}" for a in gemm.addends)
+            tiles = "×".join(map(str, work.tiles or ()))
+            return f"gemm {gemm.out} {op} {left} · {right}{addends} tiles {tiles}"
+        case Reduce() as total:
+            return f"reduce {total.out} = {' + '.join(map(str, total.terms))}"
+        case Copy() as copy:
+            return f"copy {copy.dst} <- {copy.src}"
+        case KernelCall() as call:
+            arguments = ", ".join(f"{a.mode} {a.value}" if a.mode != "int" else str(a.value) for a in call.arguments)
+            return f"kernel {call.kernel}({arguments}) grid {call.grid} block {call.block}"
 
 
 def _operand(region: Region, transposed: bool) -> str:

@@ -18,7 +18,7 @@ def order_transfers(draft: Draft) -> Draft:
     for block in phases(graph):
         first = graph.ops[block[0]]
         auto = first.where.resources.order == "auto" and draft.machine.links.kind == "switch"
-        if auto and all(isinstance(graph.ops[i], ir.Copy) for i in block):
+        if auto and all(isinstance(graph.ops[i].body, ir.Copy) for i in block):
             order.extend(_rounds(graph, block))
         else:
             order.extend(block)
@@ -46,9 +46,9 @@ def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
     inside = set(block)
     queues: list[dict[int, deque[int]]] = [{} for _ in range(ranks)]  # rank → peer → copies in the text's order
     for i in block:
-        op = graph.ops[i]
-        assert isinstance(op, ir.Copy)
-        rank, peer = op.where.rank, op.dst.rank if op.dst.rank != op.where.rank else op.src.rank
+        rank, copy = graph.ops[i].where.rank, graph.ops[i].body
+        assert isinstance(copy, ir.Copy)
+        peer = copy.dst.rank if copy.dst.rank != rank else copy.src.rank
         queues[rank].setdefault(peer, deque()).append(i)
     sent: dict[tuple[int, int], int] = {}
     done: set[int] = set()
@@ -59,11 +59,11 @@ def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
         for rank in range(ranks):
             for peer in sorted(queues[rank], key=lambda p: (sent.get((rank, p), 0), (p - rank - 1) % ranks)):
                 i = queues[rank][peer][0]
-                op = graph.ops[i]
-                assert isinstance(op, ir.Copy)
+                copy = graph.ops[i].body
+                assert isinstance(copy, ir.Copy)
                 if any(d.before in inside and d.before not in done for d in graph.deps[i]):
                     continue
-                src, dst = op.src.rank, op.dst.rank
+                src, dst = copy.src.rank, copy.dst.rank
                 if src != dst and (src in sending or dst in receiving):
                     continue
                 if src != dst:

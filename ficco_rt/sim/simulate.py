@@ -14,21 +14,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeAlias
+from math import prod
 
 from ..errors import Span as Place
+from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..machine import cost
 from ..machine.model import Machine
 from ..plan.ir import (
     CollectiveCall,
     CopyAsync,
-    CopyWork,
-    GemmWork,
     Launch,
     LaunchAttributes,
     Plan,
     Record,
-    ReduceWork,
+    Signal,
     SignalFlag,
     Stream,
     WaitEvent,
@@ -39,8 +38,6 @@ from ..region import Region, called, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
 from ..types import TYPES
 from .links import Flows
-
-Signal: TypeAlias = tuple[str, int]  # "event" or "flag", and its number
 
 
 def simulate(plan: Plan, machine: Machine) -> Trace:
@@ -98,12 +95,11 @@ class _Clock:
         while position < len(stream.commands):
             command = stream.commands[position]
             match command:
-                case Record(event=e):
-                    self.lift(("event", e), now, stream)
-                case SignalFlag(flag=f):
-                    self.lift(("flag", f), now, stream)
+                case Record() | SignalFlag():
+                    for signal in command.signals:
+                        self.lift(signal, now, stream)
                 case WaitEvent() | WaitFlag():
-                    signal = ("event", command.event) if isinstance(command, WaitEvent) else ("flag", command.flag)
+                    (signal,) = command.waits
                     seen = self.seen(signal, stream.rank)
                     if seen is None:
                         self.waiting.setdefault(signal, []).append(self._resume(stream, position, now))
@@ -152,7 +148,7 @@ class _Clock:
         """Record a wait of a stage that ended when the last of the signals was seen."""
         last = max(signals, key=lambda s: self.raised[s][0])
         by = self.raised[last][1]
-        label = f"waits for {last[0]} {last[1]} of rank {by.rank} stream {by.name}"
+        label = f"waits for {last} of rank {by.rank} stream {by.name}"
         self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, _at(place)))
 
     # ---- what takes time
@@ -213,28 +209,28 @@ class _Clock:
         """Kind, label, bytes, operations and microseconds of a work."""
         machine, sms = self.machine, attributes.sms
         moved = sum(map(self._size, (*work.reads, *work.writes)))
-        match work:
-            case GemmWork(out=out, left=left, terms=terms):
+        match work.body:
+            case Gemm(out=out, left=left, left_transposed=transposed, addends=addends):
                 m, n = out.shape[-2:]
-                k = left.shape[-2] if work.left_transposed else left.shape[-1]
+                k = left.shape[-2] if transposed else left.shape[-1]
                 batch = out.elements // max(1, m * n)
                 # works of a streamed launch fill each other's last waves
-                tiles = work.tiles[0] * work.tiles[1] * batch if alone else None
-                dtype, added = self.dtypes[left.tensor], sum(map(self._size, terms))
+                tiles = prod(work.tiles or ()) * batch if alone else None
+                dtype, added = self.dtypes[left.tensor], sum(map(self._size, addends))
                 time = cost.gemm_time(machine, m, n, k, dtype, sms, tiles=tiles, batch=batch, added=added)
                 # what goes to a peer leaves while the rest is multiplied
                 time = max(time, cost.link_time(machine, rank, out.rank, self._size(out)))
                 return "gemm", f"{called(out, rank)} {summary(out)}", moved, 2 * out.elements * k, time
-            case ReduceWork(out=out, terms=terms):
+            case Reduce(out=out, terms=terms):
                 time = cost.reduce_time(machine, len(terms), self._size(out), sms)
                 far = [(t.rank, self._size(t)) for t in terms if t.rank != rank]
                 time = max(time, cost.read_time(machine, rank, far))
                 return "reduce", f"{out.tensor} {summary(out)}", moved, 0, time
-            case CopyWork(dst=dst, src=src):
+            case Copy(dst=dst, src=src):
                 size = self._size(src)
                 return "copy", way(dst, src, rank), size, 0, cost.store_time(machine, src.rank, dst.rank, size, sms)
-            case _:
-                return "kernel", work.kernel, moved, 0, cost.kernel_time(machine, moved, sms)
+            case KernelCall(kernel=kernel):
+                return "kernel", kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
     def _collective(self, group: list[tuple[Stream, CollectiveCall, int, float]], now: float) -> None:
         kind = group[0][1].kind
@@ -270,7 +266,7 @@ class _StreamedLaunch:
             clock.proceed(stream, self.position + 1, now)
             return
         work = launch.works[index]
-        signals: tuple[Signal, ...] = tuple(("flag", f) for f in work.waits)
+        signals: tuple[Signal, ...] = tuple(Signal("flag", f) for f in work.waits)
         begin = now
         for signal in signals:
             seen = clock.seen(signal, stream.rank)
@@ -285,15 +281,18 @@ class _StreamedLaunch:
 
     def end(self, index: int) -> None:
         for flag in self.launch.works[index].signals:
-            self.clock.lift(("flag", flag), self.clock.now, self.stream)
+            self.clock.lift(Signal("flag", flag), self.clock.now, self.stream)
         self.proceed(index + 1, self.clock.now)
 
 
 def _peer(work: Work, rank: int) -> int | None:
     """The rank that a work of `rank` copies to or from, or stores its product at."""
-    if isinstance(work, CopyWork):
-        return peer_of(work.dst, work.src, rank)
-    return work.out.rank if isinstance(work, GemmWork) and work.out.rank != rank else None
+    match work.body:
+        case Copy(dst=dst, src=src):
+            return peer_of(dst, src, rank)
+        case Gemm(out=out) if out.rank != rank:
+            return out.rank
+    return None
 
 
 def _at(place: Place) -> str:

@@ -194,26 +194,28 @@ def interpreted(graph: ir.Graph, inputs: Mapping[str, Sequence[Array]]) -> tuple
 
     done: set[int] = set()
     for op in graph.ops:
-        match op:
-            case ir.Copy():
-                put(op.dst, get(op.src))
-            case ir.Gemm():
-                left, right = get(op.left, op.left_transposed), get(op.right, op.right_transposed)
-                parts = [get(t) for t in ((op.out,) if op.accumulate else op.terms)]
+        match op.body:
+            case ir.Copy(dst=dst, src=src):
+                put(dst, get(src))
+            case ir.Gemm() as gemm:
+                left, right = get(gemm.left, gemm.left_transposed), get(gemm.right, gemm.right_transposed)
+                parts = [get(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
                 sizes = np.abs(left) @ np.abs(right) + sum(map(np.abs, parts))
                 largest = max(largest, float(sizes.max()))
-                put(op.out, left @ right + sum(parts))
-            case ir.Reduce():
-                terms = [get(t) for t in op.terms]
+                put(gemm.out, left @ right + sum(parts))
+            case ir.Reduce() as total:
+                terms = [get(t) for t in total.terms]
                 largest = max(largest, float(sum(map(np.abs, terms)).max()))
-                put(op.out, sum(terms))
-            case ir.Collective() if op.group not in done:
-                done.add(op.group)
-                calls = [o for o in graph.ops if isinstance(o, ir.Collective) and o.group == op.group]
-                values = [get(o.src) for o in sorted(calls, key=lambda o: o.where.rank)]
+                put(total.out, sum(terms))
+            case ir.Collective(kind=kind, group=group) if group not in done:
+                done.add(group)
+                calls = [
+                    (o.where.rank, c) for o in graph.ops if isinstance(c := o.body, ir.Collective) and c.group == group
+                ]
+                values = [get(call.src) for _, call in sorted(calls, key=lambda c: c[0])]
                 largest = max(largest, float(sum(map(np.abs, values)).max()))
-                for call in calls:
-                    put(call.dst, _collected(op.kind, values, call.where.rank))
+                for rank, call in calls:
+                    put(call.dst, _collected(kind, values, rank))
     return memory, largest
 
 

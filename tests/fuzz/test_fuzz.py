@@ -26,7 +26,7 @@ from ficco_rt import compiler
 from ficco_rt.errors import PlanError, ScheduleError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.graph.ir import Launch
+from ficco_rt.graph.ir import KernelCall
 from ficco_rt.graph.prove import prove
 from ficco_rt.machine.profiles import PROFILES, profile
 from ficco_rt.plan import codec
@@ -110,7 +110,7 @@ def compiled(schedule: Schedule, ranks: int, params: Mapping[str, object], machi
     assert codec.from_json(codec.to_json(plan)) == plan
     assert to_text(plan)
     small = sum(prod(shape) for t in plan.tensors for shape in t.shapes) < 50_000
-    if small and not any(isinstance(op, Launch) for op in graph.ops):  # its kernels do not exist
+    if small and not any(isinstance(op.body, KernelCall) for op in graph.ops):  # its kernels do not exist
         stages["run"] += 1
         hostile = ("adversarial", f"lazy({len(plan.streams) // 2})")
         with Executor(plan, "host", machine=target, order="random(1)") as executor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ficco_rt.graph import ir
 from ficco_rt.graph.link import link
@@ -58,8 +59,24 @@ def _replaced(ops: Ops, i: int, *new: ir.Op) -> Ops:
     return (*ops[:i], *new, *ops[i + 1 :])
 
 
+def _changed(op: ir.Op, **changes: Any) -> ir.Op:
+    """The op, doing something else."""
+    return replace(op, body=replace(op.body, **changes))
+
+
+def _all_of(graph: ir.Graph, *kinds: type[ir.Body]) -> list[int]:
+    return [i for i, op in enumerate(graph.ops) if isinstance(op.body, kinds)]
+
+
+def _summed(body: ir.Body) -> tuple[str, tuple[Region, ...]]:
+    """What is added up in a sum or in a gemm's epilogue, and which field has it."""
+    if isinstance(body, ir.Reduce):
+        return "terms", body.terms
+    return "addends", body.addends if isinstance(body, ir.Gemm) else ()
+
+
 def _line(op: ir.Op) -> str:
-    return f"{type(op).__name__} of rank {op.where.rank}, line {op.where.origin.line}"
+    return f"{type(op.body).__name__} of rank {op.where.rank}, line {op.where.origin.line}"
 
 
 def dropped(rng: random.Random, graph: ir.Graph) -> Mutant | None:
@@ -78,13 +95,12 @@ def doubled(rng: random.Random, graph: ir.Graph) -> Mutant | None:
 
 def summed_twice(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     """A gemm's product added once more."""
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Gemm)]
+    found = _all_of(graph, ir.Gemm)
     if not found:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    assert isinstance(op, ir.Gemm)
-    again = replace(op, accumulate=True, terms=())
+    again = _changed(op, accumulate=True, addends=())
     return Mutant(f"added twice: {_line(op)}", _replaced(graph.ops, i, op, again))
 
 
@@ -94,7 +110,7 @@ def swapped(rng: random.Random, graph: ir.Graph) -> Mutant | None:
         return None
     i, j = sorted(rng.sample(range(len(graph.ops)), 2))
     a, b = graph.ops[i], graph.ops[j]
-    if isinstance(a, ir.Collective) or isinstance(b, ir.Collective):
+    if isinstance(a.body, ir.Collective) or isinstance(b.body, ir.Collective):
         return None  # calls of one collective must stand together to be a graph at all
     ops = list(graph.ops)
     ops[i], ops[j] = b, a
@@ -102,7 +118,7 @@ def swapped(rng: random.Random, graph: ir.Graph) -> Mutant | None:
 
 
 def _fields(op: ir.Op) -> list[str]:
-    return [f for f in ("dst", "src", "out", "left", "right") if hasattr(op, f)]
+    return [f for f in ("dst", "src", "out", "left", "right") if hasattr(op.body, f)]
 
 
 def _shifted(rng: random.Random, region: Region, dims: list[int] | None = None) -> Region:
@@ -127,15 +143,16 @@ def _shifted(rng: random.Random, region: Region, dims: list[int] | None = None) 
 def off_by_one(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     i = rng.randrange(len(graph.ops))
     op = graph.ops[i]
-    if isinstance(op, ir.Reduce | ir.Gemm) and op.terms and rng.random() < 0.7:
-        k = rng.randrange(len(op.terms))
-        terms = (*op.terms[:k], _shifted(rng, op.terms[k]), *op.terms[k + 1 :])
-        return Mutant(f"term {k} off by one: {_line(op)}", _replaced(graph.ops, i, replace(op, terms=terms)))
+    field, terms = _summed(op.body)
+    if terms and rng.random() < 0.7:
+        k = rng.randrange(len(terms))
+        terms = (*terms[:k], _shifted(rng, terms[k]), *terms[k + 1 :])
+        return Mutant(f"term {k} off by one: {_line(op)}", _replaced(graph.ops, i, _changed(op, **{field: terms})))
     fields = _fields(op)
     if not fields:
         return None
     name = rng.choice(fields)
-    new = replace(op, **{name: _shifted(rng, getattr(op, name))})
+    new = _changed(op, **{name: _shifted(rng, getattr(op.body, name))})
     return Mutant(f"{name} off by one: {_line(op)}", _replaced(graph.ops, i, new))
 
 
@@ -143,43 +160,44 @@ def both_off_by_one(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     """Both sides of a copy, or out and left of a gemm, one row further: sizes still fit."""
     i = rng.randrange(len(graph.ops))
     op = graph.ops[i]
-    pair = ("dst", "src") if isinstance(op, ir.Copy) else ("out", "left") if isinstance(op, ir.Gemm) else None
+    pair = ("dst", "src") if isinstance(op.body, ir.Copy) else ("out", "left") if isinstance(op.body, ir.Gemm) else None
     if pair is None:
         return None
     state = rng.getrandbits(32)
-    changes = {name: _shifted(random.Random(state), getattr(op, name), [0]) for name in pair}
-    return Mutant(f"{pair[0]} and {pair[1]} off by one: {_line(op)}", _replaced(graph.ops, i, replace(op, **changes)))
+    changes = {name: _shifted(random.Random(state), getattr(op.body, name), [0]) for name in pair}
+    return Mutant(f"{pair[0]} and {pair[1]} off by one: {_line(op)}", _replaced(graph.ops, i, _changed(op, **changes)))
 
 
 def wrong_rank(rng: random.Random, graph: ir.Graph) -> Mutant | None:
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Copy | ir.Gemm)]
+    found = _all_of(graph, ir.Copy, ir.Gemm)
     if not found or graph.ranks < 2:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    name = rng.choice(("dst", "src")) if isinstance(op, ir.Copy) else "out"
-    region: Region = getattr(op, name)
+    name = rng.choice(("dst", "src")) if isinstance(op.body, ir.Copy) else "out"
+    region: Region = getattr(op.body, name)
     other = rng.choice([r for r in range(graph.ranks) if r != region.rank])
-    new = replace(op, **{name: region.on(other)})
+    new = _changed(op, **{name: region.on(other)})
     return Mutant(f"{name} on rank {other}: {_line(op)}", _replaced(graph.ops, i, new))
 
 
 def wrong_k(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     """A gemm over a K interval of the wrong place or length, on one operand or alike on both."""
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Gemm)]
+    found = _all_of(graph, ir.Gemm)
     if not found:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    assert isinstance(op, ir.Gemm)
-    left_k = len(op.left.axes) - (2 if op.left_transposed else 1)
-    right_k = len(op.right.axes) - (1 if op.right_transposed else 2)
+    gemm = op.body
+    assert isinstance(gemm, ir.Gemm)
+    left_k = len(gemm.left.axes) - (2 if gemm.left_transposed else 1)
+    right_k = len(gemm.right.axes) - (1 if gemm.right_transposed else 2)
     state = rng.getrandbits(32)
     new = op
     if rng.random() < 0.75:
-        new = replace(new, left=_shifted(random.Random(state), op.left, [left_k]))
+        new = _changed(new, left=_shifted(random.Random(state), gemm.left, [left_k]))
     if rng.random() < 0.75:
-        new = replace(new, right=_shifted(random.Random(state), op.right, [right_k]))
+        new = _changed(new, right=_shifted(random.Random(state), gemm.right, [right_k]))
     return Mutant(f"wrong K: {_line(op)}", _replaced(graph.ops, i, new))
 
 
@@ -187,80 +205,80 @@ def stale(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     """A read of another piece of the same size: of another op's, or of another tensor or rank's."""
     i = rng.randrange(len(graph.ops))
     op = graph.ops[i]
-    names = [f for f in ("src", "left", "right") if hasattr(op, f)]
+    names = [f for f in ("src", "left", "right") if hasattr(op.body, f)]
     if not names:
         return None
     name = rng.choice(names)
-    region: Region = getattr(op, name)
+    region: Region = getattr(op.body, name)
     others = sorted(
         {
             r
             for other in graph.ops
             for r in (*other.reads, *other.writes)
-            if r.shape == region.shape and r != region and (r.rank == region.rank or isinstance(op, ir.Copy))
+            if r.shape == region.shape and r != region and (r.rank == region.rank or isinstance(op.body, ir.Copy))
         },
         key=str,
     )
     if not others:
         return None
-    new = replace(op, **{name: rng.choice(others)})
-    return Mutant(f"{name} reads {getattr(new, name)}: {_line(op)}", _replaced(graph.ops, i, new))
+    new = _changed(op, **{name: rng.choice(others)})
+    return Mutant(f"{name} reads {getattr(new.body, name)}: {_line(op)}", _replaced(graph.ops, i, new))
 
 
 def elsewhere(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     """A write to another piece of the same size."""
     i = rng.randrange(len(graph.ops))
     op = graph.ops[i]
-    names = [f for f in ("dst", "out") if hasattr(op, f)]
+    names = [f for f in ("dst", "out") if hasattr(op.body, f)]
     name = names[0]
-    region: Region = getattr(op, name)
+    region: Region = getattr(op.body, name)
     others = sorted(
         {
             w
             for other in graph.ops
             for w in other.writes
-            if w.shape == region.shape and w != region and (w.rank == region.rank or isinstance(op, ir.Copy | ir.Gemm))
+            if w.shape == region.shape
+            and w != region
+            and (w.rank == region.rank or isinstance(op.body, ir.Copy | ir.Gemm))
         },
         key=str,
     )
     if not others:
         return None
-    new = replace(op, **{name: rng.choice(others)})
-    return Mutant(f"{name} writes {getattr(new, name)}: {_line(op)}", _replaced(graph.ops, i, new))
+    new = _changed(op, **{name: rng.choice(others)})
+    return Mutant(f"{name} writes {getattr(new.body, name)}: {_line(op)}", _replaced(graph.ops, i, new))
 
 
 def transposed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Gemm)]
+    found = _all_of(graph, ir.Gemm)
     if not found:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    assert isinstance(op, ir.Gemm)
-    if rng.random() < 0.5:
-        new = replace(op, left_transposed=not op.left_transposed)
-    else:
-        new = replace(op, right_transposed=not op.right_transposed)
+    side = "left_transposed" if rng.random() < 0.5 else "right_transposed"
+    new = _changed(op, **{side: not getattr(op.body, side)})
     return Mutant(f"transposed: {_line(op)}", _replaced(graph.ops, i, new))
 
 
 def term_changed(rng: random.Random, graph: ir.Graph) -> Mutant | None:
     """A sum, alone or of a gemm, that lacks a term, takes one twice, or takes a wrong one."""
-    found = [i for i, op in enumerate(graph.ops) if isinstance(op, ir.Reduce | ir.Gemm) and op.terms]
+    found = [i for i, op in enumerate(graph.ops) if _summed(op.body)[1]]
     if not found:
         return None
     i = rng.choice(found)
     op = graph.ops[i]
-    assert isinstance(op, ir.Reduce | ir.Gemm)
-    k = rng.randrange(len(op.terms))
+    field, terms = _summed(op.body)
+    k = rng.randrange(len(terms))
     kind = rng.randrange(3)
-    if kind == 0 and (len(op.terms) > 1 or isinstance(op, ir.Gemm)):
-        terms = op.terms[:k] + op.terms[k + 1 :]
+    if kind == 0 and (len(terms) > 1 or isinstance(op.body, ir.Gemm)):
+        terms = terms[:k] + terms[k + 1 :]
     elif kind == 1:
-        terms = (*op.terms, op.terms[k])
+        terms = (*terms, terms[k])
     else:
-        others = [t for o in graph.ops for t in (*o.reads, *o.writes) if t.shape == op.out.shape]
-        terms = (*op.terms[:k], rng.choice(others), *op.terms[k + 1 :])
-    return Mutant(f"terms changed: {_line(op)}", _replaced(graph.ops, i, replace(op, terms=terms)))
+        (out,) = op.writes
+        others = [t for o in graph.ops for t in (*o.reads, *o.writes) if t.shape == out.shape]
+        terms = (*terms[:k], rng.choice(others), *terms[k + 1 :])
+    return Mutant(f"terms changed: {_line(op)}", _replaced(graph.ops, i, _changed(op, **{field: terms})))
 
 
 KINDS: tuple[Maker, ...] = (

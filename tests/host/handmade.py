@@ -9,19 +9,17 @@ import numpy as np
 
 from ficco_rt.driver.api import Array
 from ficco_rt.errors import Span
-from ficco_rt.graph.ir import Claim, Engine, Kernel, Tensor
+from ficco_rt.graph.ir import Claim, Engine, Gemm, Kernel, Reduce, Tensor
 from ficco_rt.machine.model import Device, Links, Machine
 from ficco_rt.plan.ir import (
     VERSION,
     CollectiveCall,
     Command,
     CopyAsync,
-    GemmWork,
     Launch,
     LaunchAttributes,
     Plan,
     Record,
-    ReduceWork,
     SignalFlag,
     Stream,
     Transfer,
@@ -90,9 +88,10 @@ def gemm_work(
     waits: tuple[int, ...] = (),
     signals: tuple[int, ...] = (),
     tiles: tuple[int, int] = (1, 1),
-    terms: tuple[Region, ...] = (),
-) -> GemmWork:
-    return GemmWork(out, left, right, *transposed, accumulate, tiles, waits, signals, at, line(at), terms)
+    addends: tuple[Region, ...] = (),
+) -> Work:
+    body = Gemm(out, left, right, *transposed, accumulate, addends)
+    return Work(body, waits, signals, at, line(at), tiles)
 
 
 def launch(*works: Work, streamed: bool = False, kernel: str = "gemm", stage: str = "mm") -> Launch:
@@ -100,7 +99,7 @@ def launch(*works: Work, streamed: bool = False, kernel: str = "gemm", stage: st
 
 
 def reduce(out: Region, terms: tuple[Region, ...], at: int) -> Launch:
-    return launch(ReduceWork(out, terms, (), (), at, line(at)), kernel="reduce", stage="sum")
+    return launch(Work(Reduce(out, terms), (), (), at, line(at)), kernel="reduce", stage="sum")
 
 
 def record(event: int, at: int) -> Record:

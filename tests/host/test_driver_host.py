@@ -15,9 +15,9 @@ from ficco_rt.driver.host.order import parse_order
 from ficco_rt.driver.host.views import View
 from ficco_rt.errors import DeviceError, PlanError, UsageError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.graph.ir import Argument, Kernel
+from ficco_rt.graph.ir import Argument, Kernel, KernelCall
 from ficco_rt.machine import cost
-from ficco_rt.plan.ir import Command, KernelWork, Plan
+from ficco_rt.plan.ir import Command, Plan, Work
 from ficco_rt.region import Axis, Interval, Region
 from ficco_rt.trace import Trace
 from tests.host.handmade import (
@@ -377,7 +377,7 @@ def test_terms_are_added_to_the_product_and_rounded_once() -> None:
     c, f = array([[1]], "bf16"), array([[1]], "fp32")
     out = box("C", 0, (0, 1), (0, 1))
     work = gemm_work(
-        out, box("A", 0, (0, 1), (0, 1)), box("B", 0, (0, 1), (0, 1)), 5, terms=(out, box("F", 0, (0, 1), (0, 1)))
+        out, box("A", 0, (0, 1), (0, 1)), box("B", 0, (0, 1), (0, 1)), 5, addends=(out, box("F", 0, (0, 1), (0, 1)))
     )
     one_rank([launch(work)], A=array([[256]], "bf16"), B=array([[1]], "bf16"), C=c, F=f)
     assert c.item() == 258
@@ -582,7 +582,7 @@ def fail(x):
 
 def kernel_plan(host: str | None, folder: Path, arguments: tuple[Argument, ...]) -> Plan:
     place = line(7, str(folder / "x.ficco"))
-    work = KernelWork("k", arguments, (1,), (1,), (), (), 9, line(9, str(folder / "x.ficco")))
+    work = Work(KernelCall("k", arguments, (1,), (1,)), (), (), 9, line(9, str(folder / "x.ficco")))
     return plan(
         [tensor("X", "output", (4, 2)), tensor("Y", "output", (4, 2))],
         [(0, "sm", [launch(work, kernel="k")])],
@@ -697,7 +697,7 @@ def test_costs() -> None:
 def test_terms_cost_their_bytes() -> None:
     out = box("C", 0, (0, 2), (0, 2))
     work = gemm_work(
-        out, box("A", 0, (0, 2), (0, 2)), box("B", 0, (0, 2), (0, 2)), 5, terms=(box("F", 0, (0, 2), (0, 2)),)
+        out, box("A", 0, (0, 2), (0, 2)), box("B", 0, (0, 2), (0, 2)), 5, addends=(box("F", 0, (0, 2), (0, 2)),)
     )
     tensors = [tensor(n, "output", (2, 2)) for n in "ABCF"]
     made = plan(tensors, [(0, "sm", [launch(work)])])

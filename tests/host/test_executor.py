@@ -423,7 +423,7 @@ def test_tolerance_grows_with_stored_partial_sums() -> None:
     twice = [launch(gemm_work(whole_c, a, b, 40, accumulate=True)) for _ in range(3)]
     more = replace(made, streams=(*made.streams, replace(made.streams[1], commands=tuple(twice))))
     assert tolerance(more, claim, "bf16") == 2 * 2**-8 * 2 + 4 * 2**-24 * 2
-    summed = launch(gemm_work(whole_c, a, b, 40, terms=(whole_c, whole_c)))
+    summed = launch(gemm_work(whole_c, a, b, 40, addends=(whole_c, whole_c)))
     more = replace(made, streams=(*made.streams, replace(made.streams[1], commands=(summed,))))
     assert tolerance(more, claim, "bf16") == 2 * 2**-8 * (1 + made.ranks) ** 0.5 + 4 * 2**-24 * 2
 
@@ -491,7 +491,9 @@ def test_the_reference_does_not_follow_the_plan() -> None:
     made = gather_plan()
     own, waiting, far = made.streams[1].commands
     (work,) = far.works  # type: ignore[union-attr]
-    doubled = launch(replace(work, out=box("C", 0, (0, 2), (0, 3))))  # the far rows land on the own ones
+    doubled = launch(
+        replace(work, body=replace(work.body, out=box("C", 0, (0, 2), (0, 3))))
+    )  # the far rows land on the own ones
     swapped = [*made.streams]
     swapped[1] = replace(made.streams[1], commands=(own, waiting, doubled))
     with executor_of(replace(made, streams=tuple(swapped))) as executor:

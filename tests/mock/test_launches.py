@@ -16,6 +16,7 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.graph.ir import Gemm, Reduce
 from ficco_rt.plan.ir import Command, Launch, Plan, Record
 from tests.mock import campaign
 from tests.mock.standin import StandIn
@@ -144,8 +145,8 @@ def test_the_last_of_a_launch_s_kernels_takes_down_the_flags_of_all(library: Sta
     """Sums and products are two kernels, each of which waits for flags of its own."""
     library.reset("devices 2")
     plan = plan_of(build(ficco_dsl.parse(MIXED, "mixed.ficco"), 2, {}), discover(library.face, 2))
-    waits = [{type(w).__name__ for w in c.works if w.waits} for s in plan.streams for c in s.commands if is_streamed(c)]
-    assert waits == [{"ReduceWork", "GemmWork"}] * 2
+    waits = [{type(w.body) for w in c.works if w.waits} for s in plan.streams for c in s.commands if is_streamed(c)]
+    assert waits == [{Reduce, Gemm}] * 2
     with Executor(plan, library.face, timeout=30) as executor:
         for executor.graph in (False, True):
             for seed in range(20):

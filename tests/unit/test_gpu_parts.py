@@ -32,10 +32,11 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
 from ficco_rt.exec.issue import issue_order
+from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels import sm90
 from ficco_rt.machine.discover import DeviceFacts, machine
 from ficco_rt.machine.profiles import profile
-from ficco_rt.plan.ir import CollectiveCall, Command, GemmWork, Launch, Plan, WaitFlag
+from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
 from ficco_rt.region import Axis, Interval, Region, summary, way
 
 # ---------------------------------------------------------------- regions
@@ -140,19 +141,20 @@ def test_every_work_is_packed_once(name: str) -> None:
         assert CONSTANTS == works <= terms <= runs <= flags <= CONSTANTS + len(launch.constants)
         raised = [8 * f for w in command.works for f in (*w.waits, *w.signals)]
         assert [f for (f,) in naive.FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
-        if isinstance(command.works[0], GemmWork):
+        if isinstance(command.works[0].body, Gemm):
             assert launch.entry == "naive_gemm_bf16_bf16"
             assert count == len(command.works)
             before = 0
             for i, work in enumerate(command.works):
-                assert isinstance(work, GemmWork)
+                gemm = work.body
+                assert isinstance(gemm, Gemm)
                 fields = naive.GEMM.unpack_from(launch.constants, i * naive.GEMM.size)
                 m, n, k, accumulate, first = fields[21:26]
-                assert (m, n) == work.out.shape
-                assert k == work.left.shape[1]
-                assert accumulate == work.accumulate
+                assert (m, n) == gemm.out.shape
+                assert k == gemm.left.shape[1]
+                assert accumulate == gemm.accumulate
                 assert first == before
-                assert fields[34] == len(work.terms)
+                assert fields[34] == len(gemm.addends)
                 before += fields[26]
             assert before == tiles
 
@@ -360,7 +362,9 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
         found = []
         for stream in plan.streams:
             for command in stream.commands:
-                if isinstance(command, Launch) and any(isinstance(w, GemmWork) and w.terms for w in command.works):
+                if isinstance(command, Launch) and any(
+                    isinstance(w.body, Gemm) and w.body.addends for w in command.works
+                ):
 
                     def resolve(r: Region) -> Tensor:
                         tensor = next(t for t in plan.tensors if t.name == r.tensor)

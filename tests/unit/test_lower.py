@@ -12,6 +12,7 @@ from ficco_rt.compiler import build, lint, plan_of
 from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.graph.ir import Copy, Gemm
 from ficco_rt.kernels import sm90
 from ficco_rt.kernels.catalogue import GemmConfig, GemmRequest, Limits, choose_gemm
 from ficco_rt.machine.cost import gemm_time, link_time, store_time, transfer_time
@@ -19,7 +20,7 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import resources
 from ficco_rt.plan.check import check
-from ficco_rt.plan.ir import CopyAsync, CopyWork, GemmWork, Launch, Plan, Record, WaitEvent
+from ficco_rt.plan.ir import Command, CopyAsync, Launch, Plan, Record, WaitEvent
 from ficco_rt.plan.lint import incast
 from ficco_rt.plan.lower import lower
 from ficco_rt.sim.simulate import simulate
@@ -54,6 +55,10 @@ def copies(plan: Plan, rank: int) -> list[int]:
         if isinstance(c, CopyAsync)
         for t in c.transfers
     ]
+
+
+def gemms_of(launch: Command) -> list[Gemm]:
+    return [w.body for w in launch.works if isinstance(w.body, Gemm)] if isinstance(launch, Launch) else []
 
 
 def verified(plan: Plan) -> bool:
@@ -148,7 +153,7 @@ def moves(text: str, ranks: int = 4) -> list[Launch]:
 
 def test_copies_on_multiprocessors_go_out_as_one_launch() -> None:
     (launch,) = moves(PUSH.replace("STREAMED", "").replace("WITH", ""))
-    assert [w.dst.rank for w in launch.works if isinstance(w, CopyWork)] == [1, 2, 3, 0]
+    assert [w.body.dst.rank for w in launch.works if isinstance(w.body, Copy)] == [1, 2, 3, 0]
     assert (launch.streamed, launch.attributes.sms) == (False, 64)
 
 
@@ -404,7 +409,7 @@ def test_tiles_break_at_segments() -> None:
     graph = build(cases.schedule("ag_gemm/hetero_fused_1d"), 4, {"M": 4 * 300, "N": 4 * 200, "K": 64, "chunks": 2})
     made = plan_of(graph, profile("h200-switch", 4))
     works = [w for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works]
-    fused = [w for w in works if isinstance(w, GemmWork) and len(w.out.boxes) == 3]
+    fused = [w for w in works if isinstance(w.body, Gemm) and len(w.body.out.boxes) == 3]
     (kernel,) = {
         c.kernel for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works if w in fused
     }
@@ -463,7 +468,7 @@ def test_a_product_on_a_peer_raises_a_streamed_reader_s_flag_there() -> None:
     for stream in made.streams:
         product, total = (c for c in stream.commands if isinstance(c, Launch))
         homes = [made.flag_homes[f] for w in product.works for f in w.signals]
-        assert homes == [w.out.rank for w in product.works if isinstance(w, GemmWork) and w.out.rank != stream.rank]
+        assert homes == [g.out.rank for g in gemms_of(product) if g.out.rank != stream.rank]
         assert len(total.works[0].waits) == 3
 
 
@@ -498,7 +503,7 @@ def test_stores_to_seven_peers_and_the_own_rows_are_one_launch_of_the_hopper_ker
         assert isinstance(launch, Launch)
         assert launch.kernel.startswith("sm90_gemm")
         assert launch.kernel.endswith("_paced")
-        assert len({w.out.rank for w in launch.works if isinstance(w, GemmWork)}) == 8
+        assert len({g.out.rank for g in gemms_of(launch)}) == 8
 
 
 def test_stores_to_peers_with_little_shared_memory_are_done_by_what_fits() -> None:

@@ -16,7 +16,8 @@ from ficco_dsl.diagnostics import Span
 from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.tensors import Tensor
-from ficco_rt.plan.ir import CopyWork, GemmWork, Launch, LaunchAttributes, ReduceWork, Work
+from ficco_rt.graph.ir import Copy, Gemm, Reduce
+from ficco_rt.plan.ir import Launch, LaunchAttributes, Work
 from ficco_rt.region import Axis, Interval, Region
 from ficco_rt.types import Dtype
 from tests.simt import amd
@@ -62,7 +63,7 @@ class Tensors:
 
 def launch(works: list[Work], tensors: Tensors, flags: np.ndarray, streamed: bool) -> Packed:
     attributes = LaunchAttributes(0, None, None, None)
-    kernel = {GemmWork: "naive_gemm", ReduceWork: "naive_reduce"}.get(type(works[0]), "naive_copy")
+    kernel = {Gemm: "naive_gemm", Reduce: "naive_reduce"}.get(type(works[0].body), "naive_copy")
     command = Launch(kernel, tuple(works), streamed, attributes, "mm")
     (packed,) = naive.pack(command, tensors, lambda flag: int(flags.ctypes.data) + 4 * flag, ("-std=c++17",), 4)
     return packed
@@ -116,8 +117,8 @@ def test_products(dtype: Dtype, streamed: bool, tmp_path: Path) -> None:
     other = region("B", ((2, 47),), ((0, 70),))
     wide = region("D", ((0, 61),), ((5, 75),))
     works: list[Work] = [
-        GemmWork(out, left, right, False, True, True, (2, 2), (0,), (1, 2), 0, HERE),
-        GemmWork(wide, turned, other, True, False, False, (1, 1), (), (3,), 1, HERE),
+        Work(Gemm(out, left, right, False, True, True), (0,), (1, 2), 0, HERE, (2, 2)),
+        Work(Gemm(wide, turned, other, True, False, False), (), (3,), 1, HERE, (1, 1)),
     ]
     wanted = {
         "C": tensors.put(out, tensors.of(left) @ tensors.of(right).T + tensors.of(out)),
@@ -142,8 +143,10 @@ def test_products_with_terms(dtype: Dtype, tmp_path: Path) -> None:
     corner = region("E", ((0, 3),), ((1, 4),))
     small = region("A", ((7, 10),), ((0, 40),)), region("B", ((0, 40),), ((9, 12),))
     works: list[Work] = [
-        GemmWork(whole, left, right, False, False, False, (2, 2), (), (0,), 0, HERE, terms),
-        GemmWork(corner, *small, False, False, False, (1, 1), (), (1,), 1, HERE, (region("C", ((0, 3),), ((2, 5),)),)),
+        Work(Gemm(whole, left, right, False, False, False, terms), (), (0,), 0, HERE, (2, 2)),
+        Work(
+            Gemm(corner, *small, False, False, False, (region("C", ((0, 3),), ((2, 5),)),)), (), (1,), 1, HERE, (1, 1)
+        ),
     ]
     product = tensors.of(left) @ tensors.of(right) + sum(map(tensors.of, terms))
     other = tensors.of(small[0]) @ tensors.of(small[1]) + tensors.of(works[1].reads[2])
@@ -165,7 +168,10 @@ def test_sums_of_terms_of_another_type(dtype: Dtype, other: Dtype, tmp_path: Pat
     terms = (whole["A"], whole["B"], whole["C"])
     wanted = sum(map(tensors.of, terms))
     run(
-        launch([ReduceWork(whole["C"], terms, (), (), 0, HERE)], tensors, np.zeros(1, np.uint32), False), 3, 5, tmp_path
+        launch([Work(Reduce(whole["C"], terms), (), (), 0, HERE)], tensors, np.zeros(1, np.uint32), False),
+        3,
+        5,
+        tmp_path,
     )
     assert np.array_equal(tensors.arrays["C"], wanted)
 
@@ -179,7 +185,9 @@ def test_sums(dtype: Dtype, tmp_path: Path) -> None:
     terms = [(region("A", ((8, 48),), ((0, 96),)), region("B", ((30, 70),), ((0, 96),))),
              (region("A", ((0, 19),), ((1, 48),)), region("B", ((2, 21),), ((7, 54),)))]  # fmt: skip
     outs = (even, uneven)
-    works: list[Work] = [ReduceWork(o, t, (), (i,), i, HERE) for i, (o, t) in enumerate(zip(outs, terms, strict=True))]
+    works: list[Work] = [
+        Work(Reduce(o, t), (), (i,), i, HERE) for i, (o, t) in enumerate(zip(outs, terms, strict=True))
+    ]
     wanted = tensors.arrays["C"].astype(float)
     for o, t in zip(outs, terms, strict=True):
         wanted[Tensors._index(o)] = sum(tensors.of(x) for x in t)
@@ -199,7 +207,7 @@ def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[
         (region("B", ((40, 50),), ((2, 12),)), region("A", ((1, 11),), ((4, 14),))),
         (region("B", ((60, 64), (50, 57)), ((0, 40), (50, 71))), region("A", ((30, 41),), ((3, 64),))),
     ]
-    works: list[Work] = [CopyWork(b, a, (), (i,), i, HERE) for i, (b, a) in enumerate(moves)]
+    works: list[Work] = [Work(Copy(b, a), (), (i,), i, HERE) for i, (b, a) in enumerate(moves)]
     wanted = tensors.arrays["B"].copy()
     for b, a in moves:
         wanted[Tensors._index(b)] = tensors.arrays["A"][Tensors._index(a)]
@@ -224,8 +232,8 @@ def test_copies_of_several_tiles_wait_and_signal_in_order(seed: int, tmp_path: P
     tensors = Tensors(5, A=("bf16", (40, 4096)), B=("bf16", (40, 4096)), C=("bf16", (40, 4096)))
     whole = [region(t, ((0, 40),), ((0, 4096),)) for t in "ABC"]
     works: list[Work] = [
-        CopyWork(whole[1], whole[0], (), (0,), 0, HERE),
-        CopyWork(whole[2], whole[1], (0,), (1,), 1, HERE),
+        Work(Copy(whole[1], whole[0]), (), (0,), 0, HERE),
+        Work(Copy(whole[2], whole[1]), (0,), (1,), 1, HERE),
     ]
     flags = np.zeros(2, np.uint32)
     packed = launch(works, tensors, flags, True)

@@ -53,7 +53,8 @@ COMPUTE = "streams.1.commands"
 GEMMS, RECORD, WAIT, REDUCE, TWIST = (f"{COMPUTE}.{i}" for i in range(5))
 CALL = "streams.2.commands.1"
 OTHER_CALL = "streams.5.commands.1"
-GEMM, SECOND = f"{GEMMS}.works.0", f"{GEMMS}.works.1"
+GEMM_WORK, SECOND_WORK = f"{GEMMS}.works.0", f"{GEMMS}.works.1"
+GEMM, SECOND, SUM = f"{GEMM_WORK}.body", f"{SECOND_WORK}.body", f"{REDUCE}.works.0.body"
 MINE, FIRST = (0, 8), (0, 4)  # rows and columns
 
 
@@ -263,56 +264,57 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         f"{GEMM}.out", box("P", 0, MINE, FIRST), "ruled.ficco:17:47: gemm writes the part of P that it reads",
     ),
     "gemm's term of another shape": (
-        f"{GEMM}.terms", (box("Q", 0, (8, 12), FIRST),), "ruled.ficco:17:47: gemm: Q is 8 × 4, the term Q is 4 × 4",
+        f"{GEMM}.addends", (box("Q", 0, (8, 12), FIRST),), "ruled.ficco:17:47: gemm: Q is 8 × 4, the term Q is 4 × 4",
     ),
     "gemm's term of another type": (
-        f"{GEMM}.terms", (box("H", 0, MINE, FIRST),),
+        f"{GEMM}.addends", (box("H", 0, MINE, FIRST),),
         "ruled.ficco:17:47: gemm: Q is fp32, the term H is bf16; a term is fp32",
     ),
     "gemm's term moved": (
-        f"{SECOND}.terms", (box("Q", 0, (4, 12), FIRST),),
+        f"{SECOND}.addends", (box("Q", 0, (4, 12), FIRST),),
         "ruled.ficco:17:47: gemm: a term overlaps the part of Q that is written",
     ),
     "gemm's term outside": (
-        f"{GEMM}.terms", (box("P", 0, (9, 17), FIRST),),
+        f"{GEMM}.addends", (box("P", 0, (9, 17), FIRST),),
         "ruled.ficco:17:47: P@0[9:17, 0:4] is outside its tensor, 16 × 4",
     ),
     "gemm adds terms and its result": (
-        GEMM, lambda w: replace(w, accumulate=True, terms=(w.out,)), "ruled.ficco:17:47: '+=' takes no sum",
+        GEMM, lambda g: replace(g, accumulate=True, addends=(g.out,)), "ruled.ficco:17:47: '+=' takes no sum",
     ),
     "gemm reads a peer": (
         f"{GEMM}.right.rank", 1, "ruled.ficco:17:47: a gemm reads its operands in its own rank's memory",
     ),
     "gemm adds on a peer": (
-        GEMM, lambda w: replace(w, accumulate=True, terms=(), out=replace(w.out, rank=1)),
+        GEMM, lambda g: replace(g, accumulate=True, addends=(), out=replace(g.out, rank=1)),
         "ruled.ficco:17:47: '+=' adds to Q on rank 1; a gemm adds in its own rank's memory: store there with '=', each "
         "product in its own place, and sum those",
     ),
     "term's shape": (
-        f"{REDUCE}.works.0.terms.1", box("Q", 1, FIRST, FIRST),
+        f"{SUM}.terms.1", box("Q", 1, FIRST, FIRST),
         "ruled.ficco:18:26: reduce: C is 8 × 4, the term Q is 4 × 4",
     ),
-    "no terms": (f"{REDUCE}.works.0.terms", (), "ruled.ficco:18:26: reduce: there is no term to sum"),
+    "no terms": (f"{SUM}.terms", (), "ruled.ficco:18:26: reduce: there is no term to sum"),
     "reduce writes a peer": (
-        f"{REDUCE}.works.0.out.rank", 1, "ruled.ficco:18:26: a reduce writes its own rank's memory",
+        f"{SUM}.out.rank", 1, "ruled.ficco:18:26: a reduce writes its own rank's memory",
     ),
     "kernel reads a peer": (
-        f"{TWIST}.works.0.arguments.0.value.rank", 1,
+        f"{TWIST}.works.0.body.arguments.0.value.rank", 1,
         "ruled.ficco:19:28: launch twist: a kernel works on its own rank's memory",
     ),
     "no grid": (
-        f"{TWIST}.works.0.grid", (), "ruled.ficco:19:28: kernel 'twist' has no grid or block of one to three sizes",
+        f"{TWIST}.works.0.body.grid", (),
+        "ruled.ficco:19:28: kernel 'twist' has no grid or block of one to three sizes",
     ),
     "negative grid": (
-        f"{TWIST}.works.0.grid", (-1,),
+        f"{TWIST}.works.0.body.grid", (-1,),
         "ruled.ficco:19:28: launch twist: grid = [-1]; every number of it is 1 to 2147483647",
     ),
     "huge block": (
-        f"{TWIST}.works.0.block", (64, 64),
+        f"{TWIST}.works.0.body.block", (64, 64),
         "ruled.ficco:19:28: launch twist: block = [64, 64] has 4096 threads; a block has 1 to 1024",
     ),
     "argument's mode": (
-        f"{TWIST}.works.0.arguments.0.mode", "int",
+        f"{TWIST}.works.0.body.arguments.0.mode", "int",
         "ruled.ficco:19:28: kernel 'twist' has an argument that is a number and a region",
     ),
     # kernels
@@ -328,18 +330,18 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
         "kernels", (), "ruled.ficco:19:28: there is no kernel 'twist' for the works of the launch",
     ),
     "kernel of another work": (
-        f"{TWIST}.works.0.kernel", "turn",
+        f"{TWIST}.works.0.body.kernel", "turn",
         "ruled.ficco:19:28: there is no kernel 'twist' for the works of the launch",
     ),
     "kernel twice": ("kernels", (KERNEL, KERNEL), "ruled.ficco:15:3: kernel 'twist' is declared 2 times"),
     "tiles": (
-        f"{SECOND}.tiles", (-5, 10**9),
+        f"{SECOND_WORK}.tiles", (-5, 10**9),
         "ruled.ficco:17:47: gemm Q@0[8:16, 0:4] has -5 × 1000000000 tiles; naive_gemm makes 1 × 1",
     ),
     # ops
     "op below zero": (f"{TWIST}.works.0.op", -5, "ruled.ficco:19:28: there is no op -5"),
     "op twice": (f"{TWIST}.works.0.op", 4, "ruled.ficco:19:28: op 4 stands in two places"),
-    "op in two works": (f"{SECOND}.op", 4, "ruled.ficco:17:47: op 4 stands in two places"),
+    "op in two works": (f"{SECOND_WORK}.op", 4, "ruled.ficco:17:47: op 4 stands in two places"),
     "after of no op": (
         "orders", (Order(99, 12, line(20, "ruled.ficco")),),
         "ruled.ficco:20:3: 'after' speaks of op 99, which is not in the plan",
@@ -356,7 +358,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "no such home": ("flag_homes.0", 99, "plan:1:1: flag 0 lives on rank 99; the plan has 2 ranks"),
     "negative home": ("flag_homes.0", -1, "plan:1:1: flag 0 lives on rank -1; the plan has 2 ranks"),
     "work waits elsewhere": (
-        f"{GEMM}.waits", (1,), "ruled.ficco:17:47: rank 0 waits for flag 1, which lives on rank 1",
+        f"{GEMM_WORK}.waits", (1,), "ruled.ficco:17:47: rank 0 waits for flag 1, which lives on rank 1",
     ),
     "stream waits elsewhere": (
         f"{WAIT}.flag", 3, "ruled.ficco:18:26: rank 0 waits for flag 3, which lives on rank 1",
@@ -427,7 +429,7 @@ def test_what_no_plan_can_hold_is_not_read(place: tuple[Any, ...], value: Any, m
 
 def test_a_gemm_with_terms_has_them_in_text_and_json() -> None:
     term = box("S", 0, MINE, FIRST)
-    plan = changed(whole_plan(), f"{GEMM}.terms", (term, replace(term, rank=1)))
+    plan = changed(whole_plan(), f"{GEMM}.addends", (term, replace(term, rank=1)))
     assert " · B@0[0:4, 0:4] + S@0[0:8, 0:4] + S@1[0:8, 0:4] tiles 1×1" in to_text(plan)
     assert codec.from_json(codec.to_json(plan)) == plan
     assert codec.content_hash(plan) != codec.content_hash(whole_plan())

@@ -62,9 +62,10 @@ computes C = A
     graph = build(ficco_dsl.parse(text, "x.ficco"), 1)
     prove(graph)
     first, *rest = graph.ops
-    assert isinstance(first, ir.Copy)
+    copy = first.body
+    assert isinstance(copy, ir.Copy)
     two = Axis((Interval(1, 3),), dropped=True)
-    wrong = replace(first, dst=replace(first.dst, axes=(two, *first.dst.axes[1:])))
+    wrong = replace(first, body=replace(copy, dst=replace(copy.dst, axes=(two, *copy.dst.axes[1:]))))
     with pytest.raises(ScheduleError) as caught:
         prove(replace(graph, ops=(wrong, *rest)))
     assert [d.message for d in caught.value.diagnostics] == [

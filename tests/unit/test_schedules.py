@@ -52,8 +52,8 @@ def test_no_shipped_schedule_sends_two_to_one(name: str, ranks: int) -> None:
 def sent(name: str, ranks: int, **sizes: int) -> int:
     """Elements that a rank sends to others."""
     graph = compiler.build(cases.schedule(name), ranks, {**sizes, "T": "bf16"})
-    copies = [op for op in graph.ops if isinstance(op, ir.Copy) and op.src.rank == 0 != op.dst.rank]
-    return sum(op.src.elements for op in copies)
+    copies = [op.body for op in graph.ops if isinstance(op.body, ir.Copy)]
+    return sum(copy.src.elements for copy in copies if copy.src.rank == 0 != copy.dst.rank)
 
 
 def test_stationary_schedules_send_what_their_texts_say() -> None:

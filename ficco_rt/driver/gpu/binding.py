@@ -27,7 +27,7 @@ from ...device.ir import (
 from ...errors import DeviceError
 from ...region import Region
 from ...trace import Launched
-from ...types import ITEM_BYTES
+from ...types import TYPES
 from .gpus import Gpus
 from .launches import BoundLaunch, Launches
 from .refused import Closing, concerning
@@ -224,7 +224,7 @@ class Binder:
 def parts(move: Move, memory: Memory) -> Iterator[Run | Rows]:
     """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
     to, of = _tensor(move.dst, memory), _tensor(move.src, memory)
-    item = ITEM_BYTES[to.dtype]
+    item = TYPES[to.dtype].bytes
     for cell in cells((move.dst, move.src), (to.shape, of.shape)):
         a, b = cell.sides
         at, start = to.address + a.offset * item, of.address + b.offset * item

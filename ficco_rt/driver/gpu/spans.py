@@ -24,7 +24,7 @@ from ...plan.ir import (
 )
 from ...region import Region, called, peer_of, summary, way
 from ...trace import Kind, Launched, Span, base_name
-from ...types import ITEM_BYTES
+from ...types import TYPES
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
 
@@ -77,7 +77,7 @@ def _timed(
     rank, number, stage = stream.rank, stream.id, command.stage
 
     def size(region: Region) -> int:
-        return region.elements * ITEM_BYTES[dtypes[region.tensor]]
+        return region.elements * TYPES[dtypes[region.tensor]].bytes
 
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):

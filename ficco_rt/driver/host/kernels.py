@@ -15,9 +15,10 @@ from typing import TypeAlias
 import numpy as np
 
 from ...errors import DeviceError, UsageError
-from ...graph.ir import Kernel
+from ...errors import Span as Place
+from ...graph.ir import Copy, Gemm, Kernel, KernelCall, Reduce
 from ...library import located
-from ...plan.ir import CollectiveCall, CopyWork, GemmWork, KernelWork, ReduceWork, Transfer, Work
+from ...plan.ir import CollectiveCall, Transfer, Work
 from ...region import Region
 from ..api import Array
 from .views import View, malformed
@@ -51,26 +52,26 @@ def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> Run:
 
 def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) -> Run:
     """The work as a function; `functions` are the user kernels' host functions by kernel name."""
-    match work:
-        case GemmWork():
-            return _gemm(work, resolve)
-        case ReduceWork():
-            return _reduce(work, resolve)
-        case CopyWork():
-            return _copy(work, resolve)
-        case KernelWork():
-            return _user(work, resolve, functions[work.kernel])
+    match work.body:
+        case Gemm() as gemm:
+            return _gemm(gemm, work.origin, resolve)
+        case Reduce() as total:
+            return _reduce(total, work.origin, resolve)
+        case Copy() as copy:
+            return _copy(copy, work.origin, resolve)
+        case KernelCall() as call:
+            return _user(call, work.origin, resolve, functions[call.kernel])
 
 
-def _gemm(work: GemmWork, resolve: Resolve) -> Run:
-    out, left, right = resolve(work.out), resolve(work.left), resolve(work.right)
-    rows, inner = left.shape[-2:] if not work.left_transposed else left.shape[:-3:-1]
-    inner2, columns = right.shape[-2:] if not work.right_transposed else right.shape[:-3:-1]
+def _gemm(gemm: Gemm, place: Place, resolve: Resolve) -> Run:
+    out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)
+    rows, inner = left.shape[-2:] if not gemm.left_transposed else left.shape[:-3:-1]
+    inner2, columns = right.shape[-2:] if not gemm.right_transposed else right.shape[:-3:-1]
     if inner != inner2 or out.shape[-2:] != (rows, columns):
-        raise malformed(work.origin, f"shapes do not fit: {work.out} = {work.left} · {work.right}")
-    terms = [resolve(t) for t in ((work.out,) if work.accumulate else work.terms)]
+        raise malformed(place, f"shapes do not fit: {gemm.out} = {gemm.left} · {gemm.right}")
+    terms = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
     if any(t.shape != out.shape for t in terms):
-        raise malformed(work.origin, f"the terms of a sum must have the shape of {work.out}")
+        raise malformed(place, f"the terms of a sum must have the shape of {gemm.out}")
 
     def operand(view: View, transposed: bool) -> Callable[[], Array]:
         if view.one is None:
@@ -78,7 +79,7 @@ def _gemm(work: GemmWork, resolve: Resolve) -> Run:
         array = view.one.swapaxes(-1, -2) if transposed else view.one
         return (lambda: array) if array.dtype == np.float32 else (lambda: array.astype(np.float32))
 
-    a, b = operand(left, work.left_transposed), operand(right, work.right_transposed)
+    a, b = operand(left, gemm.left_transposed), operand(right, gemm.right_transposed)
     target = out.one
     if terms:
 
@@ -98,32 +99,32 @@ def _matmul_into(a: Array, b: Array, out: Array) -> None:
     np.matmul(a, b, out=out)
 
 
-def _reduce(work: ReduceWork, resolve: Resolve) -> Run:
-    out = resolve(work.out)
-    first, *rest = [resolve(t) for t in work.terms]
+def _reduce(total: Reduce, place: Place, resolve: Resolve) -> Run:
+    out = resolve(total.out)
+    first, *rest = [resolve(t) for t in total.terms]
     if any(t.shape != out.shape for t in (first, *rest)):
-        raise malformed(work.origin, f"the terms of a sum must have the shape of {work.out}")
+        raise malformed(place, f"the terms of a sum must have the shape of {total.out}")
 
     def run() -> None:
-        total = first.load().astype(np.float32)  # a copy, whatever the dtype
+        result = first.load().astype(np.float32)  # a copy, whatever the dtype
         for term in rest:
-            total += term.load32()
-        out.store(total)
+            result += term.load32()
+        out.store(result)
 
     return run
 
 
-def _copy(work: CopyWork, resolve: Resolve) -> Run:
+def _copy(copy: Copy, place: Place, resolve: Resolve) -> Run:
     """As bits."""
-    dst, src = resolve(work.dst), resolve(work.src)
+    dst, src = resolve(copy.dst), resolve(copy.src)
     if dst.shape != src.shape or dst.dtype != src.dtype:
-        raise malformed(work.origin, f"{work.src} {src.dtype} cannot be copied to {work.dst} {dst.dtype}")
+        raise malformed(place, f"{copy.src} {src.dtype} cannot be copied to {copy.dst} {dst.dtype}")
     return lambda: dst.store(src.load())
 
 
-def _user(work: KernelWork, resolve: Resolve, function: HostFunction) -> Run:
-    given: list[View | int] = [resolve(a.value) if isinstance(a.value, Region) else a.value for a in work.arguments]
-    written = [i for i, a in enumerate(work.arguments) if a.mode in ("write", "update") and isinstance(a.value, Region)]
+def _user(call: KernelCall, place: Place, resolve: Resolve, function: HostFunction) -> Run:
+    given: list[View | int] = [resolve(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments]
+    written = [i for i, a in enumerate(call.arguments) if a.mode in ("write", "update") and isinstance(a.value, Region)]
 
     def run() -> None:
         values = [v.load() if isinstance(v, View) else v for v in given]
@@ -131,7 +132,7 @@ def _user(work: KernelWork, resolve: Resolve, function: HostFunction) -> Run:
             function(*values)
         except Exception as error:  # the user's code: whatever it raises is reported with its place
             raise DeviceError(
-                f"{work.origin.path}:{work.origin.line}: kernel '{work.kernel}' failed on rank {_rank(work)}: "
+                f"{place.path}:{place.line}: kernel '{call.kernel}' failed on rank {_rank(call)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
         for i in written:
@@ -142,8 +143,8 @@ def _user(work: KernelWork, resolve: Resolve, function: HostFunction) -> Run:
     return run
 
 
-def _rank(work: KernelWork) -> int:
-    return next((a.value.rank for a in work.arguments if isinstance(a.value, Region)), 0)
+def _rank(call: KernelCall) -> int:
+    return next((a.value.rank for a in call.arguments if isinstance(a.value, Region)), 0)
 
 
 # ---------------------------------------------------------------- collectives
