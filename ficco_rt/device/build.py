@@ -185,7 +185,7 @@ class _Builder:
     def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
         name = StreamName("plan", s)
         moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, t.origin) for t in command.transfers]
-        alone = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
+        alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
         words = self.sides.with_copy(s, p) if self.sides is not None else ()
         together = self.mode == "streams" and self.features.copy_batches and len(runs) + len(words) > 1

@@ -170,7 +170,9 @@ class _Runs:
 
     def _use(self, callers: int | None, uses: bool) -> None:
         """The callers' own work with their tensors."""
-        for rank, device in enumerate(self.plan.placement.devices) if uses and callers is not None else ():
+        if not uses or callers is None:
+            return
+        for rank, device in enumerate(self.plan.placement.devices):
             queue = self._queue((StreamName("caller", rank), callers), device)
             self._append(queue, None, PLACELESS).uses = rank
 
@@ -180,8 +182,8 @@ class _Runs:
     def _of(self, action: Action, run: _Run) -> int:
         """The queue of an action outside of graphs."""
         stream = self.of_streams[action.stream]
-        callers = run.callers if stream.name.kind == "caller" and run.callers is not None else _OUTSIDE
-        return self._queue((stream.name, callers), stream.device)
+        among = run.callers if stream.name.kind == "caller" and run.callers is not None else _OUTSIDE
+        return self._queue((stream.name, among), stream.device)
 
     def _node(self, queue: int, action: Action) -> None:
         node = self._append(queue, action, action.cause.origin or PLACELESS)
@@ -516,7 +518,7 @@ def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
     if not isinstance(work.body, Gemm):
         return ()
     left, right = launch.config.read_only
-    return (work.body.left,) * left + (work.body.right,) * right
+    return (*((work.body.left,) if left else ()), *((work.body.right,) if right else ()))
 
 
 def _word_name(word: int) -> str:

@@ -134,7 +134,8 @@ class Launches:
     def _wanted(self, stream: Stream) -> int:
         """Multiprocessors that the streamed launches of a stream, one after another, want at most."""
         streamed = (c for c in stream.commands if isinstance(c, Launch) and c.streamed)
-        return max((c.attributes.sms or self.limits.sms for c in streamed), default=0)
+        wanted = [c.attributes.sms or self.limits.sms for c in streamed]
+        return max(wanted, default=0)
 
     def _cluster_beside(self, stream: Stream) -> int:
         """How many single blocks of a streamed launch start side by side: as many as a cluster of the kernels that may

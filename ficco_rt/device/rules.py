@@ -63,14 +63,14 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
         if places[word.device, word.index] > 1 or not 0 <= word.index < sizes[word.device]:
             yield Diagnostic(PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place")
     for action in plan.actions:
-        for word in (*_raised(action), *_awaited(action)):
-            if not 0 <= word < len(plan.words):
-                yield _at(action, f"there is no word {word}")
+        for number in (*_raised(action), *_awaited(action)):
+            if not 0 <= number < len(plan.words):
+                yield _at(action, f"there is no word {number}")
         if isinstance(action, ChangeWords):
             device = plan.stream(action.stream).device
-            for word in _awaited(action):
-                if plan.words[word].device != device:
-                    yield _at(action, f"{action.stream} of device {device} waits for word {word} of another device")
+            for number in _awaited(action):
+                if 0 <= number < len(plan.words) and plan.words[number].device != device:
+                    yield _at(action, f"{action.stream} of device {device} waits for word {number} of another device")
         if isinstance(action, ResetWords):
             size = sizes[plan.stream(action.stream).device]
             if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..plan.text import body_text
+from ..plan.text import work_text
 from .ir import (
     Action,
     AwaitEvent,
@@ -88,7 +88,7 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
             work = launch.works[i]
             waits = "".join(f" wait flag {flag}" for flag in work.waits)
             signals = "".join(f" signal flag {flag}" for flag in work.signals)
-            yield f"  {'+ ' if place else ''}{body_text(work)}{waits}{signals}"
+            yield f"  {'+ ' if place else ''}{work_text(work)}{waits}{signals}"
 
 
 def _frame(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:

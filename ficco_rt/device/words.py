@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .ir import EventName, Placement, Word
@@ -47,25 +47,26 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
     `unraised`: flags between works that a kernel makes as one; they have no word."""
     private = private_flags(plan)
     points = semaphores(plan, placement)
-    wanted: dict[int, list[tuple[int, int | None, EventName | None]]] = defaultdict(list)  # order within the device
+    wanted: dict[int, list[tuple[int, Word]]] = defaultdict(list)  # by device: where among its words, and the word
     for flag, rank in enumerate(plan.flag_homes):
-        if flag in unraised:
-            continue
-        wanted[placement.devices[rank]].append((2 if flag in private else 0, flag, None))
+        device = placement.devices[rank]
+        if flag in private and flag not in unraised:
+            wanted[device].append((2, Word(device, -1, flag, None, "kernel" if flag in by_kernel else "behind")))
+        elif flag not in unraised:
+            wanted[device].append((0, Word(device, -1, flag, None, "completion")))
     for point, devices in points.items():
         for device in devices:
-            wanted[device].append((1, None, point))
+            wanted[device].append((1, Word(device, -1, None, point, "completion")))
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
     found: dict[EventName, dict[int, int]] = defaultdict(dict)
     for device in placement.ordinals:
-        for index, (group, flag, point) in enumerate(sorted(wanted[device], key=lambda w: w[0])):
-            reset: str = "completion" if group < 2 else "kernel" if flag in by_kernel else "behind"
-            if flag is not None:
-                flags[flag] = len(table)
-            if point is not None:
-                found[point][device] = len(table)
-            table.append(Word(device, index, flag, point, reset))  # type: ignore[arg-type]
+        for index, (_, word) in enumerate(sorted(wanted[device], key=lambda place: place[0])):
+            if word.flag is not None:
+                flags[word.flag] = len(table)
+            if word.point is not None:
+                found[word.point][device] = len(table)
+            table.append(replace(word, index=index))
     return Words(tuple(table), tuple(flags), found)
 
 

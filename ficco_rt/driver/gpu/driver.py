@@ -164,7 +164,7 @@ class GpuDriver:
             (name, rank): replace(self._buffers[buffer], written=name not in inputs)
             for (name, rank), buffer in memory.items()
         }
-        return self._binder.bind(self._plans_for(tensors), tensors)
+        return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
 
     def _plans_for(self, tensors: Mapping[tuple[str, int], Tensor]) -> Plans:
         """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain

@@ -11,7 +11,7 @@ Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -88,7 +88,7 @@ class Opened(Protocol):
 
     devices: dict[int, Device]
     control: dict[int, Handle]  # a stream of each device, for what is done beside the plan
-    ones: Mapping[int, int]  # a word of each device's memory that holds 1
+    ones: dict[int, int]  # a word of each device's memory that holds 1
 
     def inside(self, device: Device) -> AbstractContextManager[None]: ...
 
@@ -221,9 +221,6 @@ class Vendor(Protocol):
     def destroy_graph(self, graph: Handle) -> None: ...
 
     # ---- kernels
-
-    def options(self, arch: str) -> tuple[str, ...]:
-        """What every source is compiled with."""
 
     def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
         """Machine code. InternalError with the compiler's log if it refuses the text."""

@@ -17,35 +17,24 @@ import numpy as np
 
 from ...errors import DeviceError, InternalError, PlanError, UsageError
 from ...errors import Span as Place
-from ...graph.ir import Kernel
+from ...graph.ir import KernelCall
 from ...plan.ir import (
     CollectiveCall,
+    Command,
     CopyAsync,
     Launch,
     Plan,
     Record,
     SignalFlag,
-    Stream,
     WaitEvent,
     WaitFlag,
 )
+from ...plan.ir import Signal as PlanSignal
+from ...plan.issue import issue_order
 from ...region import Region
 from ...trace import Clock, Span
 from ...types import Dtype, numpy_dtype
-from ..api import (
-    Array,
-    Buffer,
-    Call,
-    Event,
-    Flag,
-    Graph,
-    Holdings,
-    Memory,
-    Pool,
-    Program,
-    Progress,
-    StreamHandle,
-)
+from ..api import Array, Binding, Buffer, Holdings, Memory, Pool, Progress
 from .deadlock import at, describe_deadlock
 from .kernels import HostFunction, bind_transfers, bind_work, host_function
 from .memory import available
@@ -57,6 +46,7 @@ from .stepping import (
     RaiseTask,
     Signal,
     Stepper,
+    Task,
     WaitTask,
     WorkTask,
     unfinished,
@@ -91,7 +81,7 @@ class HostDriver:
         signals = (s for stream in plan.streams for c in stream.commands for s in (*c.waits, *c.signals))
         self._signals = {s: Signal(str(s)) for s in signals}
         modules: dict[Path, ModuleType] = {}
-        used = {w.body.kernel for _, c in plan.launches() for w in c.works if isinstance(w.body, KernelCall)}
+        used = {w.body.kernel for _, launch in plan.launches() for w in launch.works if isinstance(w.body, KernelCall)}
         self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
 
     @property
