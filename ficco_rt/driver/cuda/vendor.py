@@ -8,14 +8,13 @@ from typing import Any
 
 from ... import env
 from ...kernels.compiler import compile_text
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.gpus import Gpus
-from ..gpu.packed import Packed, Wanted
 from ..gpu.refused import Refused
-from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
-from . import tiled
 from .call import api, call
+from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
@@ -210,9 +209,6 @@ class Cuda:
 
     # ---- kernels
 
-    def options(self, arch: str) -> tuple[str, ...]:
-        return ("-std=c++17", f"-arch={arch}")
-
     def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
         return compile_text(text, name, options).code
 
@@ -238,15 +234,11 @@ class Cuda:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
 
-    def chains(self, arch: str) -> bool:
-        """Programmatic dependent launch, since Hopper; kernels for others do not wait for the launch before them."""
-        return int(arch.removeprefix("sm_").rstrip("af")) >= 90
-
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
-    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
-        return tiled.pack(wanted, resolve, address, facts)
+    def encode(self, m: TensorMap) -> bytes:
+        return encode(m)
 
     # ---- actions
 

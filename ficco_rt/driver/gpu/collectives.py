@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ...cells import part
 from ...errors import UsageError
 from ...plan.ir import CollectiveCall, Command, Plan
 from ...region import Region
-from .cells import part
 from .crossings import Crossings
 from .gpus import Gpus
 from .refused import Closing

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ...cells import cells
 from ...plan.ir import CopyAsync
 from ...region import Region
 from ...types import TYPES
-from .cells import cells
 from .streams import Piece
 from .tensors import Resolve
 from .vendor import Action, Handle, Rows, Run, Vendor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,18 +14,28 @@ import numpy as np
 from ...errors import DeviceError, UsageError
 from ...errors import Span as Place
 from ...graph.ir import Kernel
+from ...kernels import families, works
 from ...kernels.catalogue import CLUSTERS, COPY, REDUCE
-from ...plan.ir import CollectiveCall, Command, CopyAsync, KernelWork, Launch, LaunchAttributes, Plan
+from ...kernels.family import KernelConfig, LaunchRequest, Tables
+from ...kernels.occupancy import Limits
+from ...plan.ir import (
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    CopyWork,
+    GemmWork,
+    KernelWork,
+    Launch,
+    LaunchAttributes,
+    Plan,
+    Work,
+)
 from ...region import Region
 from ...trace import Launched
-from ...types import TYPES
-from . import naive
-from .cells import cells
 from .devices import Device
 from .flags import waited_by
 from .gpus import Gpus
 from .modules import Modules
-from .packed import Packed, Wanted
 from .spans import place_of
 from .streams import GpuStream, Ready, Upload
 from .tensors import FlagAddress, Resolve
@@ -37,15 +47,20 @@ _ALIGNED = 256  # bytes
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """How a stream's launches are to be made. `sms`: multiprocessors that they may take; a streamed one holds no more,
-    since its blocks wait. `behind`: right behind another launch."""
+    """How a stream's launches are to be made. `behind`: right behind another launch."""
 
     to: GpuStream
     place: Place
     attributes: LaunchAttributes
-    sms: int
-    streamed: bool = False
     behind: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A launch on memory."""
+
+    config: KernelConfig
+    tables: Tables
 
 
 class Launches:
@@ -78,31 +93,42 @@ class Launches:
         sms = command.attributes.sms or facts.sms
         if command.streamed:
             sms = min(sms, self._room(to.device, sms))
-        lowers = [address(flag) for flag in sorted(waited_by(command) & self._lowered)]
-        tuned = vendor.tuned(Wanted(command, sms, lowers), resolve, address, facts)
-        if tuned is not None:
-            launches = [tuned]
-        else:
-            launches = naive.pack(command, resolve, address, vendor.options(facts.arch), sms, lowers)
-        behind = id(command) in self._behind
-        ready = self._all(_Asked(to, command.origin, command.attributes, sms, command.streamed, behind), launches)
-        if not launches[-1].lowered:
-            ready.actions += (vendor.zero_action(at, words, to.handle) for at, words in _side_by_side(lowers))
+        resets = tuple(sorted(waited_by(command) & self._lowered))
+        request = LaunchRequest(
+            kernel=command.kernel,
+            works=tuple(_work(w, resolve, int) for w in command.works),
+            sms=sms,
+            smem=command.attributes.smem,
+            streamed=command.streamed,
+            resets=resets,
+            cluster=self._cluster_beside(to) if command.streamed else 1,
+        )
+        configs = families.configure(request, Limits.of(facts))
+        placed = [_work(w, resolve, address) for w in command.works]
+        launches = [_Made(c, families.tables(c, placed, tuple(map(address, c.resets)))) for c in configs]
+        ready = self._all(_Asked(to, command.origin, command.attributes, id(command) in self._behind), launches)
+        done = {flag for c in configs for flag in (*c.resets, *c.unraised)}
+        words = [address(flag) for flag in resets if flag not in done]
+        ready.actions += (vendor.zero_action(at, count, to.handle) for at, count in _side_by_side(words))
         return ready
 
     def sums(
         self, to: GpuStream, sums: Sequence[tuple[Region, Sequence[Region]]], resolve: Resolve, place: Place
     ) -> Ready:
         """A launch for each sum of terms into a region."""
-        options = self._gpus.vendor.options(to.device.facts.arch)
-        launches = [naive.sum_of(out, terms, resolve, options) for out, terms in sums]
-        return self._all(_Asked(to, place, PLAIN, to.device.facts.sms), launches)
+        facts = to.device.facts
+        launches = []
+        for out, terms in sums:
+            work = works.Sum(resolve(out).view(out), tuple(resolve(t).view(t) for t in terms))
+            (config,) = families.configure(LaunchRequest(REDUCE, (work,), facts.sms), Limits.of(facts))
+            launches.append(_Made(config, families.tables(config, [work])))
+        return self._all(_Asked(to, place, PLAIN), launches)
 
-    def _all(self, asked: _Asked, launches: Sequence[Packed]) -> Ready:
+    def _all(self, asked: _Asked, launches: Sequence[_Made]) -> Ready:
         ready = Ready()
         try:
-            for packed in launches:
-                self._packed(asked, packed, ready)
+            for made in launches:
+                self._one(asked, made, ready)
                 asked = replace(asked, behind=True)
         except BaseException:
             for upload in ready.uploads:
@@ -111,37 +137,31 @@ class Launches:
             raise
         return ready
 
-    def _packed(self, asked: _Asked, packed: Packed, ready: Ready) -> None:
+    def _one(self, asked: _Asked, made: _Made, ready: Ready) -> None:
         gpus, vendor, to, device = self._gpus, self._gpus.vendor, asked.to, asked.to.device
-        entry = self._modules.own(packed.source, packed.entry, device, packed.options)
-        # what the text asks for counts all of a block's shared memory
-        smem = max(packed.smem, asked.attributes.smem - entry.static_smem)
-        what = f"kernel {entry.name}, {smem} bytes of shared memory"
+        config = made.config
+        entry = self._modules.own(config.source, config.entry, device, config.options)
+        what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
         with gpus.inside(device):
-            self._allow(entry.handle, smem, what)
-            fitting = vendor.blocks_per_sm(entry.handle, packed.threads, smem, what)
+            self._allow(entry.handle, config.smem, what)
+            fitting = vendor.blocks_per_sm(entry.handle, config.threads, config.smem, what)
         if not fitting:
             raise DeviceError(f"{place_of(asked.place)}: {what}: a block does not fit {device}")
-        blocks, cluster = packed.grid, packed.cluster
-        if blocks is None:
-            blocks = min(asked.sms if asked.streamed else asked.sms * fitting, packed.tiles)
-        if asked.streamed and packed.source == naive.SOURCE:
-            blocks, cluster = self._grouped(to, blocks)
-        upload = self._upload(device, packed, entry.name)
+        upload = self._upload(device, made.tables, entry.name)
         ready.uploads.append(upload)
-        chained = asked.behind and packed.chained and vendor.chains(device.facts.arch)
-        grid = Grid((blocks,), (packed.threads,), smem, self._priority(asked.attributes), cluster, chained)
+        priority, chained = self._priority(asked.attributes), asked.behind and config.chained
+        grid = Grid((config.blocks,), (config.threads,), config.smem, priority, config.cluster, chained)
         with gpus.inside(device):
-            arguments = packed.arguments(upload.address, upload.counters)
+            arguments = made.tables.arguments(upload.address, upload.counters, vendor.encode)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
-        ready.launched.append(Launched(entry.name, smem, fitting, blocks))
+        ready.launched.append(Launched(entry.name, config.smem, fitting, config.blocks))
 
     def _allow(self, function: Handle, smem: int, what: str) -> None:
         """NOTE what was allowed last holds for all launches of a function, those that are bound already too."""
         self._smem[function] = max(smem, self._smem.get(function, 0))
         self._gpus.vendor.allow_smem(function, self._smem[function], what)
 
-    def _upload(self, device: Device, packed: Packed, name: str) -> Upload:
+    def _upload(self, device: Device, packed: Tables, name: str) -> Upload:
         """The launch's constants in device memory, and zeros behind them."""
         constants = len(packed.constants)
         start = -(-constants // _ALIGNED) * _ALIGNED
@@ -183,10 +203,8 @@ class Launches:
             return sms
         return max(1, room * sms // sum(wanted))
 
-    def _grouped(self, to: GpuStream, blocks: int) -> tuple[int, int]:
-        """`blocks` of a streamed launch of single blocks, or a few less, and how many of them start side by side.
-        Beside launches in clusters they come in such clusters too: one here and one there would leave
-        multiprocessors that no cluster can use, and the last cluster would begin when others have ended."""
+    def _cluster_beside(self, to: GpuStream) -> int:
+        """How many blocks start side by side in streamed launches beside this stream's on the device, at least."""
         beside = {
             CLUSTERS.get(c.kernel, 1)
             for s in self._plan.streams
@@ -194,8 +212,7 @@ class Launches:
             for c in s.commands
             if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
         }
-        cluster = min(beside, default=1)
-        return (blocks // cluster * cluster, cluster) if blocks >= cluster else (blocks, 1)
+        return min(beside, default=1)
 
     def _user(self, to: GpuStream, command: Launch, work: KernelWork, resolve: Resolve, ready: Ready) -> None:
         """A user kernel gets the address of each region's first element, and each int as a C int."""
@@ -208,12 +225,9 @@ class Launches:
             if not isinstance(a.value, Region):
                 arguments.append(bytes(ctypes.c_int(a.value)))
                 continue
-            tensor = resolve(a.value)
             if len(a.value.boxes) != 1:
                 raise UsageError(f"{place}: kernel '{work.kernel}', argument {a.name}: one piece, not a set of pieces")
-            first = next(cells((a.value,), (tensor.shape,)))
-            address = tensor.address + first.sides[0].offset * TYPES[tensor.dtype].bytes
-            arguments.append(bytes(ctypes.c_uint64(address)))
+            arguments.append(bytes(ctypes.c_uint64(resolve(a.value).view(a.value).first)))
         vendor, smem = self._gpus.vendor, command.attributes.smem
         grid = Grid(work.grid, work.block, smem, self._priority(command.attributes))
         what = f"kernel '{work.kernel}', {smem} bytes of shared memory"
@@ -223,6 +237,25 @@ class Launches:
             fitting = vendor.blocks_per_sm(entry.handle, prod(work.block), smem, what)
             ready.actions.append(vendor.launch_action(entry.handle, grid, arguments, to.handle))
         ready.launched.append(Launched(work.kernel, smem, fitting, prod(work.grid)))
+
+
+def _work(work: Work, resolve: Resolve, flag: Callable[[int], int]) -> works.Work:
+    """A work of the plan as kernels are given it."""
+    waits, signals = tuple(map(flag, work.waits)), tuple(map(flag, work.signals))
+
+    def view(region: Region) -> works.View:
+        return resolve(region).view(region)
+
+    if isinstance(work, GemmWork):
+        out, left, right, *addends = (view(r) for r in (work.out, work.left, work.right, *work.terms))
+        transposed = work.left_transposed, work.right_transposed
+        return works.Product(
+            out, left, right, *transposed, work.accumulate, tuple(addends), waits=waits, signals=signals
+        )
+    if isinstance(work, CopyWork):
+        return works.Copy(view(work.dst), view(work.src), waits, signals)
+    assert not isinstance(work, KernelWork)
+    return works.Sum(view(work.out), tuple(map(view, work.terms)), waits, signals)
 
 
 def _side_by_side(words: Sequence[int]) -> list[tuple[int, int]]:

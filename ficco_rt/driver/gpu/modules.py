@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
+from ...kernels import target
 from .devices import Device
 from .gpus import Gpus
 from .refused import Closing
@@ -52,7 +53,7 @@ class Modules:
             raise UsageError(f"{place}: cannot read '{path}': {error.strerror}") from error
         if path.suffix in vendor.sources:
             try:
-                image = vendor.compile(code.decode("utf-8"), str(path), vendor.options(device.facts.arch))
+                image = vendor.compile(code.decode("utf-8"), str(path), target.options(device.facts.arch))
             except (InternalError, UnicodeDecodeError) as error:  # the user's source, so no bug of ours
                 raise UsageError(f"{place}: {error}") from error
         else:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ...kernels.works import View
 from ...region import Region
 from ...types import TYPES, Dtype
 
@@ -28,6 +29,10 @@ class Tensor:
         for n in self.shape:
             size *= n
         return size
+
+    def view(self, region: Region) -> View:
+        """A region of it, as kernels are given it."""
+        return View(region, self.address, self.shape, self.dtype, self.written)
 
 
 Resolve: TypeAlias = Callable[[Region], Tensor]

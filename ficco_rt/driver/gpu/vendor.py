@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from .refused import Refused
-from .tensors import FlagAddress, Resolve
 
 if TYPE_CHECKING:
     from .gpus import Gpus
-    from .packed import Packed, Wanted
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
 Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
@@ -190,9 +189,6 @@ class Vendor(Protocol):
 
     # ---- kernels
 
-    def options(self, arch: str) -> tuple[str, ...]:
-        """What every source is compiled with."""
-
     def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
         """Machine code. InternalError with the compiler's log if it refuses the text."""
 
@@ -210,15 +206,10 @@ class Vendor(Protocol):
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""
 
-    def chains(self, arch: str) -> bool:
-        """Whether a launch may begin there while the one before it on its stream ends (`Grid.chained`)."""
-
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
 
-    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
-        """A launch of the tuned kernel that the plan names; `Packed.lowered` says whether it takes flags down. None if
-        the plan names a naive one, or if the memory that the tensors have got is not aligned as the kernel needs it,
-        which the plan cannot know: then the naive twin does the work."""
+    def encode(self, m: TensorMap) -> bytes:
+        """A tensor map as a kernel's parameters hold it. Kernels of a vendor without such have none."""
 
     # ---- actions
 

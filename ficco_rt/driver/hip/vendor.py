@@ -17,22 +17,20 @@ import numpy as np
 
 from ... import env
 from ...errors import DeviceError
-from ...kernels import mfma
 from ...kernels.compiler import HIPRTC, compile_text
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.devices import Device
 from ..gpu.gpus import Gpus
-from ..gpu.packed import Packed, Wanted
 from ..gpu.refused import Refused
-from ..gpu.tensors import FlagAddress, Resolve
 from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
-from . import cdna
 from .call import api, call, filled
 
 LOG = logging.getLogger(__name__)
 
 _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
+_MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 _CHECKED = 4096  # bytes sent to see that copies arrive
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
 _BUFFER, _SIZE, _END = 1, 2, 3
@@ -81,7 +79,7 @@ class Hip:
             smem_per_sm=attribute("MaxSharedMemoryPerMultiprocessor"),
             smem_per_block=attribute("MaxSharedMemoryPerBlock"),
             smem_reserved=0,
-            max_residency=mfma.MAX_BLOCKS,
+            max_residency=_MAX_BLOCKS,
             warp=wave,
             max_warps=attribute("MaxThreadsPerMultiProcessor") // wave,
             memory=int(call(hip.hipDeviceTotalMem, ordinal)),
@@ -254,9 +252,6 @@ class Hip:
 
     # ---- kernels
 
-    def options(self, arch: str) -> tuple[str, ...]:
-        return ("-std=c++17", "-O3", f"--offload-arch={arch}")
-
     def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
         return compile_text(text, name, options, by=HIPRTC).code
 
@@ -279,17 +274,12 @@ class Hip:
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""
 
-    def chains(self, arch: str) -> bool:
-        return False
-
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(occupancy, function, threads, smem, what=what))
 
-    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
-        if any(v.name == wanted.launch.kernel for v in mfma.VARIANTS):
-            return cdna.pack(wanted.launch, resolve, address, facts.arch, wanted.sms)
-        return None
+    def encode(self, m: TensorMap) -> bytes:
+        raise NotImplementedError("kernels of AMD's GPUs read operands by address")
 
     # ---- actions
 
