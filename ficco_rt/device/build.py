@@ -67,11 +67,11 @@ def layout_of(
     device: Device,
     placement: Placement,
     features: Features,
-    plain: frozenset[tuple[int, int]] = frozenset(),
+    unaligned: frozenset[tuple[int, int]] = frozenset(),
 ) -> Layout:
-    """`plain`: the launches (stream, command) that plain kernels do, because the tuned ones cannot take the memory that
-    the tensors lie in. Raises UsageError: a collective in place."""
-    launches = Launches(plan, device, placement, features, plain).all()
+    """`unaligned`: the launches (stream, command) that plain kernels do, because tuned ones cannot take the memory that
+    the tensors lie in. Raises UsageError: a collective in place, a user's kernel on a set of pieces."""
+    launches = Launches(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     words = words_of(plan, placement, by_kernel, unraised)

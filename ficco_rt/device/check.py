@@ -371,7 +371,9 @@ class _Walk:
                     needed = self.plan.launches[node.action.launch].config.cluster
                 for holder in self._kept_out(node, needed):
                     name = self.runs.names[holder.node.queue][0]
-                    notes.append(Note(f"a kernel on {name} may hold {holder.sms} of them while it waits", holder.node.place))
+                    notes.append(
+                        Note(f"a kernel on {name} may hold {holder.sms} of them while it waits", holder.node.place)
+                    )
         stream = self.runs.names[q][0]
         return Diagnostic(node.place, f"deadlock: {stream} waits for {text}", tuple(notes))
 
@@ -392,7 +394,9 @@ class _Races:
         self.bits = 0
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
         self.memory = Budget(
-            CLOCKS * most_ops(), "the check of the device plan needs clocks of more than {most} entries", error=PlanError
+            CLOCKS * most_ops(),
+            "the check of the device plan needs clocks of more than {most} entries",
+            error=PlanError,
         )
         shapes = {t.name: t.shapes for t in self.plan.tensors}
         shapes |= {_word_name(i): ((1,),) for i in range(len(self.plan.words))}
@@ -400,7 +404,9 @@ class _Races:
             rank: [whole(t.name, rank, t.shapes[rank]) for t in self.plan.tensors if t.kind != "scratch"]
             for rank in range(len(self.plan.placement.devices))
         }
-        written = chain(writes(self.plan), chain.from_iterable(self.bound.values()), map(_word, range(len(self.plan.words))))
+        written = chain(
+            writes(self.plan), chain.from_iterable(self.bound.values()), map(_word, range(len(self.plan.words)))
+        )
         self.ledger = Ledger(shapes, written, self._race)
 
     def run(self, order: Sequence[tuple[_Node, int]]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..errors import UsageError
 from ..graph.ir import KernelCall
-from ..kernels.catalogue import CLUSTERS, COPY, REDUCE, configure
-from ..kernels.family import KernelConfig, LaunchRequest
-from ..kernels.naive import PLAIN
+from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
+from ..kernels.families import configure, plain
+from ..kernels.family import LaunchRequest
 from ..kernels.occupancy import Limits
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
@@ -28,14 +29,15 @@ class Launches:
         device: Device,
         placement: Placement,
         features: Features,
-        plain: frozenset[tuple[int, int]],
+        unaligned: frozenset[tuple[int, int]],
     ) -> None:
         self.plan = plan
         self.limits = Limits.of(device)
         self.placement = placement
         self.features = features
-        self.plain = plain
-        self.look = symbolic({t.name: t for t in plan.tensors})
+        self.unaligned = unaligned
+        inputs = {t.name for t in plan.tensors if t.kind == "input"}
+        self.look = symbolic(plan.tensors, lambda region: region.tensor not in inputs)
         self.private = private_flags(plan)
         self.calls = calls_of(plan)
 
@@ -56,10 +58,9 @@ class Launches:
         awaited = {signal.number for signal in command.waits}
         for work in command.works:
             _whole_pieces(work)
-        kernel = PLAIN.get(type(command.works[0].body), "") if (stream.id, p) in self.plain else command.kernel
         request = LaunchRequest(
-            kernel=kernel,
-            works=tuple(kernel_work(work, self.look, int) for work in command.works),
+            kernel=command.kernel,
+            works=tuple(kernel_work(w.body, self.look, w.waits, w.signals) for w in command.works),
             sms=sms,
             smem=command.attributes.smem,
             streamed=command.streamed,
@@ -67,10 +68,12 @@ class Launches:
             cluster=self._cluster_beside(stream) if command.streamed else 1,
         )
         behind = p > 0 and isinstance(stream.commands[p - 1], Launch)
-        for config in self._configs(request, command):
+        configs = (plain if (stream.id, p) in self.unaligned else configure)(request, self.limits)
+        for config in configs:
+            first, count = config.works
             yield DeviceLaunch(
-                config=config,
-                works=_of(config, command.works),
+                config=replace(config, works=(0, count)),
+                works=command.works[first : first + count],
                 sms=sms,
                 spins=command.streamed,
                 early=behind and config.chained and self.features.early_starts,
@@ -82,23 +85,14 @@ class Launches:
             )
             behind = True
 
-    def _configs(self, request: LaunchRequest, command: Launch) -> tuple[KernelConfig, ...]:
-        found = configure(request, self.limits)
-        if isinstance(found, str):
-            place = command.origin.place
-            raise UsageError(f"{place}: {command.kernel} does not do this launch on {self.limits.arch}: {found}")
-        return found
-
     def _sum(self, stream: Stream, p: int, command: CollectiveCall) -> Iterator[DeviceLaunch]:
         """The sum that is a rank's part of a collective."""
         total = part_of(stream.rank, self.calls[command.group]).sum
         if total is None:
             return
         work = Work(total, (), (), -1, command.origin)
-        request = LaunchRequest(REDUCE, (kernel_work(work, self.look, int),), self.limits.sms)
-        configs = configure(request, self.limits)
-        assert not isinstance(configs, str), configs
-        for config in configs:
+        request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
+        for config in configure(request, self.limits):
             yield DeviceLaunch(
                 config, (work,), self.limits.sms, False, False, None, stream.id, p, command.stage, command.origin
             )
@@ -148,11 +142,6 @@ class Launches:
             if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
         }
         return min(beside, default=1)
-
-
-def _of(config: KernelConfig, works: tuple[Work, ...]) -> tuple[Work, ...]:
-    first, count = config.works
-    return works[first : first + count]
 
 
 def _whole_pieces(work: Work) -> None:

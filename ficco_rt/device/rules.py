@@ -61,7 +61,9 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
     sizes = Counter(w.device for w in plan.words)
     for word in plan.words:
         if places[word.device, word.index] > 1 or not 0 <= word.index < sizes[word.device]:
-            yield Diagnostic(PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place")
+            yield Diagnostic(
+                PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place"
+            )
     for action in plan.actions:
         for number in (*_raised(action), *_awaited(action)):
             if not 0 <= number < len(plan.words):
@@ -145,7 +147,8 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(launch.origin, f"{c.entry}: a share of {launch.sms} of {device.sms} multiprocessors")
         elif launch.spins and c.blocks > launch.sms:
             yield Diagnostic(
-                launch.origin, f"{c.entry}: {c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors"
+                launch.origin,
+                f"{c.entry}: {c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors",
             )
 
 
@@ -160,7 +163,9 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
             if launch.early:
                 before = last.get(action.stream)
                 if not launch.config.chained or not plan.features.early_starts:
-                    yield _at(action, f"{launch.config.entry} may not begin early: it does not wait for the kernel before")
+                    yield _at(
+                        action, f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
+                    )
                 elif not isinstance(before, LaunchKernel):
                     yield _at(action, f"{launch.config.entry} may begin early, and no kernel stands right before it")
         last[action.stream] = action
@@ -225,7 +230,9 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     for i, word in enumerate(plan.words):
         used = plan.mode == "graph" or word.point is None
         if raised[i] != (1 if used else 0) or (i in awaited) != used:
-            yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is raised {raised[i]} times a run, for whoever waits")
+            yield Diagnostic(
+                PLACELESS, f"word {i} ({word.purpose}) is raised {raised[i]} times a run, for whoever waits"
+            )
     for name, frame in (("own", plan.own), ("called", plan.called)):
         resets = Counter(kernel_resets)
         for action in (*frame.begin, *plan.body, *frame.end):

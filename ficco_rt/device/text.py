@@ -12,7 +12,6 @@ from .ir import (
     CopyMemory,
     DeviceLaunch,
     DevicePlan,
-    Frame,
     LaunchGraph,
     LaunchKernel,
     RecordEvent,
@@ -40,7 +39,10 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     for device, count in plan.queues.items():
         yield f"  device {device}: {count} streams, {f.queues} hardware queues"
     yield ""
-    yield from (f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}" for i, w in enumerate(plan.words))
+    yield from (
+        f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}"
+        for i, w in enumerate(plan.words)
+    )
     yield ""
     for i, launch in enumerate(plan.launches):
         yield from _launch(plan, i, launch)
@@ -59,7 +61,11 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         yield from _frame(plan, frame.end)
 
 
-_RESETS = {"kernel": "by the kernel that waits", "behind": "behind the kernel that waits", "completion": "at completion"}
+_RESETS = {
+    "kernel": "by the kernel that waits",
+    "behind": "behind the kernel that waits",
+    "completion": "at completion",
+}
 
 
 def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:

@@ -1,36 +1,36 @@
-"""A plan's works as kernels are given them."""
+"""What ops do, as kernels are given it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce, Tensor
 from ..kernels import works as kernels
 from ..kernels.works import View
 from ..region import Region
-from .ir import Work
+from .ir import WorkBody
 
 Look: TypeAlias = Callable[[Region], View]
 
 
-def symbolic(tensors: Mapping[str, Tensor]) -> Look:
-    """Views before there is memory: tensors lie where they might, far apart, and aligned as allocations are."""
-    addresses = {name: (i + 1) << 44 for i, name in enumerate(tensors)}
+def symbolic(tensors: Iterable[Tensor], written: Callable[[Region], bool]) -> Look:
+    """Views before there is memory: tensors lie where they might, far apart, and aligned as allocations are. `written`
+    tells whether something writes a region's tensor while the launch may run."""
+    places = {t.name: ((i + 1) << 44, t) for i, t in enumerate(tensors)}
 
     def look(region: Region) -> View:
-        tensor = tensors[region.tensor]
+        address, tensor = places[region.tensor]
         # NOTE regions of one launch may lie on several ranks, each in a place of its own
-        address = addresses[region.tensor] + (region.rank << 32)
-        return View(region, address, tensor.shapes[region.rank], tensor.dtype, tensor.kind != "input")
+        address += region.rank << 32
+        return View(region, address, tensor.shapes[region.rank], tensor.dtype, written(region))
 
     return look
 
 
-def kernel_work(work: Work, look: Look, flag: Callable[[int], int]) -> kernels.Work:
-    """The work on views; `flag` tells the address of a flag, or leaves its number."""
-    waits, signals = tuple(map(flag, work.waits)), tuple(map(flag, work.signals))
-    match work.body:
+def kernel_work(body: WorkBody, look: Look, waits: tuple[int, ...] = (), signals: tuple[int, ...] = ()) -> kernels.Work:
+    """The work on views; flags by their numbers or by their addresses."""
+    match body:
         case Gemm() as g:
             return kernels.Product(
                 out=look(g.out),

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
-from ..kernels import mfma, sm80, sm90, tiles
-from ..kernels.catalogue import COPY, REDUCE, GemmConfig, GemmRequest, Limits, choose_gemm, copy_sms, out_of_limits
+from ..kernels.catalogue import COPY, REDUCE, copy_sms
+from ..kernels.families import choose
+from ..kernels.family import Chosen, GemmRequest
+from ..kernels.occupancy import Limits, out_of_limits
+from ..kernels.works import Work
 from ..machine.cost import gemm_time, store_time, transfer_time
-from ..machine.model import Device
-from ..region import Region
 from ..types import TYPES
 from .draft import Draft, LaunchChoice, launch_of
 from .ir import LaunchAttributes
 from .join import joined
-from .products import Products
+from .kernel_works import kernel_work, symbolic
 from .room import rest
-
-Refusal: TypeAlias = Callable[[Sequence[tiles.Work], str, str, bool, bool], str | None]  # a kernel's, of works
-
-
-def limits_of(device: Device) -> Limits:
-    return Limits(
-        sms=device.sms,
-        smem_per_sm=device.smem_per_sm,
-        smem_per_block=device.smem_per_block,
-        smem_reserved=device.smem_reserved,
-        max_residency=device.max_residency,
-        max_threads=device.warp * device.max_warps,
-    )
 
 
 def solve_resources(draft: Draft) -> Draft:
@@ -70,9 +57,8 @@ def _launches(draft: Draft) -> Iterator[list[int]]:
 class _Solver:
     def __init__(self, draft: Draft) -> None:
         self.graph, self.machine, self.device = draft.graph, draft.machine, draft.machine.device
-        self.limits = limits_of(self.device)
+        self.limits = Limits.of(self.device)
         self.tensors = {t.name: t for t in self.graph.tensors}
-        self.works = Products(self.graph)
         self.queues = {q.name: q.resources.priority for q in self.graph.queues}
         engines = {q.name: q.engine for q in self.graph.queues}
         self.arriving: dict[tuple[int, str], float] = defaultdict(float)  # by rank and tensor, from other ranks
@@ -86,9 +72,9 @@ class _Solver:
                     time = transfer_time(draft.machine, copy.src.rank, copy.dst.rank, size)
                 self.arriving[copy.dst.rank, copy.dst.tensor] += time
         self.rest = rest(draft)
-        self.made: dict[int, tiles.Work | None] = {}  # by the product's identity
-        self.known: dict[tuple[object, ...], GemmConfig | str] = {}
-        self.chosen: dict[GemmRequest, GemmConfig | str] = {}  # parts of other places may ask for the same
+        self.look = symbolic(self.graph.tensors, lambda r: (r.rank, r.tensor) in self.arriving)
+        self.made: dict[int, Work] = {}  # by the op's identity
+        self.known: dict[tuple[object, ...], Chosen | str] = {}
         self.choices: dict[int, LaunchChoice] = {}
         self.mistakes: dict[Span, Diagnostic] = {}
 
@@ -102,111 +88,55 @@ class _Solver:
         if refusal is not None:
             return refusal
         asked = replace(asked, sms=self.rest.get((op.where.stage, op.where.rank), asked.sms))
-        bodies = [self.graph.ops[i].body for i in ops]
-        gemms = [g for g in bodies if isinstance(g, ir.Gemm)]
-        if gemms:
-            config = self._gemm(op.where, gemms, asked, alone=len(gemms) == len(ops))
+        works = [self.graph.ops[i] for i in ops]
+        if any(isinstance(w.body, ir.Gemm) for w in works):
+            config = self._gemm(works, asked)
             if isinstance(config, str):
                 return config
             attributes = LaunchAttributes(config.smem, config.residency, config.sms, priority)
             return LaunchChoice(config.kernel, config.tile[:2], attributes)
-        if all(isinstance(body, ir.Copy) for body in bodies):
+        smem = (op.where.resources.smem or 0) if isinstance(op.body, ir.KernelCall) else 0
+        if smem > self.limits.smem_per_block:
+            return f"smem = {smem} bytes, but a block has at most {self.limits.smem_per_block}"
+        if all(isinstance(w.body, ir.Copy) for w in works):
             sms = asked.sms or copy_sms(self.limits.sms)
-            return LaunchChoice(COPY, (1, 1), LaunchAttributes(0, asked.residency, sms, priority))
-        if isinstance(op.body, ir.KernelCall):
-            attributes = LaunchAttributes(asked.smem or 0, asked.residency, asked.sms, priority)
-            return LaunchChoice(op.body.kernel, (1, 1), attributes)
-        return LaunchChoice(REDUCE, (1, 1), LaunchAttributes(0, asked.residency, asked.sms, priority))
+            return LaunchChoice(COPY, (1, 1), LaunchAttributes(smem, asked.residency, sms, priority))
+        kernel = op.body.kernel if isinstance(op.body, ir.KernelCall) else REDUCE
+        return LaunchChoice(kernel, (1, 1), LaunchAttributes(smem, asked.residency, asked.sms, priority))
 
-    def _gemm(self, where: ir.Where, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmConfig | str:
+    def _gemm(self, ops: Sequence[ir.Op], asked: ir.Resources) -> Chosen | str:
+        """The kernel of a launch that holds products."""
         # ranks take the same parts of equal tensors: the graph holds each part's axes once
-        key: tuple[object, ...] = (asked, alone)
-        for g in gemms:
+        gemms = [(op.where, op.body) for op in ops if isinstance(op.body, ir.Gemm)]
+        key: tuple[object, ...] = (asked, len(gemms) == len(ops))
+        for where, g in gemms:
             shapes = tuple(self.tensors[r.tensor].shapes[r.rank] for r in (g.left, g.right, g.out))
             key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
             key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
-            key += (g.out.rank != where.rank, *((a.tensor, id(a.axes)) for a in g.addends))
+            key += (g.out.rank != where.rank, *((t.tensor, id(t.axes)) for t in g.addends))
         if key not in self.known:
-            request = self._request(where, gemms, asked, alone)
-            if request not in self.chosen:
-                self.chosen[request] = choose_gemm(request, self.limits)
-            self.known[key] = self.chosen[request]
+            where = gemms[0][0]
+            streamed = self.graph.stages[where.stage].streamed
+            request = GemmRequest(
+                works=tuple(map(self._work, ops)),
+                smem=asked.smem,
+                residency=asked.residency,
+                sms=asked.sms,
+                streamed=streamed,
+                arrival=self._arrival(where, [g for _, g in gemms]) if streamed else 0.0,
+            )
+            self.known[key] = choose(request, self.limits)
         return self.known[key]
 
-    def _request(self, where: ir.Where, gemms: list[ir.Gemm], asked: ir.Resources, alone: bool) -> GemmRequest:
-        first = gemms[0]
-        dtype, out_dtype = (self.tensors[r.tensor].dtype for r in (first.left, first.out))
-        turned = (first.left_transposed, first.right_transposed)
-        works = [self._work(where.rank, g) for g in gemms]
-        fast = [w for w in works if w is not None]
-        alike = all(
-            (g.left_transposed, g.right_transposed, self.tensors[g.left.tensor].dtype, self.tensors[g.out.tensor].dtype)
-            == (*turned, dtype, out_dtype)
-            for g in gemms
-        )
-        reason: str | None = None
-        if not alone:
-            reason = "the launch holds sums or copies as well"
-        elif not alike:
-            reason = "works differ in types or layout"
-        elif len(fast) < len(works):
-            reason = "an operand's columns are not side by side"
-        arch = self.device.arch
+    def _work(self, op: ir.Op) -> Work:
+        """A product that reads what comes from other ranks waits, for itself."""
+        assert not isinstance(op.body, ir.Collective)
+        if id(op) not in self.made:
+            waits = isinstance(op.body, ir.Gemm) and any((op.where.rank, r.tensor) in self.arriving for r in op.reads)
+            self.made[id(op)] = kernel_work(op.body, self.look, (1 + len(self.made),) if waits else ())
+        return self.made[id(op)]
 
-        def refused(serves: bool, refusal: Refusal, of: Sequence[tiles.Work]) -> str | None:
-            if not serves:
-                return f"it does not run on {arch}"
-            return reason or refusal(of, dtype, out_dtype, *turned)
-
-        merged = [] if reason else tiles.in_registers(fast, turned)
-        not_sm90 = refused(arch == sm90.ARCH, sm90.refusal, merged)
-        taken = not_sm90 is None and asked.smem is None and asked.residency is None
-        rows = [g.out.axes[g.out.kept[0]].segments for g in gemms]
-        depth = first.left.shape[0 if first.left_transposed else 1]
-        phases: tuple[sm90.Phase, ...] = ()
-        streamed = self.graph.stages[where.stage].streamed
-        if not_sm90 is None:
-            rows, depth = [w.out_rows for w in merged], tiles.depth_of(merged, turned)
-            if streamed and (arrival := self._arrival(where, gemms)):
-                phases = sm90.phases(merged, depth, arrival)
-        return GemmRequest(
-            arch=arch,
-            dtype=dtype,
-            smem=asked.smem,
-            residency=asked.residency,
-            sms=asked.sms,
-            rows=tuple(s.size for segments in rows for s in segments),
-            columns=tuple(s.size for s in first.out.axes[first.out.kept[1]].segments),
-            phases=phases,
-            depth=depth,
-            right_transposed=first.right_transposed,
-            terms=max(len(g.addends) for g in gemms),
-            paced=self._paced(where.rank, gemms, out_dtype, streamed),
-            not_sm90=not_sm90,
-            not_sm80="the Hopper kernel takes it" if taken else refused(sm80.serves(arch), sm80.refusal, fast),
-            not_mfma=refused(arch in mfma.ARCHS, mfma.refusal, fast),
-        )
-
-    def _paced(self, rank: int, gemms: Sequence[ir.Gemm], out_dtype: str, streamed: bool) -> bool | None:
-        """Stores at peers are; those of a streamed stage end too late for whom they are signalled."""
-        if out_dtype == "fp32":
-            return False
-        return True if any(g.out.rank != rank for g in gemms) else False if streamed else None
-
-    def _work(self, rank: int, g: ir.Gemm) -> tiles.Work | None:
-        """The product as a tuned kernel takes it. One that reads what comes from other ranks waits, for itself; if only
-        what it adds comes from there, for that."""
-
-        def comes(*regions: Region) -> bool:
-            return any((rank, r.tensor) in self.arriving for r in regions)
-
-        if id(g) not in self.made:
-            flag = (1 + len(self.made),)
-            waits = comes(g.left, g.right) or (g.accumulate and comes(g.out))
-            self.made[id(g)] = self.works.work(g, flag * waits, flag * (not waits and comes(*g.addends)))
-        return self.made[id(g)]
-
-    def _arrival(self, where: ir.Where, gemms: list[ir.Gemm]) -> float:
+    def _arrival(self, where: ir.Where, gemms: Sequence[ir.Gemm]) -> float:
         """Microseconds until the last piece from another rank has come that these read, one copy after another, from
         the launch's start: earlier products of the rank's queue are made while copies run."""
         tensors = {r.tensor for g in gemms for r in g.reads}

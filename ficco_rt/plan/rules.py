@@ -16,7 +16,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
-from ..kernels.catalogue import COPY, GEMMS, REDUCE, TILES
+from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES
 from ..region import Box, Region
 from ..types import TYPES
 from .claims import misfit, operands
@@ -237,7 +237,7 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
             known = launch.kernel in declared and all(w.kernel == launch.kernel for w in user)
         elif gemms:  # only the plain kernel's launch may hold sums and copies as well
             alone = len(gemms) == len(launch.works)
-            known = launch.kernel in TILES and (alone or launch.kernel in {k.name for k in GEMMS})
+            known = launch.kernel in TILES and (alone or launch.kernel == GEMM)
         else:
             known = launch.kernel == (COPY if all(isinstance(w.body, graph_ir.Copy) for w in launch.works) else REDUCE)
         if not known:

@@ -167,9 +167,7 @@ def _launch(plan: DevicePlan, rng: random.Random) -> Damage | None:
     return Damage(f"launch {i}: {what}", replace(plan, launches=launches))
 
 
-def _changed_launch(
-    plan: DevicePlan, launch: DeviceLaunch, rng: random.Random
-) -> tuple[str, DeviceLaunch] | None:
+def _changed_launch(plan: DevicePlan, launch: DeviceLaunch, rng: random.Random) -> tuple[str, DeviceLaunch] | None:
     config = launch.config
     j = rng.randrange(len(launch.works))
     work = launch.works[j]
@@ -213,4 +211,3 @@ _PARTS: dict[str, Callable[[DevicePlan, random.Random], Damage | None]] = {
     "word": _word,
     "launch": _launch,
 }
-

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import pytest
+from ficco_rt.driver.gpu.streams import awaited_between, raised_between
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.cuda.vendor import Cuda
-from ficco_rt.driver.gpu.streams import awaited_between, raised_between
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import Span
 from ficco_rt.exec.executor import Executor

@@ -15,6 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
+from ficco_rt.driver.gpu.cells import cells, part
+from ficco_rt.driver.gpu.flags import lowered, waited_by
+from ficco_rt.driver.gpu.matrices import product_of, works_of
+from ficco_rt.driver.gpu.packed import Packed
+from ficco_rt.exec.issue import issue_order
 
 import ficco_dsl
 from ficco_rt import compiler
@@ -22,16 +27,11 @@ from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu import naive
-from ficco_rt.driver.gpu.cells import cells, part
-from ficco_rt.driver.gpu.flags import lowered, waited_by
-from ficco_rt.driver.gpu.matrices import product_of, works_of
-from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.runs import handles
 from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
-from ficco_rt.exec.issue import issue_order
 from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels import sm90
 from ficco_rt.machine.discover import DeviceFacts, machine

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.trace": set(),
     "ficco_rt.region": set(),
     "ficco_rt.types": set(),
+    "ficco_rt.cells": {"ficco_rt.region"},
     "ficco_rt.arguments": {"ficco_rt.errors"},
     "ficco_rt.files": {"ficco_rt.errors"},
     "ficco_rt.library": LEAVES,

@@ -11,10 +11,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from ficco_rt.driver.gpu.packed import Packed
 
 from ficco_dsl.diagnostics import Span
 from ficco_rt.driver.gpu import naive
-from ficco_rt.driver.gpu.packed import Packed
 from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.graph.ir import Copy, Gemm, Reduce
 from ficco_rt.plan.ir import Launch, LaunchAttributes, Work

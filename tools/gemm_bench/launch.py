@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from cuda.bindings import driver as cu
-
 from ficco_rt.driver.cuda.tiled import encode
+
 from ficco_rt.kernels import compiler, sm80, sm90
 
 from .device import SMEM, arch, call

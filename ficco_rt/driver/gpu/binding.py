@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-
 from ...cells import cells
 from ...device.build import Layout, device_plan
 from ...device.check import check
@@ -164,9 +163,7 @@ class Binder:
 
         def made(actions: Iterable[Action]) -> list[Step]:
             part = (
-                a
-                for a in actions
-                if issued(a.when, behind=setting.behind, timed=setting.timed, others=setting.others)
+                a for a in actions if issued(a.when, behind=setting.behind, timed=setting.timed, others=setting.others)
             )
             return list(entered(self._gpus.vendor, self._steps(binding, plan, part, setting.callers)))
 

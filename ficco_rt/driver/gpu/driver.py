@@ -170,13 +170,11 @@ class GpuDriver:
         """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
         kernels take."""
         layout = self._plans[frozenset()].layout
-        plain = frozenset(
-            (launch.stream, launch.command) for launch in layout.launches if not fits(launch, tensors)
-        )
-        if plain not in self._plans:
-            other = layout_of(self._plan, self._device, layout.placement, self._features, plain)
-            self._plans[plain] = Plans(other)
-        return self._plans[plain]
+        unaligned = frozenset((x.stream, x.command) for x in layout.launches if not fits(x, tensors))
+        if unaligned not in self._plans:
+            other = layout_of(self._plan, self._device, layout.placement, self._features, unaligned)
+            self._plans[unaligned] = Plans(other)
+        return self._plans[unaligned]
 
     def unbind(self, binding: api.Binding) -> None:
         assert isinstance(binding, Binding)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
 from ...graph.ir import Kernel, KernelCall
-from ...kernels.catalogue import tables
+from ...kernels.families import tables
 from ...kernels.family import KernelConfig
 from ...kernels.works import View, Work
 from ...plan.kernel_works import kernel_work
@@ -111,16 +110,17 @@ class Launches:
         return Grid((config.blocks,), (config.threads,), config.smem, priority, config.cluster, launch.early)
 
 
-def works_of(
-    launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor], flags: Mapping[int, int]
-) -> list[Work]:
+def works_of(launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor], flags: Mapping[int, int]) -> list[Work]:
     """A launch's works on memory. Flags between works that are made as one have no address."""
 
     def look(region: Region) -> View:
         tensor = memory[region.tensor, region.rank]
         return View(region, tensor.address, tensor.shape, tensor.dtype, tensor.written)
 
-    return [kernel_work(work, look, lambda flag: flags.get(flag, 0)) for work in launch.works]
+    def addresses(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(flags.get(number, 0) for number in numbers)
+
+    return [kernel_work(w.body, look, addresses(w.waits), addresses(w.signals)) for w in launch.works]
 
 
 def fits(launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor]) -> bool:

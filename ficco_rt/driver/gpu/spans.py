@@ -159,9 +159,7 @@ def stuck(plan: Plan, devices: Sequence[str], passed: Passed, *, traced: bool) -
     return lines
 
 
-def _stuck(
-    stream: Stream, device: str, passed: Passed, raisers: Mapping[Signal, str], traced: bool
-) -> str | None:
+def _stuck(stream: Stream, device: str, passed: Passed, raisers: Mapping[Signal, str], traced: bool) -> str | None:
     last: Command | None = None
     pending: Command | None = None
     for command, events in zip(stream.commands, events_of(stream), strict=True):

@@ -10,7 +10,6 @@ from .gpus import Gpus
 from .refused import concerns
 from .vendor import Device, Function, Vendor
 
-
 ENTERS = "its context"  # what a call is for that makes a device's context current
 
 

@@ -36,7 +36,7 @@ from ...trace import Clock, Span
 from ...types import Dtype, numpy_dtype
 from ..api import Array, Binding, Buffer, Holdings, Memory, Pool, Progress
 from .deadlock import at, describe_deadlock
-from .kernels import HostFunction, bind_transfers, bind_work, host_function
+from .kernels import bind_transfers, bind_work, host_function
 from .memory import available
 from .order import parse_order, ready_pool
 from .stepping import (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
-from ...region import Axis, Box, Interval, Region
+from .region import Axis, Box, Interval, Region
 
 
 @dataclass(frozen=True, slots=True)
