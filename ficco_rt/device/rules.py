@@ -168,7 +168,8 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                     )
                 elif not isinstance(before, LaunchKernel):
                     yield _at(action, f"{launch.config.entry} may begin early, and no kernel stands right before it")
-        last[action.stream] = action
+        if not (isinstance(action, RecordEvent) and action.event.kind == "timestamp"):
+            last[action.stream] = action
     for launch in plan.launches:
         for region in read_only(launch.config.read_only, launch.works):
             if (region.tensor, region.rank) in written:

@@ -86,7 +86,10 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
         facts.append("read-only " + " and ".join(n for n, y in zip(("left", "right"), c.read_only, strict=True) if y))
     if c.resets:
         facts.append(f"resets flags {' '.join(map(str, c.resets))}")
-    facts.append(f"split of K {c.split_k}")
+    if c.split_k.tail > 1:
+        facts.append(f"K of the last wave's tiles in {c.split_k.tail} parts")
+    if any(n > 1 for n in c.split_k.works):
+        facts.append(f"K of the works in {' '.join(map(str, c.split_k.works))} parts")
     yield f"  {', '.join(facts)}"
     groups: Sequence[tuple[int, ...]] = c.merged or tuple((i,) for i in range(len(launch.works)))
     for group in groups:

@@ -278,6 +278,9 @@ class Reader:
     def _union(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
         if value is None and type(None) in args:
             return None
+        rest = [a for a in args if a is not type(None)]
+        if len(rest) == 1:  # it may be left out
+            return self.read(rest[0], value, at)
         classes = {c.__name__: c for c in args if isinstance(c, type) and c in _kinds(self.unions)}
         if isinstance(value, dict):
             name = value.get("type")

@@ -8,7 +8,7 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
-from ficco_rt.exec.issue import issue_order
+from ficco_rt.plan.issue import issue_order
 
 from ficco_rt.driver.host import driver as host_driver
 from ficco_rt.errors import DeviceError, UsageError

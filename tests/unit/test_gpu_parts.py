@@ -19,7 +19,7 @@ from ficco_rt.driver.gpu.cells import cells, part
 from ficco_rt.driver.gpu.flags import lowered, waited_by
 from ficco_rt.driver.gpu.matrices import product_of, works_of
 from ficco_rt.driver.gpu.packed import Packed
-from ficco_rt.exec.issue import issue_order
+from ficco_rt.plan.issue import issue_order
 
 import ficco_dsl
 from ficco_rt import compiler

@@ -19,7 +19,6 @@ from ... import env
 from ...device.features import usual
 from ...device.ir import Features
 from ...errors import DeviceError, InternalError
-from ...kernels import mfma
 from ...kernels.compiler import HIPRTC, compile_text
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
@@ -32,6 +31,7 @@ LOG = logging.getLogger(__name__)
 _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
 _CHECKED = 4096  # bytes sent to see that copies arrive
+_MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
 _BUFFER, _SIZE, _END = 1, 2, 3
 
@@ -78,7 +78,7 @@ class Hip:
             smem_per_sm=attribute("MaxSharedMemoryPerMultiprocessor"),
             smem_per_block=attribute("MaxSharedMemoryPerBlock"),
             smem_reserved=0,
-            max_residency=mfma.MAX_BLOCKS,
+            max_residency=_MAX_BLOCKS,
             warp=wave,
             max_warps=attribute("MaxThreadsPerMultiProcessor") // wave,
             memory=int(call(hip.hipDeviceTotalMem, ordinal)),
