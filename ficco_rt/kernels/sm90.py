@@ -182,7 +182,7 @@ def options(
         "CONSUMERS": variant.consumers,
         "CLUSTER": variant.cluster,
         "STAGING": variant.staging,
-        "PACED": int(variant.paced),
+        "THROTTLED": int(variant.paced),
         "PINGPONG": int(variant.pingpong),
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,

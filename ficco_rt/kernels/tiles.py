@@ -242,7 +242,7 @@ def defines(entry: str, dtype: str, out_dtype: str, turned: tuple[bool, bool], t
         "OUT_FP32": int(out_dtype == "fp32"),
         "LEFT_T": int(left_transposed),
         "RIGHT_T": int(right_transposed),
-        "TERMS": int(terms),
+        "ADDENDS": int(terms),
     }
 
 

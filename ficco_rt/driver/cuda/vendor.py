@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import env
-from ...kernels.compiler import compile_text
+from ...kernels.compiler import Source, compile_source
 from ...machine.discover import DeviceFacts
 from ..gpu.gpus import Gpus
 from ..gpu.packed import Packed, Wanted
@@ -213,8 +213,8 @@ class Cuda:
     def options(self, arch: str) -> tuple[str, ...]:
         return ("-std=c++17", f"-arch={arch}")
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        return compile_text(text, name, options).code
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        return compile_source(source, options).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         if suffix == ".ptx":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ...kernels.compiler import Source
 from ...machine.discover import DeviceFacts
 from .refused import Refused
 from .tensors import FlagAddress, Resolve
@@ -193,8 +194,8 @@ class Vendor(Protocol):
     def options(self, arch: str) -> tuple[str, ...]:
         """What every source is compiled with."""
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        """Machine code. InternalError with the compiler's log if it refuses the text."""
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        """Machine code. InternalError with the compiler's log if it refuses the source."""
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         """A user's compiled file as `load` takes it; None if it is none of this vendor's."""

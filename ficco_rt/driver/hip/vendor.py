@@ -18,7 +18,7 @@ import numpy as np
 from ... import env
 from ...errors import DeviceError
 from ...kernels import mfma
-from ...kernels.compiler import HIPRTC, compile_text
+from ...kernels.compiler import HIPRTC, Source, compile_source
 from ...machine.discover import DeviceFacts
 from ..gpu.devices import Device
 from ..gpu.gpus import Gpus
@@ -257,8 +257,8 @@ class Hip:
     def options(self, arch: str) -> tuple[str, ...]:
         return ("-std=c++17", "-O3", f"--offload-arch={arch}")
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        return compile_text(text, name, options, by=HIPRTC).code
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        return compile_source(source, options, by=HIPRTC).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         return code if suffix in (".hsaco", ".co", ".hipfb") else None
