@@ -43,5 +43,5 @@ class Signature:
             "OUT_FP32": int(self.out_dtype == ACCUMULATOR),
             "LEFT_T": int(self.left_transposed),
             "RIGHT_T": int(self.right_transposed),
-            "TERMS": int(self.addends),
+            "ADDENDS": int(self.addends),
         }

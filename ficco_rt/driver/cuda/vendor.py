@@ -10,7 +10,7 @@ from typing import Any
 from ... import env
 from ...device.features import usual
 from ...device.ir import Features
-from ...kernels.compiler import compile_text
+from ...kernels.compiler import Source, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ...types import TYPES
@@ -213,8 +213,8 @@ class Cuda:
 
     # ---- kernels
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        return compile_text(text, name, options).code
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        return compile_source(source, options).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         if suffix == ".ptx":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
+from ...kernels.compiler import KERNELS, Source
 from ...kernels.target import options
 from .gpus import Gpus
 from .refused import Closing
@@ -36,8 +36,7 @@ class Modules:
         """An entry of one of our own sources, compiled with `options`."""
         key = (source, entry, device.ordinal, options)
         if key not in self._own:
-            text = resources.files("ficco_rt.kernels").joinpath("src", source).read_text(encoding="utf-8")
-            code = self._gpus.vendor.compile(text, source, options)
+            code = self._gpus.vendor.compile(Source.of(KERNELS / source), options)
             self._own[key] = self._entry(code, entry, entry, device)
         return self._own[key]
 
@@ -52,7 +51,7 @@ class Modules:
             raise UsageError(f"{place}: cannot read '{path}': {error.strerror}") from error
         if path.suffix in vendor.sources:
             try:
-                image = vendor.compile(code.decode("utf-8"), str(path), options(device.facts.arch))
+                image = vendor.compile(Source(str(path), code.decode("utf-8")), options(device.facts.arch))
             except (InternalError, UnicodeDecodeError) as error:  # the user's source, so no bug of ours
                 raise UsageError(f"{place}: {error}") from error
         else:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...device.ir import Features
+from ...kernels.compiler import Source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from .refused import Refused
@@ -222,8 +223,8 @@ class Vendor(Protocol):
 
     # ---- kernels
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        """Machine code. InternalError with the compiler's log if it refuses the text."""
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        """Machine code. InternalError with the compiler's log if it refuses the source."""
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         """A user's compiled file as `load` takes it; None if it is none of this vendor's."""

@@ -19,7 +19,7 @@ from ... import env
 from ...device.features import usual
 from ...device.ir import Features
 from ...errors import DeviceError, InternalError
-from ...kernels.compiler import HIPRTC, compile_text
+from ...kernels.compiler import HIPRTC, Source, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
@@ -254,8 +254,8 @@ class Hip:
 
     # ---- kernels
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        return compile_text(text, name, options, by=HIPRTC).code
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        return compile_source(source, options, by=HIPRTC).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         return code if suffix in (".hsaco", ".co", ".hipfb") else None

@@ -128,7 +128,7 @@ def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
         "CONSUMERS": variant.consumers,
         "CLUSTER": variant.cluster,
         "STAGING": variant.staging,
-        "PACED": int(variant.throttled),
+        "THROTTLED": int(variant.throttled),
         "PINGPONG": int(variant.pingpong),
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,
