@@ -17,7 +17,6 @@ import numpy.typing as npt
 from ..region import Interval
 from .tiles import DEPTH, Matrix, Work, common, depths_of
 
-ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
 
 TILE = np.dtype(
@@ -252,7 +251,7 @@ def table(
     shared: bool = False,
     band: int | None = None,
     addend_steps: int = 0,
-    addend_gap: int = ADDEND_GAP,
+    addend_gap: int = 0,
     serpentine: bool = False,
     resets: Sequence[int] = (),
     more: Sequence[Rows] = (),

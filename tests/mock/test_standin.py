@@ -14,6 +14,7 @@ from ficco_rt.driver.gpu.naive import ADDED, FLAG, GEMM, RUN, TABLE
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.compiler import compile_text
+from ficco_rt.kernels.naive.tables import ADDED, FLAG, GEMM, RUN, TABLE
 from ficco_rt.types import TYPES
 from tests.mock.standin import StandIn
 

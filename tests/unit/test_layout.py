@@ -12,14 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # What each place may import of the project besides itself. Leaves import nothing but each other where listed.
-LEAVES = {
-    "ficco_rt.errors",
-    "ficco_rt.env",
-    "ficco_rt.trace",
-    "ficco_rt.region",
-    "ficco_rt.arguments",
-    "ficco_rt.types",
-}
+LEAVES = {f"ficco_rt.{name}" for name in ("arguments", "cells", "env", "errors", "region", "trace", "types")}
 NODES = {"ficco_dsl.nodes", "ficco_dsl.diagnostics"}
 MACHINE = {"ficco_rt.machine"}
 GRAPH = {"ficco_rt.graph"}

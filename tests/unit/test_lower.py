@@ -13,8 +13,10 @@ from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph.ir import Copy, Gemm
-from ficco_rt.kernels import sm90
-from ficco_rt.kernels.catalogue import GemmConfig, GemmRequest, Limits, choose_gemm
+from ficco_rt.kernels.catalogue import TILES
+from ficco_rt.kernels.families import choose
+from ficco_rt.kernels.family import Chosen, GemmRequest
+from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.machine.cost import gemm_time, link_time, store_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
@@ -413,7 +415,7 @@ def test_tiles_break_at_segments() -> None:
     (kernel,) = {
         c.kernel for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works if w in fused
     }
-    rows, columns = sm90.variant(kernel).tile
+    rows, columns = TILES[kernel]
     assert {w.tiles for w in fused} == {(3 * -(-150 // rows), -(-200 // columns))}  # three pieces of 150 rows
 
 
@@ -559,17 +561,17 @@ def test_a_launch_waits_less_for_what_comes_while_earlier_products_are_made(monk
     """The estimate of the last arrival is from the launch's start: kernels are chosen by it."""
     requests = []
 
-    def noted(request: GemmRequest, limits: Limits) -> GemmConfig | str:
+    def noted(request: GemmRequest, limits: Limits) -> Chosen | str:
         requests.append(request)
-        return choose_gemm(request, limits)
+        return choose(request, limits)
 
-    monkeypatch.setattr(resources, "choose_gemm", noted)
+    monkeypatch.setattr(resources, "choose", noted)
     machine = profile("h200-switch", 4)
     copies = 3 * transfer_time(machine, 0, 1, 4096 * 8192 * 2)
     products = 3 * gemm_time(machine, 4096, 8192, 1024, "bf16")
     lower(build(cases.schedule("gemm_rs/streamed"), 4, {"M": 16384, "N": 8192, "K": 4096, "chunks": 1}), machine)
     assert copies > products
-    assert sorted({round(max((p.last for p in r.phases), default=0), 6) for r in requests}) == [
+    assert sorted({round(r.arrival, 6) for r in requests}) == [
         0,
         pytest.approx(copies - products),
         pytest.approx(copies),  # of all products as one launch

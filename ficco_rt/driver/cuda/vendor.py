@@ -13,10 +13,10 @@ from ...device.ir import Features
 from ...kernels.compiler import Source, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
-from ...types import TYPES
 from ..gpu.refused import Refused
 from ..gpu.vendor import Action, Function, Grid, Handle, Opened, Rows, Run, Word
 from .call import api, call
+from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
@@ -242,23 +242,7 @@ class Cuda:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
-        cu = self.cu
-        made: Any = call(
-            cu.cuTensorMapEncodeTiled,
-            getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TYPES[wanted.dtype].tensor_map}"),
-            2,
-            wanted.address,
-            [cu.cuuint64_t(d) for d in wanted.dims],
-            [cu.cuuint64_t(wanted.pitch)],
-            [cu.cuuint32_t(b) for b in wanted.box],
-            [cu.cuuint32_t(1)] * 2,
-            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            what="a tensor map",
-        )
-        return ctypes.string_at(int(made.getPtr()), 128)
+        return encode(wanted)
 
     # ---- actions
 

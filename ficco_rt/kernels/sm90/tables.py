@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..family import TensorMap
 from ..signature import Signature
-from ..tile_table import ADDEND_GAP, WHOLE_K, SplitK, Table, table
+from ..tile_table import WHOLE_K, SplitK, Table, table
 from ..tiles import DEPTH, Matrix, Work, common, depths_of
 from .variants import Variant
 
@@ -32,6 +32,7 @@ SIDES = struct.Struct("<4Q")  # struct Sides
 POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDES.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct Parameters, from `tiles` to `depth_waits`
 ADDEND_MAPS_AT = 3456
+ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 
 
 @dataclass(frozen=True, slots=True)
