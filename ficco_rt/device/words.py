@@ -32,14 +32,10 @@ class Words:
 def private_flags(plan: Plan) -> frozenset[int]:
     """The flags that one launch, and nothing else, waits for: that launch resets them."""
     commands = [command for stream in plan.streams for command in stream.commands]
-    launches = Counter(flag for c in commands if isinstance(c, Launch) for flag in awaited_by(c))
+    awaited = ({signal.number for signal in c.waits} for c in commands if isinstance(c, Launch))
+    launches = Counter(flag for flags in awaited for flag in flags)
     streams = {c.flag for c in commands if isinstance(c, WaitFlag)}
     return frozenset(flag for flag, count in launches.items() if count == 1) - streams
-
-
-def awaited_by(launch: Launch) -> set[int]:
-    """The flags that works of a launch wait for."""
-    return {flag for work in launch.works for flag in work.waits}
 
 
 def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unraised: frozenset[int]) -> Words:

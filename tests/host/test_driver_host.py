@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import cast
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest

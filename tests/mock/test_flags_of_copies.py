@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from ficco_rt.device.build import device_plan, layout_of
-from ficco_rt.device.features import usual
-from ficco_rt.device.ir import ChangeWords, Features, Placement, StreamName
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.device.build import device_plan, layout_of
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import ChangeWords, Features, Placement, StreamName
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor

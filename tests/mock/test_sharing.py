@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.gpu import binding, runs
 from ficco_rt.device.launches import Launches
+from ficco_rt.driver.gpu import binding, runs
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor

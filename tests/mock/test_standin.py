@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver as cu
-from ficco_rt.driver.gpu.naive import ADDED, FLAG, GEMM, RUN, TABLE
 
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.registry import discover

@@ -15,34 +15,31 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
-from ficco_rt.driver.gpu.cells import cells, part
-from ficco_rt.driver.gpu.flags import lowered, waited_by
-from ficco_rt.driver.gpu.matrices import product_of, works_of
-from ficco_rt.driver.gpu.packed import Packed
-from ficco_rt.plan.issue import issue_order
 
 import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.cells import cells, part
+from ficco_rt.device.words import private_flags
 from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu.runs import handles
-from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
 from ficco_rt.graph.ir import Gemm
-from ficco_rt.kernels import families, tiles
+from ficco_rt.kernels import families, tiles, works
 from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
 from ficco_rt.kernels.naive import tables as naive
 from ficco_rt.kernels.naive.family import BLOCKS
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.sm90 import tables as sm90
-from ficco_rt.kernels.works import Product
+from ficco_rt.kernels.works import Product, View
 from ficco_rt.machine.discover import DeviceFacts, machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
+from ficco_rt.plan.issue import issue_order
+from ficco_rt.plan.kernel_works import Look, kernel_work
 from ficco_rt.region import Axis, Interval, Region, summary, way
 from tests.unit.cubin import resources as resources_of
 
@@ -128,18 +125,26 @@ T4 = DeviceFacts("T4", "sm_75", 16, 65536, 65536, 0, 16, 32, 32, 16 * 10**9, 159
 
 def packed(name: str, ranks: int) -> Iterator[tuple[Launch, KernelConfig, Tables]]:
     plan = compiler.compile_schedule(name, ranks)
-    tensors = {(t.name, r): Tensor(4096, t.shapes[r], t.dtype, r, True) for t in plan.tensors for r in range(ranks)}
+    tensors = {t.name: t for t in plan.tensors}
 
-    def resolve(region: Region) -> Tensor:
-        return tensors[region.tensor, region.rank]
+    def look(region: Region) -> View:
+        return View(region, 4096, tensors[region.tensor].shapes[region.rank], tensors[region.tensor].dtype)
 
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, Launch):
-                request = LaunchRequest(command.kernel, tuple(_work(w, resolve, int) for w in command.works), 16)
+                request = LaunchRequest(command.kernel, works_of(command, look), 16)
                 (config,) = families.plain(request, Limits.of(T4))
-                placed = [_work(w, resolve, lambda flag: 8 * flag) for w in command.works]
-                yield command, config, families.tables(config, placed)
+                yield command, config, families.tables(config, works_of(command, look, 8))
+
+
+def works_of(launch: Launch, look: Look, step: int = 1) -> tuple[works.Work, ...]:
+    """A launch's works, whose flags lie `step` bytes apart."""
+
+    def places(flags: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(step * flag for flag in flags)
+
+    return tuple(kernel_work(w.body, look, places(w.waits), places(w.signals)) for w in launch.works)
 
 
 @pytest.mark.parametrize(
@@ -178,14 +183,12 @@ def test_every_work_is_packed_once(name: str) -> None:
 @pytest.mark.parametrize("types", [(0, 0), (1, 1), (2, 2), (0, 2)])
 def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int], tmp_path: Any) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
-    from importlib import resources
+    from ficco_rt.kernels.compiler import KERNELS, compile_file
 
-    from ficco_rt.kernels.compiler import compile_text
-
-    text = resources.files("ficco_rt.kernels").joinpath("src", "naive.cu").read_text(encoding="utf-8")
     for kind in ("GEMM", "REDUCE", "COPY"):
         defines = [f"-D{kind}=the_entry", f"-DIN={types[0]}", f"-DOUT={types[1]}"]
-        made = compile_text(text, "naive.cu", ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"], tmp_path)
+        options = ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"]
+        made = compile_file(KERNELS / "naive.cu", options, tmp_path)
         assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, made.log
         assert b"the_entry" in made.code
         found, block = resources_of(made.code), BLOCKS[f"naive_{kind.lower()}"]
@@ -376,7 +379,7 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
     plan = compiler.compile_schedule("gemm_rs/streamed", 4)
     kinds = {t.name: t.kind for t in plan.tensors}
 
-    def works(inputs_are_known: bool) -> list[tuple[int, int, int]]:
+    def waits(inputs_are_known: bool) -> list[tuple[int, int, int]]:
         found = []
         for stream in plan.streams:
             for command in stream.commands:
@@ -384,17 +387,16 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
                     isinstance(w.body, Gemm) and w.body.addends for w in command.works
                 ):
 
-                    def resolve(r: Region) -> Tensor:
+                    def look(r: Region) -> View:
                         tensor = next(t for t in plan.tensors if t.name == r.tensor)
                         written = not inputs_are_known or kinds[r.tensor] != "input"
-                        return Tensor(1 << 20, tensor.shapes[r.rank], tensor.dtype, r.rank, True, written)
+                        return View(r, 1 << 20, tensor.shapes[r.rank], tensor.dtype, written)
 
-                    made = [tiles.work_of(w) for w in (_work(w, resolve, lambda flag: 8 * flag) for w in command.works)
-                            if isinstance(w, Product)]  # fmt: skip
+                    made = [tiles.work_of(w) for w in works_of(command, look, 8) if isinstance(w, Product)]
                     found += [(len(w.waits), len(w.addend_waits), len(w.addends)) for w in made if w and w.addends]
         return found
 
-    late, early = works(True), works(False)
+    late, early = waits(True), waits(False)
     assert late
     assert [(b, a, n) for a, b, n in late] == early  # the same flags, waited for at another place
     assert all(waits == 0 and flags > 0 and terms == 3 for waits, flags, terms in late)
@@ -407,13 +409,12 @@ def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, r
     plan = compiler.plan_of(compiler.build(ficco_dsl.parse(text, "weights.ficco"), 1, {}), profile("h200-switch", 1))
     inputs = {t.name for t in plan.tensors if t.kind == "input"}
 
-    def resolve(region: Region) -> Tensor:
+    def look(region: Region) -> View:
         tensor = next(t for t in plan.tensors if t.name == region.tensor)
-        written = region.tensor not in inputs
-        return Tensor(1 << 20, tensor.shapes[0], tensor.dtype, 0, True, written)
+        return View(region, 1 << 20, tensor.shapes[0], tensor.dtype, region.tensor not in inputs)
 
     (launch,) = (c for s in plan.streams for c in s.commands if isinstance(c, Launch))
-    request = LaunchRequest(launch.kernel, tuple(_work(w, resolve, int) for w in launch.works), 132, SMEM)
+    request = LaunchRequest(launch.kernel, works_of(launch, look), 132, SMEM)
     (config,) = families.configure(request, Limits.of(H200))
     assert config.read_only == read_only
     (data,) = families.tables(config, request.works).arguments(0, 0, lambda m: bytes(128))
@@ -435,22 +436,23 @@ stage mm on compute { gemm C = A * RIGHT }
 """
 
 
-def test_a_launch_takes_down_the_flags_that_nothing_else_waits_for() -> None:
+def test_a_launch_resets_the_flags_that_nothing_else_waits_for() -> None:
     plan = compiler.compile_schedule("ag_gemm/oneshot", 2)
-    assert lowered(plan) == set(range(len(plan.flag_homes)))
+    assert private_flags(plan) == set(range(len(plan.flag_homes)))
     at, stream, launch = next(
-        (i, s, c) for i, s in enumerate(plan.streams) for c in s.commands if isinstance(c, Launch) and waited_by(c)
+        (i, s, c) for i, s in enumerate(plan.streams) for c in s.commands if isinstance(c, Launch) and c.waits
     )
-    assert waited_by(launch) < lowered(plan)
+    awaited = {signal.number for signal in launch.waits}
+    assert awaited < private_flags(plan)
 
     def beside(command: Command) -> Plan:
         streams = list(plan.streams)
         streams[at] = replace(stream, commands=(*stream.commands, command))
         return replace(plan, streams=tuple(streams))
 
-    for other in (launch, WaitFlag(min(waited_by(launch)), launch.origin)):
-        left = lowered(plan) - (waited_by(other) if isinstance(other, Launch) else {other.flag})
-        assert lowered(beside(other)) == left
+    for other in (launch, WaitFlag(min(awaited), launch.origin)):
+        left = private_flags(plan) - (awaited if isinstance(other, Launch) else {other.flag})
+        assert private_flags(beside(other)) == left
 
 
 def test_a_part_that_is_empty_has_a_name() -> None:
