@@ -47,8 +47,8 @@ class _Allocation:
     usage guide, GPR allocation)."""
 
     registers: int  # of 32 bits, of a multiprocessor
-    granule: int  # a thread's registers are rounded up to
-    parts: int  # of the registers: a block's warps are spread over them
+    granule: int  # a thread's registers are rounded up to multiples of it
+    parts: int  # that a multiprocessor's registers are in; a warp's lie in one
     smem_granule: int  # bytes
 
 
@@ -68,7 +68,7 @@ def resident(threads: int, registers: int, smem: int, limits: Limits) -> int:
     has = _allocation(limits.arch)
     warps = -(-threads // limits.warp)
     of_warp = -(-registers // has.granule) * has.granule * limits.warp
-    by_registers = has.registers // has.parts // of_warp // -(-warps // has.parts)
+    by_registers = has.registers // has.parts // of_warp * has.parts // warps
     taken = -(-(smem + limits.smem_reserved) // has.smem_granule) * has.smem_granule
     by_smem = limits.smem_per_sm // taken if taken else limits.max_residency
     return min(by_registers, by_smem, limits.max_warps // warps, limits.max_residency)

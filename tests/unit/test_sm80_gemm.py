@@ -17,6 +17,7 @@ from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import choice
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.kernels.tile_table import SplitK, count
 from ficco_rt.region import Interval
 from tests.unit.cubin import resources
 from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces
@@ -63,6 +64,8 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     launch = by_address.build([work], variant, signature, blocks=blocks, stages=2, tail_splits=splits, band=band)
     assert_whole(launch.table, work, turned[0], turned[1])
     assert_addends(launch.table, work, staged=False)
+    counted = count([work], variant.tile, signature.transposed, groups=blocks, split_k=SplitK(splits))
+    assert counted == len(launch.table.tiles)
     assert launch.table.signals[0]["target"] == (launch.table.tiles["split"] == 0).sum() * variant.warps
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.errors import InternalError
-from ficco_rt.kernels import compiler, tiles
+from ficco_rt.kernels import compiler, tile_table, tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
 from ficco_rt.kernels.tile_table import TILE, SplitK
@@ -64,11 +64,13 @@ def works(draw: st.DrawFn) -> tiles.Work:
 def test_tiles_make_every_element_once_from_the_right_operands(
     work: tiles.Work, variant: variants.Variant, sms: int, splits: int, band: int | None, whole: bool
 ) -> None:
-    launch = tables.build(
-        [work], variant, PLAIN, clusters=variant.clusters(sms), stages=2, band=band,
-        split_k=SplitK(works=(splits,)) if whole else SplitK(tail=splits),
-    )  # fmt: skip
-    table = launch.table
+    split_k = SplitK(works=(splits,)) if whole else SplitK(tail=splits)
+    clusters = variant.clusters(sms)
+    table = tables.build([work], variant, PLAIN, clusters=clusters, stages=2, band=band, split_k=split_k).table
+    counted = tile_table.count(
+        [work], variant.tile, (False, False), groups=clusters, cluster=variant.cluster, split_k=split_k
+    )
+    assert counted == len(table.tiles)
     assert_whole(table, work, False, False)
     assert_addends(table, work, staged=True)
     if work.addends:
