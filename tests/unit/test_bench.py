@@ -17,7 +17,7 @@ from ficco_rt import compiler, library
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec import verify
 from tests.unit.bench_side import Toy
-from tools.bench import cli, plot, report
+from tools.bench import cli, gpus, plot, report
 from tools.bench.measure import (
     COPIES,
     GEMM,
@@ -511,7 +511,7 @@ def test_multicast_is_told_from_the_switches() -> None:
 def test_wrong_arguments(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "_gpus", lambda wanted: wanted or 4)
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: wanted or 4)
     assert cli.main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"bench: {message}")
 
@@ -525,17 +525,17 @@ def test_arguments_that_argparse_refuses(arguments: list[str], capsys: pytest.Ca
 
 
 def test_no_torch_or_too_few_gpus(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpus, "find_spec", lambda name: None)
     assert cli.main([]) == 3
-    told = "bench: PyTorch is not installed, and the peers and the clock are PyTorch's: pip install torch\n"
+    told = "bench: PyTorch is not installed, and the clock is PyTorch's: pip install torch\n"
     assert capsys.readouterr().err == told
-    monkeypatch.setattr(cli, "find_spec", lambda name: name)
+    monkeypatch.setattr(gpus, "find_spec", lambda name: name)
     for there, arguments, message in (
         (0, [], "2 GPUs are needed, one a rank; this machine has no NVIDIA GPU, driver or cuda-bindings"),
         (1, [], "2 GPUs are needed, one a rank; this machine has 1 NVIDIA GPU"),
         (2, ["--gpus", "4"], "4 GPUs are needed, one a rank; this machine has 2 NVIDIA GPUs"),
     ):
-        monkeypatch.setattr(cli, "device_count", lambda name, there=there: there)
+        monkeypatch.setattr(gpus, "device_count", lambda name, there=there: there)
         assert cli.main(arguments) == 3
         assert capsys.readouterr().err == f"bench: {message}\n"
 
@@ -576,7 +576,7 @@ def test_an_interrupted_run_leaves_the_rows_that_are_done(
             raise stop
         return row
 
-    monkeypatch.setattr(cli, "_gpus", lambda wanted: 2)
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
     monkeypatch.setattr(cli, "Crew", Quiet)
     monkeypatch.setattr(cli, "measure", one)
     file = tmp_path / "out.json"
@@ -598,7 +598,7 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert set(pieces) == {f"{v.label} {m}" for v in variants(scenario.operation, 2) for m in MODES}
         return measured(scenario)[0]
 
-    monkeypatch.setattr(cli, "_gpus", lambda wanted: 2)
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
     monkeypatch.setattr(cli, "Crew", Quiet)
     monkeypatch.setattr(cli, "measure", one)
     file = tmp_path / "out.json"

@@ -9,14 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
-from ficco_rt.driver.registry import device_count
 from ficco_rt.errors import DeviceError, UsageError, exit_code
 from ficco_rt.files import check_target, write_atomic
 
 from . import plot, report
+from .gpus import find_gpus
 from .measure import Row, Settings, measure
 from .ours import Ours
 from .peers import KINDS, Peer
@@ -96,7 +95,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.svg:
         plot.check_available()
     scenarios, notes = (decode(), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)
-    ranks = _gpus(options.gpus)
+    ranks = find_gpus(options.gpus)
     picked = chosen(scenarios, options.only, ranks)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
@@ -152,18 +151,6 @@ def _tell(rows: Sequence[Row]) -> None:
     told = report.failures(rows)
     if told:
         print("\nNot measured\n\n" + "\n".join(f"- {line}" for line in told))
-
-
-def _gpus(wanted: int | None) -> int:
-    """How many ranks. DeviceError: no PyTorch, too few GPUs."""
-    if find_spec("torch") is None:
-        raise DeviceError("PyTorch is not installed, and the peers and the clock are PyTorch's: pip install torch")
-    there = device_count("cuda")
-    need = wanted or max(2, there)
-    if there < need:
-        have = f"{there} NVIDIA GPU{'' if there == 1 else 's'}" if there else "no NVIDIA GPU, driver or cuda-bindings"
-        raise DeviceError(f"{need} GPUs are needed, one a rank; this machine has {have}")
-    return need
 
 
 def _crews(

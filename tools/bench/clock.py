@@ -3,6 +3,8 @@
 A worker that drives all GPUs gives it all devices, one that drives a single GPU just that one. Before a timed run
 every GPU sleeps a little, so that the host can issue the run ahead of the device, and overwrites its L2; then the
 GPUs meet, and each records its start. A GPU's time ends when all of its part of the run has.
+
+Nothing of ficco_rt is imported: `tools.beside` uses this file beside any version of it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 SLEEP = 4_000_000  # clock cycles, about 2 ms: more than any contestant takes to issue a run
+
+
+def meeting(streams: Sequence[Any]) -> Callable[[], None]:
+    """What makes the streams of one process meet: what follows on each begins when all have got there."""
+    import torch
+
+    met = [torch.cuda.Event() for _ in streams]
+
+    def meet() -> None:
+        for stream, event in zip(streams, met, strict=True):
+            event.record(stream)
+        for stream in streams:
+            for event in met:
+                stream.wait_event(event)
+
+    return meet
 
 
 class Clock:

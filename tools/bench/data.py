@@ -1,12 +1,13 @@
-"""Random operands, the reference, and how far a result is off. PyTorch is imported late, in worker processes only."""
+"""Random operands, the reference, and how far a result is off. PyTorch is imported late, in worker processes only.
+
+Nothing of ficco_rt is imported: `tools.beside` uses this file beside any version of it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from .scenarios import Scenario
 
 OPERANDS = ("A", "B")
 
@@ -23,24 +24,29 @@ def fill(tensor: Any, name: str, rank: int, k: int, seed: int) -> None:
 
 
 def reference(
-    scenario: Scenario, ranks: int, rank: int, a: Callable[[int], Any], b: Callable[[int], Any], device: Any
+    operation: str,
+    shape: Sequence[int],
+    ranks: int,
+    rank: int,
+    a: Callable[[int], Any],
+    b: Callable[[int], Any],
+    device: Any,
 ) -> Any:
-    """C of `rank` in fp32 on `device`, from bf16 operands that are multiplied in fp32 (no tf32).
+    """C of `rank`, of this shape, in fp32 on `device`, from bf16 operands that are multiplied in fp32 (no tf32).
 
     `a(q)` and `b(q)` are the operands of rank q, on any device.
     """
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    rows, columns = scenario.shapes(ranks)["C"]
-    total = torch.zeros(rows, columns, dtype=torch.float32, device=device)
-    if scenario.operation == "ag_gemm":
+    total = torch.zeros(*shape, dtype=torch.float32, device=device)
+    if operation == "ag_gemm":
         own = b(rank).float()
         for q, part in enumerate(total.chunk(ranks)):
             torch.mm(a(q).to(device).float(), own, out=part)
         return total
     for q in range(ranks):
-        left = a(q).chunk(ranks)[rank] if scenario.operation == "gemm_rs" else a(q)
+        left = a(q).chunk(ranks)[rank] if operation == "gemm_rs" else a(q)
         total.addmm_(left.to(device).float(), b(q).to(device).float())
     return total
 

@@ -14,7 +14,7 @@ from ficco_rt.errors import DeviceError, ScheduleError, UsageError
 from ficco_rt.exec.bound import Bound
 from ficco_rt.exec.executor import Executor
 
-from .clock import Clock
+from .clock import Clock, meeting
 from .data import OPERANDS, fill, off, reference
 from .measure import COPIES, GEMM
 from .scenarios import Scenario
@@ -47,8 +47,7 @@ class Ours:
         for a in self._devices:  # peer access, for the yardstick's copies
             for b in self._devices:
                 torch.zeros(1, device=a).to(b)
-        self._met = [torch.cuda.Event() for _ in self._streams]
-        self._clock = Clock(self._streams, self._meet)
+        self._clock = Clock(self._streams, meeting(self._streams))
         self._tensors: dict[str, list[Any]] = {}
         self._own: dict[str, list[Any]] = {}  # the yardsticks'
         self._reference: list[Any] = []
@@ -63,13 +62,6 @@ class Ours:
             "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda),
         }
-
-    def _meet(self) -> None:
-        for stream, event in zip(self._streams, self._met, strict=True):
-            event.record(stream)
-        for stream in self._streams:
-            for event in self._met:
-                stream.wait_event(event)
 
     def _wait(self) -> None:
         for device in self._devices:
@@ -126,8 +118,9 @@ class Ours:
                 fill(tensor, name, rank, self._scenario.k, seed)
         self._wait()
         a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
+        operation, shape = self._scenario.operation, self._scenario.shapes(self._ranks)["C"]
         self._reference = [
-            reference(self._scenario, self._ranks, rank, a, b, device) for rank, device in enumerate(self._devices)
+            reference(operation, shape, self._ranks, rank, a, b, device) for rank, device in enumerate(self._devices)
         ]
         self._wait()
 

@@ -258,7 +258,13 @@ class Peer:
         if self._registered is not None:
             self._registered.copy_(self._tensors["A"])
         self._reference = reference(
-            scenario, self._ranks, self._rank, lambda q: of("A", q), lambda q: of("B", q), self._device
+            scenario.operation,
+            shapes["C"],
+            self._ranks,
+            self._rank,
+            lambda q: of("A", q),
+            lambda q: of("B", q),
+            self._device,
         )
         self._wait()
 

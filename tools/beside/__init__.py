@@ -1,0 +1,1 @@
+"""This checkout beside another one: is it slower? See `python -m tools.beside --help`."""
