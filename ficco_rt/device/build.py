@@ -301,9 +301,9 @@ class _Builder:
 class _Sides:
     """Which flags of copy streams go by other ways than the stream itself, where a run is on streams.
 
-    A flag that a copy follows is not written by the copy stream: that would delay the copy. Where only launches wait for
-    it, it is raised by a copied word, in one batch with the next copy; the batch begins when the copies before it have
-    come. Else a side stream writes it.
+    A flag that a copy follows is not written by the copy stream: that would delay the copy. Where one launch alone waits
+    for it, it is raised by a copied word, in one batch with the next copy. The batch begins when the copies before it
+    have come. Any other flag is written by a side stream.
     NOTE a stream may not wait for a copied word: the wait might be issued before the copy. And a copied word goes to
     other devices only: copies inside a device may be kernels, which find no multiprocessor free.
 

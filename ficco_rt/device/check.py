@@ -1,10 +1,13 @@
 """The check of a device plan, from it alone: well-formed (`rules`), no deadlock, no race, every run apart from the next.
 
 Several runs in a row are walked through, as callers may make them: among callers' streams, behind a run of the same
-callers, of others, and of nobody's. First in the abstract, where a kernel's blocks may keep out of the multiprocessors of a
-device what finds no room beside the shares of all kernels that may wait there. Then with vector clocks: each access of
-memory, of a word as of a tensor, must know the end of the conflicting ones before it, in the same run or the last. Callers
-take part: they use a rank's inputs and outputs before a run and after it.
+callers, behind one of others, and on nobody's streams.
+
+The first walk is abstract and finds deadlocks. The second has vector clocks and finds races: each access of memory, of
+a word as of a tensor, must know the end of the conflicting accesses before it, in the same run or in the one before.
+Callers take part: they use a rank's inputs and outputs before a run and after it. The third walk is the first once
+more, on devices where kernels that wait hold their shares of the multiprocessors: what needs more than they leave does
+not begin.
 """
 
 from __future__ import annotations
@@ -345,9 +348,10 @@ class _Walk:
         found: dict[int, _Holder] = {}  # by queue, the one that may hold most
         for holder in self.holders.get(self.runs.devices[node.queue], ()):
             other = holder.node.queue
-            if other != node.queue and not holder.node.over and holder.start.done[node.queue] < node.position:
-                if other not in found or found[other].sms < holder.sms:
-                    found[other] = holder
+            began = other != node.queue and holder.start.done[node.queue] < node.position
+            most = found[other].sms if other in found else 0
+            if began and not holder.node.over and holder.sms > most:
+                found[other] = holder
         left = self.plan.device.sms - sum(holder.sms for holder in found.values())
         return list(found.values()) if left < needed else []
 

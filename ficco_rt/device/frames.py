@@ -4,8 +4,8 @@ Each device begins behind the completion of the run before on every device, unle
 behind the streams of those callers whose tensors the device touches. A caller's stream goes on behind the streams that
 touch the caller's tensors: those of its own rank, and those of others that read or write them. So no device waits for
 one that it has nothing to do with: an event of another device takes ten microseconds to arrive, one of the same device
-two. Where all devices shall begin together, because timestamps are taken or because nobody calls, all wait for one start
-on the first device.
+two. Where timestamps are taken, or nobody calls, all devices begin together: they wait for one start on the first
+device.
 
 Each device completes a run behind all of its streams, when its words are reset.
 """

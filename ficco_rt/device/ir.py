@@ -100,8 +100,9 @@ class EventName:
     """An event. `number` counts by kind:
 
     plan: the plan's event; raise, wait: the plan's stream whose side stream it joins; meet: a collective's group, with
-    `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion, captured:
-    the device; caller: the rank; tail: the plan's stream, at its end; timestamp: the plan's stream, `rank` counts them.
+    `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
+    captured: the device; caller: the rank; tail: the plan's stream, at its end; timestamp: the plan's stream, where
+    `rank` counts them.
     """
 
     kind: EventKind
@@ -258,8 +259,9 @@ Action: TypeAlias = RecordEvent | AwaitEvent | ChangeWords | CopyMemory | Launch
 class DeviceLaunch:
     """A kernel's launch. `config` says how it is launched, `works` what it does.
 
-    `sms` is its share: it holds no more multiprocessors than that while its blocks wait (`spins`). `early`: it may begin
-    while the kernel before it on its stream ends. `stream` and `command` are the place in the plan, `stage` is for people.
+    `sms` is its share: it holds no more multiprocessors than that while its blocks wait (`spins`). `early`: it may
+    begin while the kernel before it on its stream ends. `stream` and `command` are the place in the plan; `stage` is
+    for people.
     """
 
     config: KernelConfig

@@ -26,7 +26,8 @@ def to_text(plan: DevicePlan) -> str:
 
 def _lines(plan: DevicePlan) -> Iterator[str]:
     devices, f = plan.placement.devices, plan.features
-    yield f"device plan of {plan.schedule} version {plan.version}, mode {plan.mode}: {len(devices)} ranks on {plan.device.name}"
+    yield f"device plan of {plan.schedule} version {plan.version}, mode {plan.mode}"
+    yield f"  {len(devices)} ranks on {plan.device.name}"
     yield f"  plan {plan.plan_hash}"
     yield f"  ranks on devices {' '.join(map(str, devices))}"
     has = {

@@ -67,8 +67,8 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
 
 
 def semaphores(plan: Plan, placement: Placement) -> dict[EventName, tuple[int, ...]]:
-    """The points of a plan that streams of other devices wait for, with these devices. A graph belongs to one device, so
-    that no event leads out of it: there each of these devices has a word that is raised at the point."""
+    """The points of a plan that streams of other devices wait for, with these devices. A graph belongs to one device,
+    so that no event leads out of it: there each of these devices has a word that is raised at the point."""
     raised: dict[EventName, int] = {}
     awaited: dict[EventName, set[int]] = defaultdict(set)
     for stream in plan.streams:

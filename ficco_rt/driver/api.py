@@ -111,7 +111,7 @@ class Driver(Protocol):
         """Forget it; it is not run any more."""
 
     def capture(self, binding: Binding) -> None:
-        """Make the graphs of a binding, one a device, that `run` takes with `graph`. UsageError where there are none."""
+        """Make the graphs of a binding, one a device, for `run` with `graph`. UsageError: the driver has none."""
 
     def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
         """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'

@@ -1,5 +1,5 @@
-"""Ways to damage a device plan, drawn by a seed: an action dropped, moved, doubled or changed, a word's reset, a launch's
-numbers, a condition of a frame. What is only for people (causes, priorities) stays."""
+"""Ways to damage a device plan, drawn by a seed: an action dropped, moved, doubled or changed, a word's place, a
+launch's numbers, a condition of a frame. What is only for people (causes, priorities) stays."""
 
 from __future__ import annotations
 

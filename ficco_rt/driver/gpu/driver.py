@@ -4,8 +4,8 @@ The driver puts its parts together: `gpus` (devices and what is made on them), `
 `binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
 
 NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. The order of
-issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels; so vendors ask for as many
-queues as there can be.
+issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels. So vendors ask for as
+many queues as there can be.
 """
 
 from __future__ import annotations

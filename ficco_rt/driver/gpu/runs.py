@@ -216,8 +216,8 @@ class Runs:
             return self._gpus.vendor.milliseconds(begin, end)
 
     def since(self, ordinal: int, event: EventName) -> float:
-        """Microseconds from a recorded run's begin to an event. Devices' clocks are set to one another by the event that
-        begins the run: they agree to some microseconds, the time that it takes to reach them."""
+        """Microseconds from a recorded run's begin to an event. Devices' clocks are set to one another by the event
+        that begins the run: they agree to some microseconds, the time that it takes to reach them."""
         begin = self._resources.recorded(EventName("begin", ordinal))
         return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, self._resources.recorded(event)))
 
