@@ -70,7 +70,7 @@ def layout_of(
     unaligned: frozenset[tuple[int, int]] = frozenset(),
 ) -> Layout:
     """`unaligned`: the launches (stream, command) that plain kernels do, because tuned ones cannot take the memory that
-    the tensors lie in. Raises UsageError: a collective in place, a user's kernel on a set of pieces."""
+    the tensors lie in."""
     launches = Launches(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
@@ -184,7 +184,8 @@ class _Builder:
 
     def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
         name = StreamName("plan", s)
-        moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, t.origin) for t in command.transfers]
+        stage = command.stage
+        moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, stage, t.origin) for t in command.transfers]
         alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
         words = self.sides.with_copy(s, p) if self.sides is not None else ()
@@ -293,7 +294,7 @@ class _Builder:
         part = part_of(stream.rank, self.calls[command.group])
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
         for pair in part.copies:
-            move = Move(pair.dst, pair.src, self._pitched(pair.dst, pair.src), -1, command.origin)
+            move = Move(pair.dst, pair.src, self._pitched(pair.dst, pair.src), -1, command.stage, command.origin)
             actions.append(CopyMemory(name, (move,), (), False, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 
@@ -301,9 +302,9 @@ class _Builder:
 class _Sides:
     """Which flags of copy streams go by other ways than the stream itself, where a run is on streams.
 
-    A flag that a copy follows is not written by the copy stream: that would delay the copy. Where one launch alone waits
-    for it, it is raised by a copied word, in one batch with the next copy. The batch begins when the copies before it
-    have come. Any other flag is written by a side stream.
+    A flag that a copy follows is not written by the copy stream: that would delay the copy. Where one launch alone
+    waits for it, it is raised by a copied word, in one batch with the next copy. The batch begins when the copies
+    before it have come. Any other flag is written by a side stream.
     NOTE a stream may not wait for a copied word: the wait might be issued before the copy. And a copied word goes to
     other devices only: copies inside a device may be kernels, which find no multiprocessor free.
 

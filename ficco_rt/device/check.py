@@ -1,4 +1,4 @@
-"""The check of a device plan, from it alone: well-formed (`rules`), no deadlock, no race, every run apart from the next.
+"""The check of a device plan, from it alone: well-formed (`rules`), no deadlock, no race, runs apart from each other.
 
 Several runs in a row are walked through, as callers may make them: among callers' streams, behind a run of the same
 callers, behind one of others, and on nobody's streams.

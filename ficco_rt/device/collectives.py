@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..cells import part
-from ..errors import UsageError
 from ..graph.ir import Reduce
 from ..plan.ir import CollectiveCall, Plan
 from ..region import Region
@@ -43,9 +42,6 @@ def part_of(rank: int, calls: Sequence[CollectiveCall]) -> Part:
     """A rank's part of a collective; `calls` are those of all ranks."""
     command, ranks = calls[rank], len(calls)
     peers = [(rank + i) % ranks for i in range(1, ranks)]
-    if command.dst.tensor == command.src.tensor and command.kind in ("reduce_scatter", "all_to_all"):
-        place = command.origin.place
-        raise UsageError(f"{place}: there is no {command.kind} in place; take two tensors")
     match command.kind:
         case "all_gather":
             starts = _starts([c.src.shape[0] for c in calls])

@@ -205,6 +205,7 @@ class Move:
     src: Region
     pitched: bool
     op: int  # of the plan; -1: a part of a collective
+    stage: str
     origin: Span = field(compare=False)
 
 
@@ -260,8 +261,8 @@ class DeviceLaunch:
     """A kernel's launch. `config` says how it is launched, `works` what it does.
 
     `sms` is its share: it holds no more multiprocessors than that while its blocks wait (`spins`). `early`: it may
-    begin while the kernel before it on its stream ends. `stream` and `command` are the place in the plan; `stage` is
-    for people.
+    begin while the kernel before it on its stream ends. `stream` and `command` are the place in the plan;
+    `stages` are those of the works.
     """
 
     config: KernelConfig
@@ -272,7 +273,7 @@ class DeviceLaunch:
     priority: Priority | None
     stream: int
     command: int
-    stage: str
+    stages: tuple[str, ...]
     origin: Span = field(compare=False)
 
 

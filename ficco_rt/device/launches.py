@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..errors import UsageError
-from ..graph.ir import KernelCall
 from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
 from ..kernels.families import configure, plain
 from ..kernels.family import LaunchRequest
@@ -14,7 +12,6 @@ from ..kernels.occupancy import Limits
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
 from ..plan.kernel_works import kernel_work, symbolic
-from ..region import Region
 from .collectives import calls_of, part_of
 from .ir import DeviceLaunch, Features, Placement
 from .words import private_flags
@@ -56,8 +53,6 @@ class Launches:
         asked = command.attributes.sms or self.limits.sms
         sms = min(asked, self._share(self._device(stream), asked)) if command.streamed else asked
         awaited = {signal.number for signal in command.waits}
-        for work in command.works:
-            _whole_pieces(work)
         request = LaunchRequest(
             kernel=command.kernel,
             works=tuple(kernel_work(w.body, self.look, w.waits, w.signals) for w in command.works),
@@ -80,7 +75,7 @@ class Launches:
                 priority=command.attributes.priority,
                 stream=stream.id,
                 command=p,
-                stage=command.stage,
+                stages=tuple(command.stage_of(i) for i in range(first, first + count)),
                 origin=command.origin,
             )
             behind = True
@@ -94,7 +89,7 @@ class Launches:
         request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
         for config in configure(request, self.limits):
             yield DeviceLaunch(
-                config, (work,), self.limits.sms, False, False, None, stream.id, p, command.stage, command.origin
+                config, (work,), self.limits.sms, False, False, None, stream.id, p, (command.stage,), command.origin
             )
 
     # ---- multiprocessors
@@ -142,12 +137,3 @@ class Launches:
             if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
         }
         return min(beside, default=1)
-
-
-def _whole_pieces(work: Work) -> None:
-    """A user's kernel gets the address of a region's first element, which says nothing of further pieces."""
-    if isinstance(work.body, KernelCall):
-        for a in work.body.arguments:
-            if isinstance(a.value, Region) and len(a.value.boxes) != 1:
-                kernel, place = work.body.kernel, work.origin.place
-                raise UsageError(f"{place}: kernel '{kernel}', argument {a.name}: one piece, not a set of pieces")

@@ -8,6 +8,7 @@ a copy's bytes take between ranks the clock finds itself, for others may share t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..types import TYPES
@@ -16,7 +17,18 @@ from .model import Device, Machine
 STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
 ADDED = 0.37  # of the time of a sum of the terms and the product: what is seen of it inside a GEMM (docs/kernels.md)
 
+# Microseconds that K costs which is split: once, and for each part of a tile of 128 × 256 (docs/kernels.md).
+SPLIT_TIME, PART_TIME = 3.0, 1.3
+
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Into how many parts K of the last wave's tiles is split, and the elements of a tile."""
+
+    parts: int
+    tile: int
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
@@ -72,6 +84,7 @@ def gemm_time(
     sms: int | None = None,
     *,
     tiles: int | None = None,
+    split: Split | None = None,
     batch: int = 1,
     added: int = 0,
 ) -> float:
@@ -80,14 +93,17 @@ def gemm_time(
     The greater of its arithmetic and of its operands' way through memory, and of `added` bytes of terms what the
     arithmetic does not hide. With `tiles`, the output tiles of a launch of its own, the arithmetic is rounded up to
     whole waves of tiles over the multiprocessors: a GEMM of few tiles leaves the others idle. That is what cutting a
-    GEMM into pieces costs.
+    GEMM into pieces costs. K of the last wave's tiles may be `split` into parts, which fill that wave.
     """
     device = machine.device
     width = multiprocessors(device, sms)
     arithmetic = 2.0 * batch * m * n * k / (gemm_rate(device, dtype) * width / device.sms)
     if tiles:
-        waves = -(-tiles // width)
-        arithmetic *= waves * width / tiles
+        full, rest = divmod(tiles, width)
+        parts = split.parts if split is not None and rest else 1
+        arithmetic *= (full + (1 / parts if rest else 0)) * width / tiles
+        if split is not None and parts > 1:
+            arithmetic += SPLIT_TIME + PART_TIME * parts * split.tile / (128 * 256)
     item = TYPES[dtype].bytes
     out = item * batch * m * n
     shown = ADDED * kernel_time(machine, added + 2 * out, sms) if added else 0.0

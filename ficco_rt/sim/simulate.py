@@ -1,39 +1,44 @@
-"""The virtual clock: when everything of a run would happen on a machine, from the plan alone.
+"""The virtual clock: when everything of a run would happen on a machine, from the device plan that it would be given.
 
-A discrete-event walk over the plan's streams, priced by `machine.cost`. No data is touched.
+A discrete-event walk over the device plan's streams, priced by `machine.cost`. No data is touched.
 
-What it models: a stream does one thing at a time; a signal from another rank arrives `links.signal_time`
-later; a launch costs `launch_time`, a copy its fixed cost; the works of a streamed launch run one after
-another in the order of the text; copies of copy engines that meet at a port share it (`links`). What it does
-not: any other contention. Streams never slow each other on a memory or the multiprocessors, nor do the fixed
-costs of two copy queues' copies, nor what multiprocessors load and store on other ranks.
+What it models: a stream does one thing at a time; a signal from another rank arrives `links.signal_time` later; a
+launch costs `launch_time`, a copy its fixed cost; the works of a kernel that waits run one after another, in their
+order, each piece of K that is added in registers behind its own flags; K that is split fills the last wave; copies of
+copy engines that meet at a port share it (`links`). What it does not: any other contention. Streams never slow each
+other on a memory or the multiprocessors, nor do the fixed costs of two copy queues' copies, nor what multiprocessors
+load and store on other ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import prod
 
+from ..device.build import device_plan, layout_of
+from ..device.features import usual
+from ..device.ir import (
+    Action,
+    AwaitEvent,
+    ChangeWords,
+    CopyMemory,
+    DeviceLaunch,
+    DeviceStream,
+    EventName,
+    LaunchKernel,
+    Move,
+    Placement,
+    RecordEvent,
+    StreamName,
+)
 from ..errors import Span as Place
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..machine import cost
 from ..machine.model import Machine
-from ..plan.ir import (
-    CollectiveCall,
-    CopyAsync,
-    Launch,
-    LaunchAttributes,
-    Plan,
-    Record,
-    Signal,
-    SignalFlag,
-    Stream,
-    WaitEvent,
-    WaitFlag,
-    Work,
-)
+from ..plan.ir import Plan, Work
 from ..region import Region, called, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
 from ..types import TYPES
@@ -41,10 +46,9 @@ from .links import Flows
 
 
 def simulate(plan: Plan, machine: Machine) -> Trace:
-    """What would happen when. The plan must have passed its check: whatever waits is signalled."""
+    """What would happen when, with a device for each rank. The plan must have passed its check: whatever waits is
+    signalled."""
     clock = _Clock(plan, machine)
-    for stream in plan.streams:
-        clock.later(stream, 0, 0.0)
     clock.run()
     return Trace(
         schedule=plan.schedule,
@@ -56,18 +60,66 @@ def simulate(plan: Plan, machine: Machine) -> Trace:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    """An event, or a word by its number."""
+
+    of: EventName | int
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """When a signal was raised, on which rank; `label` says for people who gave what."""
+
+    time: float
+    rank: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """A stream with its actions. Side streams have no lane in the trace."""
+
+    name: StreamName
+    rank: int
+    label: str
+    actions: tuple[Action, ...]
+
+    @property
+    def shown(self) -> bool:
+        return self.name.kind == "plan"
+
+    def stage(self, position: int, launches: Sequence[DeviceLaunch]) -> str:
+        """Of the next action that does something: it is what waits."""
+        for action in self.actions[position:]:
+            if isinstance(action, LaunchKernel):
+                return launches[action.launch].stages[0]
+            if isinstance(action, CopyMemory) and action.moves:
+                return action.moves[0].stage
+        return ""
+
+
 class _Clock:
     def __init__(self, plan: Plan, machine: Machine) -> None:
-        self.plan, self.machine = plan, machine
+        layout = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
+        made = device_plan(layout, "streams")
+        self.machine = machine
+        self.launches, self.words = made.launches, made.words
+        self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
         self.dtypes: dict[str, str] = {t.name: t.dtype for t in plan.tensors}
         self.spans: list[Span] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = 0.0
         self.counter = count()  # events of one time happen as they were made
-        self.raised: dict[Signal, tuple[float, Stream]] = {}
-        self.waiting: dict[Signal, list[Callable[[], None]]] = {}
-        self.arrived: dict[int, list[tuple[Stream, CollectiveCall, int, float]]] = {}
+        self.raised: dict[_Signal, _Raised] = {}
+        self.waiting: dict[_Signal, list[Callable[[], None]]] = {}
+        self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
         self.flows = Flows(machine, self.at)
+        actions: dict[StreamName, list[Action]] = {}
+        for action in made.body:
+            actions.setdefault(action.stream, []).append(action)
+        for stream in (s for s in made.streams if s.name in actions):
+            self.later(_stream(stream, actions[stream.name]), 0, 0.0)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heappush(self.events, (time, next(self.counter), action))
@@ -77,101 +129,125 @@ class _Clock:
             self.now, _, action = heappop(self.events)
             action()
 
-    def seen(self, signal: Signal, rank: int) -> float | None:
-        """When `rank` sees the signal up; None while nothing has raised it."""
-        if signal not in self.raised:
-            return None
-        time, by = self.raised[signal]
-        return time if by.rank == rank else time + self.machine.links.signal_time
+    # ---- signals
 
-    def lift(self, signal: Signal, time: float, by: Stream) -> None:
-        self.raised[signal] = (time, by)
+    def seen(self, signal: _Signal, rank: int) -> float | None:
+        """When `rank` sees the signal up; None while nothing has raised it."""
+        raised = self.raised.get(signal)
+        if raised is None:
+            return None
+        return raised.time if raised.rank == rank else raised.time + self.machine.links.signal_time
+
+    def lift(self, signal: _Signal, time: float, by: _Stream) -> None:
+        label = f"{self._text(signal)} of rank {by.rank} stream {by.label}"
+        if by.name.kind == "wait":  # what a side stream has waited for is what its event tells
+            label = self.heard[by.name]
+        self.raised[signal] = _Raised(time, by.rank, label)
         for action in self.waiting.pop(signal, ()):
             action()
 
-    # ---- a stream, from task to task; `now` is when it is free
-
-    def proceed(self, stream: Stream, position: int, now: float) -> None:
-        while position < len(stream.commands):
-            command = stream.commands[position]
-            match command:
-                case Record() | SignalFlag():
-                    for signal in command.signals:
-                        self.lift(signal, now, stream)
-                case WaitEvent() | WaitFlag():
-                    (signal,) = command.waits
-                    seen = self.seen(signal, stream.rank)
-                    if seen is None:
-                        self.waiting.setdefault(signal, []).append(self._resume(stream, position, now))
-                        return
-                    if seen > now:
-                        rest = stream.commands[position:]  # the next command that does something is what waits
-                        stage = next((c.stage for c in rest if isinstance(c, CopyAsync | Launch | CollectiveCall)), "")
-                        self.wait(stream, stage, command.origin, (signal,), now, seen)
-                        self.later(stream, position + 1, seen)
-                        return
-                case CollectiveCall():
-                    group = self.arrived.setdefault(command.group, [])
-                    group.append((stream, command, position, now))
-                    if len(group) == self.plan.ranks:
-                        self._collective(group, now)
-                    return
-                case CopyAsync():
-                    self._copy(stream, command, 0, position, now)
-                    return
-                case Launch():
-                    begin = self._streamed if command.streamed else self._launch
-                    begin(stream, command, position, now)
-                    return
-            position += 1
-
-    def _resume(self, stream: Stream, position: int, now: float) -> Callable[[], None]:
-        return lambda: self.proceed(stream, position, now)
-
-    def later(self, stream: Stream, position: int, time: float) -> None:
-        self.at(time, lambda: self.proceed(stream, position, time))
-
-    def _launch(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
-        now = self.work(stream, launch, 0, now, alone=True)
-        for index in range(1, len(launch.works)):  # copies
-            now = self.work(stream, launch, index, now, alone=False)
-        self.later(stream, position + 1, now)
-
-    def _streamed(self, stream: Stream, launch: Launch, position: int, now: float) -> None:
-        begin = now + self.machine.device.launch_time
-        running = _StreamedLaunch(self, stream, launch, position)
-        self.at(begin, lambda: running.proceed(0, begin))
+    def _text(self, signal: _Signal) -> str:
+        return str(signal.of) if isinstance(signal.of, EventName) else self.words[signal.of].purpose
 
     def wait(
-        self, stream: Stream, stage: str, place: Place, signals: tuple[Signal, ...], start: float, stop: float
+        self, stream: _Stream, stage: str, place: Place | None, signals: Sequence[_Signal], start: float, stop: float
     ) -> None:
         """Record a wait of a stage that ended when the last of the signals was seen."""
-        last = max(signals, key=lambda s: self.raised[s][0])
-        by = self.raised[last][1]
-        label = f"waits for {last} of rank {by.rank} stream {by.name}"
-        self.spans.append(Span(stream.rank, stream.id, "wait", label, stage, start, stop, _at(place)))
+        last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
+        self.heard[stream.name] = last.label
+        if stream.shown and stop > start:
+            where = "" if place is None else place.place
+            label = f"waits for {last.label}"
+            self.spans.append(Span(stream.rank, stream.name.number, "wait", label, stage, start, stop, where))
+
+    # ---- a stream, from action to action; `now` is when it is free
+
+    def proceed(self, stream: _Stream, position: int, now: float) -> None:
+        while position < len(stream.actions):
+            action = stream.actions[position]
+            match action:
+                case RecordEvent(event=event):
+                    self.lift(_Signal(event), now, stream)
+                case AwaitEvent(event=event):
+                    if not self._passed(stream, position, 0, [_Signal(event)], now):
+                        return
+                case ChangeWords():
+                    self._words(stream, position, 0, now)
+                    return
+                case CopyMemory():
+                    for word in action.words:
+                        self.lift(_Signal(word), now, stream)
+                    self._copy(stream, action.moves, 0, position, now)
+                    return
+                case LaunchKernel(launch=number):
+                    launch = self.launches[number]
+                    begin = self._spinning if launch.spins else self._launch
+                    begin(stream, launch, position, now)
+                    return
+                case _:
+                    pass
+            position += 1
+
+    def _passed(self, stream: _Stream, position: int, index: int, signals: list[_Signal], now: float) -> bool:
+        """Whether the stream need not wait. Else it goes on with the action's next part when it sees the signal."""
+        (signal,) = signals
+        seen = self.seen(signal, stream.rank)
+        if seen is None:
+            again = self._words if isinstance(stream.actions[position], ChangeWords) else None
+            resume = (
+                (lambda: again(stream, position, index, now))
+                if again is not None
+                else (lambda: self.proceed(stream, position, now))
+            )
+            self.waiting.setdefault(signal, []).append(resume)
+            return False
+        stage = stream.stage(position, self.launches)
+        self.wait(stream, stage, stream.actions[position].cause.origin, signals, now, seen)
+        if seen <= now:
+            return True
+        if isinstance(stream.actions[position], ChangeWords):
+            self.at(seen, lambda: self._words(stream, position, index + 1, seen))
+        else:
+            self.later(stream, position + 1, seen)
+        return False
+
+    def _words(self, stream: _Stream, position: int, index: int, now: float) -> None:
+        """Changes `index` and those behind it, from `now` on."""
+        action = stream.actions[position]
+        assert isinstance(action, ChangeWords)
+        while index < len(action.changes):
+            change = action.changes[index]
+            if change.raises:
+                self.lift(_Signal(change.word), now, stream)
+            elif not self._passed(stream, position, index, [_Signal(change.word)], now):
+                return
+            index += 1
+        self.proceed(stream, position + 1, now)
+
+    def later(self, stream: _Stream, position: int, time: float) -> None:
+        self.at(time, lambda: self.proceed(stream, position, time))
 
     # ---- what takes time
 
     def _size(self, region: Region) -> int:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
 
-    def _copy(self, stream: Stream, body: CopyAsync, index: int, position: int, now: float) -> None:
-        """Transfer `index` and those behind it, from `now` on."""
-        if index == len(body.transfers):
+    def _copy(self, stream: _Stream, moves: Sequence[Move], index: int, position: int, now: float) -> None:
+        """Copy `index` and those behind it, from `now` on."""
+        if index == len(moves):
             self.proceed(stream, position + 1, now)
             return
-        transfer = body.transfers[index]
-        src, dst = transfer.src, transfer.dst
+        move = moves[index]
+        src, dst = move.src, move.dst
         size = self._size(src)
 
         def done() -> None:
-            label = f"{body.stage}  {way(dst, src, stream.rank)}"
-            peer, place = peer_of(dst, src, stream.rank), _at(transfer.origin)
-            self.spans.append(
-                Span(stream.rank, stream.id, "copy", label, body.stage, now, self.now, place, bytes=size, peer=peer)
-            )
-            self._copy(stream, body, index + 1, position, self.now)
+            label = f"{move.stage}  {way(dst, src, stream.rank)}"
+            kind: Kind = "collective" if move.op < 0 else "copy"
+            peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
+            span = Span(stream.rank, number, kind, label, move.stage, now, self.now, place, bytes=size, peer=peer)
+            self.spans.append(span)
+            self._copy(stream, moves, index + 1, position, self.now)
 
         if src.rank == dst.rank:
             self.at(now + cost.transfer_time(self.machine, src.rank, dst.rank, size), done)
@@ -179,45 +255,81 @@ class _Clock:
             begin = now + self.machine.links.copy_time
             self.at(begin, lambda: self.flows.begin(begin, src.rank, dst.rank, size, done))
 
-    def work(self, stream: Stream, body: Launch, index: int, now: float, *, alone: bool) -> float:
-        """Record work `index` of a launch from `now` on; `alone`: the launch is for this work only."""
-        work = body.works[index]
-        kind, label, moved, flops, time = self._price(work, body.attributes, alone, stream.rank)
-        stop = now + time + (self.machine.device.launch_time if alone else 0.0)
-        stage = body.stage_of(index)
+    def _launch(self, stream: _Stream, launch: DeviceLaunch, position: int, now: float) -> None:
+        for index in range(len(launch.works)):  # several: copies
+            now = self.work(stream, launch, index, now, first=index == 0)
+        self.later(stream, position + 1, now)
+
+    def _spinning(self, stream: _Stream, launch: DeviceLaunch, position: int, now: float) -> None:
+        begin = now + self.machine.device.launch_time
+        self.at(begin, lambda: self._next_work(stream, launch, position, 0, begin))
+
+    def _next_work(self, stream: _Stream, launch: DeviceLaunch, position: int, index: int, now: float) -> None:
+        """Work `index` is next from `now` on: it begins when all of its flags are seen, or looks again at the next."""
+        if index == len(launch.works):
+            self.proceed(stream, position + 1, now)
+            return
+        work = launch.works[index]
+        signals = [_Signal(self.flags[flag]) for flag in work.waits if flag in self.flags]
+        begin = now
+        for signal in signals:
+            seen = self.seen(signal, stream.rank)
+            if seen is None:
+                again = self.waiting.setdefault(signal, [])
+                again.append(lambda: self._next_work(stream, launch, position, index, now))
+                return
+            begin = max(begin, seen)
+        if begin > now:
+            self.wait(stream, launch.stages[index], work.origin, signals, now, begin)
+        stop = self.work(stream, launch, index, begin, first=False)
+
+        def end() -> None:
+            for flag in work.signals:
+                if flag in self.flags:
+                    self.lift(_Signal(self.flags[flag]), self.now, stream)
+            self._next_work(stream, launch, position, index + 1, self.now)
+
+        self.at(stop, end)
+
+    def work(self, stream: _Stream, launch: DeviceLaunch, index: int, now: float, *, first: bool) -> float:
+        """Record work `index` of a launch from `now` on; `first`: of a launch that does not wait, whose cost it has."""
+        work, config = launch.works[index], launch.config
+        kind, label, moved, flops, time = self._price(work, launch, first, stream.rank)
+        stop = now + time + (self.machine.device.launch_time if first else 0.0)
+        stage = launch.stages[index]
         self.spans.append(
             Span(
                 stream.rank,
-                stream.id,
-                kind,
+                stream.name.number,
+                kind if work.op >= 0 else "collective",
                 f"{stage}  {label}",
                 stage,
                 now,
                 stop,
-                _at(work.origin),
+                work.origin.place,
                 bytes=moved,
                 flops=flops,
                 peer=_peer(work, stream.rank),
-                launched=Launched(body.kernel, body.attributes.smem, body.attributes.residency, body.attributes.sms),
+                launched=Launched(config.entry, config.smem, config.resident, config.blocks),
             )
         )
         return stop
 
-    def _price(
-        self, work: Work, attributes: LaunchAttributes, alone: bool, rank: int
-    ) -> tuple[Kind, str, int, int, float]:
+    def _price(self, work: Work, launch: DeviceLaunch, alone: bool, rank: int) -> tuple[Kind, str, int, int, float]:
         """Kind, label, bytes, operations and microseconds of a work."""
-        machine, sms = self.machine, attributes.sms
+        machine = self.machine
+        sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self._size, (*work.reads, *work.writes)))
         match work.body:
             case Gemm(out=out, left=left, left_transposed=transposed, addends=addends):
                 m, n = out.shape[-2:]
                 k = left.shape[-2] if transposed else left.shape[-1]
                 batch = out.elements // max(1, m * n)
-                # works of a streamed launch fill each other's last waves
+                # works of a launch that waits fill each other's last waves
                 tiles = prod(work.tiles or ()) * batch if alone else None
                 dtype, added = self.dtypes[left.tensor], sum(map(self._size, addends))
-                time = cost.gemm_time(machine, m, n, k, dtype, sms, tiles=tiles, batch=batch, added=added)
+                split = cost.Split(launch.config.split_k.tail, prod(launch.config.tile))
+                time = cost.gemm_time(machine, m, n, k, dtype, sms, tiles=tiles, split=split, batch=batch, added=added)
                 # what goes to a peer leaves while the rest is multiplied
                 time = max(time, cost.link_time(machine, rank, out.rank, self._size(out)))
                 return "gemm", f"{called(out, rank)} {summary(out)}", moved, 2 * out.elements * k, time
@@ -232,57 +344,10 @@ class _Clock:
             case KernelCall(kernel=kernel):
                 return "kernel", kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
-    def _collective(self, group: list[tuple[Stream, CollectiveCall, int, float]], now: float) -> None:
-        kind = group[0][1].kind
-        # what one rank holds of the whole; see cost.collective_time
-        sides = [call.dst if kind == "all_gather" else call.src for _, call, _, _ in group]
-        size = max(map(self._size, sides))
-        stop = now + cost.collective_time(self.machine, kind, size)
-        for stream, call, position, arrived in group:
-            place = _at(call.origin)
-            if now > arrived:
-                label = f"waits for all ranks to call {kind}"
-                self.spans.append(Span(stream.rank, stream.id, "wait", label, call.stage, arrived, now, place))
-            label = f"{call.stage}  {kind} {call.src.tensor} → {call.dst.tensor}"
-            self.spans.append(
-                Span(stream.rank, stream.id, "collective", label, call.stage, now, stop, place, bytes=size)
-            )
-            self.later(stream, position + 1, stop)
 
-
-class _StreamedLaunch:
-    """Works one after another in the order of the text, each when its flags are up, as the kernels take them."""
-
-    def __init__(self, clock: _Clock, stream: Stream, launch: Launch, position: int) -> None:
-        self.clock = clock
-        self.stream = stream
-        self.launch = launch
-        self.position = position
-
-    def proceed(self, index: int, now: float) -> None:
-        """Work `index` is next from `now` on: it begins when all of its flags are seen, or looks again at the next."""
-        clock, stream, launch = self.clock, self.stream, self.launch
-        if index == len(launch.works):
-            clock.proceed(stream, self.position + 1, now)
-            return
-        work = launch.works[index]
-        signals: tuple[Signal, ...] = tuple(Signal("flag", f) for f in work.waits)
-        begin = now
-        for signal in signals:
-            seen = clock.seen(signal, stream.rank)
-            if seen is None:
-                clock.waiting.setdefault(signal, []).append(lambda: self.proceed(index, now))
-                return
-            begin = max(begin, seen)
-        if begin > now:
-            clock.wait(stream, launch.stage_of(index), work.origin, signals, now, begin)
-        stop = clock.work(stream, launch, index, begin, alone=False)
-        clock.at(stop, lambda: self.end(index))
-
-    def end(self, index: int) -> None:
-        for flag in self.launch.works[index].signals:
-            self.clock.lift(Signal("flag", flag), self.clock.now, self.stream)
-        self.proceed(index + 1, self.clock.now)
+def _stream(stream: DeviceStream, actions: Sequence[Action]) -> _Stream:
+    assert stream.rank is not None  # control streams and callers' are not in the body of a run on streams
+    return _Stream(stream.name, stream.rank, stream.label, tuple(actions))
 
 
 def _peer(work: Work, rank: int) -> int | None:
@@ -293,7 +358,3 @@ def _peer(work: Work, rank: int) -> int | None:
         case Gemm(out=out) if out.rank != rank:
             return out.rank
     return None
-
-
-def _at(place: Place) -> str:
-    return f"{place.path}:{place.line}"

@@ -20,8 +20,10 @@ import numpy as np
 
 from ...device.build import layout_of
 from ...errors import DeviceError, UsageError
+from ...graph.ir import KernelCall
 from ...machine.discover import machine as machine_from
-from ...plan.ir import Plan
+from ...plan.ir import CollectiveCall, Launch, Plan
+from ...region import Region
 from ...trace import Clock, Launched, Span
 from ...types import Dtype, numpy_dtype
 from .. import api
@@ -48,6 +50,7 @@ class GpuDriver:
         self._numbers = count()
         self._buffers: dict[Buffer, Tensor] = {}
         self._closed = False
+        refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
         self._gpus = Gpus(vendor, placement, timeout)
         try:
@@ -237,3 +240,24 @@ class GpuDriver:
         closing(self._gpus.close)
         if not told:  # after it calls may fail for the same reason
             closing.end()
+
+
+def refuse(plan: Plan) -> None:
+    """UsageError: what GPUs do not do, though the language has it."""
+    for _, command in plan.commands():
+        place = command.origin.place
+        if isinstance(command, CollectiveCall):
+            in_place = command.dst.tensor == command.src.tensor
+            if in_place and command.kind in ("reduce_scatter", "all_to_all"):
+                raise UsageError(f"{place}: there is no {command.kind} in place; take two tensors")
+        for work in command.works if isinstance(command, Launch) else ():
+            if isinstance(work.body, KernelCall):
+                _whole_pieces(work.body, work.origin.place)
+
+
+def _whole_pieces(call: KernelCall, place: str) -> None:
+    """A user's kernel gets the address of a region's first element, which says nothing of further pieces."""
+    for a in call.arguments:
+        if isinstance(a.value, Region) and len(a.value.boxes) != 1:
+            what = f"kernel '{call.kernel}', argument {a.name}"
+            raise UsageError(f"{place}: {what}: one piece, not a set of pieces")
