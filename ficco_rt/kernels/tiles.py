@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
+from ..cells import strides
 from ..region import Interval
 from ..types import TYPES
 from .works import Product, View
@@ -99,12 +99,16 @@ def operand(view: View) -> Operand | None:
     """A view as a matrix and its pieces; None if its second dimension is not the tensor's last: then columns are not
     side by side."""
     region, shape = view.region, view.shape
-    if len(region.kept) != 2 or region.kept[1] != len(shape) - 1:
+    kept = region.kept
+    if len(kept) != 2 or kept[1] != len(shape) - 1:
         return None
-    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, strides, strict=True) if a.dropped)
-    row, column = region.kept
-    matrix = Matrix(view.address + fixed * TYPES[view.dtype].bytes, shape[row], shape[column], strides[row])
+    row, column = kept
+    address, pitch = view.address, shape[-1]
+    if len(shape) > 2:
+        steps = strides(shape)
+        fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, steps, strict=True) if a.dropped)
+        address, pitch = address + fixed * TYPES[view.dtype].bytes, steps[row]
+    matrix = Matrix(address, shape[row], shape[column], pitch)
     return Operand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
