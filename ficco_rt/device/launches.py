@@ -51,7 +51,9 @@ class Launches:
 
     def _launch(self, stream: Stream, p: int, command: Launch) -> Iterator[DeviceLaunch]:
         asked = command.attributes.sms or self.limits.sms
-        sms = min(asked, self._share(self._device(stream), asked)) if command.streamed else asked
+        sms = asked
+        if command.streamed:  # a cluster is not divided
+            sms = min(asked, max(self._share(self._device(stream), asked), CLUSTERS.get(command.kernel, 1)))
         awaited = {signal.number for signal in command.waits}
         request = LaunchRequest(
             kernel=command.kernel,

@@ -215,6 +215,9 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     awaited = {word for action in plan.body for word in _awaited(action)}
     kernel_resets: Counter[int] = Counter()
     flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+    waits: dict[tuple[int, int], set[int]] = defaultdict(set)  # of the kernels that do a command's works
+    for launch in plan.launches:
+        waits[launch.stream, launch.command].update(flag for work in launch.works for flag in work.waits)
     for launch in plan.launches:
         inside = launch.config.unraised
         for work in launch.works:
@@ -226,7 +229,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         for flag in launch.config.resets:
             if flag in flags:
                 kernel_resets[flags[flag]] += 1
-            if not any(flag in work.waits for work in launch.works):
+            if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
     for i, word in enumerate(plan.words):
         used = plan.mode == "graph" or word.point is None

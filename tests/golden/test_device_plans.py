@@ -1,0 +1,55 @@
+"""Golden device plans of all shipped schedules at 4 ranks, a device each, on streams and as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.device import codec
+from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.check import check
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import Mode, Placement
+from ficco_rt.device.text import to_text
+from ficco_rt.machine.profiles import profile
+from tests import cases
+
+HERE = Path(__file__).parent / "device_plans"
+GOLDEN: tuple[Mode, ...] = ("streams", "graph")
+
+
+@cache
+def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3)) -> Layout:
+    machine = profile("h200-switch", len(devices))
+    sizes = cases.sizes(name, len(devices), even=True) | {"T": "bf16"} | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), len(devices), sizes), machine)
+    return layout_of(plan, machine.device, Placement(devices), usual(machine.device.arch))
+
+
+@pytest.mark.parametrize("mode", GOLDEN)
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_device_plan_text(name: str, mode: Mode, golden: Callable[[Path, str], None]) -> None:
+    made = device_plan(layout(name), mode)
+    check(made)
+    golden(HERE / f"{name.replace('/', '_')}.{mode}.txt", f"{to_text(made)}\nhash {codec.content_hash(made)}\n")
+
+
+@pytest.mark.parametrize("devices", [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 0)])
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_every_mode_passes_the_check_and_reads_back(name: str, devices: tuple[int, ...]) -> None:
+    for mode in get_args(Mode):
+        made = device_plan(layout(name, devices), mode)
+        check(made)
+        assert device_plan(layout(name, devices), mode) == made
+        if devices == (0, 1, 2, 3):
+            assert codec.from_json(codec.to_json(made)) == made
+
+
+def test_no_golden_file_is_left_of_a_schedule_that_is_gone() -> None:
+    wanted = {f"{name.replace('/', '_')}.{mode}" for name in cases.SCHEDULES for mode in GOLDEN}
+    assert {p.stem for p in HERE.iterdir()} == wanted
