@@ -53,8 +53,7 @@ def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], 
         return Tensor(t.data_ptr(), tuple(t.shape), "bf16", 0, False)
 
     made = naive.sum_of(regions[0], regions[1:], resolve, ("-std=c++17", f"-arch={arch()}"))
-    source = Path(compiler.__file__).with_name("src") / made.source
-    module = call("cuModuleLoadData", compiler.compile_file(source, made.options).code)
+    module = call("cuModuleLoadData", compiler.compile_file(compiler.KERNELS / made.source, made.options).code)
     function = call("cuModuleGetFunction", module, made.entry.encode())
     fitting = call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, made.threads, made.smem)
     constants = torch.frombuffer(bytearray(made.constants), dtype=torch.uint8).cuda()
