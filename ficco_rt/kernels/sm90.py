@@ -49,9 +49,9 @@ CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
 OPERAND_BYTES = 384  # three tensor maps
 SIDES_AT = MAX_OPERANDS * OPERAND_BYTES
-SIDES = struct.Struct("<4Q")  # struct Sides
+SIDES = struct.Struct("<4Q")  # struct OperandInfo
 POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDES.size
-POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct Parameters, from `tiles` to `depth_waits`
+POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 TERM_MAPS_AT = 3456
 TERM_REGISTERS = (72, 216)  # of producer and consumers: a producer with terms has more to do
 

@@ -161,14 +161,12 @@ def test_every_work_is_packed_once(name: str) -> None:
 @pytest.mark.parametrize("types", [(0, 0), (1, 1), (2, 2), (0, 2)])
 def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int], tmp_path: Any) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
-    from importlib import resources
+    from ficco_rt.kernels.compiler import KERNELS, compile_file
 
-    from ficco_rt.kernels.compiler import compile_text
-
-    text = resources.files("ficco_rt.kernels").joinpath("src", "naive.cu").read_text(encoding="utf-8")
     for kind in ("GEMM", "REDUCE", "COPY"):
         defines = [f"-D{kind}=the_entry", f"-DIN={types[0]}", f"-DOUT={types[1]}"]
-        made = compile_text(text, "naive.cu", ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"], tmp_path)
+        options = ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"]
+        made = compile_file(KERNELS / naive.SOURCE, options, tmp_path)
         assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, made.log
         assert b"the_entry" in made.code
 

@@ -1,4 +1,4 @@
-"""The naive kernels' side of the driver: works packed into the tables that kernels/src/naive.cu reads."""
+"""The naive kernels' side of the driver: works packed into the tables of kernels/src/works.h."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}
 
 SOURCE = "naive.cu"
 
-GEMM = struct.Struct("<9q26i")  # struct Gemm
+GEMM = struct.Struct("<9q26i")  # struct Gemm of works.h, and so on
 REDUCE = struct.Struct("<4q12i")
 ADDED = struct.Struct("<3q6i")
 COPY = struct.Struct("<4q10i")
