@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..graph.ir import Graph, Op
 from ..graph.text import body_text
 from ..machine.model import Machine
 from .ir import LaunchAttributes, Order
+from .products import Products
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -20,6 +22,13 @@ class StreamKey:
     link: int  # -1: all peers
 
 
+class LaunchKey(NamedTuple):  # a tuple: looked up for every work
+    """Which streamed launch: the index of the stage that it begins with, and the rank."""
+
+    stage: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """An op waits for an earlier one, by an event or by a flag. `launch` puts the wait before the whole launch."""
@@ -29,13 +38,31 @@ class Need:
     launch: bool = False
 
 
+class FlagKey(NamedTuple):
+    """Which flag: the op that raises it, and the rank that waits for it."""
+
+    op: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
-class LaunchChoice:
-    """A kernel with its tile and attributes, for one op."""
+class Signals:
+    """The numbers of events and flags, in the order of the ops that raise them."""
+
+    events: Mapping[int, int] = field(default_factory=dict)  # op → the event recorded after it
+    flags: Mapping[FlagKey, int] = field(default_factory=dict)
+    raised: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # op → the flags that it raises
+    flag_homes: tuple[int, ...] = ()  # flag → the rank that waits for it
+    private: frozenset[int] = frozenset()  # flags that one launch, and nothing else, waits for
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """The kernel of a launch, its output tile, and the shared memory that it takes."""
 
     kernel: str
-    tile: tuple[int, int]
-    attributes: LaunchAttributes
+    tile: tuple[int, int] = (1, 1)
+    smem: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +71,44 @@ class Draft:
 
     graph: Graph
     machine: Machine
+    products: Products  # the graph's, as kernels take them
     streams: tuple[StreamKey, ...] = ()
     stream_of: tuple[int, ...] = ()  # op → stream
     order: tuple[int, ...] = ()  # ops as they are issued; a topological order of the dependencies
-    joined: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # see `launch_of`
-    choices: dict[int, LaunchChoice] = field(default_factory=dict)  # op → kernel
-    needs: dict[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
+    fused: Mapping[LaunchKey, LaunchKey] = field(default_factory=dict)  # see `launch_of`
+    shares: Mapping[LaunchKey, int] = field(default_factory=dict)  # multiprocessors, where the text leaves them open
+    needs: Mapping[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
     orders: tuple[Order, ...] = ()
+    signals: Signals = field(default_factory=Signals)
+    kernels: Mapping[int, KernelChoice] = field(default_factory=dict)  # op → its launch's kernel
+    attributes: Mapping[int, LaunchAttributes] = field(default_factory=dict)  # op → its launch's attributes
 
 
-def launch_of(draft: Draft, op: Op) -> tuple[int, int]:
-    """Which launch a streamed op is a work of: the index of the stage that it begins with, and the rank."""
-    key = (op.where.stage, op.where.rank)
-    return draft.joined.get(key, key)
+def launch_of(draft: Draft, op: Op) -> LaunchKey:
+    """Which launch a streamed op is a work of."""
+    key = LaunchKey(op.where.stage, op.where.rank)
+    return draft.fused.get(key, key)
+
+
+def launches(draft: Draft) -> Iterator[list[int]]:
+    """The ops of each kernel launch: one, or those of a streamed one. Of copies several may go out as one."""
+    streamed: dict[LaunchKey, list[int]] = {}
+    on_sms = {q.name for q in draft.graph.queues if q.engine == "sm"}
+    for i in draft.order:
+        op = draft.graph.ops[i]
+        stage = draft.graph.stages[op.where.stage]
+        if stage.streamed:
+            streamed.setdefault(launch_of(draft, op), []).append(i)
+        elif stage.queue in on_sms:
+            yield [i]
+    yield from streamed.values()
+
+
+def waits_of(draft: Draft, i: int) -> tuple[int, ...]:
+    """The flags that a work of a streamed launch waits for itself."""
+    rank, flags = draft.graph.ops[i].where.rank, draft.signals.flags
+    needs = draft.needs.get(i, ())
+    return tuple(flags[FlagKey(need.before, rank)] for need in needs if need.flag and not need.launch)
 
 
 def to_text(draft: Draft) -> str:
@@ -65,13 +117,22 @@ def to_text(draft: Draft) -> str:
     order = draft.order or tuple(range(len(draft.graph.ops)))
     for s, key in enumerate(draft.streams):
         lines.append(f"rank {key.rank} {key.queue}{'' if key.link < 0 else f' link {key.link}'}")
-        for i in order:
-            if draft.stream_of[i] == s:
-                needs = "".join(
-                    f" {'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}"
-                    for n in draft.needs.get(i, ())
-                )
-                waits = f" waits for{needs}" if needs else ""
-                choice = f" by {draft.choices[i].kernel} {draft.choices[i].attributes}" if i in draft.choices else ""
-                lines.append(f"  {i} {body_text(draft.graph.ops[i].body)}{waits}{choice}")
+        lines += (f"  {_op(draft, i)}" for i in order if draft.stream_of[i] == s)
     return "\n".join(lines)
+
+
+def _op(draft: Draft, i: int) -> str:
+    op, text = draft.graph.ops[i], f"{i} {body_text(draft.graph.ops[i].body)}"
+    key = LaunchKey(op.where.stage, op.where.rank)
+    if key in draft.fused:
+        text += f" in the launch of stage '{draft.graph.stages[draft.fused[key].stage].label}'"
+    if draft.needs.get(i):
+        needs = (
+            f"{'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}" for n in draft.needs[i]
+        )
+        text += f" waits for {', '.join(needs)}"
+    if i in draft.kernels:
+        text += f" by {draft.kernels[i]}"
+    if i in draft.attributes:
+        text += f" with {draft.attributes[i]}"
+    return text

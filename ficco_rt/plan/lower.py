@@ -7,19 +7,26 @@ from collections.abc import Callable
 
 from ..graph.ir import Graph
 from ..machine.model import Machine
+from .choose import choose_kernels
 from .draft import Draft, to_text
 from .emit import emit
+from .fuse import fuse
 from .ir import Plan
 from .place import place
+from .products import Products
 from .resources import solve_resources
+from .shares import share_multiprocessors
 from .sync import synchronise
 from .transfers import order_transfers
 
 PASSES: tuple[Callable[[Draft], Draft], ...] = (
     place,  # every op has a stream
     order_transfers,  # ops stand in the order in which they are issued; `order = auto` has its rounds
-    solve_resources,  # every launch has its works, a kernel and its attributes
+    fuse,  # it is known which streamed stages are one launch
+    share_multiprocessors,  # streamed launches beside one another have their shares
     synchronise,  # every dependency has a carrier: stream order, event or flag, and no wait is wasted
+    choose_kernels,  # every launch has a kernel that takes its works as they wait
+    solve_resources,  # every launch has its attributes
 )
 
 
@@ -28,7 +35,7 @@ LOG = logging.getLogger(__name__)  # at level DEBUG it shows the draft after eac
 
 def lower(graph: Graph, machine: Machine) -> Plan:
     """The plan of a proven graph for a machine. Raises ScheduleError where the machine lacks what the text asks."""
-    draft = Draft(graph, machine)
+    draft = Draft(graph, machine, Products(graph))
     for run in PASSES:
         draft = run(draft)
         if LOG.isEnabledFor(logging.DEBUG):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ..graph import ir
 from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from .clock import Clock, start
-from .draft import Draft, Need, launch_of
+from .draft import Draft, LaunchKey, Need, launch_of
 from .ir import Order
-from .room import rest
+from .signals import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Launch:
 
 def synchronise(draft: Draft) -> Draft:
     """After this every dependency is carried by a stream's order, an event or a flag, and every wait is needed:
-    without it some conflicting pair, or an `after` of the text, would have no order.
+    without it some conflicting pair, or an `after` of the text, would have no order. Events and flags have numbers.
 
     Flags carry what works of streamed launches wait for or give; events all else. A streamed launch holds its
     rank's multiprocessors while it waits, so whatever a streamed launch may come to wait for, and needs
@@ -74,7 +74,7 @@ class _Synchroniser:
         self.stamps: dict[int, _Stamp] = {}
         self.choices = Budget(CELLS * most_ops(), "the statements have more than {most} waits to choose from")
         self.memory = Budget(CLOCKS * most_ops(), "the dependencies need clocks of more than {most} entries")
-        self.launches: dict[tuple[int, int], _Launch] = {}
+        self.launches: dict[LaunchKey, _Launch] = {}
         self.works = 0
         self.needs: dict[int, tuple[Need, ...]] = {}
         self.orders: list[Order] = []
@@ -84,10 +84,10 @@ class _Synchroniser:
                 self.users[d.before] += 1
         self.ends: dict[tuple[int, int], list[int]] = {}  # stage, rank → the last op on each of its streams
         self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
-        self.members: dict[tuple[int, int], list[int]] = {}
+        self.members: dict[LaunchKey, list[int]] = {}
         self.holding: dict[int, list[int]] = {}  # rank → first ops of streamed launches that hold multiprocessors
         self.latest: dict[int, int] = {}  # stream → its latest op that some streamed launch waits for in the end
-        self.roomy: set[tuple[int, int]] = set()  # streamed stages that leave multiprocessors to others as they wait
+        self.roomy: set[LaunchKey] = set()  # streamed stages that leave multiprocessors to others as they wait
         last: dict[tuple[int, int, int], int] = {}
         for i in draft.order:
             where = self.graph.ops[i].where
@@ -95,11 +95,10 @@ class _Synchroniser:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
             if self.graph.stages[where.stage].streamed:
                 self.members.setdefault(launch_of(draft, self.graph.ops[i]), []).append(i)
-        remaining = rest(draft)
         for key, works in self.members.items():
             said = self.graph.ops[works[0]].where.resources.sms is not None
             copies = all(isinstance(self.graph.ops[v].body, ir.Copy) for v in works)  # they take half at most
-            if said or copies or key in remaining:
+            if said or copies or key in draft.shares:
                 self.roomy.add(key)
         for (stage, rank, _), i in last.items():
             self.ends.setdefault((stage, rank), []).append(i)
@@ -127,7 +126,7 @@ class _Synchroniser:
             else:
                 self._single(v)
             i += 1
-        return replace(self.draft, needs=self.needs, orders=tuple(self.orders))
+        return numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
 
     def _awaited(self) -> set[int]:
         """Ops on multiprocessors that works of streamed launches wait for, at any distance: by data, because the
@@ -269,7 +268,7 @@ class _Synchroniser:
         self.clocks[s] = launch.end
         self._release(v)
 
-    def _beside(self, u: int, key: tuple[int, int]) -> bool:
+    def _beside(self, u: int, key: LaunchKey) -> bool:
         """Is u a work of a streamed launch that runs while launch `key` waits? Both leave each other room."""
         return key in self.roomy and launch_of(self.draft, self.graph.ops[u]) in self.roomy
 
@@ -277,9 +276,9 @@ class _Synchroniser:
         s = self.draft.stream_of[u]
         return self.draft.streams[s].rank == rank and self.engine[s] != "copy"
 
-    def _open(self, key: tuple[int, int], first: int) -> None:
+    def _open(self, key: LaunchKey, first: int) -> None:
         """Begin a streamed launch, after what its works need of their own multiprocessors."""
-        s, rank = self.draft.stream_of[first], key[1]
+        s, rank = self.draft.stream_of[first], key.rank
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
         if key not in self.roomy:

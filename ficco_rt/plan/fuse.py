@@ -1,66 +1,77 @@
-"""Which streamed stages of a rank go out as one launch."""
+"""Pass: which streamed stages of a rank are one launch."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ..graph import ir
-from .draft import Draft, LaunchChoice
-
-Choose: TypeAlias = Callable[[list[int]], LaunchChoice | str]
-Works: TypeAlias = tuple[int, list[int]]  # a stage, and its ops on one rank
+from .draft import Draft, LaunchKey
+from .requests import Requests
 
 
-def joined(draft: Draft, choose: Choose) -> Mapping[tuple[int, int], tuple[int, int]]:
-    """Streamed products right behind one another on a queue are one launch: a stage's index and rank, and those that
-    the launch begins with. It has one last wave, and multiprocessors that have done their part of a stage go on with
-    the next one's; every work waits for its own flags, raised by what stands before it in the text, as it would in a
-    launch of its stage.
+@dataclass(frozen=True, slots=True)
+class _Works:
+    """The ops of a stage (its index) on one rank."""
+
+    stage: int
+    ops: tuple[int, ...]
+
+
+def fuse(draft: Draft) -> Draft:
+    """Streamed products right behind one another on a queue are one launch. It has one last wave, and multiprocessors
+    that have done their part of a stage go on with the next one's. Every work waits for its own flags, raised by what
+    stands before it in the text, as it would in a launch of its stage.
 
     Not where a stage waits for another one as a whole, or is waited for so: that is a launch's begin or end. Nor where
     it needs what the launch itself makes or reads: launches behind one another have that for nothing, works of one
     launch by flags. Nor where anything of the rank stands on another queue of multiprocessors, which the launch would
-    keep. Nor where their widths differ, by one of which the tiles are chosen, or they are not all of one kind of
-    kernel, by what `choose` says of each and of all together.
+    keep. Nor where their widths differ, by one of which the tiles are chosen, or one family of kernels does not take
+    each of them and all together.
     """
-    graph = draft.graph
+    graph, requests = draft.graph, Requests(draft.graph, draft.products, draft.machine.device.arch)
     engines = {q.name: q.engine for q in graph.queues}
+
+    def family(some: Sequence[_Works]) -> str:
+        bodies = (graph.ops[i].body for works in some for i in works.ops)
+        return requests.family([body for body in bodies if isinstance(body, ir.Gemm)])
+
     works: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by rank and stage
     for i in draft.order:
         where = graph.ops[i].where
         if engines[graph.stages[where.stage].queue] != "copy":
             works[where.rank][where.stage].append(i)
-    found: dict[tuple[int, int], tuple[int, int]] = {}
+    fused: dict[LaunchKey, LaunchKey] = {}
     for rank, stages in works.items():
         if len({graph.stages[s].queue for s in stages}) > 1:
             continue
-        for run in _runs(graph, list(stages.items())):
-            for launch in _launches(run, choose):
-                head = launch[0][0], rank
-                found.update(((s, rank), head) for s, _ in launch[1:])
-    return found
+        for run in _runs(graph, [_Works(s, tuple(ops)) for s, ops in stages.items()]):
+            for launch in _launches(run, family):
+                head = LaunchKey(launch[0].stage, rank)
+                fused.update((LaunchKey(works.stage, rank), head) for works in launch[1:])
+    return replace(draft, fused=fused)
 
 
-def _runs(graph: ir.Graph, stages: Sequence[Works]) -> Iterator[list[Works]]:
+def _runs(graph: ir.Graph, stages: Sequence[_Works]) -> Iterator[list[_Works]]:
     """Stages behind one another that the text lets be one launch; of one stage, too."""
     awaited = {s for stage in graph.stages for s in stage.after}
-    run: list[Works] = []
+    run: list[_Works] = []
     made: set[int] = set()  # the run's ops
-    for s, ops in stages:
+    for works in stages:
+        stage, ops = graph.stages[works.stage], works.ops
         goes_on = (
             bool(run)
-            and not graph.stages[s].after
-            and _asked(graph, ops) == _asked(graph, run[0][1])
+            and not stage.after
+            and _asked(graph, ops) == _asked(graph, run[0].ops)
             and made.isdisjoint(d.before for i in ops for d in graph.deps[i])
         )
         if run and not goes_on:
             yield run
             run, made = [], set()
-        if graph.stages[s].streamed and s not in awaited and all(isinstance(graph.ops[i].body, ir.Gemm) for i in ops):
-            run.append((s, ops))
+        products = all(isinstance(graph.ops[i].body, ir.Gemm) for i in ops)
+        if stage.streamed and works.stage not in awaited and products:
+            run.append(works)
             made.update(ops)
         elif run:
             yield run
@@ -75,19 +86,14 @@ def _asked(graph: ir.Graph, ops: Sequence[int]) -> tuple[ir.Resources, int]:
     return graph.ops[ops[0]].where.resources, max(widths, default=0)
 
 
-def _launches(run: Sequence[Works], choose: Choose) -> Iterator[Sequence[Works]]:
-    """The run's launches, each as long as kernels of one kind take it."""
-
-    def kind(works: Sequence[Works]) -> str | None:
-        choice = choose(list(chain.from_iterable(ops for _, ops in works)))
-        return None if isinstance(choice, str) else choice.kernel.split("_gemm")[0]
-
-    kinds = [kind([works]) for works in run] if len(run) > 1 else [None]
+def _launches(run: Sequence[_Works], family: Callable[[Sequence[_Works]], str]) -> Iterator[Sequence[_Works]]:
+    """The run's launches, each as long as one family takes it."""
+    families = [family([works]) for works in run] if len(run) > 1 else [""]
     at = 0
     while at < len(run):
 
         def fits(count: int, at: int = at) -> bool:
-            return {*kinds[at : at + count], kind(run[at : at + count])} == {kinds[at]} != {None}
+            return {*families[at : at + count], family(run[at : at + count])} == {families[at]}
 
         count = _longest(fits, len(run) - at)
         yield run[at : at + count]
