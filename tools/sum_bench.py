@@ -4,7 +4,7 @@
 
 A rank's own rows in the reduce-scatter scenarios on 4 ranks: [M/4, K/4] · [K/4, N] plus three terms, `sum` of
 tools/gemm_bench/shapes.json. Needs one Hopper GPU, PyTorch and cuda-bindings. Correctness first, on sampled rows
-against fp64; then graphs replayed in turn, as tools/gemm_bench does. Added: what the terms cost, as a share of what
+against fp64; then graphs replayed in turn, as tools/gemm_bench does. Added: what the addends cost, as a share of what
 the `reduce` costs.
 """
 
@@ -16,6 +16,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,9 +29,15 @@ except ImportError:
     sys.stderr.write("sum_bench needs PyTorch: pip install torch\n")
     sys.exit(3)
 
-from ficco_rt.driver.gpu import naive
-from ficco_rt.driver.gpu.tensors import Tensor
-from ficco_rt.kernels import compiler, sm90, tiles
+from ficco_rt.driver.cuda.tensor_map import encode
+from ficco_rt.kernels import compiler, families, tiles
+from ficco_rt.kernels.family import LaunchRequest
+from ficco_rt.kernels.naive.family import REDUCE
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90.variants import ARCH
+from ficco_rt.kernels.works import Sum, View
+from ficco_rt.machine.profiles import H200
 from ficco_rt.region import Axis, Interval, Region
 from tools.gemm_bench.packages import require
 
@@ -45,25 +52,24 @@ TERMS = 3
 
 def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], None]:
     """out = the sum of dense matrices, by the kernel that the driver has for `reduce`."""
-    tensors = {str(i): t for i, t in enumerate((out, *terms))}
-    regions = [Region(name, 0, tuple(Axis(whole(size)) for size in t.shape)) for name, t in tensors.items()]
-
-    def resolve(region: Region) -> Tensor:
-        t = tensors[region.tensor]
-        return Tensor(t.data_ptr(), tuple(t.shape), "bf16", 0, False)
-
-    made = naive.sum_of(regions[0], regions[1:], resolve, ("-std=c++17", f"-arch={arch()}"))
-    source = Path(compiler.__file__).with_name("src") / made.source
-    module = call("cuModuleLoadData", compiler.compile_file(source, made.options).code)
-    function = call("cuModuleGetFunction", module, made.entry.encode())
-    fitting = call("cuOccupancyMaxActiveBlocksPerMultiprocessor", function, made.threads, made.smem)
+    views = [
+        View(Region(str(i), 0, tuple(Axis(whole(size)) for size in t.shape)), t.data_ptr(), tuple(t.shape), "bf16")
+        for i, t in enumerate((out, *terms))
+    ]
+    work = Sum(views[0], tuple(views[1:]))
+    limits = replace(Limits.of(H200), arch=arch(), sms=sms())
+    (config,) = families.configure(LaunchRequest(REDUCE, (work,), sms()), limits)
+    made = families.tables(config, [work])
+    source = Path(compiler.__file__).with_name("src") / config.source
+    module = call("cuModuleLoadData", compiler.compile_file(source, config.options).code)
+    function = call("cuModuleGetFunction", module, config.entry.encode())
     constants = torch.frombuffer(bytearray(made.constants), dtype=torch.uint8).cuda()
     scratch = torch.zeros(max(256, made.scratch), dtype=torch.uint8, device="cuda")
-    (block,) = made.arguments(constants.data_ptr(), scratch.data_ptr())
+    (block,) = made.arguments(constants.data_ptr(), scratch.data_ptr(), encode)
     raw = ctypes.create_string_buffer(block, len(block))
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(raw))
-    shape = (min(made.tiles, fitting * sms()), 1, 1, made.threads, 1, 1, made.smem)
-    keep = (constants, scratch, tensors, raw, pointers)  # as long as the graphs that launch it
+    shape = (config.blocks, 1, 1, config.threads, 1, 1, config.smem)
+    keep = (constants, scratch, out, terms, raw, pointers)  # as long as the graphs that launch it
 
     def run() -> None:
         call("cuLaunchKernel", function, *shape, torch.cuda.current_stream().cuda_stream, ctypes.addressof(keep[-1]), 0)
@@ -91,10 +97,10 @@ def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
             for (a, b, c), s in zip(data, received, strict=True):
                 parts = s.split(m)
                 rows = [(Interval(i * m, i * m + m),) for i in range(TERMS)]
-                terms = tuple(tiles.Term(tiles.Operand(matrix(s), r, columns), "bf16") for r in rows)
+                addends = tuple(tiles.Addend(tiles.Operand(matrix(s), r, columns), "bf16") for r in rows)
                 partial_sum = torch.full_like(c, math.nan)
                 alone.append(plain(a, b, c, right_t, choice))
-                fused.append(plain(a, b, c, right_t, choice, terms=terms))
+                fused.append(plain(a, b, c, right_t, choice, addends=addends))
                 product = plain(a, b, partial_sum, right_t, choice)
                 behind.append(partial(both, product, reduction(c, (partial_sum, *parts))))
                 cublas.append(partial(torch.mm, a, b.T if right_t else b, out=c))
@@ -119,16 +125,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
-        "--gap", type=int, default=tiles.TERM_GAP, help="steps of K from one of the terms' to the next, at most"
+        "--gap",
+        type=int,
+        default=tables.ADDEND_GAP,
+        help="steps of K from an addend's to the next, at most",
     )
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error("--rounds is a number from 1")
-    if not torch.cuda.is_available() or arch() != sm90.ARCH:
+    if not torch.cuda.is_available() or arch() != ARCH:
         print("sum_bench needs a Hopper GPU", file=sys.stderr)
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
-    tiles.TERM_GAP = args.gap
+    tables.ADDEND_GAP = args.gap
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}", flush=True)
     shapes = json.loads((Path(__file__).with_name("gemm_bench") / "shapes.json").read_text())["sum"]
     return 4 if bench(shapes, args.rounds) else 0

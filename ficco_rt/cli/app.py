@@ -132,7 +132,11 @@ _run_options = _options(
         "--trace", metavar="FILE.json", help="Write what happened when, for ui.perfetto.dev and `ficco timeline`."
     ),
     click.option("--timeline", metavar="FILE.svg|html", help="Draw what happened when."),
-    click.option("--emit", type=click.Choice(["graph", "plan", "plan-json"]), help="Print this instead of running."),
+    click.option(
+        "--emit",
+        type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json"]),
+        help="Print this instead of running.",
+    ),
     _json,
 )
 

@@ -7,10 +7,23 @@ import sys
 
 from ficco_dsl.diagnostics import Diagnostic
 
+from .. import files
 from ..errors import exit_code
 from ..plan.ir import Plan
-from .common import STDIN, Job, Request, compile_job, count, gpu_list, join_words, parse, read, unproven_outputs
-from .console import Progress
+from .common import (
+    STDIN,
+    Job,
+    Request,
+    Source,
+    compile_job,
+    count,
+    gpu_list,
+    join_words,
+    parse,
+    read,
+    unproven_outputs,
+)
+from .console import Progress, sourced
 from .report import as_ours, diagnostic_record, error_record, error_text, print_json, say, warn
 
 
@@ -42,6 +55,12 @@ def check(
             source = read(target)
             if not source.is_plan:
                 parse(source)
+            elif source.is_device_plan:
+                record = _device_plan(target, source, progress)
+                results.append(record)
+                if not as_json:
+                    sys.stdout.write(f"{_shown(target)}: {_device_sentence(record)}\n")
+                continue
         except Exception as caught:  # noqa: BLE001  the same at every number of ranks; the next target has its turn
             wrong(target, numbers[0] if len(numbers) == 1 else None, caught)
             continue
@@ -59,6 +78,34 @@ def check(
     if as_json:
         print_json({"ok": worst == 0, "results": results})
     return worst
+
+
+def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, object]:
+    """A stored device plan, checked from itself alone."""
+    from ..device import codec
+    from ..device.check import check
+
+    with progress.step("reading and checking the device plan"), sourced(source.texts):
+        plan = codec.from_json(files.decoded(source.data, source.name), source.name)
+        check(plan)
+    return {
+        "target": target,
+        "schedule": plan.schedule,
+        "ranks": len(plan.placement.devices),
+        "ok": True,
+        "mode": plan.mode,
+        "devices": len(plan.placement.ordinals),
+        "streams": len([s for s in plan.streams if s.name.kind != "caller"]),
+        "words": len(plan.words),
+        "launches": len(plan.launches),
+        "actions": len(plan.body),
+    }
+
+
+def _device_sentence(record: dict[str, object]) -> str:
+    counted = ("ranks", "devices", "streams", "words", "launches", "actions")
+    numbers = ", ".join(count(int(str(record[name])), name.removesuffix("s")) for name in counted)
+    return f"device plan, mode {record['mode']}: no race, no deadlock, runs stay apart; {numbers}"
 
 
 def _shown(target: str) -> str:

@@ -36,6 +36,11 @@ class Source:
     is_plan: bool
     texts: Mapping[str, str]
 
+    @property
+    def is_device_plan(self) -> bool:
+        """A stored device plan, which `ficco check` reads."""
+        return self.is_plan and b'"ficco_device_plan"' in self.data[:100]
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -147,6 +152,8 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
     from ..compiler import plan_from
 
     source = request.source
+    if source.is_device_plan:
+        raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
     with progress.step("reading and checking the plan"), sourced(source.texts):
         plan = plan_from(source.data, source.name)
     if request.settings:

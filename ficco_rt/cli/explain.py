@@ -9,10 +9,11 @@ from math import prod
 from typing import Any
 
 from ..errors import UsageError
-from ..graph.ir import ITEM_BYTES, WORDS, Body, Collective, Copy, Gemm, Graph, Op, Reduce
+from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, Op, Reduce
 from ..machine.model import Machine
 from ..plan.ir import Plan, SignalFlag
 from ..trace import base_name
+from ..types import TYPES
 from .check import operations, proof_words, waits
 from .common import Job, Request, compile_job, count, join_words, read, unproven_outputs
 from .console import Progress, Style, table
@@ -265,7 +266,7 @@ def _memory(graph: Graph, machine: Machine) -> Facts:
     tensors = []
     totals = [0] * graph.ranks
     for tensor in graph.tensors:
-        sizes = [ITEM_BYTES[tensor.dtype] * _product(shape) for shape in tensor.shapes]
+        sizes = [TYPES[tensor.dtype].bytes * _product(shape) for shape in tensor.shapes]
         totals = [a + b for a, b in zip(totals, sizes, strict=True)]
         largest = max(range(graph.ranks), key=lambda r: sizes[r])
         shape = list(tensor.shapes[largest])
@@ -303,7 +304,7 @@ def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]
 
 
 def _bytes(graph: Graph, region: Any) -> int:
-    return int(ITEM_BYTES[graph.tensor(region.tensor).dtype] * region.elements)
+    return int(TYPES[graph.tensor(region.tensor).dtype].bytes * region.elements)
 
 
 def _mnk(gemm: Gemm) -> tuple[int, int, int]:

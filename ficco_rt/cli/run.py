@@ -228,11 +228,31 @@ def _emit(options: Options) -> int:
         from ..plan.text import to_text as plan_text
 
         sys.stdout.write(plan_text(job.plan))
-    else:
+    elif options.emit == "plan-json":
         from ..plan.codec import to_json
 
         sys.stdout.write(to_json(job.plan))
+    else:
+        _emit_device_plan(job, options)
     return 0
+
+
+def _emit_device_plan(job: Job, options: Options) -> None:
+    """What the devices of the machine would be given, with so many ranks on each, on streams or as graphs."""
+    from ..device import codec, text
+    from ..device.build import device_plan, layout_of
+    from ..device.check import check
+    from ..device.features import usual
+    from ..device.ir import Placement
+
+    if options.ranks_per_gpu < 1:
+        raise UsageError(f"--ranks-per-gpu {options.ranks_per_gpu}: at least one rank runs on a GPU")
+    device = job.machine.device
+    placement = Placement(tuple(rank // options.ranks_per_gpu for rank in range(job.plan.ranks)))
+    layout = layout_of(job.plan, device, placement, usual(device.arch))
+    made = device_plan(layout, "graph" if options.graph else "streams")
+    check(made)
+    sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
 
 
 def _simulate(job: Job, options: Options, progress: Progress) -> Result:

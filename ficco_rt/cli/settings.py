@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from ..errors import UsageError
+from ..types import TYPES
 
 Value: TypeAlias = "int | str | tuple[Value, ...]"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
-_DTYPES = ("bf16", "fp16", "fp32")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
 _DEPTH = 8
 _LONG = 40
@@ -88,9 +88,9 @@ def _atom(text: str, token: str, depth: int) -> Value:
         if len(token) > _DIGITS:
             raise UsageError(f"--set {text[:40]}…: the number is too large")
         return int(token)
-    if depth == 0 and token in _DTYPES:
+    if depth == 0 and token in TYPES:
         return token
     raise UsageError(
         f"--set {text}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
-        f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(_DTYPES)})"
+        f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(TYPES)})"
     )

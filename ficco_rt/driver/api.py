@@ -1,18 +1,16 @@
 """What a driver does for the executor: one Protocol, filled by `host`, and by `cuda` and `hip`.
 
-A driver serves one plan. It hands out buffers, streams, events and flags as opaque numbers, and *binds*
-each command of the plan once: views or addresses are resolved, arguments packed, and what comes back is a
-`Call` that needs nothing more. All calls make a *program*, and a run is then
+A driver serves one plan. It *binds* the plan to buffers: views or addresses are resolved, arguments packed, and what
+comes back is a `Binding` that needs nothing more. A run is then
 
-    driver.run(program)     # puts all commands on their streams, and returns at once
+    driver.run(binding)     # puts all commands on their streams, and returns at once
     driver.synchronize()    # until all streams are through, or an error names what is in the way
 
-with no decision in it. Commands are bound, and stand in a program, in an order in which every Record and SignalFlag
-stands before its waits, and the calls of one collective stand together. Events and flags hold for one run: they are
-down when the next begins. Commands may be bound several times, to other buffers; a program is of one binding.
+with no decision in it. A plan may be bound several times, to other buffers. Events and flags hold for one run: they are
+down when the next begins.
 
-Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver
-refuses is a DeviceError with call, device, code, and the place in the schedule (`call.command.origin`).
+Errors: what the caller asks for and cannot have is a UsageError, a call that the device or its driver refuses is a
+DeviceError with call, device, code, and the place in the schedule.
 """
 
 from __future__ import annotations
@@ -21,42 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
 
-import ml_dtypes
-import numpy as np
 import numpy.typing as npt
 
-from ..graph.ir import Dtype, Kernel
-from ..plan.ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    Launch,
-    Record,
-    SignalFlag,
-    Stream,
-    WaitEvent,
-    WaitFlag,
-)
 from ..trace import Clock, Span
+from ..types import Dtype
 
 Array: TypeAlias = npt.NDArray[Any]
 
 Buffer = NewType("Buffer", int)
-StreamHandle = NewType("StreamHandle", int)
-Event = NewType("Event", int)
-Flag = NewType("Flag", int)
-Graph = NewType("Graph", int)
-Program = NewType("Program", object)  # whatever the driver makes of calls
+Binding = NewType("Binding", object)  # whatever the driver makes of a plan on buffers
 
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
 DriverName: TypeAlias = Literal["host", "cuda", "hip"]
-
-NUMPY_DTYPES: dict[Dtype, np.dtype[Any]] = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "fp16": np.dtype(np.float16),
-    "fp32": np.dtype(np.float32),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +59,6 @@ class DeviceArray:
 
     address: int
     shape: tuple[int, ...]
-
-
-class Call(Protocol):
-    """A bound command."""
-
-    @property
-    def command(self) -> Command: ...
 
 
 class Driver(Protocol):
@@ -134,58 +102,22 @@ class Driver(Protocol):
     def read(self, buffer: Buffer) -> Array:
         """A copy of the content, in host memory."""
 
-    # ---- queues, and what orders them
-
-    def stream(self, stream: Stream) -> StreamHandle:
-        """The device's counterpart of a plan's stream, with its rank, engine and priority."""
-
-    def event(self, rank: int) -> Event:
-        """An event that a stream of `rank` records."""
-
-    def flag(self, rank: int) -> Flag:
-        """A flag in rank's memory, where its waiter is."""
-
-    def kernel(self, kernel: Kernel) -> None:
-        """Load a user kernel, before any launch of it is bound."""
-
-    # ---- binding; the command must belong to the stream
-
-    def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call: ...
-
-    def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
-        """`flags[f]` is the flag that the plan's works call f."""
-
-    def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call: ...
-
-    def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call: ...
-
-    def bind_wait_event(self, stream: StreamHandle, command: WaitEvent, event: Event) -> Call: ...
-
-    def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call: ...
-
-    def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call: ...
-
     # ---- running
 
-    def unbind(self, calls: Sequence[Call]) -> None:
-        """Forget bound calls; none of them is issued any more."""
+    def bind(self, memory: Memory) -> Binding:
+        """The plan on buffers, one for each tensor and rank. UsageError: the plan asks for what the driver has not."""
 
-    def program(self, calls: Sequence[Call]) -> Program:
-        """The calls of a whole binding, in the order of issue."""
+    def unbind(self, binding: Binding) -> None:
+        """Forget it; it is not run any more."""
 
-    def run(self, program: Program, streams: Sequence[object] = ()) -> None:
+    def capture(self, binding: Binding) -> None:
+        """Make the graphs of a binding, one a device, that `run` takes with `graph`. UsageError where there are none."""
+
+    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
         """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'
         `streams`, one a rank, before it touches a rank's inputs and outputs; each goes on when they are not touched
-        any more. No event is recorded, no flag is up at first. After an error nothing of it is left."""
-
-    def capture(self, program: Program) -> Graph:
-        """The whole run as a graph, or one for each device. UsageError where the driver has none."""
-
-    def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
-        """A run, as by `run`, by a captured graph."""
-
-    def forget(self, graph: Graph) -> None:
-        """Give a graph back."""
+        any more. No event is recorded, no flag is up at first. `graph`: by captured graphs. After an error nothing of
+        it is left."""
 
     def synchronize(self, progress: Progress | None = None) -> None:
         """Return when all that was issued is complete on all ranks. A run that cannot end is a DeviceError

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..driver.api import NUMPY_DTYPES, Array, DeviceArray
+from ..driver.api import Array, DeviceArray
 from ..errors import UsageError
 from ..graph.ir import Tensor
 from ..plan.ir import Plan
+from ..types import numpy_dtype
 from .device_arrays import look
 
 
@@ -46,7 +47,7 @@ def _wanted(tensor: Tensor, rank: int) -> str:
 
 def _apart(plan: Plan, bound: Mapping[tuple[str, int], DeviceArray]) -> None:
     """No output shares memory with another tensor. Dense tensors are compared by their ends."""
-    kinds = {t.name: (t.kind, NUMPY_DTYPES[t.dtype].itemsize) for t in plan.tensors}
+    kinds = {t.name: (t.kind, numpy_dtype(t.dtype).itemsize) for t in plan.tensors}
     ends: list[tuple[int, int, tuple[str, int]]] = []
     for key, array in bound.items():
         size = kinds[key[0]][1] * prod(array.shape)
@@ -79,7 +80,7 @@ def _matched(plan: Plan, given: Mapping[str, object], what: str) -> Iterator[tup
 
 
 def _array(tensor: Tensor, rank: int, array: object) -> Array:
-    shape, dtype = tensor.shapes[rank], NUMPY_DTYPES[tensor.dtype]
+    shape, dtype = tensor.shapes[rank], numpy_dtype(tensor.dtype)
     wanted = f"{tensor.kind} {tensor.name}, rank {rank}: wanted {dtype} of shape {list(shape)}"
     if not isinstance(array, np.ndarray):
         raise UsageError(f"{wanted}; given {type(array).__name__}, not a numpy array")

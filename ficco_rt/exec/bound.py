@@ -1,16 +1,15 @@
-"""A plan's commands bound to buffers, and the sets of arrays for which that is kept."""
+"""A plan bound to buffers, and the sets of arrays for which that is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..driver.api import Array, Buffer, Call, DeviceArray, Driver, Event, Flag, Graph, Memory, Program, StreamHandle
+from ..driver.api import Array, Binding, Buffer, DeviceArray, Driver, Memory
 from ..errors import DeviceError
-from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag
-from .issue import issue_order
+from ..plan.ir import Plan
 
 KEPT = 8  # sets of tensors on GPUs; of numpy arrays one, as what is kept keeps them alive
 
@@ -20,39 +19,25 @@ _Key: TypeAlias = frozenset[tuple[str, int, object]]  # tensor, rank, and which 
 
 @dataclass(slots=True, eq=False)
 class Bound:
-    """All commands of a plan, bound to arrays that were given and to the executor's own buffers for the rest."""
+    """A plan, bound to arrays that were given and to the executor's own buffers for the rest."""
 
     key: _Key
     given: Given
     memory: dict[tuple[str, int], Buffer] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
-    program: Program | None = None  # of the calls, when all are bound
-    graph: Graph | None = None  # of the calls
+    binding: Binding | None = None  # the driver's, when all is bound
     pinned: object = None  # what a caller bound: kept, with the tensors, until it is released
 
 
 class Bindings:
-    """Binds a plan's commands on a driver, and keeps what it bound for the last few sets of arrays."""
+    """Binds a plan on a driver, and keeps what it bound for the last few sets of arrays."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        plan: Plan,
-        streams: Sequence[StreamHandle],
-        events: Sequence[Event],
-        flags: Sequence[Flag],
-    ) -> None:
+    def __init__(self, driver: Driver, plan: Plan) -> None:
         self._driver = driver
-        self._plan = plan
-        self._streams = streams
-        self._events = events
-        self._flags = flags
-        self._issue = issue_order(plan)
         self._dtypes = {t.name: t.dtype for t in plan.tensors}
         self._kept: dict[_Key, Bound] = {}  # the last used one last
 
     def get(self, given: Given, owned: Memory) -> Bound:
-        """The commands on these arrays, and on `owned` buffers for what is not given."""
+        """The plan on these arrays, and on `owned` buffers for what is not given."""
         key = frozenset((*at, array if isinstance(array, DeviceArray) else id(array)) for at, array in given.items())
         found = self._kept.pop(key, None)
         if found is None:
@@ -67,9 +52,8 @@ class Bindings:
     def release(self, bound: Bound) -> None:
         """Give back all that it holds; the last run must not be of it, or be over."""
         self._kept.pop(bound.key, None)
-        if bound.graph is not None:
-            self._driver.forget(bound.graph)
-        self._driver.unbind(bound.calls)
+        if bound.binding is not None:
+            self._driver.unbind(bound.binding)
         for at in bound.given:
             if at in bound.memory:
                 self._driver.free(bound.memory[at])
@@ -89,29 +73,10 @@ class Bindings:
             for (name, rank), array in given.items():
                 made.memory[name, rank] = self._driver.adopt(rank, array, self._dtypes[name])
             memory = {**owned, **made.memory}
-            for s, p in self._issue:
-                made.calls.append(self._command(self._streams[s], self._plan.streams[s].commands[p], memory))
+            made.binding = self._driver.bind(memory)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell; the driver still knows what is left
                 self.release(made)
             raise
-        made.memory, made.program = memory, self._driver.program(made.calls)
+        made.memory = memory
         return made
-
-    def _command(self, stream: StreamHandle, command: Command, memory: Memory) -> Call:
-        driver = self._driver
-        match command:
-            case CopyAsync():
-                return driver.bind_copy(stream, command, memory)
-            case Launch():
-                return driver.bind_launch(stream, command, memory, self._flags)
-            case CollectiveCall():
-                return driver.bind_collective(stream, command, memory)
-            case Record():
-                return driver.bind_record(stream, command, self._events[command.event])
-            case WaitEvent():
-                return driver.bind_wait_event(stream, command, self._events[command.event])
-            case SignalFlag():
-                return driver.bind_signal(stream, command, self._flags[command.flag])
-            case WaitFlag():
-                return driver.bind_wait_flag(stream, command, self._flags[command.flag])

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
+from ..types import TYPES
 
 _ON_GPU = {2: "cuda", 10: "rocm", 13: "cuda"}  # DLDeviceType: CUDA, ROCM, CUDA managed
-_DLPACK_DTYPES = {(2, 16): "fp16", (2, 32): "fp32", (4, 16): "bf16"}  # (DLDataTypeCode, bits)
-_TYPESTR_DTYPES = {"<f2": "fp16", "<f4": "fp32", "<V2": "bf16"}
 NO_SYNC = -1  # the caller's stream carries the order
 
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -82,7 +81,8 @@ def _from_dlpack(array: Any, wanted: Callable[[], str]) -> Seen:
     tensor = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     steps = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
-    dtype = _DLPACK_DTYPES.get((tensor.code, tensor.bits), f"a type of {tensor.bits} bits")
+    known = (t.name for t in TYPES.values() if t.dlpack == (tensor.code, tensor.bits))
+    dtype = next(known, f"a type of {tensor.bits} bits")
     address = int(tensor.data or 0) + int(tensor.byte_offset)
     return Seen(address, shape, dtype, _dense(shape, steps), False)
 
@@ -91,7 +91,7 @@ def _from_interface(interface: Mapping[str, Any], wanted: Callable[[], str]) -> 
     address, read_only = interface["data"]
     shape = tuple(int(n) for n in interface["shape"])
     typestr = str(interface["typestr"])
-    dtype = _TYPESTR_DTYPES.get(typestr, f"type {typestr}")
+    dtype = next((t.name for t in TYPES.values() if t.typestr == typestr), f"type {typestr}")
     strides = interface.get("strides")
     item = int(typestr[2:])
     steps = None if strides is None else tuple(int(s) // item for s in strides)

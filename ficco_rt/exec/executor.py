@@ -22,27 +22,24 @@ import numpy as np
 
 from ..arguments import of_kind, whole
 from ..driver.api import (
-    NUMPY_DTYPES,
     Array,
     Buffer,
     Driver,
     DriverName,
-    Event,
-    Flag,
     Holdings,
     Marked,
     Progress,
     Stepped,
-    StreamHandle,
 )
 from ..driver.registry import VENDORS, discover, open_driver
-from ..errors import DeviceError, InternalError, UsageError
-from ..graph.ir import ITEM_BYTES, KernelCall, Tensor
+from ..errors import DeviceError, UsageError
+from ..graph.ir import Tensor
 from ..machine.model import Machine
 from ..machine.profiles import chosen
-from ..plan.ir import Plan, Record
+from ..plan.ir import Plan
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
+from ..types import TYPES, numpy_dtype
 from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .order import host_order
@@ -86,18 +83,11 @@ class Executor:
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
         self._bound: Bound | None = None  # what the last run ran
-        streams: list[StreamHandle] = []
-        events: list[Event] = []
-        flags: list[Flag] = []
-        self._bindings = Bindings(driver, plan, streams, events, flags)
+        self._bindings = Bindings(driver, plan)
         self._trace: Trace | None = None
         self._ran = False
         try:
-            self._prepare_kernels()
             self._own(t for t in plan.tensors if t.kind == "scratch")
-            streams += map(driver.stream, plan.streams)
-            events += self._make_events()
-            flags += map(driver.flag, plan.flag_homes)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.close()
@@ -180,15 +170,12 @@ class Executor:
             what = "arrays beside it" if tensors else "one that is released, or another executor's"
             raise UsageError(f"run takes what bind() made, alone; given {what}")
         self._bound = bound
-        assert bound.program is not None
-        if self.graph and not self.traced and bound.graph is None:
-            bound.graph = self.driver.capture(bound.program)
+        assert bound.binding is not None
+        graph = self.graph and not self.traced
+        if graph:
+            self.driver.capture(bound.binding)
         begun = time.perf_counter()
-        if self.graph and not self.traced:
-            assert bound.graph is not None
-            self.driver.replay(bound.graph, streams or ())
-        else:
-            self.driver.run(bound.program, streams or ())
+        self.driver.run(bound.binding, streams or (), graph=graph)
         self.issued_in = (time.perf_counter() - begun) * 1e6
         if streams is None:
             self.driver.synchronize(progress)
@@ -240,7 +227,7 @@ class Executor:
             else:
                 lanes = tuple(Lane(s.id, s.rank, s.name, s.engine) for s in self.plan.streams)
                 machine, spans = self.machine.name, self.driver.spans()
-                if not spans and self._bound is not None and self._bound.calls:
+                if not spans and any(stream.commands for stream in self.plan.streams):
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
                 self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
         return self._trace
@@ -273,7 +260,7 @@ class Executor:
         if found.kind != "input":
             names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
             raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
-        shape, dtype = found.shapes[rank], NUMPY_DTYPES[found.dtype]
+        shape, dtype = found.shapes[rank], numpy_dtype(found.dtype)
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
             got = (
                 f"{array.dtype} of shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -339,7 +326,7 @@ class Executor:
     # ---- binding
 
     def _bind(self, tensors: Mapping[str, object]) -> Bound:
-        """The commands on the given arrays, and on the executor's own buffers for the rest."""
+        """The plan on the given arrays, and on the executor's own buffers for the rest."""
         given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors)
         mine = [t for t in self.plan.tensors if t.name not in tensors]
         self._own(mine)
@@ -352,27 +339,9 @@ class Executor:
                 )
         return self._bindings.get(given, self._owned)
 
-    def _make_events(self) -> list[Event]:
-        """An event belongs to the device that records it."""
-        homes = [0] * self.plan.events
-        for stream in self.plan.streams:
-            for command in stream.commands:
-                if isinstance(command, Record):
-                    homes[command.event] = stream.rank
-        return [self.driver.event(home) for home in homes]
-
-    def _prepare_kernels(self) -> None:
-        bodies = (work.body for _, launch in self.plan.launches() for work in launch.works)
-        used = {body.kernel for body in bodies if isinstance(body, KernelCall)}
-        for name in sorted(used):
-            kernel = next((k for k in self.plan.kernels if k.name == name), None)
-            if kernel is None:
-                raise InternalError(f"the plan launches kernel '{name}' and does not declare it")
-            self.driver.kernel(kernel)
-
 
 def _bytes(tensor: Tensor, rank: int) -> int:
-    size = ITEM_BYTES[tensor.dtype]
+    size = TYPES[tensor.dtype].bytes
     for n in tensor.shapes[rank]:
         size *= n
     return size

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from ..graph.ir import ITEM_BYTES, CollectiveKind, Gemm
+from ..graph.ir import CollectiveKind, Gemm
 from ..machine.cost import collective_time, gemm_rate
 from ..machine.model import Machine, Port
 from ..plan.ir import CollectiveCall, Plan, Transfer, Work
 from ..region import Region
+from ..types import TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _compute(plan: Plan, machine: Machine) -> float:
             for n in plan.tensor(name).shapes[rank]:
                 whole *= n
             # overlapping regions are counted twice, so never more than there is
-            moved += min(whole, sum(r.elements for r in regions)) * ITEM_BYTES[dtypes[name]]
+            moved += min(whole, sum(r.elements for r in regions)) * TYPES[dtypes[name]].bytes
         slowest = max(slowest, time, moved / machine.device.memory_rate)
     return slowest + machine.device.launch_time if arithmetic else 0.0
 
@@ -84,7 +85,7 @@ def _communication(plan: Plan, machine: Machine) -> float:
     dtypes = {t.name: t.dtype for t in plan.tensors}
 
     def size(region: Region) -> int:
-        return region.elements * ITEM_BYTES[dtypes[region.tensor]]
+        return region.elements * TYPES[dtypes[region.tensor]].bytes
 
     def cross(src: int, dst: int, amount: int, copied: bool = False) -> None:
         if src == dst:

@@ -10,19 +10,16 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..driver.api import NUMPY_DTYPES, Array, Progress
+from ..driver.api import Array, Progress
 from ..errors import NumbersError
-from ..graph.ir import Claim, Dtype, Gemm, Reduce
+from ..graph.ir import Claim, Gemm, Reduce
 from ..plan.ir import CollectiveCall, Plan, Work
 from ..region import Box, Region, describe
+from ..types import ACCUMULATOR, TYPES, Dtype, numpy_dtype
 from .executor import Executor
 from .reference import Inputs, evaluate, extent, take
 
 Values: TypeAlias = Literal["normal", "exact"]
-
-# Integers up to here are stored without rounding.
-EXACT_LIMIT: dict[Dtype, int] = {"bf16": 2**8, "fp16": 2**11, "fp32": 2**24}
-UNIT_ROUNDOFF: dict[Dtype, float] = {"bf16": 2**-8, "fp16": 2**-11, "fp32": 2**-24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: Values = "normal") -> dict[s
     integer but 0 they are −1, 0 and 1, with zeros so many that six standard deviations stay below it.
     """
     terms = max((extent(c.value).terms for c in plan.claims), default=1)
-    limit = min((EXACT_LIMIT[t.dtype] for t in plan.tensors), default=1)
+    limit = min((TYPES[t.dtype].exact for t in plan.tensors), default=1)
     inputs: dict[str, list[Array]] = {}
     for number, tensor in enumerate(plan.tensors):
         if tensor.kind != "input":
@@ -126,7 +123,7 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: Values = "normal") -> dict[s
                 density = limit / (6 * sqrt(terms))
                 signs = rng.integers(0, 2, shape, np.int8) * np.int8(2) - np.int8(1)
                 array = np.where(rng.random(shape, np.float32) < density, signs, np.int8(0))
-            arrays.append(array.astype(NUMPY_DTYPES[tensor.dtype]))
+            arrays.append(array.astype(numpy_dtype(tensor.dtype)))
         inputs[tensor.name] = arrays
     return inputs
 
@@ -144,7 +141,7 @@ def compare(
     for claim in plan.claims:
         rel_err, worst, largest = _worst(claim, inputs, outputs)
         dtype = plan.tensor(claim.targets[0].tensor).dtype
-        exact = values == "exact" and largest <= min(EXACT_LIMIT[t.dtype] for t in plan.tensors)
+        exact = values == "exact" and largest <= min(TYPES[t.dtype].exact for t in plan.tensors)
         limit = 0.0 if exact else tolerance(plan, claim, dtype)
         found = Verification(rel_err <= limit, rel_err, limit, worst, unproven)
         if result.rel_err is None or (result.ok, -_share(result)) > (found.ok, -_share(found)):
@@ -155,13 +152,13 @@ def compare(
 def tolerance(plan: Plan, claim: Claim, dtype: Dtype) -> float:
     """What max|C − R| / max|R| may be.
 
-    2 · u · √r: an element is rounded to the dtype (unit roundoff u: bf16 2⁻⁸, fp16 2⁻¹¹, fp32 2⁻²⁴) r times:
+    2 · u · √r: an element is rounded to the dtype (unit roundoff u, see `types`) r times:
     once at the end, once for each partial sum that is stored before: at every `+=` on the same region, and
     at every rank where partial results are summed. Partial sums are no larger than the result, by and
     large, and their errors are independent, so they add up like √r; twice that is allowed.
-    4 · 2⁻²⁴ · √n: the same for the n products that are summed in float32, in any order, here and there.
+    4 · 2⁻²⁴ · √n: the same for the n products that are summed in fp32, in any order, here and there.
     """
-    unit = UNIT_ROUNDOFF[dtype]
+    unit = TYPES[dtype].unit_roundoff
     accumulated: Counter[Region] = Counter()
     reduces = False
     for part in plan.parts():
@@ -171,7 +168,7 @@ def tolerance(plan: Plan, claim: Claim, dtype: Dtype) -> float:
             case Work(body=Gemm(addends=(_, *_)) | Reduce()) | CollectiveCall(kind="all_reduce" | "reduce_scatter"):
                 reduces = True
     roundings = 1 + max(accumulated.values(), default=0) + (plan.ranks if reduces else 0)
-    return 2 * unit * sqrt(roundings) + 4 * 2**-24 * sqrt(extent(claim.value).terms)
+    return 2 * unit * sqrt(roundings) + 4 * TYPES[ACCUMULATOR].unit_roundoff * sqrt(extent(claim.value).terms)
 
 
 def _share(verification: Verification) -> float:

@@ -13,6 +13,7 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..errors import UsageError
 from ..region import BoxMap, Region, describe
+from ..types import TYPES, Dtype
 from . import ir
 from .budget import CELLS, NAMES, PIECES, Budget, most_ops, steps
 from .claims import build_claims
@@ -41,7 +42,6 @@ MOST_RANKS = 1024
 MOST_EXTENT = 2**31 - 1  # kernels count elements of a dimension in 32 bits
 MOST_BYTES = 2**46  # of one tensor on one rank
 MOST_MISTAKES = 20
-DTYPES = tuple(ir.ITEM_BYTES)
 
 
 def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None = None) -> ir.Graph:
@@ -90,17 +90,17 @@ def _raise(mistakes: Sequence[Diagnostic]) -> None:
 
 def bind_params(
     schedule: n.Schedule, ranks: int, given: Mapping[str, object]
-) -> tuple[dict[str, Any], dict[str, ir.Dtype]]:
+) -> tuple[dict[str, Any], dict[str, Dtype]]:
     """The value of every param and the dtype of every type."""
     known = {p.name: p for p in schedule.params}
-    types: dict[str, ir.Dtype] = {t.name: cast(ir.Dtype, t.dtype) for t in schedule.types}
+    types: dict[str, Dtype] = {t.name: cast(Dtype, t.dtype) for t in schedule.types}
     bound: dict[str, Any] = {}
     budget = steps()
     for name, value in given.items():
         if name in types:
-            if value not in DTYPES:
-                raise UsageError(f"type {name} = {value}: the types are {', '.join(DTYPES)}")
-            types[name] = cast(ir.Dtype, value)
+            if value not in TYPES:
+                raise UsageError(f"type {name} = {value}: the types are {', '.join(TYPES)}")
+            types[name] = cast(Dtype, value)
         elif name in known:
             try:
                 bound[name] = _frozen(value, name, known[name].span, budget)
@@ -171,9 +171,7 @@ def _names(e: object) -> set[str]:
     return found
 
 
-def build_tensors(
-    schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, ir.Dtype]
-) -> tuple[ir.Tensor, ...]:
+def build_tensors(schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, Dtype]) -> tuple[ir.Tensor, ...]:
     """Every tensor's shape on every rank. Puts ("rows", name) and ("cols", name) into the scopes."""
     mistakes: list[Diagnostic] = []
     tensors = []
@@ -182,7 +180,7 @@ def build_tensors(
     )
     for decl in schedule.tensors:
         budget.spend(len(scopes), decl.span)
-        dtype = cast(ir.Dtype, types.get(decl.dtype, decl.dtype))
+        dtype = cast(Dtype, types.get(decl.dtype, decl.dtype))
         dims = [number(compile_expr(e), e.span) for e in decl.shape]
         shapes = []
         try:
@@ -200,8 +198,8 @@ def build_tensors(
     return tuple(tensors)
 
 
-def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: ir.Dtype, rank: int) -> None:
-    size = ir.ITEM_BYTES[dtype]
+def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:
+    size = TYPES[dtype].bytes
     for i, extent in enumerate(shape):
         size *= extent
         if extent < 1:

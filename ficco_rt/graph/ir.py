@@ -14,9 +14,7 @@ from typing import Final, Literal, TypeAlias
 from ficco_dsl.diagnostics import Span
 
 from ..region import Region
-
-Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]
-ITEM_BYTES: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4}
+from ..types import Dtype
 
 Engine: TypeAlias = Literal["copy", "sm", "nccl"]
 Priority: TypeAlias = Literal["high", "normal", "low"]

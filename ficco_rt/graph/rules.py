@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 
 from ..region import Axis, Box, Region
+from ..types import ACCUMULATOR, TYPES
 from . import ir
 from .ir import Tensor
 
@@ -127,8 +128,8 @@ def gemm_fits(gemm: ir.Gemm, rank: int, tensors: Tensors) -> str | None:
     a, b, c = (tensors[r.tensor].dtype for r in (left, right, out))
     if a != b:
         return f"{left.tensor} is {a} and {right.tensor} is {b}; a gemm takes one type"
-    if c not in (a, "fp32"):
-        return f"a product of {a} goes to {a} or fp32; {out.tensor} is {c}"
+    if c not in (a, ACCUMULATOR):
+        return f"a product of {a} goes to {a} or {ACCUMULATOR}; {out.tensor} is {c}"
     for operand in (left, right):
         if _overlap(out, operand):
             return f"gemm writes the part of {out.tensor} that it reads"
@@ -142,7 +143,7 @@ def gemm_fits(gemm: ir.Gemm, rank: int, tensors: Tensors) -> str | None:
     if gemm.accumulate and gemm.addends:
         return "'+=' takes no sum"
     for addend in gemm.addends:
-        message = _term_fits("gemm", out, addend, tensors, (c, "fp32"))
+        message = _term_fits("gemm", out, addend, tensors, (c, ACCUMULATOR))
         if message is not None:
             return message
     return None
@@ -163,7 +164,7 @@ def _term_fits(what: str, out: Region, term: Region, tensors: Tensors, types: tu
 def reduce_fits(total: ir.Reduce, rank: int, tensors: Tensors) -> str | None:
     """All terms have the shape of the result; a term may be the result itself, not a shifted part of it."""
     own = tensors[total.out.tensor].dtype
-    types = tuple(ir.ITEM_BYTES) if own == "fp32" else (own, "fp32")
+    types = tuple(TYPES) if own == ACCUMULATOR else (own, ACCUMULATOR)
     for term in total.terms:
         message = _term_fits("reduce", total.out, term, tensors, types)
         if message is not None:

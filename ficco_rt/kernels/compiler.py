@@ -1,7 +1,7 @@
 """Kernel source to machine code by the vendor's run-time compiler, with a cache on disk that processes share.
 
-An entry's name is a hash of source, options and compiler version; its content carries its own hash, so that a
-torn or damaged one is seen and made anew. Entries are written aside and published by a rename.
+An entry's name is a hash of source, included headers, options and compiler version; its content carries its own hash,
+so that a torn or damaged one is seen and made anew. Entries are written aside and published by a rename.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from ..errors import DeviceError, InternalError
 
 _MAGIC = b"ficco-code-1\n"
 _DIGEST = 32
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
+
+KERNELS = Path(__file__).with_name("src")  # our own sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,36 @@ HIPRTC = Compiler(
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """A kernel's source text, and the text of each header that it includes."""
+
+    name: str  # stands in the compiler's messages
+    text: str
+    headers: tuple[tuple[str, str], ...] = ()  # (as the `#include` spells it, text)
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """A source file with all that it includes, directly or not, by paths relative to the including file.
+
+        NVRTC looks a header up by the directive's spelling alone. So within one source, each header must have one
+        spelling, and each spelling one header. InternalError if not.
+        """
+        found: dict[str, Path] = {}
+        files = [path]
+        for file in files:  # grows meanwhile
+            for spelling in _INCLUDE.findall(file.read_text(encoding="utf-8")):
+                header = (file.parent / spelling).resolve()
+                if found.setdefault(spelling, header) != header:
+                    raise InternalError(f'{path.name}: "{spelling}" is {found[spelling]} and {header}')
+                if header not in files:
+                    files.append(header)
+        if len(set(found.values())) < len(found):
+            raise InternalError(f"{path.name}: a header is included by two spellings: {', '.join(sorted(found))}")
+        texts = tuple((spelling, header.read_text(encoding="utf-8")) for spelling, header in found.items())
+        return cls(path.name, path.read_text(encoding="utf-8"), texts)
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """Machine code, and what the compiler said while making it (empty if it came from the cache)."""
 
@@ -73,32 +106,38 @@ class Code:
 
 
 def compile_file(source: Path, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
-    """A source file of ours as machine code. `options` names the architecture; the sources include nothing else."""
-    return compile_text(source.read_text(encoding="utf-8"), source.name, options, cache, by)
+    """A source file of ours as machine code. `options` names the architecture."""
+    return compile_source(Source.of(source), options, cache, by)
 
 
 def compile_text(text: str, name: str, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
-    """Source text as machine code. `name` stands in the compiler's messages.
+    """A text that includes nothing. `name` stands in the compiler's messages."""
+    return compile_source(Source(name, text), options, cache, by)
 
-    Raises DeviceError if there is no compiler, InternalError with its log if it refuses the text.
+
+def compile_source(source: Source, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
+    """A source as machine code.
+
+    Raises DeviceError if there is no compiler, InternalError with its log if it refuses the source.
     """
     rtc = _Rtc(by)
     major, minor = rtc.call("Version")
-    key = _key(text, options, f"{by.prefix} {major}.{minor}")
+    key = _key(source, options, f"{by.prefix} {major}.{minor}")
     path = (cache or env.cache_folder()) / f"{key}.{by.suffix}"
     code = _read(path)
     if code is not None:
         return Code(code, key, True, "")
-    code, log = rtc.compile(text, name, options)
+    code, log = rtc.compile(source, options)
     _publish(path, code)
     return Code(code, key, False, log)
 
 
-def _key(text: str, options: Sequence[str], compiler: str) -> str:
+def _key(source: Source, options: Sequence[str], compiler: str) -> str:
     h = hashlib.sha256()
-    for part in (compiler, *options, text):
+    headers = [part for header in source.headers for part in header]
+    for part in (compiler, str(len(options)), *options, source.text, *headers):
         data = part.encode()
-        h.update(len(data).to_bytes(8, "little"))  # lengths: no two lists of parts join to one text
+        h.update(len(data).to_bytes(8, "little"))  # lengths: no two lists of parts make one text
         h.update(data)
     return h.hexdigest()
 
@@ -154,12 +193,15 @@ class _Rtc:
             raise DeviceError(f"{by.name} cannot be loaded ({reason}): {by.comes}") from e
         return result
 
-    def compile(self, text: str, name: str, options: Sequence[str]) -> tuple[bytes, str]:
+    def compile(self, source: Source, options: Sequence[str]) -> tuple[bytes, str]:
         """Machine code and log."""
         by = self._compiler
         if by is NVRTC:
             self._known_arch(options)
-        program = self.call("CreateProgram", text.encode(), name.encode(), 0, [], [])
+        name = source.name
+        headers = [text.encode() for _, text in source.headers]
+        spellings = [spelling.encode() for spelling, _ in source.headers]
+        program = self.call("CreateProgram", source.text.encode(), name.encode(), len(headers), headers, spellings)
         try:
             # not `call`: a refusal is told by the log, and the log is there only after it
             try:

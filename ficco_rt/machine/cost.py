@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from ..types import TYPES
 from .model import Device, Machine
 
 STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
@@ -19,8 +20,10 @@ CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter"
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
-    """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device."""
-    return dict(device.gemm_rate)[dtype]
+    """Operations a microsecond that a large GEMM of `dtype` reaches on the whole device. A type that the machine
+    has no rate of is taken to be as slow as the slowest."""
+    rates = dict(device.gemm_rate)
+    return rates.get(dtype, min(rates.values()))
 
 
 def multiprocessors(device: Device, sms: int | None) -> int:
@@ -85,7 +88,7 @@ def gemm_time(
     if tiles:
         waves = -(-tiles // width)
         arithmetic *= waves * width / tiles
-    item = 4 if dtype == "fp32" else 2
+    item = TYPES[dtype].bytes
     out = item * batch * m * n
     shown = ADDED * kernel_time(machine, added + 2 * out, sms) if added else 0.0
     moved = item * batch * (m * k + k * n) + out + added

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import UsageError
+from ..types import TYPES
 from .model import Device, Links, Machine
 from .profiles import PROFILES
 
@@ -74,7 +75,8 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         half, single = _PER_CLOCK.get(_generation(first.arch), (512, 128))
         clock = first.clock_khz * 1e-3 * first.sms * _REACHED  # clocks a microsecond, all multiprocessors
         memory = 2 * first.memory_clock_khz * 1e-3 * first.bus_bits / 8 * _REACHED
-        rates = (memory, (("bf16", half * clock), ("fp16", half * clock), ("fp32", single * clock)), 3.0)
+        gemms = ((t.name, clock * (single if t.half is None else half)) for t in TYPES.values())
+        rates = (memory, tuple(gemms), 3.0)
         source = "limits from the driver, rates estimated from clocks"
     links = known.links if known is not None and linked else _links(first.arch, linked)
     shared = f", {ranks_per_gpu} ranks each" if ranks_per_gpu > 1 else ""

@@ -10,6 +10,7 @@ from ..graph import ir
 from ..kernels.catalogue import copy_sms
 from ..machine.cost import gemm_time, store_time, transfer_time
 from ..machine.model import Machine
+from ..types import TYPES
 
 
 class Arrivals:
@@ -34,7 +35,7 @@ class Arrivals:
         engines = {q.name: q.engine for q in self._graph.queues}
         for op in self._graph.ops:
             if isinstance(copy := op.body, ir.Copy) and copy.src.rank != copy.dst.rank:
-                size = copy.dst.elements * ir.ITEM_BYTES[self._dtypes[copy.dst.tensor]]
+                size = copy.dst.elements * TYPES[self._dtypes[copy.dst.tensor]].bytes
                 if engines[self._graph.stages[op.where.stage].queue] == "sm":
                     sms = op.where.resources.sms or copy_sms(machine.device.sms)
                     time = store_time(machine, copy.src.rank, copy.dst.rank, size, sms)

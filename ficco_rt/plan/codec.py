@@ -14,11 +14,11 @@ import hashlib
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
@@ -33,44 +33,60 @@ from .ir import VERSION, Plan
 def to_json(plan: Plan) -> str:
     """The plan as JSON text, one stream command a line. `from_json` gives an equal plan."""
     path = plan.tensors[0].origin.path if plan.tensors else "plan"
-    body = _encode(plan, spans=True)
+    body = encode(plan, spans=True)
     head = {"ficco_plan": VERSION, "hash": content_hash(plan), "path": path}
-    return _layout({**head, **body}) + "\n"
+    return layout({**head, **body}) + "\n"
 
 
 def content_hash(plan: Plan) -> str:
     """SHA-256 of all that the plan does; places in the text and the file's name do not count."""
-    text = json.dumps(_encode(plan, spans=False), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(encode(plan, spans=False), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def from_json(text: str, path: str = "plan.json") -> Plan:
     """Read a plan back. Raises PlanError for what is no plan, is of another version, or was changed by hand
     without its hash."""
+    plan = read_document(text, path, Plan, "plan", VERSION, content_hash)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def read_document(
+    text: str,
+    path: str,
+    kind: type,
+    name: str,
+    version: int,
+    hashed: Callable[[Any], str],
+    unions: Unions = (),
+) -> Any:
+    """The value of type `kind` that a file of ours holds under "ficco_NAME", its version, with the hash of its content
+    and the path of the schedule. Raises PlanError."""
+    key = f"ficco_{name.replace(' ', '_')}"
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
         raise _broken(path, f"this is no JSON: {error.msg}", error.lineno, error.colno) from None
     except RecursionError:
-        raise _broken(path, "this is no plan: it is nested too deeply") from None
+        raise _broken(path, f"this is no {name}: it is nested too deeply") from None
     except ValueError:  # Python's own limit
-        raise _broken(path, "this is no plan: a number has thousands of digits") from None
-    if not isinstance(data, dict) or "ficco_plan" not in data:
-        raise _broken(path, "this JSON is no plan: it has no 'ficco_plan' version")
-    if data["ficco_plan"] != VERSION:
-        raise _broken(path, f"the plan has version {data['ficco_plan']}; this ficco reads version {VERSION}")
+        raise _broken(path, f"this is no {name}: a number has thousands of digits") from None
+    if not isinstance(data, dict) or key not in data:
+        raise _broken(path, f"this JSON is no {name}: it has no '{key}' version")
+    if data[key] != version:
+        raise _broken(path, f"the {name} has version {data[key]}; this ficco reads version {version}")
     source = data.get("path")
-    reader = _Reader(path, source if isinstance(source, str) else path)
-    body = {k: v for k, v in data.items() if k not in ("ficco_plan", "hash", "path")}
+    reader = Reader(path, source if isinstance(source, str) else path, unions)
+    body = {k: v for k, v in data.items() if k not in (key, "hash", "path")}
     try:
-        plan = reader.read(Plan, body, "plan")
-        found = content_hash(plan)
+        value = reader.read(kind, body, name)
+        found = hashed(value)
     except RecursionError:
-        raise _broken(path, "this is no plan: it is nested too deeply") from None
-    assert isinstance(plan, Plan)
+        raise _broken(path, f"this is no {name}: it is nested too deeply") from None
     if data.get("hash") != found:
-        raise _broken(path, "the plan's content does not match its hash: it was changed or cut; compile it again")
-    return plan
+        raise _broken(path, f"the {name}'s content does not match its hash: it was changed or cut; compile it again")
+    return value
 
 
 def _broken(path: str, message: str, line: int = 1, column: int = 1) -> PlanError:
@@ -80,21 +96,22 @@ def _broken(path: str, message: str, line: int = 1, column: int = 1) -> PlanErro
 # ---------------------------------------------------------------- writing
 
 
-def _encode(value: Any, spans: bool) -> Any:
+def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
+    """A value of the plan's data model, or of one that adds `unions` to it, as JSON has it; `spans`: with places."""
     if isinstance(value, Region):
         return [value.tensor, value.rank, *map(_axis, value.axes)]
     if isinstance(value, Span):
         return [value.line, value.column, value.end_line, value.end_column]
     if isinstance(value, tuple):
-        return [_encode(v, spans) for v in value]
+        return [encode(v, spans, unions) for v in value]
     if isinstance(value, ir.Work):
         return _encode_work(value, spans)
     if dataclasses.is_dataclass(value):
-        out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds() else {}
+        out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds(unions) else {}
         for f in dataclasses.fields(value):
             inner = getattr(value, f.name)
             if (f.name != "origin" or spans) and inner != f.default:
-                out[f.name] = _encode(inner, spans)
+                out[f.name] = encode(inner, spans, unions)
         return out
     return value
 
@@ -106,7 +123,7 @@ def _encode_work(work: ir.Work, spans: bool) -> dict[str, Any]:
     for name, field in record.fields.items():
         inner = getattr(work if field in _OF_WORKS else work.body, field)
         if (name != "origin" or spans) and (inner or name not in optional):
-            out[name] = _encode(inner, spans)
+            out[name] = encode(inner, spans)
     return out
 
 
@@ -114,11 +131,15 @@ def _axis(axis: Axis) -> Any:
     return axis.segments[0].start if axis.dropped else [[s.start, s.stop] for s in axis.segments]
 
 
-def _layout(body: Mapping[str, Any]) -> str:
-    """JSON with a line for each command and each other top-level value, so that a diff can be read."""
+def layout(body: Mapping[str, Any], by_line: Container[str] = ()) -> str:
+    """JSON with a line for each command, each member of the lists `by_line`, and each other top-level value, so that a
+    diff can be read."""
     lines = []
     for key, value in body.items():
-        if key == "streams":
+        if key in by_line and value:
+            members = ",\n".join("    " + json.dumps(member, ensure_ascii=False) for member in value)
+            text = f"[\n{members}\n  ]"
+        elif key == "streams":
             streams = []
             for stream in value:
                 commands = ",\n".join("      " + json.dumps(c, ensure_ascii=False) for c in stream["commands"])
@@ -175,19 +196,20 @@ def _record_hints(record: _Record) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- reading
 
-_UNIONS: tuple[Any, ...] = (ir.Command, graph_ir.ClaimValue)
+Unions: TypeAlias = tuple[Any, ...]
+
+_UNIONS: Unions = (ir.Command, graph_ir.ClaimValue)
 
 
 @cache
-def _kinds() -> dict[type, str]:
-    """Classes that stand in unions."""
-    return {member: member.__name__ for union in _UNIONS for member in typing.get_args(union)}
+def _kinds(unions: Unions) -> dict[type, str]:
+    """Classes that stand in unions: the plan's, and these."""
+    return {member: member.__name__ for union in (*_UNIONS, *unions) for member in typing.get_args(union)}
 
 
 @cache
 def _fields(cls: type) -> dict[str, Any]:
-    modules = {**vars(graph_ir), **vars(ir)}
-    hints = typing.get_type_hints(cls, globalns=modules)
+    hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls) if f.init}
 
 
@@ -197,11 +219,11 @@ def _optional(cls: type) -> frozenset[str]:
     return frozenset(f.name for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING)
 
 
-class _Reader:
+class Reader:
     """Reads values by the types of the plan's own data model; says where the JSON does not fit."""
 
-    def __init__(self, path: str, source: str) -> None:
-        self.path, self.source = path, source
+    def __init__(self, path: str, source: str, unions: Unions = ()) -> None:
+        self.path, self.source, self.unions = path, source, unions
         self.pieces_left = Budget(
             PIECES * most_ops(), "the regions of the plan have more than {most} pieces", error=PlanError
         )
@@ -256,7 +278,10 @@ class _Reader:
     def _union(self, args: tuple[Any, ...], value: Any, at: str) -> Any:
         if value is None and type(None) in args:
             return None
-        classes = {c.__name__: c for c in args if isinstance(c, type) and c in _kinds()}
+        rest = [a for a in args if a is not type(None)]
+        if len(rest) == 1:  # it may be left out
+            return self.read(rest[0], value, at)
+        classes = {c.__name__: c for c in args if isinstance(c, type) and c in _kinds(self.unions)}
         if isinstance(value, dict):
             name = value.get("type")
             if isinstance(name, str) and name in classes:

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..graph.ir import Graph, Op
+from ..graph.ir import Graph
 from ..graph.text import body_text
 from ..machine.model import Machine
 from .ir import LaunchAttributes, Order
-from .products import Products
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -38,22 +37,18 @@ class Need:
     launch: bool = False
 
 
-class FlagKey(NamedTuple):
-    """Which flag: the op that raises it, and the rank that waits for it."""
-
-    op: int
-    rank: int
-
-
 @dataclass(frozen=True, slots=True)
 class Signals:
     """The numbers of events and flags, in the order of the ops that raise them."""
 
     events: Mapping[int, int] = field(default_factory=dict)  # op → the event recorded after it
-    flags: Mapping[FlagKey, int] = field(default_factory=dict)
-    raised: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # op → the flags that it raises
+    flags: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # op and waiting rank → flag
     flag_homes: tuple[int, ...] = ()  # flag → the rank that waits for it
     private: frozenset[int] = frozenset()  # flags that one launch, and nothing else, waits for
+
+    def raised(self, op: int) -> tuple[int, ...]:
+        """The flags that an op raises."""
+        return tuple(self.flags[op].values()) if op in self.flags else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +66,10 @@ class Draft:
 
     graph: Graph
     machine: Machine
-    products: Products  # the graph's, as kernels take them
     streams: tuple[StreamKey, ...] = ()
     stream_of: tuple[int, ...] = ()  # op → stream
     order: tuple[int, ...] = ()  # ops as they are issued; a topological order of the dependencies
-    fused: Mapping[LaunchKey, LaunchKey] = field(default_factory=dict)  # see `launch_of`
+    launch_of: tuple[LaunchKey | None, ...] = ()  # op → the streamed launch that it is a work of
     shares: Mapping[LaunchKey, int] = field(default_factory=dict)  # multiprocessors, where the text leaves them open
     needs: Mapping[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
     orders: tuple[Order, ...] = ()
@@ -84,22 +78,15 @@ class Draft:
     attributes: Mapping[int, LaunchAttributes] = field(default_factory=dict)  # op → its launch's attributes
 
 
-def launch_of(draft: Draft, op: Op) -> LaunchKey:
-    """Which launch a streamed op is a work of."""
-    key = LaunchKey(op.where.stage, op.where.rank)
-    return draft.fused.get(key, key)
-
-
 def launches(draft: Draft) -> Iterator[list[int]]:
     """The ops of each kernel launch: one, or those of a streamed one. Of copies several may go out as one."""
     streamed: dict[LaunchKey, list[int]] = {}
     on_sms = {q.name for q in draft.graph.queues if q.engine == "sm"}
     for i in draft.order:
-        op = draft.graph.ops[i]
-        stage = draft.graph.stages[op.where.stage]
-        if stage.streamed:
-            streamed.setdefault(launch_of(draft, op), []).append(i)
-        elif stage.queue in on_sms:
+        key = draft.launch_of[i]
+        if key is not None:
+            streamed.setdefault(key, []).append(i)
+        elif draft.graph.stages[draft.graph.ops[i].where.stage].queue in on_sms:
             yield [i]
     yield from streamed.values()
 
@@ -107,8 +94,7 @@ def launches(draft: Draft) -> Iterator[list[int]]:
 def waits_of(draft: Draft, i: int) -> tuple[int, ...]:
     """The flags that a work of a streamed launch waits for itself."""
     rank, flags = draft.graph.ops[i].where.rank, draft.signals.flags
-    needs = draft.needs.get(i, ())
-    return tuple(flags[FlagKey(need.before, rank)] for need in needs if need.flag and not need.launch)
+    return tuple([flags[n.before][rank] for n in draft.needs.get(i, ()) if n.flag and not n.launch])
 
 
 def to_text(draft: Draft) -> str:
@@ -122,10 +108,9 @@ def to_text(draft: Draft) -> str:
 
 
 def _op(draft: Draft, i: int) -> str:
-    op, text = draft.graph.ops[i], f"{i} {body_text(draft.graph.ops[i].body)}"
-    key = LaunchKey(op.where.stage, op.where.rank)
-    if key in draft.fused:
-        text += f" in the launch of stage '{draft.graph.stages[draft.fused[key].stage].label}'"
+    text = f"{i} {body_text(draft.graph.ops[i].body)}"
+    if draft.launch_of and (key := draft.launch_of[i]) is not None:
+        text += f" in the launch of stage '{draft.graph.stages[key.stage].label}'"
     if draft.needs.get(i):
         needs = (
             f"{'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}" for n in draft.needs[i]

@@ -9,7 +9,7 @@ from itertools import product
 from ..graph import ir as graph_ir
 from ..graph.budget import Budget, most_ops
 from ..region import Axis, Box, Interval, Region
-from .draft import Draft, FlagKey, LaunchKey, Need, launch_of, waits_of
+from .draft import Draft, LaunchKey, Need, waits_of
 from .ir import (
     VERSION,
     CollectiveCall,
@@ -107,8 +107,9 @@ class _Emitter:
         stream = self.entries[self.draft.stream_of[v]]
         needs = self.draft.needs.get(v, ())
         origin = op.where.origin
-        if stage.streamed:
-            self._streamed(v)
+        key = self.draft.launch_of[v]
+        if key is not None:
+            self._streamed(v, key)
             return
         waits: list[Command] = []
         for need in needs:
@@ -134,7 +135,7 @@ class _Emitter:
                 entry.works.append(self._work(v, (), ()))
         if v in self.signals.events:
             entry.marks.append(Record(self.signals.events[v], origin))
-        entry.marks += (SignalFlag(flag, origin) for flag in self.signals.raised.get(v, ()))
+        entry.marks += (SignalFlag(flag, origin) for flag in self.signals.raised(v))
 
     def _joins(self, entry: _Entry, v: int, stage: str) -> bool:
         """May copy v go out with the batch? Copies of a batch have no order among themselves."""
@@ -144,9 +145,8 @@ class _Emitter:
             return False
         return not any(d.before in entry.ops for d in self.graph.deps[v])
 
-    def _streamed(self, v: int) -> None:
+    def _streamed(self, v: int, key: LaunchKey) -> None:
         op = self.graph.ops[v]
-        key = launch_of(self.draft, op)
         if key not in self.launches:
             stage = self.graph.stages[op.where.stage]
             self.launches[key] = _Entry(stage=stage.label, first=v, streamed=True)
@@ -156,14 +156,14 @@ class _Emitter:
         if label != (entry.joined[-1][1] if entry.joined else entry.stage):
             entry.joined.append((len(entry.works), label))
         entry.waits += (self._wait(need, op) for need in self.draft.needs.get(v, ()) if need.launch)
-        entry.works.append(self._work(v, waits_of(self.draft, v), self.signals.raised.get(v, ())))
+        entry.works.append(self._work(v, waits_of(self.draft, v), self.signals.raised(v)))
         if v in self.signals.events:
             entry.marks.append(Record(self.signals.events[v], op.where.origin))
 
     def _wait(self, need: Need, op: graph_ir.Op) -> Command:
         """A wait of the stream."""
         if need.flag:
-            return WaitFlag(self.signals.flags[FlagKey(need.before, op.where.rank)], op.where.origin)
+            return WaitFlag(self.signals.flags[need.before][op.where.rank], op.where.origin)
         return WaitEvent(self.signals.events[need.before], op.where.origin)
 
     def _work(self, v: int, waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:

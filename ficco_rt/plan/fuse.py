@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph import ir
+from ..kernels.families import FAMILIES, fitting
+from ..kernels.family import Family, GemmRequest
 from .draft import Draft, LaunchKey
-from .requests import Requests
+from .kernel_works import kernel_work, symbolic
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,18 @@ def fuse(draft: Draft) -> Draft:
     keep. Nor where their widths differ, by one of which the tiles are chosen, or one family of kernels does not take
     each of them and all together.
     """
-    graph, requests = draft.graph, Requests(draft.graph, draft.products, draft.machine.device.arch)
+    graph, arch, look = draft.graph, draft.machine.device.arch, symbolic(draft.graph.tensors)
+    best = next(family for family in FAMILIES if family.serves(arch))
     engines = {q.name: q.engine for q in graph.queues}
 
-    def family(some: Sequence[_Works]) -> str:
+    def family(some: Sequence[_Works]) -> Family:
         bodies = (graph.ops[i].body for works in some for i in works.ops)
-        return requests.family([body for body in bodies if isinstance(body, ir.Gemm)])
+        return fitting(GemmRequest(tuple(kernel_work(g, look) for g in bodies if isinstance(g, ir.Gemm))), arch)
+
+    def alike(some: Sequence[_Works]) -> bool:
+        """Does the family that takes all of them take each of them alone? The best one does."""
+        joint = family(some)
+        return joint is best or all(family([works]) is joint for works in some)
 
     works: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by rank and stage
     for i in draft.order:
@@ -47,10 +55,17 @@ def fuse(draft: Draft) -> Draft:
         if len({graph.stages[s].queue for s in stages}) > 1:
             continue
         for run in _runs(graph, [_Works(s, tuple(ops)) for s, ops in stages.items()]):
-            for launch in _launches(run, family):
+            for launch in _launches(run, alike):
                 head = LaunchKey(launch[0].stage, rank)
                 fused.update((LaunchKey(works.stage, rank), head) for works in launch[1:])
-    return replace(draft, fused=fused)
+
+    def launch_of(op: ir.Op) -> LaunchKey | None:
+        if not graph.stages[op.where.stage].streamed:
+            return None
+        key = LaunchKey(op.where.stage, op.where.rank)
+        return fused.get(key, key)
+
+    return replace(draft, launch_of=tuple(map(launch_of, graph.ops)))
 
 
 def _runs(graph: ir.Graph, stages: Sequence[_Works]) -> Iterator[list[_Works]]:
@@ -86,14 +101,13 @@ def _asked(graph: ir.Graph, ops: Sequence[int]) -> tuple[ir.Resources, int]:
     return graph.ops[ops[0]].where.resources, max(widths, default=0)
 
 
-def _launches(run: Sequence[_Works], family: Callable[[Sequence[_Works]], str]) -> Iterator[Sequence[_Works]]:
+def _launches(run: Sequence[_Works], alike: Callable[[Sequence[_Works]], bool]) -> Iterator[Sequence[_Works]]:
     """The run's launches, each as long as one family takes it."""
-    families = [family([works]) for works in run] if len(run) > 1 else [""]
     at = 0
     while at < len(run):
 
         def fits(count: int, at: int = at) -> bool:
-            return {*families[at : at + count], family(run[at : at + count])} == {families[at]}
+            return alike(run[at : at + count])
 
         count = _longest(fits, len(run) - at)
         yield run[at : at + count]

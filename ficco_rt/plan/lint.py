@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
-from ..kernels import mfma, sm80
+from ..kernels.families import tensor_core_families, tensor_core_refusal
+from ..kernels.family import GemmRequest
 from ..machine.model import Machine
-from .products import Products
+from ..types import TYPES
+from .kernel_works import kernel_work, symbolic
 from .transfers import phases
 
 _LARGE = 1 << 30  # operations of products whose kernel matters
@@ -73,7 +75,7 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         copy = op.body
         if not isinstance(copy, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
             continue
-        size = copy.src.elements * ir.ITEM_BYTES[dtypes[copy.src.tensor]]
+        size = copy.src.elements * TYPES[dtypes[copy.src.tensor]].bytes
         if size / machine.links.rate < machine.links.copy_time and copy.src.rank != copy.dst.rank:
             yield Diagnostic(
                 op.where.origin,
@@ -127,25 +129,22 @@ def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
 def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     """A product that the kernels for tensor cores refuse, and with it the launch that it is part of."""
     arch = machine.device.arch
-    if not sm80.serves(arch) and arch not in mfma.ARCHS:
+    if not tensor_core_families(arch):
         return
-    refusal = sm80.refusal if sm80.serves(arch) else mfma.refusal
     tensors = {t.name: t for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}
-    products, sizes = Products(graph), _launch_sizes(graph)
+    look, sizes = symbolic(graph.tensors), _launch_sizes(graph)
     known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
     for op in graph.ops:
         g = op.body
-        if not isinstance(g, ir.Gemm) or dtypes[g.left.tensor] == "fp32":
+        if not isinstance(g, ir.Gemm) or TYPES[dtypes[g.left.tensor]].half is None:
             continue
         regions = (g.left, g.right, g.out, *g.addends)
         parts = tuple((r.tensor, tensors[r.tensor].shapes[r.rank], id(r.axes)) for r in regions)
         key = (g.left_transposed, g.right_transposed, *parts)
         size = sizes[op.where.rank, op.where.stage] if graph.stages[op.where.stage].streamed else _size(g)
         if size >= _LARGE and key not in known:
-            work = products.work(g)
-            types = dtypes[g.left.tensor], dtypes[g.out.tensor], g.left_transposed, g.right_transposed
-            known[key] = "columns are not side by side" if work is None else refusal([work], *types)
+            known[key] = tensor_core_refusal(GemmRequest((kernel_work(g, look),)), arch)
         reason = known.get(key)
         if reason is not None:
             yield Diagnostic(

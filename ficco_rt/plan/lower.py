@@ -13,7 +13,6 @@ from .emit import emit
 from .fuse import fuse
 from .ir import Plan
 from .place import place
-from .products import Products
 from .resources import solve_resources
 from .shares import share_multiprocessors
 from .sync import synchronise
@@ -35,7 +34,7 @@ LOG = logging.getLogger(__name__)  # at level DEBUG it shows the draft after eac
 
 def lower(graph: Graph, machine: Machine) -> Plan:
     """The plan of a proven graph for a machine. Raises ScheduleError where the machine lacks what the text asks."""
-    draft = Draft(graph, machine, Products(graph))
+    draft = Draft(graph, machine)
     for run in PASSES:
         draft = run(draft)
         if LOG.isEnabledFor(logging.DEBUG):

@@ -16,8 +16,9 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
-from ..kernels.catalogue import COPY, GEMMS, REDUCE, TILES
+from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES
 from ..region import Box, Region
+from ..types import TYPES
 from .claims import misfit, operands
 from .ir import (
     VERSION,
@@ -66,7 +67,7 @@ def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
         if times > 1:
             yield Diagnostic(PLACELESS, f"{name} is declared {times} times")
     for tensor in plan.tensors:
-        if tensor.dtype not in graph_ir.ITEM_BYTES:
+        if tensor.dtype not in TYPES:
             yield Diagnostic(tensor.origin, f"{tensor.name} has type '{tensor.dtype}', which is unknown")
         if len(tensor.shapes) != plan.ranks or not tensor.shapes:
             yield Diagnostic(tensor.origin, f"{tensor.name} has {len(tensor.shapes)} shapes for {plan.ranks} ranks")
@@ -236,7 +237,7 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
             known = launch.kernel in declared and all(w.kernel == launch.kernel for w in user)
         elif gemms:  # only the plain kernel's launch may hold sums and copies as well
             alone = len(gemms) == len(launch.works)
-            known = launch.kernel in TILES and (alone or launch.kernel in {k.name for k in GEMMS})
+            known = launch.kernel in TILES and (alone or launch.kernel == GEMM)
         else:
             known = launch.kernel == (COPY if all(isinstance(w.body, graph_ir.Copy) for w in launch.works) else REDUCE)
         if not known:

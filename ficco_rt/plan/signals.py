@@ -6,34 +6,35 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .draft import Draft, FlagKey, LaunchKey, Need, Signals, launch_of
+from .draft import Draft, LaunchKey, Need, Signals
 
 
 def numbered(draft: Draft, needs: Mapping[int, tuple[Need, ...]]) -> Draft:
     """The draft with these needs. Signals have their numbers in the order of the ops that raise them, alike in every
     run."""
-    events: set[int] = set()
-    homes: dict[int, set[int]] = defaultdict(set)  # op → ranks that wait for a flag of it
-    waiting: dict[FlagKey, set[LaunchKey | None]] = defaultdict(set)  # the launches that do; None: a stream
+    awaited: set[int] = set()  # ops whose event is waited for
+    waiters: dict[int, dict[int, LaunchKey | None]] = defaultdict(dict)  # op, rank → the one launch that waits
     for v, befores in needs.items():
-        op = draft.graph.ops[v]
+        rank = draft.graph.ops[v].where.rank
         for need in befores:
-            if not need.flag:
-                events.add(need.before)
-                continue
-            inside = draft.graph.stages[op.where.stage].streamed and not need.launch
-            waiting[FlagKey(need.before, op.where.rank)].add(launch_of(draft, op) if inside else None)
-            homes[need.before].add(op.where.rank)
-    number_of_event: dict[int, int] = {}
-    flags: dict[FlagKey, int] = {}
-    raised: dict[int, tuple[int, ...]] = {}
+            if need.flag:
+                by = None if need.launch else draft.launch_of[v]  # None: a stream, or several launches
+                others = waiters[need.before]
+                others[rank] = by if others.get(rank, by) == by else None
+            else:
+                awaited.add(need.before)
+    events: dict[int, int] = {}
+    flags: dict[int, dict[int, int]] = {}
+    homes: list[int] = []
+    private: list[int] = []
     for u in draft.order:
-        if u in events:
-            number_of_event[u] = len(number_of_event)
-        if u in homes:
-            keys = [FlagKey(u, rank) for rank in sorted(homes[u])]
-            raised[u] = tuple(range(len(flags), len(flags) + len(keys)))
-            flags.update(zip(keys, raised[u], strict=True))
-    private = frozenset(flags[key] for key, by in waiting.items() if len(by) == 1 and None not in by)
-    signals = Signals(number_of_event, flags, raised, tuple(key.rank for key in flags), private)
-    return replace(draft, needs=needs, signals=signals)
+        if u in awaited:
+            events[u] = len(events)
+        if u in waiters:
+            flags[u] = {}
+            for rank in sorted(waiters[u]):
+                flags[u][rank] = len(homes)
+                if waiters[u][rank] is not None:
+                    private.append(len(homes))
+                homes.append(rank)
+    return replace(draft, needs=needs, signals=Signals(events, flags, tuple(homes), frozenset(private)))

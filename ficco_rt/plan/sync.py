@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..graph import ir
 from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from .clock import Clock, start
-from .draft import Draft, LaunchKey, Need, launch_of
+from .draft import Draft, LaunchKey, Need
 from .ir import Order
 from .signals import numbered
 
@@ -93,8 +93,9 @@ class _Synchroniser:
             where = self.graph.ops[i].where
             if where.stage in self.wanted_ends:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
-            if self.graph.stages[where.stage].streamed:
-                self.members.setdefault(launch_of(draft, self.graph.ops[i]), []).append(i)
+            key = draft.launch_of[i]
+            if key is not None:
+                self.members.setdefault(key, []).append(i)
         for key, works in self.members.items():
             said = self.graph.ops[works[0]].where.resources.sms is not None
             copies = all(isinstance(self.graph.ops[v].body, ir.Copy) for v in works)  # they take half at most
@@ -121,8 +122,8 @@ class _Synchroniser:
                     i += 1
                     group.append(order[i])
                 self._collective(group)
-            elif self.graph.stages[op.where.stage].streamed:
-                self._work(v)
+            elif (key := self.draft.launch_of[v]) is not None:
+                self._work(v, key)
             else:
                 self._single(v)
             i += 1
@@ -195,9 +196,10 @@ class _Synchroniser:
 
     def _end_of(self, u: int) -> _Stamp:
         """The stamp of an `after`: of a streamed stage the launch's end."""
-        launch = self.launches.get(launch_of(self.draft, self.graph.ops[u]))
-        if launch is None:
+        key = self.draft.launch_of[u]
+        if key is None:
             return self.stamps[u]
+        launch = self.launches[key]
         return _Stamp(launch.end, self.draft.stream_of[u], launch.position)
 
     # -- entries
@@ -220,7 +222,7 @@ class _Synchroniser:
         candidates |= {u: stamp for u, stamp in ends.items() if not stamp.known_to(clock)}
         if not candidates:
             return clock
-        into_work = not launch and self.graph.stages[self.graph.ops[v].where.stage].streamed
+        into_work = not launch and self.draft.launch_of[v] is not None
         chosen = []
         self.choices.spend(len(candidates) ** 2 if len(candidates) > 1 else 0, self.graph.ops[v].where.origin)
         for u in _irredundant(candidates):
@@ -247,9 +249,8 @@ class _Synchroniser:
             self._keep(v, _Stamp(met, s, self.length[s]))
             self._release(v)
 
-    def _work(self, v: int) -> None:
-        where, s = self.graph.ops[v].where, self.draft.stream_of[v]
-        key = launch_of(self.draft, self.graph.ops[v])
+    def _work(self, v: int, key: LaunchKey) -> None:
+        s = self.draft.stream_of[v]
         if key not in self.launches:
             self._open(key, v)
         launch = self.launches[key]
@@ -258,7 +259,7 @@ class _Synchroniser:
             stamp = self.stamps[u]
             if self.draft.stream_of[u] == s and stamp.position < launch.position:
                 continue  # the stream's order
-            if self._same_processors(u, where.rank) and self.draft.stream_of[u] != s and not self._beside(u, key):
+            if self._same_processors(u, key.rank) and self.draft.stream_of[u] != s and not self._beside(u, key):
                 continue  # waited for before the launch
             candidates[u] = stamp
         clock = self._wait(v, launch.base, candidates, {})
@@ -270,7 +271,7 @@ class _Synchroniser:
 
     def _beside(self, u: int, key: LaunchKey) -> bool:
         """Is u a work of a streamed launch that runs while launch `key` waits? Both leave each other room."""
-        return key in self.roomy and launch_of(self.draft, self.graph.ops[u]) in self.roomy
+        return key in self.roomy and self.draft.launch_of[u] in self.roomy
 
     def _same_processors(self, u: int, rank: int) -> bool:
         s = self.draft.stream_of[u]

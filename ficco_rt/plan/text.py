@@ -54,15 +54,15 @@ def _command(c: Command) -> Iterator[str]:
             limits += [f"priority {a.priority}"] if a.priority is not None else []
             head = f"launch {c.kernel} ({', '.join(limits)})"
             if not c.streamed:
-                yield f"{head} {_work(c.works[0])}"
+                yield f"{head} {work_text(c.works[0])}"
                 for work in c.works[1:]:
-                    yield f"  + {_work(work)}"
+                    yield f"  + {work_text(work)}"
                 return
             yield f"{head} streamed"
             for work in c.works:
                 waits = "".join(f" wait flag {f}" for f in work.waits)
                 signals = "".join(f" signal flag {f}" for f in work.signals)
-                yield f"  {_work(work)}{waits}{signals}"
+                yield f"  {work_text(work)}{waits}{signals}"
         case CollectiveCall():
             yield f"{c.kind} {c.dst} <- {c.src} group {c.group}  :{c.origin.line}"
         case Record():
@@ -75,7 +75,8 @@ def _command(c: Command) -> Iterator[str]:
             yield f"wait flag {c.flag}"
 
 
-def _work(work: Work) -> str:
+def work_text(work: Work) -> str:
+    """What a work does, and the schedule's line."""
     return f"{_body(work)}  :{work.origin.line}"
 
 

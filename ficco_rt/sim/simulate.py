@@ -17,7 +17,7 @@ from itertools import count
 from math import prod
 
 from ..errors import Span as Place
-from ..graph.ir import ITEM_BYTES, Copy, Gemm, KernelCall, Reduce
+from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..machine import cost
 from ..machine.model import Machine
 from ..plan.ir import (
@@ -36,6 +36,7 @@ from ..plan.ir import (
 )
 from ..region import Region, called, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
+from ..types import TYPES
 from .links import Flows
 
 
@@ -153,7 +154,7 @@ class _Clock:
     # ---- what takes time
 
     def _size(self, region: Region) -> int:
-        return region.elements * ITEM_BYTES[self.dtypes[region.tensor]]
+        return region.elements * TYPES[self.dtypes[region.tensor]].bytes
 
     def _copy(self, stream: Stream, body: CopyAsync, index: int, position: int, now: float) -> None:
         """Transfer `index` and those behind it, from `now` on."""

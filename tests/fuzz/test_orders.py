@@ -16,9 +16,9 @@ from ficco_rt import compiler
 from ficco_rt.driver.api import Array
 from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.exec.verify import EXACT_LIMIT
 from ficco_rt.machine.profiles import PROFILES, profile
 from ficco_rt.plan.ir import Launch, Plan
+from ficco_rt.types import TYPES
 from tests.fuzz.schedules import Chains, Memory, N, Orders, interpreted
 from tests.fuzz.test_fuzz import limited, seeds
 
@@ -58,7 +58,7 @@ def one_meaning(program: Orders | Chains, seed: int, outcomes: Counter[str]) -> 
             assert same(result(executor, order, given), first), order
         assert executor.trace.spans
     wanted, largest = interpreted(graph, given)
-    if largest <= EXACT_LIMIT["fp32"]:
+    if largest <= TYPES["fp32"].exact:
         outcomes["exact"] += 1
         assert same(first, wanted), "fifo is not what the ops say"
 

@@ -7,9 +7,9 @@ from itertools import count
 
 import numpy as np
 
-from ficco_rt.driver.api import NUMPY_DTYPES, Array
+from ficco_rt.driver.api import Array
 from ficco_rt.errors import Span
-from ficco_rt.graph.ir import Claim, Dtype, Engine, Gemm, Kernel, Reduce, Tensor
+from ficco_rt.graph.ir import Claim, Engine, Gemm, Kernel, Reduce, Tensor
 from ficco_rt.machine.model import Device, Links, Machine
 from ficco_rt.plan.ir import (
     VERSION,
@@ -28,6 +28,7 @@ from ficco_rt.plan.ir import (
     Work,
 )
 from ficco_rt.region import Axis, Interval, Region
+from ficco_rt.types import Dtype, numpy_dtype
 
 # Round numbers: 100 bytes and 1000 operations a microsecond, 10 bytes a microsecond on links.
 MACHINE = Machine(
@@ -153,8 +154,8 @@ def plan(
 
 
 def array(values: object, dtype: Dtype = "fp32") -> Array:
-    return np.array(values, NUMPY_DTYPES[dtype])
+    return np.array(values, numpy_dtype(dtype))
 
 
 def blank(*shape: int, dtype: Dtype = "fp32") -> Array:
-    return np.full(shape, np.nan, NUMPY_DTYPES[dtype])
+    return np.full(shape, np.nan, numpy_dtype(dtype))

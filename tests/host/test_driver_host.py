@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import cast
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ficco_rt.driver.api import Binding
 from ficco_rt.driver.host.driver import HostDriver
 from ficco_rt.driver.host.order import parse_order
 from ficco_rt.driver.host.views import View
@@ -176,11 +178,8 @@ def test_a_wait_that_nothing_ends() -> None:
 def test_a_record_that_is_bound_but_not_issued() -> None:
     made = idle_plan([(0, [record(0, 10)]), (1, [wait(0, 20)])], events=1)
     driver = HostDriver(made)
-    streams = [driver.stream(s) for s in made.streams]
-    event = driver.event(0)
-    driver.bind_record(streams[0], record(0, 10), event)
-    call = driver.bind_wait_event(streams[1], wait(0, 20), event)
-    driver.run(driver.program([call]))
+    tasks = cast(tuple[object, ...], driver.bind({}))
+    driver.run(Binding(tasks[1:]))
     with pytest.raises(DeviceError) as caught:
         driver.synchronize()
     assert str(caught.value) == (
@@ -225,19 +224,15 @@ def test_the_next_run_works_after_a_deadlock() -> None:
     """The first run is stuck on an unissued record; the second issues everything."""
     made = idle_plan([(0, [record(0, 10)]), (1, [wait(0, 20)])], events=1)
     driver = HostDriver(made)
-    streams = [driver.stream(s) for s in made.streams]
-    event = driver.event(0)
-    calls = [
-        driver.bind_record(streams[0], record(0, 10), event),
-        driver.bind_wait_event(streams[1], wait(0, 20), event),
-    ]
-    driver.run(driver.program(calls[1:]))
+    binding = driver.bind({})
+    without_record = Binding(cast(tuple[object, ...], binding)[1:])
+    driver.run(without_record)
     with pytest.raises(DeviceError, match="never issued"):
         driver.synchronize()
     for _ in range(2):
-        driver.run(driver.program(calls))
+        driver.run(binding)
         driver.synchronize()
-    driver.run(driver.program(calls[1:]))  # the event of the run before does not count
+    driver.run(without_record)  # the event of the run before does not count
     with pytest.raises(DeviceError, match="never issued"):
         driver.synchronize()
 

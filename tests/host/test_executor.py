@@ -8,17 +8,18 @@ from math import inf, sqrt
 
 import numpy as np
 import pytest
+from ficco_rt.plan.issue import issue_order
 
 from ficco_rt.driver.host import driver as host_driver
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.ideal import ideal
-from ficco_rt.exec.issue import issue_order
 from ficco_rt.exec.reference import evaluate, extent, take
 from ficco_rt.exec.verify import compare, fresh_inputs, tolerance, verified_run
-from ficco_rt.graph.ir import Claim, ClaimValue, Combined, Dtype, Operand, Product
+from ficco_rt.graph.ir import Claim, ClaimValue, Combined, Operand, Product
 from ficco_rt.plan.ir import Command, Plan
 from ficco_rt.region import Axis, Interval, Region, whole
+from ficco_rt.types import Dtype
 from tests.host.handmade import (
     MACHINE,
     array,

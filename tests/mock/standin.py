@@ -43,6 +43,7 @@ from typing import Literal, TypeAlias
 Face: TypeAlias = Literal["cuda", "hip"]
 
 SOURCES = Path(__file__).with_name("src")
+HEADERS = Path(__file__).parents[2] / "ficco_rt" / "kernels" / "src"  # of the kernels' structs, which SOURCES include
 KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs")
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
@@ -72,7 +73,7 @@ def folder(face: str) -> Path:
     """The folder of a built library. Processes may build at once: each publishes by a rename."""
     files = sorted(f for f in SOURCES.rglob("*") if f.is_file())
     digest = hashlib.sha256(repr((face, COMPILER, FLAGS)).encode())
-    for file in files:
+    for file in (*files, *sorted(HEADERS.glob("*.h"))):
         digest.update(file.name.encode() + file.read_bytes())
     target = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-{digest.hexdigest()[:16]}"
     if not target.is_dir():

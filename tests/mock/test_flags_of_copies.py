@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from ficco_rt.device.build import device_plan, layout_of
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import ChangeWords, Features, Placement, StreamName
 
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.cuda.vendor import Cuda
-from ficco_rt.driver.gpu.streams import awaited_between, raised_between
 from ficco_rt.driver.registry import discover
-from ficco_rt.errors import Span
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.machine import profiles as machine
 from ficco_rt.plan.ir import Command, CopyAsync, Plan, SignalFlag, Stream, WaitFlag
 from tests import cases
 from tests.mock.standin import StandIn
@@ -182,17 +185,31 @@ def test_copies_wait_beside_but_the_first(cuda: StandIn, monkeypatch: pytest.Mon
     given = {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}
     counts = {}
     for beside in (False, True):
-        monkeypatch.setattr(Cuda, "waits_beside", beside)
+        features = partial(_features, beside)
+        monkeypatch.setattr(Cuda, "features", features)
         counts[beside], _ = called(cuda, planned(cuda, "gemm_rs/relay", given))
     waits = counts[True]["cuStreamWaitValue32"]
     assert counts[True]["cuEventRecord"] - counts[False]["cuEventRecord"] == waits - RANKS
     assert counts[True]["cuStreamWaitEvent"] - counts[False]["cuStreamWaitEvent"] == waits
 
 
-def test_flags_between_copies() -> None:
-    here = Span("x.ficco", 1, 1, 1, 1)
-    copy = CopyAsync((), "push")
-    stream = [WaitFlag(0, here), SignalFlag(1, here), copy, SignalFlag(2, here), WaitFlag(3, here), copy]
-    stream += [SignalFlag(4, here), WaitFlag(5, here)]
-    assert raised_between(stream) == {1, 2}
-    assert awaited_between(stream) == {3, 5}
+def _features(beside: bool, arch: str) -> Features:
+    return replace(usual(arch), side_waits=beside)
+
+
+def test_flags_between_copies(cuda: StandIn) -> None:
+    """Side streams wait for the flags behind a copy stream's first copy, and raise those before its last one."""
+    plan = planned(cuda, "gemm_rs/relay", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]})
+    layout = layout_of(plan, machine.profile("h200-switch", RANKS).device, Placement((0, 1, 2)), usual("sm_90a"))
+    made = device_plan(layout, "streams")
+    for stream in (s for s in plan.streams if s.engine == "copy"):
+        places = [i for i, c in enumerate(stream.commands) if isinstance(c, CopyAsync)]
+        flags = {
+            "wait": {c.flag for c in stream.commands[places[0] :] if isinstance(c, WaitFlag)},
+            "raise": {c.flag for c in stream.commands[: places[-1]] if isinstance(c, SignalFlag)},
+        }
+        for kind, wanted in flags.items():
+            name = StreamName("wait" if kind == "wait" else "raise", stream.id)
+            changes = [c for a in made.body if isinstance(a, ChangeWords) and a.stream == name for c in a.changes]
+            assert {made.words[c.word].flag for c in changes} == wanted
+            assert {c.raises for c in changes} <= {kind == "raise"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.gpu import runs
-from ficco_rt.driver.gpu.launches import Launches
+from ficco_rt.driver.gpu import binding, runs
+from ficco_rt.device.launches import Launches
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
@@ -41,6 +41,7 @@ def test_right_in_every_order(library: StandIn, name: str, ranks_per_gpu: int, s
 def test_without_that_room_nothing_goes_on(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the stand-in's multiprocessors are held as a GPU's are."""
     monkeypatch.setattr(runs, "DRAIN", 0.1)
-    monkeypatch.setattr(Launches, "_room", lambda self, device, sms: sms)
+    monkeypatch.setattr(binding, "check", lambda plan: None)  # it would say so
+    monkeypatch.setattr(Launches, "_share", lambda self, device, sms: sms)
     with pytest.raises(DeviceError, match=r"whose works wait for flags"):
         shared(cuda, "ag_gemm/streamed", 4, 1, timeout=0.3)

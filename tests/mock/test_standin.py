@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver as cu
+from ficco_rt.driver.gpu.naive import ADDED, FLAG, GEMM, RUN, TABLE
 
 from ficco_rt.driver.cuda.call import api, call
-from ficco_rt.driver.gpu.naive import ADDED, FLAG, GEMM, RUN, TABLE, TYPES
 from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.compiler import compile_text
+from ficco_rt.kernels.naive.tables import ADDED, FLAG, GEMM, RUN, TABLE
+from ficco_rt.types import TYPES
 from tests.mock.standin import StandIn
 
 NON_BLOCKING = cu.CUstream_flags.CU_STREAM_NON_BLOCKING
@@ -256,7 +258,7 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
     flag = gpus.put(np.uint32([0]))
     more = rng.integers(-9, 10, (m, n)).astype(np.float32)
     runs = b"".join(RUN.pack(size, 0) for size in (m, n, m, k, k, n))
-    added = b"".join(ADDED.pack(t, n, 1, 0, 1, 1, 1, TYPES["fp32"], 0) for t in (out, gpus.put(more)))
+    added = b"".join(ADDED.pack(t, n, 1, 0, 1, 1, 1, TYPES["fp32"].number, 0) for t in (out, gpus.put(more)))
     works = b""
     for number, (waits, signals) in enumerate(((0, 1), (1, 0))):
         maps = [v for i in range(6) for v in (i, 1)]
@@ -288,7 +290,7 @@ def test_half_precision_rounds_as_numpy_does(cuda: StandIn, gpus: Gpus) -> None:
     count = len(values)
     source, out = gpus.put(values), gpus.put(np.zeros(count, np.float16))
     job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, -(-count // 512), 0, 1, 0, 0, 0, 0)
-    term = struct.pack("<Qqii", source, count, TYPES["fp32"], 0)
+    term = struct.pack("<Qqii", source, count, TYPES["fp32"].number, 0)
     table = gpus.put(np.frombuffer(job + term + bytes(16), np.uint8))
     code = compile_text('extern "C" __global__ void naive_reduce_fp16() {}', "x.cu", ["-arch=sm_75"]).code
     function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), b"naive_reduce_fp16")

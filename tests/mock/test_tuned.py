@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.driver.cuda import tiled
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.kernels import sm90
 from ficco_rt.kernels.catalogue import TILES
+from ficco_rt.kernels.sm90 import family, tables
 from ficco_rt.plan.ir import Command, Launch, Plan
 from tests import cases
 from tests.mock.standin import StandIn
@@ -99,11 +97,11 @@ def test_tiles_wait_along_k(cuda: StandIn, sms: int, monkeypatch: pytest.MonkeyP
     assert works == [5, 5]  # the own rows, a piece, and three of K
     made = []
 
-    def noted(*arguments: Any, **options: Any) -> sm90.Launch:
-        made.append(sm90.build(*arguments, **options))
+    def noted(*arguments: Any, **options: Any) -> tables.Launch:
+        made.append(tables.build(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(tiled, "sm90", SimpleNamespace(**{**vars(sm90), "build": noted}))
+    monkeypatch.setattr(family, "build", noted)
     right(cuda, plan, seeds=4)
     assert made
     for launch in made:

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from ficco_rt.kernels import tiles
+from ficco_rt.kernels.tile_table import Table
 from ficco_rt.region import Interval
 
 
@@ -32,8 +33,8 @@ def matrix(address: int, rows: tuple[Interval, ...], columns: tuple[Interval, ..
 
 
 @st.composite
-def addends(draw: st.DrawFn, m: int, n: int, step: int, dtypes: tuple[str, ...]) -> tuple[tiles.Term, ...]:
-    """Up to four terms of an m × n product, in up to four matrices; columns that start at multiples of 8."""
+def addends(draw: st.DrawFn, m: int, n: int, step: int, dtypes: tuple[str, ...]) -> tuple[tiles.Addend, ...]:
+    """Up to four addends of an m × n product, in up to four matrices; columns that start at multiples of 8."""
     found = []
     for _ in range(draw(st.integers(0, 4))):
         rows = draw(pieces(m, 1))
@@ -41,34 +42,34 @@ def addends(draw: st.DrawFn, m: int, n: int, step: int, dtypes: tuple[str, ...])
         *others, last = columns
         columns = (*others, Interval(last.start, last.stop - -n % step))
         address = (4 + draw(st.integers(0, 3))) << 20
-        # one shape: terms that lie in one matrix name the same one
+        # one shape: addends that lie in one matrix name the same one
         found.append(
-            tiles.Term(
+            tiles.Addend(
                 tiles.Operand(tiles.Matrix(address, 4096, 4096, 4096), rows, columns), draw(st.sampled_from(dtypes))
             )
         )
     return tuple(found)
 
 
-def assert_terms(table: tiles.Table, work: tiles.Work, staged: bool) -> None:
-    """Each element of the output has each of its terms once, if `staged` by one of its splits, else by all."""
-    if not work.terms:
-        assert len(table.added) == len(table.terms) == 0
+def assert_addends(table: Table, work: tiles.Work, staged: bool) -> None:
+    """Each element of the output has each of its addends once, if `staged` by one of its splits, else by all."""
+    if not work.addends:
+        assert len(table.added) == len(table.addends) == 0
         return
     assert len(table.added) == len(table.tiles)
     rows, columns = ({e: i for i, e in enumerate(flat(s).tolist())} for s in (work.out_rows, work.out_columns))
-    places = [(t.operand.matrix, flat(t.operand.rows), flat(t.operand.columns)) for t in work.terms]
+    places = [(t.operand.matrix, flat(t.operand.rows), flat(t.operand.columns)) for t in work.addends]
     for t, a in zip(table.tiles, table.added, strict=True):
         wanted = 0 if staged and t["split"] else len(places)
         assert a["count"] == wanted
-        assert a["term_wait_count"] == (len(work.term_waits) if wanted else 0)
+        assert a["term_wait_count"] == (len(work.addend_waits) if wanted else 0)
         first = int(a["term_wait_first"])
-        assert table.flags[first : first + int(a["term_wait_count"])].tolist() == list(work.term_waits)[: 9 * wanted]
+        assert table.flags[first : first + int(a["term_wait_count"])].tolist() == list(work.addend_waits)[: 9 * wanted]
         if not t["rows"]:
             continue
         r, c = rows[int(t["out_row"])], columns[int(t["out_col"])]
         for record, (matrix, from_rows, from_columns) in zip(
-            table.terms[int(a["first"]) : int(a["first"]) + int(a["count"])], places, strict=False
+            table.addends[int(a["first"]) : int(a["first"]) + int(a["count"])], places, strict=False
         ):
             assert table.matrices[record["matrix"]] == matrix
             high, wide = int(t["rows"]), int(t["cols"])
@@ -76,7 +77,7 @@ def assert_terms(table: tiles.Table, work: tiles.Work, staged: bool) -> None:
             assert from_columns[c : c + wide].tolist() == list(range(record["col"], record["col"] + wide))
 
 
-def assert_whole(table: tiles.Table, work: tiles.Work, left_transposed: bool, right_transposed: bool) -> None:
+def assert_whole(table: Table, work: tiles.Work, left_transposed: bool, right_transposed: bool) -> None:
     """Every element of the work's output is made once, from its row of the left and its column of the right operand,
     over all of K."""
     # where each element of the output must come from

@@ -198,6 +198,6 @@ def test_simulate_gives_the_time_of_a_run(plan: Plan) -> None:
 
 
 def _dtype(name: str) -> Any:
-    from ficco_rt.driver.api import NUMPY_DTYPES
+    from ficco_rt.types import numpy_dtype
 
-    return NUMPY_DTYPES[name]  # type: ignore[index]
+    return numpy_dtype(name)

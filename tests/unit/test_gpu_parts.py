@@ -15,29 +15,36 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda.bindings import driver
-
-import ficco_dsl
-from ficco_rt import compiler
-from ficco_rt.driver import api, registry
-from ficco_rt.driver.cuda.call import call
-from ficco_rt.driver.cuda.vendor import Cuda
-from ficco_rt.driver.gpu import naive
 from ficco_rt.driver.gpu.cells import cells, part
 from ficco_rt.driver.gpu.flags import lowered, waited_by
 from ficco_rt.driver.gpu.matrices import product_of, works_of
 from ficco_rt.driver.gpu.packed import Packed
+from ficco_rt.plan.issue import issue_order
+
+import ficco_dsl
+from ficco_rt import compiler
+from ficco_rt.cells import cells, part
+from ficco_rt.driver import api, registry
+from ficco_rt.driver.cuda.call import call
+from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu.runs import handles
 from ficco_rt.driver.gpu.tensors import Tensor
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
-from ficco_rt.exec.issue import issue_order
 from ficco_rt.graph.ir import Gemm
-from ficco_rt.kernels import sm90
+from ficco_rt.kernels import families, tiles
+from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
+from ficco_rt.kernels.naive import tables as naive
+from ficco_rt.kernels.naive.family import BLOCKS
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.sm90 import tables as sm90
+from ficco_rt.kernels.works import Product
 from ficco_rt.machine.discover import DeviceFacts, machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
 from ficco_rt.region import Axis, Interval, Region, summary, way
+from tests.unit.cubin import resources as resources_of
 
 # ---------------------------------------------------------------- regions
 
@@ -116,13 +123,23 @@ def test_structs_have_the_sizes_of_the_source() -> None:
 CONSTANTS, SCRATCH = 1 << 20, 1 << 21  # addresses
 
 
-def packed(name: str, ranks: int) -> Iterator[tuple[Launch, list[Packed]]]:
+T4 = DeviceFacts("T4", "sm_75", 16, 65536, 65536, 0, 16, 32, 32, 16 * 10**9, 1590000, 5001000, 256)
+
+
+def packed(name: str, ranks: int) -> Iterator[tuple[Launch, KernelConfig, Tables]]:
     plan = compiler.compile_schedule(name, ranks)
     tensors = {(t.name, r): Tensor(4096, t.shapes[r], t.dtype, r, True) for t in plan.tensors for r in range(ranks)}
+
+    def resolve(region: Region) -> Tensor:
+        return tensors[region.tensor, region.rank]
+
     for stream in plan.streams:
         for command in stream.commands:
             if isinstance(command, Launch):
-                yield command, naive.pack(command, lambda r: tensors[r.tensor, r.rank], lambda flag: 8 * flag, (), 16)
+                request = LaunchRequest(command.kernel, tuple(_work(w, resolve, int) for w in command.works), 16)
+                (config,) = families.plain(request, Limits.of(T4))
+                placed = [_work(w, resolve, lambda flag: 8 * flag) for w in command.works]
+                yield command, config, families.tables(config, placed)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +148,16 @@ def packed(name: str, ranks: int) -> Iterator[tuple[Launch, list[Packed]]]:
      "gemm_rs/oneshot"],
 )  # fmt: skip
 def test_every_work_is_packed_once(name: str) -> None:
-    for command, launches in packed(name, 4):
-        assert len(launches) == 1
-        (launch,) = launches
-        (table,) = launch.arguments(CONSTANTS, SCRATCH)
+    for command, config, launch in packed(name, 4):
+        (table,) = launch.arguments(CONSTANTS, SCRATCH, lambda m: b"")
         works, terms, runs, flags, counters, count, tiles, ordered, *_ = naive.TABLE.unpack(table)
-        assert (counters, tiles) == (SCRATCH, launch.tiles)
+        assert (counters, tiles) == (SCRATCH, config.tiles)
         assert ordered == (any(w.waits for w in command.works) and any(w.signals for w in command.works))
         assert CONSTANTS == works <= terms <= runs <= flags <= CONSTANTS + len(launch.constants)
         raised = [8 * f for w in command.works for f in (*w.waits, *w.signals)]
         assert [f for (f,) in naive.FLAG.iter_unpack(launch.constants[flags - CONSTANTS :])] == raised
         if isinstance(command.works[0].body, Gemm):
-            assert launch.entry == "naive_gemm_bf16_bf16"
+            assert config.entry == "naive_gemm_bf16_bf16"
             assert count == len(command.works)
             before = 0
             for i, work in enumerate(command.works):
@@ -173,6 +188,9 @@ def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int],
         made = compile_text(text, "naive.cu", ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"], tmp_path)
         assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, made.log
         assert b"the_entry" in made.code
+        found, block = resources_of(made.code), BLOCKS[f"naive_{kind.lower()}"]
+        assert found["registers"] <= block.registers
+        assert found["shared"] in (block.static_smem, block.static_smem + 1024)  # with what the system keeps
 
 
 # ---------------------------------------------------------------- order of issue
@@ -371,9 +389,9 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
                         written = not inputs_are_known or kinds[r.tensor] != "input"
                         return Tensor(1 << 20, tensor.shapes[r.rank], tensor.dtype, r.rank, True, written)
 
-                    made = works_of(command, resolve, lambda flag: 8 * flag)
-                    assert made is not None
-                    found += [(len(w.waits), len(w.term_waits), len(w.terms)) for w in made if w.terms]
+                    made = [tiles.work_of(w) for w in (_work(w, resolve, lambda flag: 8 * flag) for w in command.works)
+                            if isinstance(w, Product)]  # fmt: skip
+                    found += [(len(w.waits), len(w.addend_waits), len(w.addends)) for w in made if w and w.addends]
         return found
 
     late, early = works(True), works(False)
@@ -382,8 +400,8 @@ def test_a_product_of_inputs_waits_for_its_terms_alone() -> None:
     assert all(waits == 0 and flags > 0 and terms == 3 for waits, flags, terms in late)
 
 
-@pytest.mark.parametrize(("right", "constant"), [("B", (True, True)), ("W", (True, False))])
-def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, constant: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize(("right", "read_only"), [("B", (True, True)), ("W", (True, False))])
+def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, read_only: tuple[bool, bool]) -> None:
     """A launch that begins early reads an operand at once if no command of the plan can write it."""
     text = WEIGHTS.replace("RIGHT", right)
     plan = compiler.plan_of(compiler.build(ficco_dsl.parse(text, "weights.ficco"), 1, {}), profile("h200-switch", 1))
@@ -395,15 +413,14 @@ def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, c
         return Tensor(1 << 20, tensor.shapes[0], tensor.dtype, 0, True, written)
 
     (launch,) = (c for s in plan.streams for c in s.commands if isinstance(c, Launch))
-    product = product_of(launch, resolve, lambda flag: 8 * flag)
-    assert product is not None
-    assert product.constant == constant
-    made = sm90.build(product.works, sm90.VARIANTS[0], "bf16", "bf16", False, False, sms=132, stages=2,
-                      constant=product.constant)  # fmt: skip
-    data = made.parameters(0, 0, [bytes(128)] * len(made.maps))
-    assert sm90.SIDES.unpack_from(data, sm90.SIDES_AT)[3] == 2 * constant[0] + constant[1]
+    request = LaunchRequest(launch.kernel, tuple(_work(w, resolve, int) for w in launch.works), 132, SMEM)
+    (config,) = families.configure(request, Limits.of(H200))
+    assert config.read_only == read_only
+    (data,) = families.tables(config, request.works).arguments(0, 0, lambda m: bytes(128))
+    assert sm90.SIDES.unpack_from(data, sm90.SIDES_AT)[3] == 2 * read_only[0] + read_only[1]
 
 
+SMEM = 200 << 10
 WEIGHTS = """
 schedule weights
 input   A[128, 128] : bf16

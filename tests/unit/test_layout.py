@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # What each place may import of the project besides itself. Leaves import nothing but each other where listed.
-LEAVES = {"ficco_rt.errors", "ficco_rt.env", "ficco_rt.trace", "ficco_rt.region", "ficco_rt.arguments"}
+LEAVES = {f"ficco_rt.{name}" for name in ("arguments", "cells", "env", "errors", "region", "trace", "types")}
 NODES = {"ficco_dsl.nodes", "ficco_dsl.diagnostics"}
 MACHINE = {"ficco_rt.machine"}
 GRAPH = {"ficco_rt.graph"}
@@ -27,6 +27,8 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.env": set(),
     "ficco_rt.trace": set(),
     "ficco_rt.region": set(),
+    "ficco_rt.types": set(),
+    "ficco_rt.cells": {"ficco_rt.region"},
     "ficco_rt.arguments": {"ficco_rt.errors"},
     "ficco_rt.files": {"ficco_rt.errors"},
     "ficco_rt.library": LEAVES,
@@ -51,6 +53,7 @@ FOREIGN: dict[str, set[str]] = {
     "ficco_rt.exec": {"numpy", "ml_dtypes"},
     "ficco_rt.plan": {"numpy"},
     "ficco_rt.graph": {"numpy"},
+    "ficco_rt.types": {"numpy"},
 }
 VENDOR = {"cuda", "hip"}  # imported in the places below only, and never at the top of a file
 BINDS = {"ficco_rt.driver", "ficco_rt.kernels.compiler"}

@@ -14,12 +14,14 @@ from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph.ir import Copy, Gemm
-from ficco_rt.kernels import sm90
-from ficco_rt.kernels.catalogue import GemmConfig, GemmRequest, Limits, choose_gemm
+from ficco_rt.kernels.catalogue import TILES
+from ficco_rt.kernels.families import choose
+from ficco_rt.kernels.family import Chosen, GemmRequest
+from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.machine.cost import gemm_time, link_time, store_time, transfer_time
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
-from ficco_rt.plan import choose
+from ficco_rt.plan import choose as choosing
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import Command, CopyAsync, Launch, Plan, Record, WaitEvent
 from ficco_rt.plan.lint import incast
@@ -414,7 +416,7 @@ def test_tiles_break_at_segments() -> None:
     (kernel,) = {
         c.kernel for s in made.streams for c in s.commands if isinstance(c, Launch) for w in c.works if w in fused
     }
-    rows, columns = sm90.variant(kernel).tile
+    rows, columns = TILES[kernel]
     assert {w.tiles for w in fused} == {(3 * -(-150 // rows), -(-200 // columns))}  # three pieces of 150 rows
 
 
@@ -560,11 +562,11 @@ def test_a_launch_waits_less_for_what_comes_while_earlier_products_are_made(monk
     """The estimate of the last arrival is from the launch's start: kernels are chosen by it."""
     requests = []
 
-    def noted(request: GemmRequest, limits: Limits) -> GemmConfig | str:
+    def noted(request: GemmRequest, limits: Limits) -> Chosen | str:
         requests.append(request)
-        return choose_gemm(request, limits)
+        return choose(request, limits)
 
-    monkeypatch.setattr(choose, "choose_gemm", noted)
+    monkeypatch.setattr(choosing, "choose", noted)
     machine = profile("h200-switch", 4)
     copies = 3 * transfer_time(machine, 0, 1, 4096 * 8192 * 2)
     products = 3 * gemm_time(machine, 4096, 8192, 1024, "bf16")
@@ -575,5 +577,5 @@ def test_a_launch_waits_less_for_what_comes_while_earlier_products_are_made(monk
         requests.clear()
         graph = build(ficco_dsl.parse(schedule, "x.ficco"), 4, {"M": 16384, "N": 8192, "K": 4096, "chunks": 1})
         lower(graph, machine)
-        found = {round(max((p.last for p in r.phases), default=0), 6) for r in requests}
+        found = {round(r.arrival, 6) for r in requests}
         assert sorted(found) == pytest.approx(arrivals)

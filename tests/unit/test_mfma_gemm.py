@@ -13,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ficco_rt.kernels import mfma
-from ficco_rt.kernels.tiles import Matrix, Operand, Term, Work
+from ficco_rt.kernels import by_address
+from ficco_rt.kernels.mfma import choice, cost
+from ficco_rt.kernels.mfma import variants as mfma
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.tiles import Addend, Matrix, Operand, Work
 from ficco_rt.region import Interval
 from tests.simt import amd
-from tests.unit.gemm_tables import addends, assert_terms
+from tests.unit.gemm_tables import addends, assert_addends
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C}  # EF_AMDGPU_MACH, LLVM's AMDGPU usage guide
@@ -61,7 +64,7 @@ def works(draw: st.DrawFn) -> Work:
     return Work(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
-        out_columns, signals=(4096,), terms=draw(addends(m, n, 8, ("bf16", "fp32"))),
+        out_columns, signals=(4096,), addends=draw(addends(m, n, 8, ("bf16", "fp32"))),
     )  # fmt: skip
 
 
@@ -70,8 +73,10 @@ def works(draw: st.DrawFn) -> Work:
 def test_tiles_make_every_element_once_from_the_right_operands(
     work: Work, variant: mfma.Variant, units: int, splits: int, band: int | None
 ) -> None:
-    table = mfma.build([work], variant, "bf16", "bf16", False, False, blocks=units, tail_splits=splits, band=band).table
-    assert_terms(table, work, staged=False)
+    signature = Signature("bf16", "bf16", False, False)
+    made_of = by_address.build([work], variant, signature, blocks=units, stages=2, tail_splits=splits, band=band)
+    table = made_of.table
+    assert_addends(table, work, staged=False)
     rows = dict(zip(flat(work.out_rows).tolist(), flat(work.left_rows).tolist(), strict=True))
     columns = dict(zip(flat(work.out_columns).tolist(), flat(work.right_columns).tolist(), strict=True))
     depth = list(zip(flat(work.left_columns).tolist(), flat(work.right_rows).tolist(), strict=True))
@@ -114,7 +119,8 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     good = Matrix(0, 256, 256, 256)
 
     def reason(left: Matrix = good, k: Spans = whole, n: Spans = whole, turned: bool = False) -> str | None:
-        return mfma.refusal([Work(left, good, good, whole, k, k, n, whole, n)], "bf16", "bf16", False, turned)
+        work, signature = Work(left, good, good, whole, k, k, n, whole, n), Signature("bf16", "bf16", False, turned)
+        return by_address.refusal([work], signature, mfma.LONGEST)
 
     assert reason() is None
     assert reason(k=(Interval(0, 250),), n=(Interval(8, 251),)) is None
@@ -123,23 +129,22 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     assert "more than 8388608" in str(reason(Matrix(0, 256, 256, 1 << 23)))
     assert "multiple of 8" in str(reason(n=(Interval(4, 12),)))
     assert "multiple of 8" in str(reason(k=(Interval(4, 36),)))
-    assert "operands are fp32" in str(mfma.refusal([], "fp32", "fp32", False, False))
 
 
 @pytest.mark.parametrize("arch", mfma.ARCHS)
 def test_the_choice_follows_the_sizes_and_the_budget(arch: str) -> None:
-    large = mfma.choose([256 * 19], [128 * 16], 8192, 304, arch)  # one wave of the largest tile
-    small = mfma.choose([16], [2560], 8192, 304, arch)
+    large = choice.choose([256 * 19], [128 * 16], 8192, 304, arch)  # one wave of the largest tile
+    small = choice.choose([16], [2560], 8192, 304, arch)
     assert large is not None
     assert small is not None
     assert large.variant.tile == (256, 128)
     assert small.variant.tile == (32, 64)
-    assert mfma.splits(small.variant, [16], [2560], 8192, 304, arch, 65536) > 1  # 40 tiles for 304 units
-    two = mfma.choose([8192], [8192], 8192, 304, arch, most=32768, residency=2)
+    assert cost.splits(small.variant, [16], [2560], 8192, 304, arch, 65536) > 1  # 40 tiles for 304 units
+    two = choice.choose([8192], [8192], 8192, 304, arch, most=32768, residency=2)
     assert two is not None
     assert two.variant.name == "mfma_gemm_128x128x32"
-    assert mfma.choose([8192], [8192], 8192, 304, arch, residency=3) is None
-    assert mfma.choose([8192], [8192], 8192, 304, arch, most=16384) is None
+    assert choice.choose([8192], [8192], 8192, 304, arch, residency=3) is None
+    assert choice.choose([8192], [8192], 8192, 304, arch, most=16384) is None
 
 
 # ---------------------------------------------------------------- the compiler
@@ -150,13 +155,13 @@ def test_the_choice_follows_the_sizes_and_the_budget(arch: str) -> None:
 def test_registers_without_spills_and_matrix_instructions(arch: str, variant: mfma.Variant, tmp_path: Path) -> None:
     kinds = cycle([("bf16", "bf16", False), ("fp16", "fp32", False), ("fp16", "fp16", True), ("bf16", "fp32", True)])
     for turned, (dtype, out, terms) in zip(LAYOUTS, kinds, strict=False):
-        options = mfma.options(variant, dtype, out, *turned, arch, terms)
-        compiled = amd.compile_device(tmp_path, mfma.SOURCE, options)
-        assert compiled.entry == mfma.entry(variant, dtype, out, *turned, terms)
+        signature = Signature(dtype, out, *turned, terms)
+        compiled = amd.compile_device(tmp_path, mfma.SOURCE, mfma.options(variant, signature, arch))
+        assert compiled.entry == signature.entry(variant.name)
         assert (compiled.spills, compiled.scratch) == (0, 0)
-        assert compiled.vector_registers <= 512 // variant.residency  # a lane's share of its SIMD's
+        assert compiled.vector_registers <= variant.registers  # a lane's share of its SIMD's
         assert compiled.lds == 0  # all is dynamic: two stages fill what there is
-        assert compiled.parameters >= mfma.PARAMETER_BYTES
+        assert compiled.parameters >= by_address.PARAMETER_BYTES
         assert compiled.wave == 64
         deep = {32: 8, 16: 16}[variant.shape]
         kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
@@ -245,7 +250,7 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
     added, terms, held = [], [], []
     for i, kind in enumerate(case.terms):
         if kind == "out":
-            terms.append(Term(Operand(c.matrix, whole_m, case.cut[1]), case.out))
+            terms.append(Addend(Operand(c.matrix, whole_m, case.cut[1]), case.out))
             continue
         # in two pieces of rows, the other way round; columns end with the memory
         memory = Memory(m + 9, n + 8, kind)
@@ -255,7 +260,7 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
         data = draw.integers(-4, 5, (m, n))
         memory.values[np.ix_(flat(spans), flat(beside))] = data
         added.append(data)
-        terms.append(Term(Operand(memory.matrix, spans, beside), kind))
+        terms.append(Addend(Operand(memory.matrix, spans, beside), kind))
         held.append(memory)
     r, d = case.cut[0], case.cut[2]
     work = Work(
@@ -263,21 +268,22 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
         whole_m, case.cut[1], case.accumulate, (places[0],), (places[1], places[2]), tuple(terms),
         (places[3],) if terms else (),
     )  # fmt: skip
-    assert mfma.refusal([work], case.dtype, case.out, *case.turned) is None
-    made = mfma.build(
-        [work], case.variant, case.dtype, case.out, *case.turned, blocks=case.units, tail_splits=case.splits
+    signature = Signature(case.dtype, case.out, *case.turned, bool(terms))
+    assert by_address.refusal([work], signature, mfma.LONGEST) is None
+    made = by_address.build(
+        [work], case.variant, signature, blocks=case.units, stages=mfma.STAGES, tail_splits=case.splits
     )
     table = made.table
     constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
     constants[:] = np.frombuffer(table.constants, np.uint8)
     kernel = amd.OnCpu(
-        tmp_path, mfma.SOURCE, mfma.options(case.variant, case.dtype, case.out, *case.turned, "gfx942", bool(terms)),
-        mfma.entry(case.variant, case.dtype, case.out, *case.turned, bool(terms)), "Parameters", "Words",
+        tmp_path, mfma.SOURCE, mfma.options(case.variant, signature, "gfx942"), signature.entry(case.variant.name),
+        "Parameters", "Words",
     )  # fmt: skip
     parameters = made.parameters(constants.ctypes.data, scratch.ctypes.data)
     for again in range(2):
         flags[1:3] = 0
-        kernel(parameters, min(case.units, len(table.tiles)), mfma.THREADS, seed + again)
+        kernel(parameters, min(case.units, len(table.tiles)), 64 * mfma.WAVES, seed + again)
         wanted = (logical[0] @ logical[1] + before + sum(added)).astype(DTYPES[case.out])
         got = c.values[:, columns]
         off = np.argwhere(got != wanted)
@@ -330,7 +336,7 @@ def whole(*sizes: int) -> tuple[Spans, Spans, Spans]:
 
 
 def test_k_shorter_than_a_step_and_one_row(tmp_path: Path) -> None:
-    v = mfma.variant("mfma_gemm_32x64x64")
+    v = next(v for v in mfma.VARIANTS if v.name == "mfma_gemm_32x64x64")
     case = Case(v, "bf16", "fp32", (False, True), 2, 1, False, (1, 3, 5), whole(1, 3, 5))
     run(case, tmp_path, 1)
     run(replace(case, turned=(True, False), sizes=(1, 8, 129), cut=whole(1, 8, 129), splits=3), tmp_path, 2)

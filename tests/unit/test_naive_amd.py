@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -12,18 +13,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ficco_dsl.diagnostics import Span
-from ficco_rt.driver.gpu import naive
-from ficco_rt.driver.gpu.packed import Packed
-from ficco_rt.driver.gpu.tensors import Tensor
-from ficco_rt.graph.ir import Copy, Dtype, Gemm, Reduce
-from ficco_rt.plan.ir import Launch, LaunchAttributes, Work
+from ficco_rt.kernels import families
+from ficco_rt.kernels.family import KernelConfig, LaunchRequest, Tables
+from ficco_rt.kernels.naive import tables as naive
+from ficco_rt.kernels.naive.family import BLOCKS, COPY, GEMM, REDUCE
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
+from ficco_rt.machine.profiles import MI300X
 from ficco_rt.region import Axis, Interval, Region
+from ficco_rt.types import Dtype
 from tests.simt import amd
 
-SOURCE = Path(naive.__file__).parents[2] / "kernels" / "src" / naive.SOURCE
+SOURCE = Path(naive.__file__).parents[1] / "src" / "naive.cu"
 NUMPY = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
-HERE = Span("test.ficco", 1, 1, 1, 1)
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
 
 
@@ -41,9 +43,23 @@ class Tensors:
         }
         self.dtypes = {name: dtype for name, (dtype, _) in shapes.items()}
 
-    def __call__(self, region: Region) -> Tensor:
+    def view(self, region: Region) -> View:
         array = self.arrays[region.tensor]
-        return Tensor(array.ctypes.data, array.shape, self.dtypes[region.tensor], 0, False)
+        return View(region, array.ctypes.data, array.shape, self.dtypes[region.tensor])
+
+    def product(
+        self, out: Region, left: Region, right: Region, left_t: bool, right_t: bool, accumulate: bool,
+        waits: tuple[int, ...], signals: tuple[int, ...], addends: tuple[Region, ...] = (),
+    ) -> Product:  # fmt: skip
+        views = tuple(map(self.view, addends))
+        sides = self.view(out), self.view(left), self.view(right)
+        return Product(*sides, left_t, right_t, accumulate, views, waits=waits, signals=signals)
+
+    def sum(self, out: Region, terms: tuple[Region, ...], signals: tuple[int, ...]) -> Sum:
+        return Sum(self.view(out), tuple(map(self.view, terms)), (), signals)
+
+    def copy(self, dst: Region, src: Region, waits: tuple[int, ...], signals: tuple[int, ...]) -> Copy:
+        return Copy(self.view(dst), self.view(src), waits, signals)
 
     def of(self, region: Region) -> np.ndarray:
         """A copy of the region's logical matrix, in fp64."""
@@ -60,22 +76,34 @@ class Tensors:
         return np.ix_(*([i for s in axis.segments for i in range(s.start, s.stop)] for axis in region.axes))
 
 
-def launch(works: list[Work], tensors: Tensors, flags: np.ndarray, streamed: bool) -> Packed:
-    attributes = LaunchAttributes(0, None, None, None)
-    kernel = {Gemm: "naive_gemm", Reduce: "naive_reduce"}.get(type(works[0].body), "naive_copy")
-    command = Launch(kernel, tuple(works), streamed, attributes, "mm")
-    (packed,) = naive.pack(command, tensors, lambda flag: int(flags.ctypes.data) + 4 * flag, ("-std=c++17",), 4)
-    return packed
+@dataclass(frozen=True)
+class Made:
+    """A launch in this process's memory."""
+
+    config: KernelConfig
+    tables: Tables
 
 
-def run(packed: Packed, grid: int, seed: int, folder: Path) -> None:
+def launch(works: list[Work], flags: np.ndarray, streamed: bool) -> Made:
+    kernel = {Product: GEMM, Sum: REDUCE, Copy: COPY}[type(works[0])]
+    (config,) = families.configure(LaunchRequest(kernel, tuple(works), 4, streamed=streamed), Limits.of(MI300X))
+
+    def places(numbers: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(int(flags.ctypes.data) + 4 * n for n in numbers)
+
+    placed = [replace(w, waits=places(w.waits), signals=places(w.signals)) for w in works]
+    return Made(config, families.tables(config, placed))
+
+
+def run(made: Made, grid: int, seed: int, folder: Path) -> None:
+    packed, config = made.tables, made.config
     memory = np.zeros(len(packed.constants) + packed.scratch + 512, np.uint8)
     start = -memory.ctypes.data % 256
     behind = start + -(-len(packed.constants) // 256) * 256
     memory[start : start + len(packed.constants)] = np.frombuffer(packed.constants, np.uint8)
-    (table,) = packed.arguments(memory.ctypes.data + start, memory.ctypes.data + behind)
-    kernel = amd.OnCpu(folder, SOURCE, packed.options, packed.entry, "Table", "unsigned char")
-    kernel(table, grid, packed.threads, seed)
+    (table,) = packed.arguments(memory.ctypes.data + start, memory.ctypes.data + behind, lambda m: b"")
+    kernel = amd.OnCpu(folder, SOURCE, config.options, config.entry, "Table", "unsigned char")
+    kernel(table, grid, config.threads, seed)
     assert not memory[behind : behind + packed.scratch].any()  # as it was found
 
 
@@ -88,8 +116,9 @@ def test_compiled_for_amd_without_spills(arch: str, tmp_path: Path) -> None:
             tmp_path, SOURCE, (*options, f"-D{kind}=naive_{kind}", f"-DIN={left}", f"-DOUT={out}")
         )
         assert (compiled.spills, compiled.scratch, compiled.wave) == (0, 0, 64)
-        assert compiled.vector_registers <= 256  # two blocks of 256 threads a compute unit
-        assert compiled.lds <= 2064
+        block = BLOCKS[f"naive_{kind.lower()}"]
+        assert compiled.vector_registers <= block.vector_registers
+        assert compiled.lds <= block.static_smem
         assert compiled.parameters >= naive.TABLE.size
     amd.code_object(tmp_path, arch, compiled)
 
@@ -116,15 +145,15 @@ def test_products(dtype: Dtype, streamed: bool, tmp_path: Path) -> None:
     other = region("B", ((2, 47),), ((0, 70),))
     wide = region("D", ((0, 61),), ((5, 75),))
     works: list[Work] = [
-        Work(Gemm(out, left, right, False, True, True), (0,), (1, 2), 0, HERE, (2, 2)),
-        Work(Gemm(wide, turned, other, True, False, False), (), (3,), 1, HERE, (1, 1)),
+        tensors.product(out, left, right, False, True, True, (0,), (1, 2)),
+        tensors.product(wide, turned, other, True, False, False, (), (3,)),
     ]
     wanted = {
         "C": tensors.put(out, tensors.of(left) @ tensors.of(right).T + tensors.of(out)),
         "D": tensors.put(wide, tensors.of(turned).T @ tensors.of(other)),
     }
     flags = np.array([1, 0, 0, 0], np.uint32)
-    run(launch(works, tensors, flags, streamed), 2, 11, tmp_path)
+    run(launch(works, flags, streamed), 2, 11, tmp_path)
     for name, values in wanted.items():
         assert np.array_equal(tensors.arrays[name], values)
     assert flags.tolist() == [1, 1, 1, 1]
@@ -142,16 +171,14 @@ def test_products_with_terms(dtype: Dtype, tmp_path: Path) -> None:
     corner = region("E", ((0, 3),), ((1, 4),))
     small = region("A", ((7, 10),), ((0, 40),)), region("B", ((0, 40),), ((9, 12),))
     works: list[Work] = [
-        Work(Gemm(whole, left, right, False, False, False, terms), (), (0,), 0, HERE, (2, 2)),
-        Work(
-            Gemm(corner, *small, False, False, False, (region("C", ((0, 3),), ((2, 5),)),)), (), (1,), 1, HERE, (1, 1)
-        ),
+        tensors.product(whole, left, right, False, False, False, (), (0,), terms),
+        tensors.product(corner, *small, False, False, False, (), (1,), (region("C", ((0, 3),), ((2, 5),)),)),
     ]
     product = tensors.of(left) @ tensors.of(right) + sum(map(tensors.of, terms))
-    other = tensors.of(small[0]) @ tensors.of(small[1]) + tensors.of(works[1].reads[2])
+    other = tensors.of(small[0]) @ tensors.of(small[1]) + tensors.of(region("C", ((0, 3),), ((2, 5),)))
     wanted = {"C": tensors.put(whole, product.astype(NUMPY[dtype])), "E": tensors.put(corner, other)}
     flags = np.zeros(2, np.uint32)
-    run(launch(works, tensors, flags, False), 2, 4, tmp_path)
+    run(launch(works, flags, False), 2, 4, tmp_path)
     for name, values in wanted.items():
         assert np.array_equal(tensors.arrays[name], values)
     assert flags.tolist() == [1, 1]
@@ -166,12 +193,7 @@ def test_sums_of_terms_of_another_type(dtype: Dtype, other: Dtype, tmp_path: Pat
     whole = {n: region(n, ((0, 32),), ((0, 96),)) for n in "ABC"}
     terms = (whole["A"], whole["B"], whole["C"])
     wanted = sum(map(tensors.of, terms))
-    run(
-        launch([Work(Reduce(whole["C"], terms), (), (), 0, HERE)], tensors, np.zeros(1, np.uint32), False),
-        3,
-        5,
-        tmp_path,
-    )
+    run(launch([tensors.sum(whole["C"], terms, ())], np.zeros(1, np.uint32), False), 3, 5, tmp_path)
     assert np.array_equal(tensors.arrays["C"], wanted)
 
 
@@ -184,19 +206,17 @@ def test_sums(dtype: Dtype, tmp_path: Path) -> None:
     terms = [(region("A", ((8, 48),), ((0, 96),)), region("B", ((30, 70),), ((0, 96),))),
              (region("A", ((0, 19),), ((1, 48),)), region("B", ((2, 21),), ((7, 54),)))]  # fmt: skip
     outs = (even, uneven)
-    works: list[Work] = [
-        Work(Reduce(o, t), (), (i,), i, HERE) for i, (o, t) in enumerate(zip(outs, terms, strict=True))
-    ]
+    works: list[Work] = [tensors.sum(o, t, (i,)) for i, (o, t) in enumerate(zip(outs, terms, strict=True))]
     wanted = tensors.arrays["C"].astype(float)
     for o, t in zip(outs, terms, strict=True):
         wanted[Tensors._index(o)] = sum(tensors.of(x) for x in t)
     flags = np.zeros(2, np.uint32)
-    run(launch(works, tensors, flags, False), 3, 5, tmp_path)
+    run(launch(works, flags, False), 3, 5, tmp_path)
     assert np.array_equal(tensors.arrays["C"], wanted.astype(NUMPY[dtype]))
     assert flags.tolist() == [1, 1]
 
 
-def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[Packed, np.ndarray]:
+def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[Made, np.ndarray]:
     """Copies in accesses of 16, 8, 4 and 2 bytes, of whole rows, of parts of them, of pieces in any order; and what B
     is then."""
     moves = [
@@ -206,11 +226,11 @@ def copies(tensors: Tensors, flags: np.ndarray, streamed: bool = True) -> tuple[
         (region("B", ((40, 50),), ((2, 12),)), region("A", ((1, 11),), ((4, 14),))),
         (region("B", ((60, 64), (50, 57)), ((0, 40), (50, 71))), region("A", ((30, 41),), ((3, 64),))),
     ]
-    works: list[Work] = [Work(Copy(b, a), (), (i,), i, HERE) for i, (b, a) in enumerate(moves)]
+    works: list[Work] = [tensors.copy(b, a, (), (i,)) for i, (b, a) in enumerate(moves)]
     wanted = tensors.arrays["B"].copy()
     for b, a in moves:
         wanted[Tensors._index(b)] = tensors.arrays["A"][Tensors._index(a)]
-    return launch(works, tensors, flags, streamed), wanted
+    return launch(works, flags, streamed), wanted
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -231,12 +251,12 @@ def test_copies_of_several_tiles_wait_and_signal_in_order(seed: int, tmp_path: P
     tensors = Tensors(5, A=("bf16", (40, 4096)), B=("bf16", (40, 4096)), C=("bf16", (40, 4096)))
     whole = [region(t, ((0, 40),), ((0, 4096),)) for t in "ABC"]
     works: list[Work] = [
-        Work(Copy(whole[1], whole[0]), (), (0,), 0, HERE),
-        Work(Copy(whole[2], whole[1]), (0,), (1,), 1, HERE),
+        tensors.copy(whole[1], whole[0], (), (0,)),
+        tensors.copy(whole[2], whole[1], (0,), (1,)),
     ]
     flags = np.zeros(2, np.uint32)
-    packed = launch(works, tensors, flags, True)
-    assert packed.tiles > 4
+    packed = launch(works, flags, True)
+    assert packed.config.tiles > 4
     run(packed, 1, seed, tmp_path)
     assert np.array_equal(tensors.arrays["C"], tensors.arrays["A"])
     assert flags.tolist() == [1, 1]

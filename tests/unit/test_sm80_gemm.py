@@ -12,12 +12,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ficco_rt.kernels import catalogue, compiler, sm80, sm90, tiles
+from ficco_rt.kernels import by_address, catalogue, compiler, tiles
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm80 import choice
+from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.region import Interval
 from tests.unit.cubin import resources
-from tests.unit.gemm_tables import addends, assert_terms, assert_whole, matrix, pieces
+from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
+
+
+def refusal(work: tiles.Work, dtype: str = "bf16", left_t: bool = False, right_t: bool = False) -> str | None:
+    return by_address.refusal([work], Signature(dtype, dtype, left_t, right_t), sm80.LONGEST)
 
 
 @st.composite
@@ -40,8 +48,8 @@ def works(draw: st.DrawFn) -> tuple[tiles.Work, bool, bool]:
     matrices = (matrix(1 << 20, *left), matrix(2 << 20, *right), matrix(3 << 20, out_m, out_n))
     terms = draw(addends(m, n, 8, ("bf16", "fp32")))
     waits = (64, 128) if terms else ()
-    work = tiles.Work(*matrices, *left, *right, out_m, out_n, signals=(4096,), terms=terms, term_waits=waits)
-    assume(sm80.refusal([work], "bf16", "bf16", left_t, right_t) is None)  # terms may cut rows that lie together
+    work = tiles.Work(*matrices, *left, *right, out_m, out_n, signals=(4096,), addends=terms, addend_waits=waits)
+    assume(refusal(work, left_t=left_t, right_t=right_t) is None)  # terms may cut rows that lie together
     return work, left_t, right_t
 
 
@@ -51,12 +59,10 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     made: tuple[tiles.Work, bool, bool], variant: sm80.Variant, blocks: int, splits: int, band: int | None
 ) -> None:
     work, *turned = made
-    launch = sm80.build(
-        [work], variant, "bf16", "bf16", *turned, blocks=blocks, stages=2, tail_splits=splits, band=band
-    )
+    signature = Signature("bf16", "bf16", *turned)
+    launch = by_address.build([work], variant, signature, blocks=blocks, stages=2, tail_splits=splits, band=band)
     assert_whole(launch.table, work, turned[0], turned[1])
-    assert_terms(launch.table, work, staged=False)
-    assert launch.grid <= blocks
+    assert_addends(launch.table, work, staged=False)
     assert launch.table.signals[0]["target"] == (launch.table.tiles["split"] == 0).sum() * variant.warps
 
 
@@ -65,15 +71,15 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     a, b, c, d = (tiles.Matrix(address, 256, 256, 264) for address in (0x1000, 0x2000, 0x3000, 0x4000))
     e = tiles.Matrix(0x5000, 512, 256, 264)
     terms = [
-        tiles.Term(tiles.Operand(m, (Interval(r, r + 256),), spans), "fp32") for m, r in ((c, 0), (e, 0), (e, 256))
+        tiles.Addend(tiles.Operand(m, (Interval(r, r + 256),), spans), "fp32") for m, r in ((c, 0), (e, 0), (e, 256))
     ]
     works = [
-        tiles.Work(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,), terms=tuple(terms))
+        tiles.Work(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,), addends=tuple(terms))
         for out in (c, d)
     ]
-    launch = sm80.build(works, sm80.VARIANTS[2], "bf16", "fp32", False, True, blocks=264, stages=3)
+    launch = by_address.build(works, sm80.VARIANTS[2], Signature("bf16", "fp32", False, True), blocks=264, stages=3)
     data = launch.parameters(0x10000, 0x20000, epoch=0x30000, abort=0x40000)
-    assert len(data) == sm80.PARAMETER_BYTES
+    assert len(data) == by_address.PARAMETER_BYTES
     fields = struct.unpack("<10Q2i3Q", data)
     assert fields[0] == 0x10000
     assert fields[4] == 0x20000
@@ -83,7 +89,7 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     assert launch.table.tiles["operands"].tolist() == [0] * 4 + [1] * 4
     matrices = np.frombuffer(launch.table.constants, np.uint64, 8, fields[14] - 0x10000).reshape(2, 4)
     assert matrices.tolist() == [[0x3000, 1056, 4, 0], [0x5000, 1056, 4, 0]]
-    assert launch.table.terms.tolist()[3:6] == [(0, 128, 0, 0), (1, 128, 0, 0), (1, 384, 0, 0)]
+    assert launch.table.addends.tolist()[3:6] == [(0, 128, 0, 0), (1, 128, 0, 0), (1, 384, 0, 0)]
     records = np.frombuffer(launch.table.constants, np.uint64, 16, fields[9] - 0x10000).reshape(2, 8)
     assert records.tolist() == [[0x1000, 0x2000, out, 528, 528, 1056, 0, 0] for out in (0x3000, 0x4000)]
 
@@ -92,13 +98,12 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     whole = (Interval(0, 256),)
     good = tiles.Matrix(0, 256, 256, 256)
 
-    def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole, dtype: str = "bf16") -> str | None:
-        return sm80.refusal([tiles.Work(left, good, good, whole, k, k, n, whole, n)], dtype, dtype, False, False)
+    def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
+        return refusal(tiles.Work(left, good, good, whole, k, k, n, whole, n))
 
     assert reason() is None
     assert reason(k=(Interval(0, 13), Interval(16, 17))) is None
     assert reason(n=(Interval(8, 9),)) is None
-    assert "operands are fp32" in str(reason(dtype="fp32"))
     assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(2, 256, 256, 256)))
     assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(0, 256, 255, 255)))
     assert "left operand's columns starts at 4" in str(reason(k=(Interval(4, 36),)))
@@ -107,12 +112,14 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 
     def of_term(dtype: str, address: int, rows: Spans, column: int = 0, left_t: bool = False) -> str | None:
         place = tiles.Operand(tiles.Matrix(address, 512, 512, 512), rows, (Interval(column, column + 256),))
-        work = tiles.Work(good, good, good, whole, whole, whole, whole, whole, whole, terms=(tiles.Term(place, dtype),))
-        return sm80.refusal([work], "bf16", "bf16", left_t, False)
+        work = tiles.Work(
+            good, good, good, whole, whole, whole, whole, whole, whole, addends=(tiles.Addend(place, dtype),)
+        )
+        return refusal(work, left_t=left_t)
 
     cut = (Interval(100, 103), Interval(0, 253))
     assert of_term("fp32", 16, cut) is None
-    assert of_term("fp16", 16, cut) == "operands are bf16, a term is fp16"
+    assert of_term("fp16", 16, cut) == "operands are bf16, an addend is fp16"
     assert "added operand's address" in str(of_term("bf16", 8, cut))
     assert "added operand's columns starts at 4" in str(of_term("bf16", 16, whole, 4))
     assert "left operand's columns starts at 3" in str(of_term("bf16", 16, cut, left_t=True))
@@ -120,66 +127,11 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 
 # ---------------------------------------------------------------- the choice
 
-A100 = catalogue.Limits(
-    sms=108, smem_per_sm=164 << 10, smem_per_block=163 << 10, smem_reserved=1024, max_residency=32, max_threads=2048
-)
-L40 = catalogue.Limits(
-    sms=142, smem_per_sm=100 << 10, smem_per_block=99 << 10, smem_reserved=1024, max_residency=24, max_threads=1536
-)
-H100 = catalogue.Limits(
-    sms=132, smem_per_sm=228 << 10, smem_per_block=227 << 10, smem_reserved=1024, max_residency=32, max_threads=2048
-)
-MI300X = catalogue.Limits(
-    sms=304, smem_per_sm=64 << 10, smem_per_block=64 << 10, smem_reserved=0, max_residency=16, max_threads=2048
-)
-
-
-def chosen(
-    arch: str, limits: catalogue.Limits, m: int, n: int, k: int, residency: int | None = None,
-    smem: int | None = None, not_sm90: str | None = None, not_sm80: str | None = None,
-) -> catalogue.GemmConfig:  # fmt: skip
-    request = catalogue.GemmRequest(
-        arch=arch, dtype="bf16", smem=smem, residency=residency, sms=None, rows=(m,), columns=(n,), phases=(), depth=k,
-            right_transposed=False, terms=0, paced=None,
-        not_sm90=not_sm90, not_sm80=not_sm80,
-    )  # fmt: skip
-    config = catalogue.choose_gemm(request, limits)
-    assert isinstance(config, catalogue.GemmConfig), config
-    return config
-
-
-@pytest.mark.parametrize(
-    ("arch", "limits", "kernel"),
-    [
-        ("sm_80", A100, "sm80"), ("sm_86", L40, "sm80"), ("sm_89", L40, "sm80"), ("sm_90", H100, "sm80"),
-        ("sm_90a", H100, "sm90"), ("sm_100a", H100, "sm80"), ("sm_75", L40, "naive"), ("gfx942", MI300X, "mfma"),
-        ("gfx90a", MI300X, "mfma"), ("gfx908", MI300X, "naive"),
-    ],
-)  # fmt: skip
-def test_each_architecture_gets_its_kernel(arch: str, limits: catalogue.Limits, kernel: str) -> None:
-    for m in (16, 128, 4096):
-        config = chosen(arch, limits, m, 4096, 4096)
-        assert config.kernel.startswith(kernel)
-        assert config.smem <= limits.smem_per_block
-        assert config.stages >= 2 or kernel == "naive"
-
-
-def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
-    assert chosen("sm_90a", H100, 4096, 4096, 4096, not_sm90="turned").kernel.startswith("sm80_gemm")
-    assert chosen("sm_90a", H100, 4096, 4096, 4096, not_sm90="odd", not_sm80="odd").kernel == "naive_gemm"
-    for residency in (2, 3, 4):
-        config = chosen("sm_90a", H100, 4096, 4096, 4096, residency)
-        variant = sm80.variant(config.kernel)
-        assert variant.residency >= residency
-        assert variant.registers * variant.threads * residency <= 65536
-        assert H100.smem_per_sm // (config.smem + H100.smem_reserved) == residency
-    assert chosen("sm_80", A100, 4096, 4096, 4096, smem=40 << 10).smem == 40 << 10
-
 
 def test_few_rows_get_small_tiles_and_split_depth() -> None:
-    budgets = {r: A100.smem_per_sm // r - 1024 for r in (1, 2, 3, 4)}
-    few = sm80.choose([16], [2560], 8192, A100.sms, budgets)
-    many = sm80.choose([8192], [8192], 8192, A100.sms, budgets)
+    budgets = {r: (164 << 10) // r - 1024 for r in (1, 2, 3, 4)}
+    few = choice.choose([16], [2560], 8192, 108, budgets)
+    many = choice.choose([8192], [8192], 8192, 108, budgets)
     assert few is not None
     assert many is not None
     assert few.variant.tile[0] == 64
@@ -205,9 +157,9 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, c
     cases = [("sm_80", TYPES[i % 2], lt, rt, i > 1) for i, (lt, rt) in enumerate(turns)]
     cases += [("sm_90a", TYPES[(i + 1) % 2], lt, rt, i % 2 > 0) for i, (lt, rt) in enumerate(turns)]
 
-    def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> compiler.Cubin:
-        arch, types, *turned, terms = case
-        return compiler.compile_file(sm80.SOURCE, sm80.options(variant, *types, *turned, arch, terms), cache)
+    def compiled(case: tuple[str, tuple[str, str], bool, bool, bool]) -> compiler.Code:
+        arch, types, *rest = case
+        return compiler.compile_file(sm80.SOURCE, sm80.options(variant, Signature(*types, *rest), arch), cache)
 
     with ThreadPoolExecutor(2) as pool:
         cubins = list(pool.map(compiled, cases))
@@ -217,7 +169,7 @@ def test_registers_without_spills_as_the_catalogue_says(variant: sm80.Variant, c
         assert found["stack"] <= KEPT.get((arch, variant.name, *turned), 0)
         assert found["shared"] <= 1024  # which the system keeps of every block
         assert cubin.log == ""
-        assert sm80.entry(variant, *types, *turned, terms).encode() in cubin.code
+        assert Signature(*types, *turned, terms).entry(variant.name).encode() in cubin.code
 
 
 def test_both_kernels_have_their_tiles_in_the_catalogue() -> None:

@@ -16,12 +16,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.errors import InternalError
-from ficco_rt.kernels import compiler, sm90, tiles
+from ficco_rt.kernels import compiler, tiles
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm90 import choice, cost, tables, variants
+from ficco_rt.kernels.tile_table import TILE, SplitK
 from ficco_rt.region import Interval
 from tests.unit.cubin import resources
-from tests.unit.gemm_tables import addends, assert_terms, assert_whole, matrix, pieces
+from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces
 
 Spans = tuple[Interval, ...]
+PLAIN = Signature("bf16", "bf16", False, False)
+TURNED = Signature("bf16", "bf16", False, True)
+
+
+def named(name: str) -> variants.Variant:
+    return next(v for v in variants.VARIANTS if v.name == name)
 
 
 @st.composite
@@ -38,34 +47,34 @@ def works(draw: st.DrawFn) -> tiles.Work:
     return tiles.Work(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
-        out_columns, signals=(4096,), terms=(added := draw(addends(m, n, 8, ("bf16",)))),
-        term_waits=(64, 128) if added else (),
+        out_columns, signals=(4096,), addends=(added := draw(addends(m, n, 8, ("bf16",)))),
+        addend_waits=(64, 128) if added else (),
     )  # fmt: skip
 
 
 @settings(deadline=None)
 @given(
     works(),
-    st.sampled_from(sm90.VARIANTS),
+    st.sampled_from(variants.VARIANTS),
     st.integers(1, 140),
     st.integers(1, 6),
     st.sampled_from([None, 1, 3]),
     st.booleans(),
 )
 def test_tiles_make_every_element_once_from_the_right_operands(
-    work: tiles.Work, variant: sm90.Variant, sms: int, splits: int, band: int | None, whole: bool
+    work: tiles.Work, variant: variants.Variant, sms: int, splits: int, band: int | None, whole: bool
 ) -> None:
-    launch = sm90.build(
-        [work], variant, "bf16", "bf16", False, False, sms=sms, stages=2, band=band,
-        cuts=tiles.Cuts(works=(splits,)) if whole else tiles.Cuts(tail=splits),
+    launch = tables.build(
+        [work], variant, PLAIN, clusters=variant.clusters(sms), stages=2, band=band,
+        split_k=SplitK(works=(splits,)) if whole else SplitK(tail=splits),
     )  # fmt: skip
     table = launch.table
     assert_whole(table, work, False, False)
-    assert_terms(table, work, staged=True)
-    if work.terms:
+    assert_addends(table, work, staged=True)
+    if work.addends:
         # behind a step of K each, the first behind the tile's first at the earliest; the same in both of a cluster
         at, gap, count = (table.added[name].astype(int) for name in ("at", "gap", "count"))
-        last = at + gap * np.maximum(0, count * variant.term_steps - 1)
+        last = at + gap * np.maximum(0, count * variant.addend_steps - 1)
         assert ((at >= 1) & (last <= table.tiles["k_blocks"])).all()
         assert ((gap > 0) | (at == table.tiles["k_blocks"])).all()
         assert not (variant.pingpong and gap.any())  # nothing is multiplied meanwhile but the next tile
@@ -73,7 +82,6 @@ def test_tiles_make_every_element_once_from_the_right_operands(
             assert (values.reshape(-1, variant.cluster) == values.reshape(-1, variant.cluster)[:, :1]).all()
     # neighbours of a cluster read the same columns and the same depth, and no cluster is half there
     assert len(table.tiles) % variant.cluster == 0
-    assert launch.grid % variant.cluster == 0
     for name in ("right_col", "k_first", "k_blocks", "wait_first"):
         grouped = table.tiles[name].reshape(-1, variant.cluster)
         assert (grouped == grouped[:, :1]).all()
@@ -105,8 +113,8 @@ def test_pieces_of_k_that_wait_are_walked_in_their_order() -> None:
     pieces = tuple(Interval(2048 * i, 2048 * (i + 1)) for i in range(4))
     along_k = replace(last, left_columns=pieces, right_rows=pieces,
                       depth_waits=tuple((2048 * i, (4096 + 64 * i,)) for i in range(1, 4)))  # fmt: skip
-    v = sm90.variant("sm90_gemm_128x160_c2")
-    table = sm90.build([*firsts, along_k], v, "bf16", "bf16", False, False, sms=32, stages=4).table
+    v = named("sm90_gemm_128x160_c2")
+    table = tables.build([*firsts, along_k], v, PLAIN, clusters=v.clusters(32), stages=4).table
     odd = np.arange(len(table.tiles)) // 32 % 2 == 1
     of_last = table.tiles["out_row"] >= 1024
     for piece in range(4):
@@ -119,32 +127,32 @@ def test_pieces_of_k_that_wait_are_walked_in_their_order() -> None:
 
 
 def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
-    v = sm90.variant("sm90_gemm_128x160_c2")  # 64 tiles of 512 rows: half of the multiprocessors
+    v = named("sm90_gemm_128x160_c2")  # 64 tiles of 512 rows: half of the multiprocessors
     works = in_pieces(512, 512, 512, 512)
-    assert sm90.cuts_of(v, works, [2560], 8192, 132) == tiles.Cuts(works=(2, 2, 2, 2))
-    assert sm90.cuts_of(v, in_pieces(512, 512, signals=True), [2560], 8192, 132) == tiles.Cuts()
-    assert sm90.cuts_of(v, in_pieces(512), [2560], 8192, 132) == tiles.Cuts(tail=2)
-    assert sm90.cuts_of(v, in_pieces(2048, 2048), [2560], 8192, 132).works == ()  # each fills the device
+    assert choice.split_k_of(v, works, [2560], 8192, 132) == SplitK(works=(2, 2, 2, 2))
+    assert choice.split_k_of(v, in_pieces(512, 512, signals=True), [2560], 8192, 132) == SplitK()
+    assert choice.split_k_of(v, in_pieces(512), [2560], 8192, 132) == SplitK(tail=2)
+    assert choice.split_k_of(v, in_pieces(2048, 2048), [2560], 8192, 132).works == ()  # each fills the device
     # many small pieces: what they leave in memory has a limit, and the first ones are not cut before the last
-    parts = sm90.cuts_of(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
+    parts = choice.split_k_of(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
     assert list(parts) == sorted(parts)
     # their ends are hidden where consumers take turns; the last ones stay whole if they come early, or along K
-    late = sm90.phases(works, 8192, 92.0)
-    by_turns = sm90.choose([512] * 4, [2560], 8192, 132, False, late=late).variant
+    late = choice.phases(works, 8192, 92.0)
+    by_turns = choice.choose([512] * 4, [2560], 8192, 132, False, late=late).variant
     assert by_turns.pingpong
     assert by_turns.tile == v.tile
-    assert not sm90.choose([512] * 4, [2560], 8192, 132, False, late=late, terms=1).variant.pingpong
+    assert not choice.choose([512] * 4, [2560], 8192, 132, False, late=late, addends=1).variant.pingpong
     *firsts, last = works
     along_k = replace(last, depth_waits=tuple((2048 * i, (4096 + 64 * i,)) for i in range(1, 4)))
-    assert sm90.cuts_of(v, [*firsts, along_k], [2560], 8192, 132) == tiles.Cuts(works=(2, 2, 1, 1))
+    assert choice.split_k_of(v, [*firsts, along_k], [2560], 8192, 132) == SplitK(works=(2, 2, 1, 1))
 
 
 def added_late(works: Sequence[tiles.Work], signals: int = 0) -> list[tiles.Work]:
     """The same with a term each, whose flags are waited for in place of the operands'; the first `signals` signal."""
     term = tiles.Matrix(9 << 20, works[0].out.rows, works[0].out.columns, works[0].out.pitch)
     return [
-        replace(w, waits=(), term_waits=w.waits, signals=(4096 + 64 * i,) if i < signals else (),
-                terms=(tiles.Term(tiles.Operand(term, w.out_rows, w.out_columns), "bf16"),))
+        replace(w, waits=(), addend_waits=w.waits, signals=(4096 + 64 * i,) if i < signals else (),
+                addends=(tiles.Addend(tiles.Operand(term, w.out_rows, w.out_columns), "bf16"),))
         for i, w in enumerate(works)
     ]  # fmt: skip
 
@@ -153,39 +161,39 @@ def added_late(works: Sequence[tiles.Work], signals: int = 0) -> list[tiles.Work
 def test_the_last_wave_is_cut_if_nothing_in_it_signals(rows: tuple[int, ...], tail: int) -> None:
     """32 clusters' tiles of 512 rows for 66 clusters: 28 in the last wave, of a work that does not signal; or 46, of
     which the last work has 16."""
-    v = sm90.variant("sm90_gemm_128x160_c2")
+    v = named("sm90_gemm_128x160_c2")
     works = added_late(in_pieces(*rows), signals=len(rows) - 1)
-    cuts = sm90.cuts_of(v, works, [2560], 8192, 132)
-    assert cuts == tiles.Cuts(tail=tail)
-    made = sm90.build(works, v, "bf16", "bf16", False, False, sms=132, stages=4, cuts=cuts).table
+    cuts = choice.split_k_of(v, works, [2560], 8192, 132)
+    assert cuts == SplitK(tail=tail)
+    made = tables.build(works, v, PLAIN, clusters=v.clusters(132), stages=4, split_k=cuts).table
     cut = made.tiles["splits"] > 1
     assert cut.any() == (tail > 1)
     assert (made.tiles["signal"][cut] == -1).all()
     every = added_late(in_pieces(*rows), signals=len(rows))
-    assert sm90.cuts_of(v, every, [2560], 8192, 132) == tiles.Cuts()
+    assert choice.split_k_of(v, every, [2560], 8192, 132) == SplitK()
 
 
 def test_what_is_added_comes_behind_the_operands() -> None:
     """A wait for it is for the end of a work: the operands are there."""
     works = added_late(in_pieces(512, 512, 512))
-    free, *late = sm90.phases(works, 8192)
+    free, *late = choice.phases(works, 8192)
     assert (free.first, free.last, free.share) == (0.0, 0.0, 1.0)
     assert [p.first for p in late] == [0.0, 0.0]
     assert [p.share for p in late] == [0.0, 0.0]
     assert 0 < late[0].last < late[1].last
     assert late[1].last == pytest.approx(2 * late[0].last)
-    waited = sm90.phases(in_pieces(512, 512, 512), 8192)  # 8192 operands a row, 2560 that are added
+    waited = choice.phases(in_pieces(512, 512, 512), 8192)  # 8192 operands a row, 2560 that are added
     assert late[1].last < waited[2].last
-    assert sm90.phases(works, 8192, 50.0)[-1].last == pytest.approx(50.0)
+    assert choice.phases(works, 8192, 50.0)[-1].last == pytest.approx(50.0)
 
 
 def test_of_variants_that_wait_alike_the_fastest_is_chosen() -> None:
     """If what is added comes last of all, no variant ends before another: then what one does alone counts."""
     sizes = ([512] * 4, [2560], 8192, 132, False)
-    alone = sm90.choose(*sizes, terms=1)
-    late = sm90.phases(added_late(in_pieces(512, 512, 512, 512)), 8192, 10_000.0)
-    found = sm90.choose(*sizes, late=late, terms=1)
-    assert found.variant == alone.variant != sm90.VARIANTS[0]
+    alone = choice.choose(*sizes, addends=1)
+    late = choice.phases(added_late(in_pieces(512, 512, 512, 512)), 8192, 10_000.0)
+    found = choice.choose(*sizes, late=late, addends=1)
+    assert found.variant == alone.variant != variants.VARIANTS[0]
     assert found.estimate == pytest.approx(10_000, abs=20)
 
 
@@ -207,27 +215,42 @@ def in_depth(
 def test_pieces_of_k_that_are_added_one_after_another_stay_in_registers() -> None:
     turned = (False, False)
     chain = in_depth(256, 128, 128, waits=[(8,), (16, 4), (24, 12)], signals=[(4,), (12,), (96,)])
-    (work,) = tiles.in_registers(chain, turned, {4, 12})
+    (work,) = tiles.in_registers(chain, turned, {4, 12}).works
     assert work.left_columns == work.right_rows == (Interval(0, 256), Interval(256, 384), Interval(384, 512))
     assert (work.accumulate, work.waits, work.signals) == (False, (8,), (96,))
     assert work.depth_waits == ((256, (16,)), (384, (24,)))
     assert tiles.depth_of([work], turned) == 512
     # somebody else waits for what lies between, there is another product between, a piece ends inside a step, or the
     # first piece waits for nothing
-    assert tiles.in_registers(chain, turned, {4}) == [replace(work, left_columns=work.left_columns[:2],
+    assert list(tiles.in_registers(chain, turned, {4}).works) == [replace(work, left_columns=work.left_columns[:2],
         right_rows=work.right_rows[:2], signals=(12,), depth_waits=((256, (16,)),)), chain[2]]  # fmt: skip
     other = replace(chain[0], out=replace(chain[0].out, address=9 << 20), signals=())
-    assert tiles.in_registers([chain[0], other, chain[1]], turned, {4}) == [chain[0], other, chain[1]]
+    assert tiles.in_registers([chain[0], other, chain[1]], turned, {4}).works == (chain[0], other, chain[1])
     for apart in (in_depth(200, 312, waits=[(8,), (16,)]), in_depth(256, 256, waits=[(), (16,)])):
-        assert tiles.in_registers(apart, turned) == apart
+        assert tiles.in_registers(apart, turned) == tiles.Merged(tuple(apart), ((0,), (1,)))
+
+
+def test_merged_works_say_which_they_are_and_are_merged_again_on_memory() -> None:
+    turned = (False, False)
+    chain = in_depth(256, 128, 128, waits=[(8,), (16, 4), (24, 12)], signals=[(4,), (12,), (96,)])
+    found = tiles.in_registers(chain, turned, {4})
+    assert found.groups == ((0, 1), (2,))
+    placed = [
+        replace(w, waits=tuple(4096 + f for f in w.waits), signals=tuple(4096 + f for f in w.signals)) for w in chain
+    ]
+    again = tiles.merged(placed, turned, found.groups)
+    assert again == tiles.in_registers(placed, turned, {4100}).works
+    assert [w.depth_waits for w in again] == [((256, (4112,)),), ()]
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(1, 5), st.sampled_from(sm90.VARIANTS))
-def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits: int, variant: sm90.Variant) -> None:
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(1, 5), st.sampled_from(variants.VARIANTS))
+def test_pieces_of_k_keep_their_flags_however_k_is_split(
+    sizes: list[int], splits: int, variant: variants.Variant
+) -> None:
     works = in_depth(*(64 * n for n in sizes), waits=[(4096 + 64 * i,) for i in range(len(sizes))])
-    (work,) = tiles.in_registers(works, (False, False))
-    launch = sm90.build([work], variant, "bf16", "bf16", False, False, sms=132, stages=4, cuts=tiles.Cuts(tail=splits))
+    (work,) = tiles.in_registers(works, (False, False)).works
+    launch = tables.build([work], variant, PLAIN, clusters=variant.clusters(132), stages=4, split_k=SplitK(tail=splits))
     table = launch.table
     assert_whole(table, work, False, False)
     starts = np.cumsum([0, *sizes])
@@ -240,11 +263,11 @@ def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits:
             assert table.flags[first : first + count].tolist() == ([4096 + 64 * piece] if piece else [])
             left, at = left - int(table.depths["blocks"][at]), at + 1
     data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
-    (pointer,) = struct.unpack_from("<Q", data, sm90.POINTERS_AT + 112)
+    (pointer,) = struct.unpack_from("<Q", data, tables.POINTERS_AT + 112)
     assert pointer == (1 << 30) + table.offsets[6]
     # a left operand is then not loaded before its flags, whatever writes it
     made = [
-        sm90.build([w], variant, "bf16", "bf16", False, False, sms=132, stages=4, constant=(True, True)).constant
+        tables.build([w], variant, PLAIN, clusters=variant.clusters(132), stages=4, read_only=(True, True)).read_only
         for w in (work, works[0])
     ]
     assert made == [(False, True), (True, True)]
@@ -252,14 +275,14 @@ def test_pieces_of_k_keep_their_flags_however_k_is_cut(sizes: list[int], splits:
 
 def test_stores_of_short_products_are_spread_where_that_was_measured_to_pay() -> None:
     def paced(m: int, k: int, **more: Any) -> bool:
-        return sm90.choose([m], [4096], k, 132, False, **more).variant.paced
+        return choice.choose([m], [4096], k, 132, False, **more).variant.throttled
 
     assert paced(16384, 1024)
     assert not paced(16384, 1088)
     assert not paced(2048, 1024)  # two waves
-    assert not paced(16384, 1024, terms=1)
-    assert not paced(16384, 1024, late=[sm90.Phase((16384,), 10.0, 10.0)])
-    assert not paced(16384, 1024, paced=False)
+    assert not paced(16384, 1024, addends=1)
+    assert not paced(16384, 1024, late=[cost.Phase((16384,), 10.0, 10.0)])
+    assert not paced(16384, 1024, throttled=False)
 
 
 @pytest.mark.parametrize(("k", "rows"), [(1024, 4), (1088, 8)])
@@ -268,21 +291,22 @@ def test_paced_tiles_of_short_products_are_walked_in_narrow_bands(k: int, rows: 
     m, n, depth = ((Interval(0, size),) for size in (16384, 4096, k))
     left, right, out = matrix(1 << 20, m, depth), matrix(2 << 20, depth, n), matrix(3 << 20, m, n)
     work = tiles.Work(left, right, out, m, depth, depth, n, m, n)
-    v = sm90.variant("sm90_gemm_128x256_c2_paced")
-    made = sm90.build([work], v, "bf16", "bf16", False, False, sms=132, stages=3)
+    v = named("sm90_gemm_128x256_c2_paced")
+    band = choice.band(v, [work], PLAIN.transposed, 132)
+    made = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=3, band=band)
     first = made.table.tiles["left_row"][: rows * 16 * 2]
     assert first.max() == (rows * 2 - 1) * 128
     assert made.table.tiles["left_row"][len(first)] == rows * 2 * 128
 
 
 def test_a_variant_fits_what_it_is_given() -> None:
-    def chosen(smem: int = 200 << 10, sms: int = 132, paced: bool = False) -> sm90.Variant:
-        return sm90.choose([4096], [4096], 4096, sms, False, smem, paced=paced).variant
+    def chosen(smem: int = 200 << 10, sms: int = 132, throttled: bool = False) -> variants.Variant:
+        return choice.choose([4096], [4096], 4096, sms, False, smem, throttled=throttled).variant
 
-    assert chosen(paced=True).paced
-    assert not chosen().paced
-    small = chosen(50 << 10, paced=True)  # no buffers for a whole tile
-    assert not small.paced
+    assert chosen(throttled=True).throttled
+    assert not chosen().throttled
+    small = chosen(50 << 10, throttled=True)  # no buffers for a whole tile
+    assert not small.throttled
     assert small.stages(50 << 10, False) >= 2
     assert chosen().cluster == 2
     assert chosen(sms=1).cluster == 1
@@ -291,9 +315,9 @@ def test_a_variant_fits_what_it_is_given() -> None:
 
 
 def test_parts_of_works_lie_apart() -> None:
-    v = sm90.VARIANTS[0]
-    launch = sm90.build(
-        in_pieces(512, 300, 512), v, "bf16", "bf16", False, False, sms=132, stages=4, cuts=tiles.Cuts(works=(3, 1, 2))
+    v = variants.VARIANTS[0]
+    launch = tables.build(
+        in_pieces(512, 300, 512), v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(works=(3, 1, 2))
     )
     t = launch.table.tiles
     cut = t[t["splits"] > 1]
@@ -307,39 +331,39 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     spans = (Interval(0, 256),)
     a, b, c = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000))
     work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, waits=(0x40, 0x80), signals=(0xC0,))
-    launch = sm90.build([work], sm90.VARIANTS[0], "bf16", "bf16", False, True, sms=132, stages=4)
+    launch = tables.build([work], variants.VARIANTS[0], TURNED, clusters=66, stages=4)
     maps = [bytes([i + 1]) * 128 for i in range(3)]
     table = launch.table
     data = launch.parameters(0x10000, 0x20000, maps, epoch=0x30000, abort=0x40000)
-    assert len(data) == sm90.PARAMETER_BYTES
+    assert len(data) == tables.PARAMETER_BYTES
     assert [data[128 * i] for i in range(3)] == [1, 2, 3]
-    assert struct.unpack_from("<QqQ", data, sm90.SIDES_AT) == (0x3000, 256, 128 * (128 + 256))
-    pointers = struct.unpack_from("<9Q2i", data, sm90.POINTERS_AT)
+    assert struct.unpack_from("<QqQ", data, tables.SIDES_AT) == (0x3000, 256, 128 * (128 + 256))
+    pointers = struct.unpack_from("<9Q2i", data, tables.POINTERS_AT)
     assert pointers[0] == 0x10000
     assert pointers[4] == 0x20000
     assert pointers[7:] == (0x30000, 0x40000, 2, 4)
     assert table.flags.tolist() == [0x40, 0x80, 0xC0]
     assert table.tiles["wait_count"].tolist() == [2, 2]
     assert [m.box for m in launch.maps] == [(64, 128), (64, 128), (64, 16)]
-    assert struct.unpack_from("<2Q", data, sm90.POINTERS_AT + 80) == tuple(0x10000 + at for at in table.offsets[4:6])
-    assert table.constants[: tiles.TILE.itemsize * 2] == table.tiles.tobytes()
+    assert struct.unpack_from("<2Q", data, tables.POINTERS_AT + 80) == tuple(0x10000 + at for at in table.offsets[4:6])
+    assert table.constants[: TILE.itemsize * 2] == table.tiles.tobytes()
 
 
 def test_parameters_hold_the_maps_of_terms() -> None:
     spans = (Interval(0, 256),)
     a, b, c, d = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000, 0x4000))
     e = tiles.Matrix(0x5000, 512, 256, 264)
-    added = [tiles.Term(tiles.Operand(m, rows, spans), "bf16")
+    added = [tiles.Addend(tiles.Operand(m, rows, spans), "bf16")
              for m, rows in ((d, spans), (e, (Interval(256, 512),)), (e, spans))]  # fmt: skip
-    work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, terms=tuple(added))
-    launch = sm90.build([work], sm90.VARIANTS[0], "bf16", "bf16", False, True, sms=132, stages=4)
+    work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, addends=tuple(added))
+    launch = tables.build([work], variants.VARIANTS[0], TURNED, clusters=66, stages=4)
     maps = [bytes([i + 1]) * 128 for i in range(5)]
     data = launch.parameters(0x10000, 0x20000, maps)
-    assert [data[sm90.TERM_MAPS_AT + 128 * i] for i in range(2)] == [4, 5]
+    assert [data[tables.ADDEND_MAPS_AT + 128 * i] for i in range(2)] == [4, 5]
     assert [(m.address, m.dims, m.pitch, m.box) for m in launch.maps[3:]] == [
         (0x4000, (256, 256), 512, (64, 64)), (0x5000, (256, 512), 528, (64, 64)),
     ]  # fmt: skip
-    assert launch.table.terms.tolist()[:3] == [(0, 0, 0, 0), (1, 256, 0, 0), (1, 0, 0, 0)]
+    assert launch.table.addends.tolist()[:3] == [(0, 0, 0, 0), (1, 256, 0, 0), (1, 0, 0, 0)]
     assert launch.table.added.tolist()[1] == (3, 3, 4, 0, 0, 0, 0, 0)
 
 
@@ -351,27 +375,27 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
         terms = []
         for i, dtype in enumerate(dtypes):
             place = tiles.Matrix(address + i * apart, 256, 512, 512)
-            terms.append(tiles.Term(tiles.Operand(place, whole, (Interval(column, column + 256),)), dtype))
-        work = tiles.Work(good, good, good, whole, whole, whole, whole, whole, whole, terms=tuple(terms))
-        return sm90.refusal([work], "bf16", out, False, False)
+            terms.append(tiles.Addend(tiles.Operand(place, whole, (Interval(column, column + 256),)), dtype))
+        work = tiles.Work(good, good, good, whole, whole, whole, whole, whole, whole, addends=tuple(terms))
+        return tables.refusal([work], Signature("bf16", out, False, False))
 
     assert of_terms(*["bf16"] * 9) is None
-    assert of_terms("bf16", "fp32") == "operands are bf16, a term is fp32"
-    assert of_terms("bf16", out="fp32") == "terms are added, and the output is fp32"
+    assert of_terms("bf16", "fp32") == "operands are bf16, an addend is fp32"
+    assert of_terms("bf16", out="fp32") == "addends are added, and the output is fp32"
     assert "more than 4 different matrices" in str(of_terms(*["bf16"] * 5, apart=16))
-    assert "term's address" in str(of_terms("bf16", address=8))
+    assert "addend's address" in str(of_terms("bf16", address=8))
     assert "multiples of 8" in str(of_terms("bf16", column=4))
 
     def to_peers(count: int) -> str | None:
         outs = [tiles.Matrix(p << 32, 256, 256, 256) for p in range(count)]
         works = [tiles.Work(good, good, out, whole, whole, whole, whole, whole, whole) for out in outs]
-        return sm90.refusal(works, "bf16", "bf16", False, False)
+        return tables.refusal(works, PLAIN)
 
     assert to_peers(8) is None
     assert to_peers(9) == "more than 8 different triples of operands in one launch"
 
     def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
-        return sm90.fits(tiles.Work(left, good, good, whole, k, k, n, whole, n), 2, 2, False, False)
+        return tables.fits(tiles.Work(left, good, good, whole, k, k, n, whole, n), PLAIN)
 
     assert reason() is None
     assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(2, 256, 256, 256)))
@@ -393,26 +417,27 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KEPT = {("sm90_gemm_256x128_c2", True): 8}
 
 
-@pytest.mark.parametrize("variant", sm90.VARIANTS, ids=lambda v: v.name)
-def test_registers_without_spills_as_the_catalogue_says(variant: sm90.Variant, cache: Path) -> None:
-    for (dtype, out, terms), right_t in product(
+@pytest.mark.parametrize("variant", variants.VARIANTS, ids=lambda v: v.name)
+def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant, cache: Path) -> None:
+    for (dtype, out, added), right_t in product(
         [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)],
         [False, True],
     ):
         if not variant.stores(out):
             continue
-        options = sm90.options(variant, dtype, out, False, right_t, terms=terms)
-        cubin = compiler.compile_file(sm90.SOURCE, options, cache)
+        signature = Signature(dtype, out, False, right_t, added)
+        options = variants.options(variant, signature)
+        cubin = compiler.compile_file(variants.SOURCE, options, cache)
         found = resources(cubin.code)
         assert found["registers"] <= variant.registers
-        assert found["stack"] <= KEPT.get((variant.name, terms), 0)  # no spill, no array went to local memory
-        assert found["shared"] <= sm90.STATIC_BYTES + 1024  # which the system keeps of every block
+        assert found["stack"] <= KEPT.get((variant.name, added), 0)  # no spill, no array went to local memory
+        assert found["shared"] <= variants.STATIC_BYTES + 1024  # which the system keeps of every block
         # 'setmaxnreg ignored', 'wgmma serialized' and the like come as messages
         assert cubin.log == ""
-        assert sm90.entry(variant, dtype, out, False, right_t, terms).encode() in cubin.code
-        producer, consumers = variant.trade(terms)
+        assert signature.entry(variant.name).encode() in cubin.code
+        producer, consumers = variant.trade(added)
         assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
-        assert variant.smem(variant.stages(231424, right_t), right_t) + sm90.STATIC_BYTES <= 232448
+        assert variant.smem(variant.stages(231424, right_t), right_t) + variants.STATIC_BYTES <= 232448
 
 
 SMALL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'

@@ -11,14 +11,19 @@ from statistics import median
 
 import torch
 
-from ficco_rt.kernels import sm90, tiles
+from ficco_rt.kernels import tiles
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.kernels.sm90.choice import choose
+from ficco_rt.kernels.sm90.cost import Phase
+from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.region import Interval
 
 from .device import SMEM, call, sms
-from .launch import Launch
+from .launch import Launch, build
 from .product import LAYOUTS, matrix, whole
 from .timing import Sets, graph, sampled_error, sets, times
-from .variants import named
+from .variants import Key, named
 
 
 class Arrivals:
@@ -85,10 +90,9 @@ class Product:
                        (s,), whole(c.shape[1]), waits=(self.comes.flags.data_ptr() + 4 * i,) if i else ())
             for i, s in enumerate(self.cut)
         ]  # fmt: skip
-        key = ("bf16", "bf16", False, self.right_t)
-        cuts = tiles.Cuts(works=(splits,) * len(self.cut))
-        made = sm90.build(works, v, *key, sms=sms(), stages=v.stages(SMEM, self.right_t), cuts=cuts)
-        return Launch(made, *key, source=source)
+        key = Key(v, Signature("bf16", "bf16", False, self.right_t))
+        split_k = SplitK(works=(splits,) * len(self.cut))
+        return Launch(build(works, key, blocks=sms(), stages=key.stages(SMEM), split_k=split_k), source)
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,8 @@ def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, onl
     print(f"{m} × {n} × {k} in {count} pieces, one every {comes.every:.1f} µs")
     print(f"{'layout':7} {'kernel':24} {'all there µs':>12} {'one by one':>10}" + "      beside" * bool(beside))
     for right_t, layout in LAYOUTS:
-        late = [sm90.Phase((s.size,), every * i, every * i) for i, s in enumerate(cut)]
-        chosen = sm90.choose([s.size for s in cut], [n], k, sms(), right_t, late=late).variant
+        late = [Phase((s.size,), every * i, every * i) for i, s in enumerate(cut)]
+        chosen = choose([s.size for s in cut], [n], k, sms(), right_t, late=late).variant
         product = Product(layout, right_t, sets(m, n, k, right_t), cut, comes)
         found = entries(product, only, chosen, (None, beside) if beside else (None,))
         comes.flags[:] = 1

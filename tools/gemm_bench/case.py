@@ -9,16 +9,19 @@ from pathlib import Path
 
 import torch
 
-from ficco_rt.kernels import sm90, tiles
+from ficco_rt.kernels import tiles
+from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.region import Interval
+from ficco_rt.types import TYPES
 
 from .device import call, shared, sms
 from .geometry import Geometry, Pieces, draw_geometry, pieces, ragged
-from .launch import Launch
-from .product import build, matrix
+from .launch import Launch, build
+from .product import matrix
 from .variants import Key
 
-TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TORCH: dict[str, torch.dtype] = {t.name: getattr(torch, t.torch) for t in TYPES.values()}
 
 
 def index(spans: Pieces) -> torch.Tensor:
@@ -26,19 +29,19 @@ def index(spans: Pieces) -> torch.Tensor:
 
 
 class Addends:
-    """Random terms, whose numbers come while the kernel runs: NaN before, and outside their pieces for good."""
+    """Random addends, whose numbers come while the kernel runs: NaN before, and outside their pieces for good."""
 
     def __init__(self, rng: random.Random, key: Key, out: torch.Tensor, out_m: Pieces, out_n: Pieces) -> None:
-        v, dtype, out_dtype, left_t, *_ = key
+        dtype, out_dtype, left_t = key.signature.dtype, key.signature.out_dtype, key.signature.left_transposed
         m, n = (sum(s.size for s in spans) for spans in (out_m, out_n))
         self.total = torch.zeros(m, n, dtype=torch.float64, device="cuda")
-        self.out = out_dtype == dtype and rng.random() < 0.3  # what is there is a term too
-        terms = [tiles.Term(tiles.Operand(matrix(out), out_m, out_n), out_dtype)] if self.out else []
+        self.out = out_dtype == dtype and rng.random() < 0.3  # what is there is an addend too
+        addends = [tiles.Addend(tiles.Operand(matrix(out), out_m, out_n), out_dtype)] if self.out else []
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for _ in range(rng.randint(1, 3)):
-            kind = dtype if isinstance(v, sm90.Variant) else rng.choice((out_dtype, "fp32"))
+            kind = dtype if isinstance(key.variant, sm90.Variant) else rng.choice((out_dtype, "fp32"))
             high, wide = (-(-size // 8) * 8 + rng.randint(0, 9) * 8 for size in (m, n))
-            count = rng.randint(1, 2)  # terms that lie in one matrix, below each other
+            count = rng.randint(1, 2)  # addends that lie in one matrix, below each other
             device = torch.full((high * count, wide), math.nan, device="cuda", dtype=TORCH[kind])
             host = torch.full((high * count, wide), math.nan, dtype=TORCH[kind]).pin_memory()
             for i in range(count):
@@ -50,13 +53,13 @@ class Addends:
                     data[rng.randrange(m), rng.randrange(n)] = math.nan
                 host[torch.meshgrid(index(rows).cpu(), index(columns).cpu(), indexing="ij")] = data
                 self.total += data.cuda().double()
-                terms.append(tiles.Term(tiles.Operand(matrix(device), rows, columns), kind))
+                addends.append(tiles.Addend(tiles.Operand(matrix(device), rows, columns), kind))
             self.copies.append((device, host))
-        self.terms = tuple(terms)
+        self.addends = tuple(addends)
         self.side = torch.cuda.Stream()
 
     def __str__(self) -> str:
-        return "terms " + " ".join(f"{t.dtype} {t.operand.rows} {t.operand.columns}" for t in self.terms)
+        return "addends " + " ".join(f"{t.dtype} {t.operand.rows} {t.operand.columns}" for t in self.addends)
 
     def leave(self) -> None:
         """No number has come yet."""
@@ -85,7 +88,7 @@ class Case:
     expect: torch.Tensor  # out in fp64; NaN where nothing is written
     accumulate: bool
     added: Addends | None
-    flags: torch.Tensor  # two that are waited for, two that are raised, one that the terms wait for
+    flags: torch.Tensor  # two that are waited for, two that are raised, one that the addends wait for
     stages: int
     splits: int
     count: int  # see `build`
@@ -96,18 +99,17 @@ class Case:
         return [self.flags.data_ptr() + 4 * i for i in range(5)]
 
     def launch(self, source: Path | None) -> Launch:
-        v, dtype, out_dtype, left_t, right_t, _ = self.key
+        left_t, right_t = self.key.signature.transposed
         g, flag, added = self.shape, self.flag, self.added
         work = tiles.Work(
             matrix(self.left), matrix(self.right), matrix(self.out),
             g.left_k if left_t else g.left_m, g.left_m if left_t else g.left_k,
             g.right_n if right_t else g.right_k, g.right_k if right_t else g.right_n,
-            g.out_m, g.out_n, self.accumulate, tuple(flag[:2]), tuple(flag[2:4]), added.terms if added else (),
+            g.out_m, g.out_n, self.accumulate, tuple(flag[:2]), tuple(flag[2:4]), added.addends if added else (),
             (flag[4],) if added else (),
         )  # fmt: skip
-        made = build([work], v, dtype, out_dtype, left_t, right_t, count=self.count, stages=self.stages,
-                     splits=self.splits)  # fmt: skip
-        return Launch(made, *self.key[1:], source=source)
+        split_k = SplitK(self.splits)
+        return Launch(build([work], self.key, blocks=self.count, stages=self.stages, split_k=split_k), source)
 
     def told(self, launch: Launch) -> str:
         """All that was drawn, but the numbers."""
@@ -119,7 +121,7 @@ class Case:
         )
 
     def reset(self) -> None:
-        """As it is before a launch: nothing written, no term there, no flag up but those that are waited for."""
+        """As it is before a launch: nothing written, no addend there, no flag up but those that are waited for."""
         self.out.fill_(math.nan)
         if self.start is not None:
             self.out[self.at] = self.start
@@ -129,7 +131,7 @@ class Case:
 
     def bits(self) -> torch.Tensor:
         """A copy of out, to be compared with another's in every bit."""
-        return self.out.view(torch.int32 if self.key.out_dtype == "fp32" else torch.int16).clone()
+        return self.out.view(torch.int32 if self.key.signature.out_dtype == "fp32" else torch.int16).clone()
 
 
 def operands(g: Geometry, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,14 +151,15 @@ def product(g: Geometry, left: torch.Tensor, right: torch.Tensor) -> torch.Tenso
 
 
 def draw_case(rng: random.Random, key: Key, most: int) -> Case:
-    """Sizes up to `most`, pieces, accumulation, terms, pipeline, splits, multiprocessors; and numbers."""
-    v, dtype, out_dtype, left_t, right_t, with_terms = key
-    g = draw_geometry(rng, v, left_t, most)
-    left, right = operands(g, dtype)
-    accumulate = not with_terms and rng.random() < 0.4
+    """Sizes up to `most`, pieces, accumulation, addends, pipeline, splits, multiprocessors; and numbers."""
+    signature = key.signature
+    out_dtype, (left_t, right_t) = signature.out_dtype, signature.transposed
+    g = draw_geometry(rng, key.variant, left_t, most)
+    left, right = operands(g, signature.dtype)
+    accumulate = not signature.addends and rng.random() < 0.4
     out = torch.full((g.total_m, g.total_n), math.nan, device="cuda", dtype=TORCH[out_dtype])
     start = torch.randn(g.m, g.n, device="cuda").to(out.dtype)
-    added = Addends(rng, key, out, g.out_m, g.out_n) if with_terms else None
+    added = Addends(rng, key, out, g.out_m, g.out_n) if signature.addends else None
     from_start = accumulate or (added is not None and added.out)
     at = torch.meshgrid(index(g.out_m), index(g.out_n), indexing="ij")
     expect = torch.full((g.total_m, g.total_n), math.nan, device="cuda", dtype=torch.float64)
@@ -165,7 +168,7 @@ def draw_case(rng: random.Random, key: Key, most: int) -> Case:
         expect[at] += start.double()
     if added:
         expect[at] += added.total
-    stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
+    stages = rng.randint(2, key.stages(shared(1) - 1024))
     splits = rng.choice((1, 1, 2, 5))
     count = rng.choice((sms(), 16, 4))
     return Case(

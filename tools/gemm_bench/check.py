@@ -11,11 +11,13 @@ from pathlib import Path
 
 import torch
 
-from ficco_rt.kernels import sm80, sm90, tiles
+from ficco_rt.kernels import tiles
+from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.kernels.tile_table import WHOLE_K, SplitK
 
 from .case import TORCH, Case, draw_case
 from .device import shared, sms
-from .launch import Launch, compiled
+from .launch import Launch, build, compiled
 from .product import operand
 from .variants import Key, keys_of
 
@@ -43,7 +45,7 @@ def check_case(rng: random.Random, key: Key, most: int, source: Path | None) -> 
 
 
 def run(case: Case, launch: Launch, what: str) -> None:
-    """One turn; its terms come while the kernel runs."""
+    """One turn; its addends come while the kernel runs."""
     case.reset()
     torch.cuda.synchronize()
     launch()
@@ -73,7 +75,7 @@ def inexact(case: Case) -> str | None:
     got, expect = case.out.double(), case.expect
     good = ~torch.isnan(expect)
     error = float((got[good] - expect[good]).norm() / expect[good].norm())
-    limit = {"bf16": 3e-3, "fp16": 5e-4, "fp32": 1e-5}[case.key.out_dtype]
+    limit = {"bf16": 3e-3, "fp16": 5e-4, "fp32": 1e-5}[case.key.signature.out_dtype]
     worst = float((got[good] - expect[good]).abs().max() / expect[good].abs().max())
     if error < limit and worst < 4 * limit:
         return None
@@ -83,15 +85,15 @@ def inexact(case: Case) -> str | None:
 def misflagged(case: Case) -> str | None:
     """The flags, if another is up or down than should be."""
     flags = case.flags.tolist()
-    return f"flags {flags}" if flags != [1, 1, 1, 1, int(case.key.terms)] else None
+    return f"flags {flags}" if flags != [1, 1, 1, 1, int(case.key.signature.addends)] else None
 
 
 def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None:
     """Products of one launch each of which multiplies what the one before it made, waiting for the flag that this one
     raises. What is wrong, or None."""
-    v, dtype, _, _, right_t, _ = key
+    right_t = key.signature.right_transposed
     m, n, links = rng.randint(1, 600), rng.randint(1, 10) * 64, rng.randint(2, 5)
-    t = TORCH[dtype]
+    t = TORCH[key.signature.dtype]
     chain = [torch.full((m, n), math.nan, device="cuda", dtype=t) for _ in range(links + 1)]
     chain[0][:] = torch.randn(m, n, device="cuda").to(t)
     right = (torch.randn(n, n, device="cuda") / math.sqrt(n)).to(t)
@@ -102,15 +104,11 @@ def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None
         tiles.Work.of(operand(a), operand(right_store), operand(b), False, (flag[i - 1],) if i else (), (flag[i],))
         for i, (a, b) in enumerate(pairwise(chain))
     ]
-    stages = rng.randint(2, v.stages(shared(1) - 1024, right_t))
+    stages = rng.randint(2, key.stages(shared(1) - 1024))
     splits, count = rng.choice((1, 1, 2)), rng.choice((sms(), 16, 4))
     # NOTE parts of the last wave would stand among each other, whatever work they are of; those of a work do not
-    if isinstance(v, sm90.Variant):
-        cuts = tiles.Cuts(works=(splits,) * links)
-        made: sm80.Launch | sm90.Launch = sm90.build(works, v, *key[1:5], sms=count, stages=stages, cuts=cuts)
-    else:
-        made = sm80.build(works, v, *key[1:5], blocks=count, stages=stages)
-    launch = Launch(made, *key[1:], source=source)
+    split_k = SplitK(works=(splits,) * links) if isinstance(key.variant, sm90.Variant) else WHOLE_K
+    launch = Launch(build(works, key, blocks=count, stages=stages, split_k=split_k), source)
     what = f"{key.entry} chain of {links} m={m} n={n} stages={stages} splits={splits} sms={count}"
     for turn in range(2):
         for out in chain[1:]:
@@ -133,13 +131,14 @@ def check(kernel: str, seed: int, cases: int, most: int, only: str, source: Path
     """How many random cases of the kernels that `only` names are wrong, which is printed."""
     keys = keys_of(kernel, only)
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(lambda key: compiled(source, *key), keys))
+        list(pool.map(lambda key: compiled(source, key), keys))
     rng, failures = random.Random(seed), []
     torch.manual_seed(seed)
     for key in keys:
         for _ in range(cases):
             found = [check_case(rng, key, most, source)]
-            if key.dtype == key.out_dtype and not key.left_t and not key.terms:
+            s = key.signature
+            if s.dtype == s.out_dtype and not s.left_transposed and not s.addends:
                 found.append(check_chain(rng, key, source))
             failures += [failure for failure in found if failure]
     print(f"check: {len(keys)} kernels × {cases} random cases, seed {seed}: {len(failures)} failed", flush=True)

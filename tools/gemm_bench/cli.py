@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from ficco_rt.kernels import sm80, sm90
+from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import variants as sm90
 
 from .arrivals import in_pieces
 from .check import check, impatient

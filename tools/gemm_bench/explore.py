@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ficco_rt.kernels import sm80, sm90
+from ficco_rt.kernels.sm80 import variants as sm80
 
 from .device import sms
 from .product import LAYOUTS, Choice, chosen, plain
@@ -31,7 +31,7 @@ def candidates(kernel: str, m: int, n: int, k: int, only: str) -> list[Choice]:
         ):
             continue
         for residency in range(1, v.residency + 1) if isinstance(v, sm80.Variant) else (1,):
-            cluster = v.cluster if isinstance(v, sm90.Variant) else 1
+            cluster = v.cluster
             groups = sms() * residency // cluster
             tail = math.ceil(m / v.tile[0] / cluster) * math.ceil(n / v.tile[1]) % groups
             most = max(1, min(16, groups // tail if tail else 1, k // 256))

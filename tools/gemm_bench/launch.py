@@ -3,58 +3,106 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from cuda.bindings import driver as cu
 
-from ficco_rt.driver.cuda.tiled import encode
-from ficco_rt.kernels import compiler, sm80, sm90
+from ficco_rt.driver.cuda.tensor_map import encode
+from ficco_rt.kernels import by_address, compiler
+from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.kernels.tile_table import WHOLE_K, SplitK
+from ficco_rt.kernels.tiles import Work
 
 from .device import SMEM, arch, call
+from .variants import Key
 
-_functions: dict[tuple[object, ...], Any] = {}
-
-
-def compiled(source: Path | None, *key: Any) -> bytes:
-    module = sm80 if isinstance(key[0], sm80.Variant) else sm90
-    return compiler.compile_file(source or module.SOURCE, module.options(*key[:5], arch(), *key[5:])).code
+_functions: dict[tuple[Path | None, Key], Any] = {}
 
 
-def function(source: Path | None, *key: Any) -> Any:
-    """The loaded kernel of (variant, dtype, out dtype, left transposed, right transposed[, terms])."""
-    if (source, *key) not in _functions:
-        module = call("cuModuleLoadData", compiled(source, *key))
-        f = call("cuModuleGetFunction", module, sm90.entry(*key).encode())
+@dataclass(frozen=True)
+class Built:
+    """A launch of a kernel, before it has memory."""
+
+    key: Key
+    made: by_address.Launch | tables.Launch
+    blocks: int
+    smem: int
+
+
+def build(
+    works: Sequence[Work],
+    key: Key,
+    *,
+    blocks: int,
+    stages: int,
+    split_k: SplitK = WHOLE_K,
+    band: int | None = None,
+) -> Built:
+    """Of so many blocks at work at once; the Ampere kernel splits K of the last wave only."""
+    v, signature = key.variant, key.signature
+    if isinstance(v, sm90.Variant):
+        clusters = v.clusters(blocks)
+        made = tables.build(works, v, signature, clusters=clusters, stages=stages, split_k=split_k, band=band)
+        smem = v.smem(stages, signature.right_transposed)
+        return Built(key, made, min(clusters * v.cluster, len(made.table.tiles)), smem)
+    other = by_address.build(works, v, signature, blocks=blocks, stages=stages, tail_splits=split_k.tail, band=band)
+    return Built(key, other, min(blocks, len(other.table.tiles)), v.smem(stages))
+
+
+def source_of(key: Key) -> Path:
+    return sm90.SOURCE if isinstance(key.variant, sm90.Variant) else sm80.SOURCE
+
+
+def compiled(source: Path | None, key: Key) -> bytes:
+    v = key.variant
+    if isinstance(v, sm90.Variant):
+        options = sm90.options(v, key.signature)
+    else:
+        options = sm80.options(v, key.signature, arch())
+    return compiler.compile_file(source or source_of(key), options).code
+
+
+def function(source: Path | None, key: Key) -> Any:
+    """The loaded kernel."""
+    if (source, key) not in _functions:
+        module = call("cuModuleLoadData", compiled(source, key))
+        f = call("cuModuleGetFunction", module, key.entry.encode())
         most = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
         size = min(SMEM, most)
         call("cuFuncSetAttribute", f, cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, size)
-        _functions[source, *key] = f
-    return _functions[source, *key]
+        _functions[source, key] = f
+    return _functions[source, key]
 
 
 class Launch:
     """A launch's table on the device, and its launch on PyTorch's current stream."""
 
-    def __init__(self, made: sm80.Launch | sm90.Launch, *key: Any, source: Path | None = None) -> None:
+    def __init__(self, built: Built, source: Path | None = None) -> None:
+        made = built.made
         self.table = table = made.table
-        self.function = function(source, made.variant, *key)
+        self.function = function(source, built.key)
         self.constants = torch.frombuffer(bytearray(table.constants), dtype=torch.uint8).cuda()
         self.scratch = torch.zeros(max(256, table.scratch_bytes), dtype=torch.uint8, device="cuda")
         places = (self.constants.data_ptr(), self.scratch.data_ptr())
-        if isinstance(made, sm90.Launch):
-            block, cluster = made.parameters(*places, [encode(m) for m in made.maps]), made.variant.cluster
+        cluster = built.key.variant.cluster
+        if isinstance(made, tables.Launch):
+            block = made.parameters(*places, [encode(m) for m in made.maps])
         else:
-            block, cluster = made.parameters(*places), 1
+            block = made.parameters(*places)
         raw = (ctypes.c_uint8 * (len(block) + 64))()
         base = -(-ctypes.addressof(raw) // 64) * 64
         ctypes.memmove(base, block, len(block))
         self.keep = (raw, (ctypes.c_void_p * 1)(base))
         config = cu.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = made.grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = made.variant.threads, 1, 1
-        config.sharedMemBytes = made.smem
+        config.gridDimX, config.gridDimY, config.gridDimZ = built.blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = built.key.variant.threads, 1, 1
+        config.sharedMemBytes = built.smem
         if cluster > 1:
             attribute = cu.CUlaunchAttribute()
             attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ficco_rt.kernels import sm80, sm90, tiles
+from ficco_rt.kernels import tiles
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm80 import choice as sm80
+from ficco_rt.kernels.sm90 import choice as sm90
+from ficco_rt.kernels.sm90.variants import Variant as Hopper
+from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.region import Interval
 
 from .device import SMEM, shared, sms
-from .launch import Launch
-from .variants import Variant
+from .launch import Launch, build
+from .variants import Key, Variant
 
 LAYOUTS = ((False, "B[K,N]"), (True, "B[N,K]"))
 
@@ -52,28 +56,16 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
     return Choice(found.variant, found.tail_splits, found.residency)
 
 
-def build(
-    works: list[tiles.Work], v: Variant, *key: Any, count: int, splits: int, **more: Any
-) -> sm80.Launch | sm90.Launch:
-    """A launch on `count` multiprocessors (`sm80`: of so many blocks) of (dtype, out dtype, left, right transposed), K
-    of the last wave's tiles in `splits` parts."""
-    if isinstance(v, sm90.Variant):
-        return sm90.build(works, v, *key, sms=count, cuts=tiles.Cuts(tail=splits), **more)
-    return sm80.build(works, v, *key, blocks=count, tail_splits=splits, **more)
-
-
 def plain(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: Choice,
-    band: int | None = None, source: Path | None = None, terms: tuple[tiles.Term, ...] = (),
+    band: int | None = None, source: Path | None = None, addends: tuple[tiles.Addend, ...] = (),
 ) -> Launch:  # fmt: skip
-    """c = a · b + terms over whole matrices."""
+    """c = a · b + addends over whole matrices."""
     m, k = a.shape
     n = c.shape[1]
     work = tiles.Work(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
-                      whole(m), whole(n), terms=terms)  # fmt: skip
-    v = choice.variant
-    stages = v.stages(SMEM if isinstance(v, sm90.Variant) else shared(choice.residency), right_t)
-    key = ("bf16", "bf16", False, right_t)
-    count = sms() * choice.residency
-    made = build([work], v, *key, count=count, stages=stages, splits=choice.splits, band=band)
-    return Launch(made, *key, *((True,) if terms else ()), source=source)
+                      whole(m), whole(n), addends=addends)  # fmt: skip
+    key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
+    stages = key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
+    blocks = sms() * choice.residency
+    return Launch(build([work], key, blocks=blocks, stages=stages, split_k=SplitK(choice.splits), band=band), source)

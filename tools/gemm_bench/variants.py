@@ -1,35 +1,37 @@
-"""The kernels that there are: variants by type, layout, and with terms or without."""
+"""The kernels that there are: variants by type, layout, and with addends or without."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from ficco_rt.kernels import sm80, sm90, tiles
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import variants as sm90
 
 Variant = sm80.Variant | sm90.Variant
 
 
-class Key(NamedTuple):
+@dataclass(frozen=True)
+class Key:
     """One kernel."""
 
     variant: Variant
-    dtype: str
-    out_dtype: str
-    left_t: bool
-    right_t: bool
-    terms: bool
+    signature: Signature
 
     @property
     def entry(self) -> str:
-        return tiles.entry_of(self.variant.name, *self[1:])
+        return self.signature.entry(self.variant.name)
 
     @property
     def exists(self) -> bool:
-        """Whether there is such a kernel: the Hopper one's terms and output are of the operands' type."""
+        """Whether there is such a kernel: the Hopper one's addends and output are of the operands' type."""
+        v, s = self.variant, self.signature
+        return isinstance(v, sm80.Variant) or (v.stores(s.out_dtype) and not (s.addends and s.dtype != s.out_dtype))
+
+    def stages(self, smem: int) -> int:
+        """The deepest pipeline that so much shared memory holds."""
         v = self.variant
-        return isinstance(v, sm80.Variant) or (
-            v.stores(self.out_dtype) and not (self.terms and self.dtype != self.out_dtype)
-        )
+        return v.stages(smem, self.signature.right_transposed) if isinstance(v, sm90.Variant) else v.stages(smem)
 
 
 def variants_of(kernel: str) -> tuple[Variant, ...]:
@@ -46,12 +48,12 @@ def keys_of(kernel: str, only: str) -> list[Key]:
     variants = variants_of(kernel)
     lefts = (False,) if kernel == "sm90" else (False, True)
     keys = [
-        Key(v, "bf16", "bf16", lt, rt, terms)
-        for v in variants for lt in lefts for rt in (False, True) for terms in (False, True)
+        Key(v, Signature("bf16", "bf16", lt, rt, addends))
+        for v in variants for lt in lefts for rt in (False, True) for addends in (False, True)
     ]  # fmt: skip
     others = (("fp16", "fp16", False, True), ("bf16", "fp32", False, False), ("fp16", "fp32", False, True))
     # the last of each kind, too
-    kinds = {(v.paced, v.pingpong, v.staging) if isinstance(v, sm90.Variant) else (): v for v in variants}
+    kinds = {(v.throttled, v.pingpong, v.staging) if isinstance(v, sm90.Variant) else (): v for v in variants}
     for v in dict.fromkeys((variants[0], variants[3], min(variants, key=lambda v: v.tile), *kinds.values())):
-        keys += [Key(v, *other, terms) for other in others for terms in (False, True)]
+        keys += [Key(v, Signature(*other, addends)) for other in others for addends in (False, True)]
     return [key for key in keys if any(part in key.entry for part in only.split(",")) and key.exists]

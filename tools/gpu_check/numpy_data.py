@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ficco_rt.driver.api import NUMPY_DTYPES, Array
+from ficco_rt.driver.api import Array
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.reference import evaluate
 from ficco_rt.exec.verify import fresh_inputs
 from ficco_rt.graph.ir import Claim
 from ficco_rt.plan.ir import Plan
+from ficco_rt.types import numpy_dtype
 
 from .repeats import Draw, Outputs, Reference, exact_limit
 
@@ -60,7 +61,7 @@ class NumpyData:
         largest = max((float(abs(a).max()) for a in arrays if a.size), default=0.0)
         exact = draw.values == "exact" and largest <= self._limit
         if exact:
-            dtype = NUMPY_DTYPES[self._plan.tensor(claim.targets[0].tensor).dtype]
+            dtype = numpy_dtype(self._plan.tensor(claim.targets[0].tensor).dtype)
             arrays = [a.astype(dtype) for a in arrays]
         return Reference(arrays, largest, exact)
 

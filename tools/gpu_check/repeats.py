@@ -14,9 +14,10 @@ import numpy as np
 from ficco_rt.errors import NumbersError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.reference import take
-from ficco_rt.exec.verify import EXACT_LIMIT, Values, tolerance
+from ficco_rt.exec.verify import Values, tolerance
 from ficco_rt.graph.ir import Claim
 from ficco_rt.plan.ir import Plan
+from ficco_rt.types import TYPES
 
 from .rows import Sizes
 
@@ -165,4 +166,4 @@ def compare(data: Data, claim: Claim, reference: Reference, outputs: Outputs, al
 
 def exact_limit(plan: Plan) -> int:
     """The integers up to here are stored without rounding in all of the plan's tensors."""
-    return min(EXACT_LIMIT[t.dtype] for t in plan.tensors)
+    return min(TYPES[t.dtype].exact for t in plan.tensors)

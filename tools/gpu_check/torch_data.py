@@ -13,6 +13,7 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.reference import Arithmetic, evaluate, extent
 from ficco_rt.graph.ir import Claim, Operand, Product
 from ficco_rt.plan.ir import Plan
+from ficco_rt.types import TYPES
 
 from .repeats import Draw, Outputs, Reference, exact_limit
 
@@ -36,10 +37,12 @@ class TorchData:
         self._devices = devices
         self._limit = exact_limit(plan)
         self._terms = max(extent(c.value).terms for c in plan.claims)
-        dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
         self._streams = [torch.cuda.Stream(device) for device in devices]
         self._tensors = {
-            t.name: [torch.empty(s, dtype=dtypes[t.dtype], device=d) for s, d in zip(t.shapes, devices, strict=True)]
+            t.name: [
+                torch.empty(s, dtype=getattr(torch, TYPES[t.dtype].torch), device=d)
+                for s, d in zip(t.shapes, devices, strict=True)
+            ]
             for t in plan.tensors
             if t.kind != "scratch"
         }

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ... import env
-from ...kernels.compiler import compile_text
+from ...device.features import usual
+from ...device.ir import Features
+from ...kernels.compiler import Source, compile_source
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
-from ..gpu.gpus import Gpus
-from ..gpu.packed import Packed, Wanted
 from ..gpu.refused import Refused
-from ..gpu.tensors import FlagAddress, Resolve
-from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
-from . import tiled
+from ..gpu.vendor import Action, Function, Grid, Handle, Opened, Rows, Run, Word
 from .call import api, call
+from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
@@ -28,7 +29,6 @@ class Cuda:
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
-    waits_beside = True
 
     def __init__(self) -> None:
         env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -70,6 +70,9 @@ class Cuda:
             bus_bits=attribute("GLOBAL_MEMORY_BUS_WIDTH"),
         )
 
+    def features(self, arch: str) -> Features:
+        return replace(usual(arch), copy_batches=self._batches)
+
     def can_access(self, a: int, b: int) -> bool:
         cu = self.cu
         return bool(call(cu.cuDeviceCanAccessPeer, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))
@@ -92,7 +95,7 @@ class Cuda:
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
         call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, gpus: Gpus) -> None: ...
+    def prepare(self, gpus: Opened) -> None: ...
 
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)
@@ -210,11 +213,8 @@ class Cuda:
 
     # ---- kernels
 
-    def options(self, arch: str) -> tuple[str, ...]:
-        return ("-std=c++17", f"-arch={arch}")
-
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        return compile_text(text, name, options).code
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        return compile_source(source, options).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         if suffix == ".ptx":
@@ -238,15 +238,11 @@ class Cuda:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
 
-    def chains(self, arch: str) -> bool:
-        """Programmatic dependent launch, since Hopper; kernels for others do not wait for the launch before them."""
-        return int(arch.removeprefix("sm_").rstrip("af")) >= 90
-
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
 
-    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
-        return tiled.pack(wanted, resolve, address, facts)
+    def tensor_map(self, wanted: TensorMap) -> bytes:
+        return encode(wanted)
 
     # ---- actions
 
@@ -261,10 +257,8 @@ class Cuda:
         box.WidthInBytes, box.Height = rows.width, rows.rows
         return self.cu.cuMemcpy2DAsync, (box, stream)
 
-    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
+    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action:
         """NOTE it cannot be captured into a graph: the copies would be missing from it."""
-        if not self._batches:
-            return None
         cu = self.cu
         attributes = cu.CUmemcpyAttributes()
         attributes.srcAccessOrder = cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 
+from ...device.ir import Placement
 from ...errors import DeviceError, UsageError
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...machine.model import Machine
 from .refused import Closing, concerning
-from .vendor import Handle, Vendor
+from .vendor import Device, Handle, Vendor
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Device:
-    """A GPU with its context, which other libraries of the process share."""
-
-    ordinal: int
-    facts: DeviceFacts
-    context: Handle
-
-    def __str__(self) -> str:
-        return f"{self.facts.name} (device {self.ordinal})"
-
-
-def homes(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> tuple[int, ...]:
-    """The device of each rank. DeviceError, with the ways out, if there are too few."""
+def placed(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> Placement:
+    """Ranks on the devices of this process, so many on each. DeviceError, with the ways out, if there are too few."""
     if ranks_per_gpu < 1:
         raise UsageError(f"--ranks-per-gpu {ranks_per_gpu}: at least one rank runs on a GPU")
     there = vendor.count()
@@ -39,7 +27,7 @@ def homes(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> tuple[int, ...]:
             f"{ranks} ranks need {needed} GPUs and this machine has {have}; --ranks-per-gpu {fit} lets {fit} ranks "
             f"share each GPU, --backend host runs without any"
         )
-    return tuple(rank // ranks_per_gpu for rank in range(ranks))
+    return Placement(tuple(rank // ranks_per_gpu for rank in range(ranks)))
 
 
 def open_devices(vendor: Vendor, ordinals: tuple[int, ...]) -> dict[int, Device]:
@@ -119,7 +107,7 @@ def _release(vendor: Vendor, device: Device) -> None:
 
 def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1) -> Machine:
     """This machine's GPUs as a Machine of `ranks` ranks."""
-    used = sorted(set(homes(vendor, ranks, ranks_per_gpu)))
+    used = placed(vendor, ranks, ranks_per_gpu).ordinals
     linked = all(_linked(vendor, a, b) for a in used for b in used if a != b)
     return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked)
 

@@ -1,66 +1,41 @@
-"""GPUs of any vendor: one process, all devices, a plan's commands on streams or as a graph for each.
+"""GPUs of any vendor: one process, all devices, a plan's device plans on streams or as a graph for each.
 
-The driver puts its parts together: `gpus` (devices and what is made on them), `flags`, `launches`, `copies`,
-`collectives`, `runs`. What differs between vendors is behind `vendor.Vendor`.
+The driver puts its parts together: `gpus` (devices and what is made on them), `resources` (what device plans name),
+`binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
 
-NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. The
-order of issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels; so vendors
-ask for as many queues as there can be.
+NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. The order of
+issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels; so vendors ask for as many
+queues as there can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import numpy as np
 
+from ...device.build import layout_of
 from ...errors import DeviceError, UsageError
-from ...graph.ir import Dtype, Kernel
-from ...plan.ir import (
-    CollectiveCall,
-    Command,
-    CopyAsync,
-    Launch,
-    Plan,
-    Record,
-    SignalFlag,
-    Stream,
-    WaitEvent,
-    WaitFlag,
-)
-from ...region import Region
-from ...trace import Clock, Span
+from ...machine.discover import machine as machine_from
+from ...plan.ir import Plan
+from ...trace import Clock, Launched, Span
+from ...types import Dtype, numpy_dtype
 from .. import api
-from ..api import (
-    NUMPY_DTYPES,
-    Array,
-    Buffer,
-    Call,
-    DeviceArray,
-    Event,
-    Flag,
-    Graph,
-    Holdings,
-    Memory,
-    Pool,
-    Progress,
-    StreamHandle,
-)
-from . import collectives, copies
-from .crossings import Crossings, crossings
-from .flags import Flags, lowered
+from ..api import Array, Buffer, DeviceArray, Holdings, Memory, Pool, Progress
+from .binding import Binder, Binding, Plans
+from .devices import placed
 from .gpus import Gpus
-from .launches import Launches
-from .program import Program
+from .launches import Launches, fits
 from .refused import Closing, concerning
-from .runs import Captured, Runs, handles
+from .resources import Resources
+from .runs import Runs, handles
 from .spans import raisers_of, spans_of
-from .streams import Beside, Bound, GpuStream, Piece, Upload, awaited_between, raised_between
-from .tensors import Resolve, Tensor
-from .vendor import Handle, Run, Vendor, Word
+from .tensors import Tensor
+from .vendor import Vendor
 
 
 class GpuDriver:
@@ -72,23 +47,18 @@ class GpuDriver:
         self._plan = plan
         self._numbers = count()
         self._buffers: dict[Buffer, Tensor] = {}
-        self._streams: dict[StreamHandle, GpuStream] = {}
-        self._of_plan: list[GpuStream] = []
-        self._events: dict[Event, Handle] = {}
-        self._flags: dict[Flag, int] = {}
-        self._graphs: dict[Graph, Captured] = {}
-        self._groups: dict[int, collectives.Group] = {}  # the one that is being bound, by number
-        self._bound: set[Bound | collectives.Member] = set()
         self._closed = False
-        self._gpus = Gpus(vendor, plan.ranks, ranks_per_gpu, timeout)
+        placement = placed(vendor, plan.ranks, ranks_per_gpu)
+        self._gpus = Gpus(vendor, placement, timeout)
         try:
-            devices = crossings(plan, self._gpus.homes)
-            self._by_launches = lowered(plan)
-            words = [i for of in devices.values() for i in of]
-            self._flag_words = Flags(self._gpus, plan.flag_homes, words, self._by_launches)
-            self._crossings = Crossings(devices, self._flag_words)
-            self._launches = Launches(self._gpus, plan, self._by_launches)
-            self._runs = Runs(self._gpus, self._flag_words, plan, self._of_plan, self._uploads)
+            self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
+            self._features = vendor.features(self._device.arch)
+            layout = layout_of(plan, self._device, placement, self._features)
+            self._plans = {frozenset[tuple[int, int]](): Plans(layout)}  # by the launches that plain kernels do
+            self._resources = Resources(self._gpus, layout.words.table)
+            self._launches = Launches(self._gpus, {k.name: k for k in plan.kernels})
+            self._binder = Binder(self._gpus, self._resources, self._launches)
+            self._runs = Runs(self._gpus, plan, self._resources, self._binder)
         except BaseException:
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
@@ -132,8 +102,7 @@ class GpuDriver:
         for i, device in self._gpus.devices.items():
             with self._gpus.inside(device):
                 free = self._vendor.free_memory()
-            ranks = tuple(r for r in range(self._plan.ranks) if self._gpus.homes[r] == i)
-            pools.append(Pool(str(device), ranks, free))
+            pools.append(Pool(str(device), self._gpus.placement.ranks(i), free))
         return tuple(pools)
 
     def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
@@ -146,11 +115,11 @@ class GpuDriver:
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         if not isinstance(array, DeviceArray):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
-        home = self._gpus.homes[rank]
-        with concerning(self._gpus.device(rank)):
+        device = self._gpus.device(rank)
+        with concerning(device):
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
-        if where != home:
-            raise UsageError(f"rank {rank} runs on device {home}; its tensor lies on device {where}")
+        if where != device.ordinal:
+            raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
         return self._buffer(Tensor(array.address, array.shape, dtype, rank, owned=False))
 
     def _buffer(self, tensor: Tensor) -> Buffer:
@@ -182,182 +151,45 @@ class GpuDriver:
     def read(self, buffer: Buffer) -> Array:
         self._runs.quiet()
         tensor = self._buffers[buffer]
-        values: Array = np.empty(tensor.shape, NUMPY_DTYPES[tensor.dtype])
+        values: Array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
         with self._gpus.inside(self._gpus.device(tensor.rank)):
             self._vendor.to_host(values.ctypes.data, tensor.address, values.nbytes)
         return values
 
-    # ---- queues, and what orders them
-
-    def stream(self, stream: Stream) -> StreamHandle:
-        device = self._gpus.device(stream.rank)
-        handle = self._gpus.new_stream(device, stream.priority)
-        made = GpuStream(stream, device, handle, self._gpus.new_event(device))
-        if stream.engine == "copy":
-            made.raises = self._beside(made, raised_between(stream.commands))
-            made.waits = self._beside(made, awaited_between(stream.commands)) if self._vendor.waits_beside else None
-        number = StreamHandle(next(self._numbers))
-        self._streams[number] = made
-        self._of_plan.append(made)
-        return number
-
-    def _beside(self, stream: GpuStream, flags: frozenset[int]) -> Beside | None:
-        if not flags:
-            return None
-        handle = self._gpus.new_stream(stream.device, stream.plan.priority)
-        return Beside(handle, self._gpus.new_event(stream.device), flags)
-
-    def event(self, rank: int) -> Event:
-        event = Event(next(self._numbers))
-        self._events[event] = self._gpus.new_event(self._gpus.device(rank))
-        return event
-
-    def flag(self, rank: int) -> Flag:
-        flag = Flag(next(self._numbers))
-        self._flags[flag] = self._flag_words.take(rank)
-        return flag
-
-    def kernel(self, kernel: Kernel) -> None:
-        self._launches.kernels[kernel.name] = kernel
-
     # ---- binding
 
-    def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call:
-        to, resolve = self._streams[stream], self._resolver(memory)
-        with self._of(to, command):
-            made = copies.bind(self._vendor, command, resolve, to.handle)
-        return self._keep(Bound(self._gpus, to, command, made.pieces, made.fast, runs=made.runs))
-
-    def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
-        to = self._streams[stream]
-
-        def address(flag: int) -> int:
-            return self._flags[flags[flag]]
-
-        with self._of(to, command):
-            ready = self._launches.bind(to, command, self._resolver(memory), address)
-        return self._keep(Bound(self._gpus, to, command, [tuple(ready.actions)], ready=ready))
-
-    def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call:
-        to, resolve = self._streams[stream], self._resolver(memory)
-        steps = collectives.steps(command, to.plan.rank, self._plan, resolve)
-        sums = [] if steps.sum is None else [steps.sum]
-        with self._of(to, command):
-            ready = self._launches.sums(to, sums, resolve, command.origin)
-            piece = list(ready.actions)
-            for dst, src in steps.copies:
-                piece += [copies.action(self._vendor, part, to.handle) for part in copies.parts(dst, src, resolve)]
-        group = self._groups.get(command.group)
-        if group is None or group.whole:
-            group = self._groups[command.group] = collectives.Group(
-                self._gpus, self._crossings, self._plan.ranks, command.group
-            )
-        with self._of(to, command):
-            return self._keep(group.add(Bound(self._gpus, to, command, [tuple(piece)], ready=ready)))
-
-    def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call:
-        to, handle = self._streams[stream], self._events[event]
-        piece: Piece = (self._vendor.record_action(handle, to.handle),)
-        raised = self._crossings.raised(command.event)
-        return self._keep(Bound(self._gpus, to, command, (piece,), event=handle, words=raised))
-
-    def bind_wait_event(self, stream: StreamHandle, command: WaitEvent, event: Event) -> Call:
-        to = self._streams[stream]
-        piece: Piece = (self._vendor.wait_action(to.handle, self._events[event]),)
-        awaited = self._crossings.awaited(command.event, to.device.ordinal)
-        return self._keep(Bound(self._gpus, to, command, (piece,), words=awaited))
-
-    def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call:
-        to, vendor, word = self._streams[stream], self._vendor, self._flags[flag]
-        fast: Piece | None = None
-        runs: list[Run] = []
-        with self._of(to, command):
-            piece: Piece = (vendor.signal_action(word, to.handle),)
-            if to.raises is not None and command.flag in to.raises.flags:
-                beside = to.raises
-                fast = (
-                    vendor.record_action(beside.event, to.handle),
-                    vendor.wait_action(beside.stream, beside.event),
-                    vendor.signal_action(word, beside.stream),
-                )
-                if self._goes_with_copies(to, command.flag):
-                    runs = [Run(word, self._gpus.ones[to.device.ordinal], 4)]
-        return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=(Word(word, raised=True),), runs=runs))
-
-    def _goes_with_copies(self, to: GpuStream, flag: int) -> bool:
-        """Whether a copied word may raise the flag, as late as the next copy is issued. NOTE no stream may wait for it:
-        the wait might be issued first. And copies inside a device may be kernels, which find no multiprocessor free."""
-        elsewhere = self._gpus.homes[self._plan.flag_homes[flag]] != to.device.ordinal
-        return elsewhere and flag in self._by_launches
-
-    def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
-        to, vendor, word = self._streams[stream], self._vendor, self._flags[flag]
-        fast: Piece | None = None
-        piece: Piece = (vendor.wait_flag_action(word, to.handle),)
-        if to.waits is not None and command.flag in to.waits.flags:
-            beside = to.waits
-            fast = (
-                vendor.wait_flag_action(word, beside.stream),
-                vendor.record_action(beside.event, beside.stream),
-                vendor.wait_action(to.handle, beside.event),
-            )
-        return self._keep(Bound(self._gpus, to, command, (piece,), fast, words=(Word(word, raised=False),)))
-
-    def _of(self, to: GpuStream, command: Command) -> AbstractContextManager[None]:
-        return concerning(to.device, f"{type(command).__name__} on {to}", command.origin)
-
-    def _keep(self, call: Bound | collectives.Member) -> Call:
-        self._bound.add(call)
-        return call
-
-    def _uploads(self) -> list[Upload]:
-        """The tables of all bound launches."""
-        bounds = (b.bound if isinstance(b, collectives.Member) else b for b in self._bound)
-        return [upload for bound in bounds for upload in bound.uploads]
-
-    def _resolver(self, memory: Memory) -> Resolve:
+    def bind(self, memory: Memory) -> api.Binding:
         inputs = {t.name for t in self._plan.tensors if t.kind == "input"}
+        tensors = {
+            (name, rank): replace(self._buffers[buffer], written=name not in inputs)
+            for (name, rank), buffer in memory.items()
+        }
+        return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
 
-        def resolve(region: Region) -> Tensor:
-            tensor = self._buffers[memory[region.tensor, region.rank]]
-            return replace(tensor, written=region.tensor not in inputs)
+    def _plans_for(self, tensors: Mapping[tuple[str, int], Tensor]) -> Plans:
+        """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
+        kernels take."""
+        layout = self._plans[frozenset()].layout
+        unaligned = frozenset((x.stream, x.command) for x in layout.launches if not fits(x, tensors))
+        if unaligned not in self._plans:
+            other = layout_of(self._plan, self._device, layout.placement, self._features, unaligned)
+            self._plans[unaligned] = Plans(other)
+        return self._plans[unaligned]
 
-        return resolve
-
-    def unbind(self, calls: Sequence[Call]) -> None:
-        self._groups.clear()  # what an error left half bound goes on nowhere
+    def unbind(self, binding: api.Binding) -> None:
+        assert isinstance(binding, Binding)
         self._runs.quiet()
-        closing = Closing()
-        for call in calls:
-            bound = _ours(call)
-            self._bound.discard(bound)
-            closing(bound.release)
-        closing.end()
+        self._binder.release(binding)
 
     # ---- running
 
-    def program(self, calls: Sequence[Call]) -> api.Program:
-        return api.Program(Program(self._gpus, [_ours(call) for call in calls]))
+    def capture(self, binding: api.Binding) -> None:
+        assert isinstance(binding, Binding)
+        self._runs.capture(binding)
 
-    def run(self, program: api.Program, streams: Sequence[object] = ()) -> None:
-        assert isinstance(program, Program)
-        self._runs.run(program, handles(streams, self._plan.ranks))
-
-    def capture(self, program: api.Program) -> Graph:
-        assert isinstance(program, Program)
-        graph = Graph(next(self._numbers))
-        self._graphs[graph] = self._runs.capture(program)
-        return graph
-
-    def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
-        self._runs.replay(self._graphs[graph], handles(streams, self._plan.ranks))
-
-    def forget(self, graph: Graph) -> None:
-        self._runs.quiet()
-        self._drop_graph(graph)
-
-    def _drop_graph(self, graph: Graph) -> None:
-        self._runs.drop(self._graphs.pop(graph))
+    def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
+        assert isinstance(binding, Binding)
+        self._runs.run(binding, handles(streams, self._plan.ranks), graph=graph)
 
     def synchronize(self, progress: Progress | None = None) -> None:
         self._runs.synchronize()
@@ -366,28 +198,29 @@ class GpuDriver:
         return self._runs.microseconds()
 
     def spans(self) -> tuple[Span, ...]:
-        """Of the last marked run."""
-        runs = self._runs
-        if not runs.marked:
+        """Of the last run, if it was recorded."""
+        binding = self._runs.traced
+        if binding is None:
             return ()
-        runs.synchronize()
-        for ordinal, stream in self._gpus.control.items():  # where the marks begin; no command waits for it
+        self._runs.synchronize()
+        for ordinal, stream in self._gpus.control.items():  # where timestamps begin; no command waits for it
             self._gpus.finish(self._gpus.devices[ordinal], stream)
-        raisers = raisers_of(self._of_plan)
+        raisers = raisers_of(self._plan)
         dtypes = {t.name: t.dtype for t in self._plan.tensors}
+        launched: dict[tuple[int, int], Launched] = {}
+        for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
+            launched.setdefault((launch.stream, launch.command), bound.launched)
         found: list[Span] = []
-        for stream in self._of_plan:
-
-            def since(mark: Handle, stream: GpuStream = stream) -> float:
-                return runs.since(stream, mark)
-
-            with self._gpus.inside(stream.device):
-                found.extend(spans_of(stream, dtypes, since, raisers))
+        for stream in self._plan.streams:
+            device = self._gpus.device(stream.rank)
+            with self._gpus.inside(device):
+                time = partial(self._runs.since, device.ordinal)
+                found.extend(spans_of(stream, dtypes, time, raisers, launched))
         return tuple(sorted(found, key=lambda s: (s.stream, s.start, s.stop)))
 
     def holdings(self) -> Holdings:
         streams, events, size = self._gpus.held()
-        return Holdings(streams, events, len(self._graphs), size)
+        return Holdings(streams, events, sum(bool(b.graphs) for b in self._binder.bindings), size)
 
     def close(self) -> None:
         if self._closed:
@@ -398,14 +231,9 @@ class GpuDriver:
         closing(self._runs.settle)
         if self._gpus.hung:
             return  # any call may block; the process's end gives everything back
-        for graph in list(self._graphs):
-            closing(self._drop_graph, graph)
+        for binding in self._binder.bindings:
+            closing(self._binder.drop_graphs, binding)
         closing(self._launches.close)
         closing(self._gpus.close)
         if not told:  # after it calls may fail for the same reason
             closing.end()
-
-
-def _ours(call: Call) -> Bound | collectives.Member:
-    assert isinstance(call, Bound | collectives.Member)
-    return call

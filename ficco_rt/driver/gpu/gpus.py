@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager, suppress
 import numpy as np
 import numpy.typing as npt
 
+from ...device.ir import Placement
 from ...errors import DeviceError
-from .devices import Device, close_devices, homes, inside, open_devices
+from .devices import close_devices, inside, open_devices
 from .refused import Closing, Refused, concerning, concerns
-from .vendor import Handle, Vendor
+from .vendor import Device, Handle, Vendor
 
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
 
@@ -23,20 +24,19 @@ _SHARES = {"high": 0.0, "normal": 0.5, "low": 1.0}
 
 
 class Gpus:
-    """See the module. `homes[rank]` is the device of a rank. `timeout` is the seconds that the devices get for what
-    the host waits for; None: any time."""
+    """See the module. `timeout` is the seconds that the devices get for what the host waits for; None: any time."""
 
-    def __init__(self, vendor: Vendor, ranks: int, ranks_per_gpu: int, timeout: float | None) -> None:
+    def __init__(self, vendor: Vendor, placement: Placement, timeout: float | None) -> None:
         self.vendor = vendor
         self.timeout = timeout
-        self.homes = homes(vendor, ranks, ranks_per_gpu)
+        self.placement = placement
         self.current: Device | None = None  # whose context is current, while a run is issued
         self.marking = False  # what is issued is recorded for a trace
         self.timing = False  # and timed, if it is on callers' streams; else it always is
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
-        self.devices = open_devices(vendor, tuple(dict.fromkeys(self.homes)))
+        self.devices = open_devices(vendor, placement.ordinals)
         self.first = next(iter(self.devices.values()))
         self.control: dict[int, Handle] = {}  # a stream of each device, for what is done beside the plan
         self.ones: dict[int, int] = {}  # a word of each device's memory that holds 1: what raises a flag by a copy
@@ -57,7 +57,7 @@ class Gpus:
             raise
 
     def device(self, rank: int) -> Device:
-        return self.devices[self.homes[rank]]
+        return self.devices[self.placement.devices[rank]]
 
     # ---- contexts
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
-from .devices import Device
+from ...kernels.compiler import KERNELS, Source
+from ...kernels.target import options
 from .gpus import Gpus
 from .refused import Closing
-from .vendor import Handle
+from .vendor import Device, Handle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,15 +36,14 @@ class Modules:
         """An entry of one of our own sources, compiled with `options`."""
         key = (source, entry, device.ordinal, options)
         if key not in self._own:
-            text = resources.files("ficco_rt.kernels").joinpath("src", source).read_text(encoding="utf-8")
-            code = self._gpus.vendor.compile(text, source, options)
+            code = self._gpus.vendor.compile(Source.of(KERNELS / source), options)
             self._own[key] = self._entry(code, entry, entry, device)
         return self._own[key]
 
     def users(self, kernel: Kernel, device: Device) -> Entry:
         """A user kernel: source, or what the vendor's compiler made of it, beside the schedule."""
         vendor = self._gpus.vendor
-        place = f"{kernel.origin.path}:{kernel.origin.line}: kernel '{kernel.name}'"
+        place = f"{kernel.origin.place}: kernel '{kernel.name}'"
         path = (Path(kernel.origin.path).parent / kernel.file).resolve()
         try:
             code = path.read_bytes()
@@ -52,7 +51,7 @@ class Modules:
             raise UsageError(f"{place}: cannot read '{path}': {error.strerror}") from error
         if path.suffix in vendor.sources:
             try:
-                image = vendor.compile(code.decode("utf-8"), str(path), vendor.options(device.facts.arch))
+                image = vendor.compile(Source(str(path), code.decode("utf-8")), options(device.facts.arch))
             except (InternalError, UnicodeDecodeError) as error:  # the user's source, so no bug of ours
                 raise UsageError(f"{place}: {error}") from error
         else:
@@ -63,7 +62,7 @@ class Modules:
                     f"{', '.join(vendor.sources)}"
                 )
             image = known
-        what = f"kernel '{kernel.name}' of {kernel.file}, declared at {kernel.origin.path}:{kernel.origin.line}"
+        what = f"kernel '{kernel.name}' of {kernel.file}, declared at {kernel.origin.place}"
         return self._entry(image, kernel.entry, kernel.name, device, what)
 
     def _entry(self, code: bytes, entry: str, name: str, device: Device, what: str = "") -> Entry:

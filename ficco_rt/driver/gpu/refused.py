@@ -24,7 +24,7 @@ class Refused(DeviceError):
         self.place: Place | None = None  # of the command, in the schedule
 
     def __str__(self) -> str:
-        where = f"{self.place.path}:{self.place.line}: " if self.place is not None else ""
+        where = f"{self.place.place}: " if self.place is not None else ""
         of = ", ".join(part for part in (self.command, self.what, self.device) if part)
         advice = f": {self.advice}" if self.advice else ""
         return f"{where}{self.call}{f' ({of})' if of else ''}: {self.code}{advice}"

@@ -1,137 +1,128 @@
-"""Runs of a plan: begun, issued, ended; captured and replayed; waited for, and given up.
-
-`joins` says how a run stands among the callers' streams and behind the run before. As graphs a run is the same calls,
-captured once, a graph for each device, and one call a device and run.
-"""
+"""Runs of a plan: issued, captured and replayed, waited for, and given up. What is issued the device plans say."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
-from .devices import Device
-from .flags import Flags
+from .binding import Binder, Binding, Setting
 from .gpus import SPIN, Gpus
-from .joins import Joins, Replay, kept
-from .program import Program, make
-from .refused import Closing, concerning
-from .spans import raisers_of, stuck
-from .streams import Bound, GpuStream, Upload
-from .vendor import Handle
+from .refused import concerning
+from .resources import Resources
+from .spans import Passed, stuck
+from .steps import make
+from .vendor import Device, Handle
 
-DRAIN = 5.0  # seconds that a given-up run gets to end once its flags are forced up, and the one before it gets
-
-
-@dataclass(slots=True, eq=False)
-class Captured:
-    """A run as graphs, by device, and the program that they were made of."""
-
-    graphs: dict[int, Handle]
-    program: Program
-    replays: dict[tuple[Handle, ...], Replay] = field(default_factory=dict)  # by what stands around them
+DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
 
 
 class Runs:
-    """The runs of one plan. `streams` are the plan's; `uploads` tells what words must be 0 before a run."""
+    """The runs of one plan."""
 
-    def __init__(
-        self,
-        gpus: Gpus,
-        flags: Flags,
-        plan: Plan,
-        streams: Sequence[GpuStream],
-        uploads: Callable[[], Sequence[Upload]],
-    ) -> None:
+    def __init__(self, gpus: Gpus, plan: Plan, resources: Resources, binder: Binder) -> None:
         self._gpus = gpus
-        self._flags = flags
-        self._streams = streams
-        self._uploads = uploads
-        self._joins = Joins(gpus, flags, plan, streams)
+        self._plan = plan
+        self._resources = resources
+        self._binder = binder
         self._running = False  # issued, not seen to end
-        self._callers: tuple[Handle, ...] = ()  # of the last run
         self._trouble: DeviceError | None = None  # of asking whether all is through
-        self._dirty = False  # a run was given up: flags and counters may be up
-        self._replayed: Captured | None = None  # what the last run was, if graphs
+        self._dirty = False  # a run was given up: words and counters may be up
+        self._last: Binding | None = None  # what the last run ran
+        self._setting: Setting | None = None  # and how
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
-        self.marked = False  # the last run was recorded
-        self._timed = False  # and timed
 
-    # ---- on streams
+    @property
+    def traced(self) -> Binding | None:
+        """What the last run ran, if it was recorded."""
+        return self._last if self._setting is not None and self._setting.mode == "traced" else None
 
-    def run(self, program: Program, streams: Sequence[Handle]) -> None:
+    # ---- issuing
+
+    def run(self, binding: Binding, callers: Sequence[Handle], *, graph: bool) -> None:
+        """On streams, recorded if `Gpus.marking`; or by the binding's graphs."""
         gpus = self._gpus
+        mode: Mode = "graph" if graph else "traced" if gpus.marking else "streams"
         try:
             self._prepare()
-            gpus.begin_issue()
-            self._replayed, self.marked = None, gpus.marking
-            steps = program.steps(marked=self.marked)
-            for stream in self._streams:
-                stream.issued = []
-            self._timed = self.marked or gpus.timing or not streams
-            sides = self._joins.sides(streams, self.marked, self._running, self._timed)
-            self._running, self._callers = True, tuple(streams)
-            make(gpus, sides.begin)
-            program.issued()
-            make(gpus, steps)
-            make(gpus, sides.end)
+            before = self._setting
+            others = before is None or (before.mode, before.callers) != (mode, tuple(callers))
+            timed = mode == "traced" or gpus.timing or not callers
+            setting = Setting(mode, tuple(callers), self._running, timed, others)
+            calls = self._binder.calls(binding, setting)
+            if calls.enters:
+                gpus.begin_issue()
+            self._running, self._last, self._setting = True, binding, setting
+            for steps in calls.steps:
+                make(gpus, steps)
             gpus.end_issue()
         except BaseException:
-            self._abandon()
+            self._abandon(callers if graph else ())
             raise
 
-    def _abandon(self, hosts: Sequence[Handle] = ()) -> None:
+    def _abandon(self, callers: Sequence[Handle]) -> None:
         """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
-        It stands where another error is on its way, so it raises none. `hosts`: callers' streams that have graphs."""
+        It stands where another error is on its way, so it raises none. `callers`: streams that may have graphs."""
         if not self.lost:
             self._running = self._dirty = True
             self._await_last()
-            self._joins.follow(hosts)
+            self._follow(callers)
             self._release()
         if not self._gpus.hung:
             with suppress(DeviceError):
                 self._gpus.end_issue()
 
     def _await_last(self) -> None:
-        """The last run that is whole ends by itself: flags forced up would spoil it, and its end takes flags down. It
-        gets DRAIN seconds."""
+        """The last run that is whole ends by itself: words forced up would spoil it, and its end resets words. It gets
+        DRAIN seconds."""
         begun = time.monotonic()
         with suppress(DeviceError):
             while not all(map(self._through, self._gpus.devices)) and time.monotonic() - begun < DRAIN:
                 time.sleep(1e-3)
+
+    def _follow(self, callers: Sequence[Handle]) -> None:
+        """The devices' own streams stand behind the callers', on which graphs of a run that is not whole may be."""
+        vendor = self._gpus.vendor
+        for rank, caller in enumerate(callers):
+            device = self._gpus.device(rank)
+            with suppress(DeviceError), self._gpus.inside(device):
+                event = self._resources.event(EventName("caller", rank), device)
+                vendor.record(event, caller)
+                vendor.wait(self._gpus.control[device.ordinal], event)
 
     def _prepare(self) -> None:
         self.answers()
         if self._dirty:
             self._clear()
 
-    # ---- as graphs
+    # ---- graphs
 
-    def capture(self, program: Program) -> Captured:
-        """A run of the program as a graph for each device."""
+    def capture(self, binding: Binding) -> None:
+        """The binding's run as a graph for each device, if it has none yet."""
+        if binding.graphs:
+            return
         gpus = self._gpus
         self.quiet()
-        captured = Captured({}, program)
         gpus.begin_issue()
         try:
-            self._record(captured)
+            self._record(binding)
             gpus.end_issue()
         except BaseException:  # the first error is the one to tell
             with suppress(DeviceError):
                 gpus.end_issue()
             with suppress(DeviceError):
-                self.drop(captured)
+                self._binder.drop_graphs(binding)
             raise
-        return captured
 
-    def _record(self, captured: Captured) -> None:
+    def _record(self, binding: Binding) -> None:
         """Capture all devices' control streams at once, with the streams behind them, and make graphs of that."""
-        gpus, vendor, sides = self._gpus, self._gpus.vendor, self._joins.inside_graphs()
+        gpus, vendor = self._gpus, self._gpus.vendor
+        steps = self._binder.captured(binding)
         recording: list[Device] = []
         recorded: dict[int, Handle] = {}
         try:
@@ -140,9 +131,7 @@ class Runs:
                 recording.append(device)
                 with concerning(device):
                     vendor.begin_capture(gpus.control[ordinal])
-            make(gpus, sides.begin)
-            make(gpus, captured.program.captured())
-            make(gpus, sides.end)
+            make(gpus, steps)
             for ordinal, device in gpus.devices.items():
                 gpus.enter(device)
                 with concerning(device):
@@ -151,7 +140,7 @@ class Runs:
             for ordinal, device in gpus.devices.items():
                 gpus.enter(device)
                 with concerning(device):
-                    captured.graphs[ordinal] = self._instance(recorded.pop(ordinal))
+                    binding.graphs[ordinal] = self._instance(recorded.pop(ordinal))
         except BaseException:  # the first error is the one to tell
             for device in recording:
                 with suppress(DeviceError):
@@ -179,39 +168,6 @@ class Runs:
             raise
         return graph
 
-    def replay(self, captured: Captured, streams: Sequence[Handle]) -> None:
-        try:
-            self._prepare()
-            behind, others = self._running, self._replayed is None or self._callers != tuple(streams)
-            self._replayed, self.marked = captured, False
-            joins, timed = self._joins, self._gpus.timing or not streams
-            self._timed = timed
-            replay = kept(
-                captured.replays,
-                (behind, others, timed, *streams),
-                lambda: joins.replay(streams, captured.graphs, behind, others, timed),
-            )
-            if replay.enters:
-                self._gpus.begin_issue()
-            self._running, self._callers = True, tuple(streams)
-            make(self._gpus, replay.steps)
-            self._gpus.end_issue()
-        except BaseException:
-            self._abandon(streams)
-            raise
-
-    def drop(self, captured: Captured) -> None:
-        """Give its graphs back."""
-        closing = Closing()
-        while captured.graphs:
-            ordinal, graph = captured.graphs.popitem()
-            closing(self._drop, self._gpus.devices[ordinal], graph)
-        closing.end()
-
-    def _drop(self, device: Device, graph: Handle) -> None:
-        with concerning(device):
-            self._gpus.vendor.destroy_graph(graph)
-
     # ---- the end of a run
 
     def synchronize(self) -> None:
@@ -219,7 +175,7 @@ class Runs:
             return
         try:
             self._wait()
-        except KeyboardInterrupt:  # flags may keep it from an end that nobody waits for any more
+        except KeyboardInterrupt:  # words may keep it from an end that nobody waits for any more
             self._dirty = True
             self._release()
             raise
@@ -249,20 +205,21 @@ class Runs:
 
     def microseconds(self) -> float:
         """From the last run's begin to its end on a device; the slowest counts."""
-        if not self._timed:
+        if self._setting is None or not self._setting.timed:
             raise UsageError("the last run, on callers' streams, was not timed: set executor.timed = True before it")
         self.synchronize()
         return 1e3 * max(map(self._milliseconds, self._gpus.devices))
 
     def _milliseconds(self, ordinal: int) -> float:
+        begin, end = (self._resources.recorded(EventName(kind, ordinal)) for kind in ("begin", "end"))
         with concerning(self._gpus.devices[ordinal]):
-            return self._gpus.vendor.milliseconds(self._joins.gates[ordinal], self._joins.ends[ordinal])
+            return self._gpus.vendor.milliseconds(begin, end)
 
-    def since(self, stream: GpuStream, mark: Handle) -> float:
-        """Microseconds from a recorded run's begin to a mark. Devices' clocks are set to one another by the event that
+    def since(self, ordinal: int, event: EventName) -> float:
+        """Microseconds from a recorded run's begin to an event. Devices' clocks are set to one another by the event that
         begins the run: they agree to some microseconds, the time that it takes to reach them."""
-        base = self._joins.gates[stream.device.ordinal]
-        return max(0.0, 1e3 * self._gpus.vendor.milliseconds(base, mark))
+        begin = self._resources.recorded(EventName("begin", ordinal))
+        return max(0.0, 1e3 * self._gpus.vendor.milliseconds(begin, self._resources.recorded(event)))
 
     def _ended(self, *, everywhere: bool = False) -> bool:
         """Whether the run has. DeviceError: what ran failed; with `everywhere`, on a device that another one still
@@ -276,15 +233,17 @@ class Runs:
             raise DeviceError("\n".join([str(error), *self._report()])) from error
 
     def _through(self, ordinal: int) -> bool:
-        with concerning(self._gpus.devices[ordinal], "while the plan ran"):
-            return self._gpus.vendor.ended(self._joins.done[ordinal])
+        device = self._gpus.devices[ordinal]
+        with concerning(device, "while the plan ran"):
+            return self._gpus.vendor.ended(self._resources.event(EventName("completion", ordinal), device))
 
     def _give_up(self, limit: float) -> None:
+        replayed = self._setting is not None and self._setting.mode == "graph"
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._gpus.busy()]
         self._dirty = True
         through = self._release()
-        if self._replayed is not None:
-            report = self._report_of(self._replayed) if through else []
+        if replayed:
+            report = self._report_on_streams() if through else []
             report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
         busy = " and ".join(self._gpus.busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
@@ -292,16 +251,16 @@ class Runs:
 
     def _report(self) -> list[str]:
         """A line for each stream that is not through."""
-        if self._replayed is not None:
+        if self._setting is None or self._setting.mode == "graph":
             return []
-        raisers = raisers_of(self._streams)
-        lines = [stuck(stream, self._done, raisers) for stream in self._streams]
-        return [line for line in lines if line is not None]
+        devices = [str(self._gpus.device(stream.rank)) for stream in self._plan.streams]
+        return stuck(self._plan, devices, self._passed, traced=self._setting.mode == "traced")
 
-    def _report_of(self, replayed: Captured) -> list[str]:
+    def _report_on_streams(self) -> list[str]:
         """Where the commands of a graph that did not end get stuck when they are issued one by one."""
+        assert self._last is not None
         try:
-            self.run(replayed.program, ())
+            self.run(self._last, (), graph=False)
             begun = time.monotonic()
             while not self._ended() and time.monotonic() - begun < DRAIN:
                 time.sleep(1e-3)
@@ -312,24 +271,20 @@ class Runs:
         self._release()
         return ["the same commands, issued one by one:", *report] if report else []
 
-    def _done(self, bound: Bound) -> bool | None:
-        """Whether a command has ended; None if nothing tells."""
-        if self.marked and bound.marks:
-            return self._passed(bound.marks[-1])
-        if bound.event is not None:
-            return self._passed(bound.event)
-        return True if self._passed(bound.stream.tail) else None
+    @property
+    def _passed(self) -> Passed:
+        def passed(event: EventName) -> bool:
+            try:
+                return self._gpus.vendor.ended(self._resources.recorded(event))
+            except (DeviceError, KeyError):
+                return False
 
-    def _passed(self, event: Handle) -> bool:
-        try:
-            return self._gpus.vendor.ended(event)
-        except DeviceError:
-            return False
+        return passed
 
     def _release(self) -> bool:
-        """Force all flags up, so that whatever waits for one goes on, and wait a little: is all through now?"""
+        """Force all words up, so that whatever waits for one goes on, and wait a little: is all through now?"""
         with suppress(DeviceError):  # what still waits is seen below
-            self._flags.force_up()
+            self._resources.force_up()
         if not self._drained():
             self.lost = self._gpus.hung = True
             return False
@@ -351,10 +306,11 @@ class Runs:
             time.sleep(1e-3)
 
     def _clear(self) -> None:
-        """Flags and counters are down, whatever a given-up run has left."""
-        self._flags.clear()
-        for upload in self._uploads():
-            self._gpus.put(upload.device, upload.counters, np.zeros(upload.words, np.uint32))
+        """Words and counters are 0, whatever a given-up run has left."""
+        self._resources.clear()
+        for launch in (launch for binding in self._binder.bindings for launch in binding.launches):
+            if launch.counters:
+                self._gpus.put(launch.device, launch.scratch, np.zeros(launch.counters, np.uint32))
         self._dirty = False
 
     def settle(self) -> None:

@@ -1,98 +1,113 @@
-"""A run's marks as spans of a trace, and the words for a run that does not end."""
+"""A recorded run as spans of a trace, and the words for a run that does not end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
-from ...errors import Span as Place
-from ...graph.ir import ITEM_BYTES, Copy, Gemm, KernelCall, Reduce
+from ...device.build import timestamps
+from ...device.ir import EventName
+from ...graph.ir import Copy, Gemm, KernelCall, Reduce
 from ...plan.ir import (
     CollectiveCall,
     Command,
     CopyAsync,
     Launch,
+    Plan,
     Record,
+    Signal,
     SignalFlag,
+    Stream,
     WaitEvent,
     WaitFlag,
     Work,
 )
 from ...region import Region, called, peer_of, summary, way
-from ...trace import Kind, Span, base_name
-from .streams import Bound, GpuStream
+from ...trace import Kind, Launched, Span, base_name
+from ...types import TYPES
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
 
+Passed: TypeAlias = Callable[[EventName], bool]  # whether an event's record has been passed
 
-def place_of(place: Place) -> str:
-    return f"{place.path}:{place.line}"
+
+def events_of(stream: Stream) -> list[list[EventName]]:
+    """The timestamps of each command of a stream, in a recorded run."""
+    found, count = [], 0
+    for command in stream.commands:
+        number = timestamps(command)
+        found.append([EventName("timestamp", stream.id, count + i) for i in range(number)])
+        count += number
+    return found
 
 
 def spans_of(
-    stream: GpuStream, dtypes: Mapping[str, str], time: Callable[[Any], float], raisers: Mapping[tuple[str, int], str]
+    stream: Stream,
+    dtypes: Mapping[str, str],
+    time: Callable[[EventName], float],
+    raisers: Mapping[Signal, str],
+    launched: Mapping[tuple[int, int], Launched],
 ) -> Iterator[Span]:
-    """What a stream did in a marked run; `time` of a mark is microseconds from the run's start."""
+    """What a stream did in a recorded run. `time` of an event is microseconds from the run's begin; `launched` is how
+    the command at a place (stream, command) launches its first kernel."""
     free = 0.0
-    waited: Command | None = None
-    for bound in stream.issued:
-        command = bound.command
+    waited: WaitEvent | WaitFlag | None = None
+    for position, (command, events) in enumerate(zip(stream.commands, events_of(stream), strict=True)):
         if isinstance(command, WaitEvent | WaitFlag):
             waited = command
-        if not bound.pieces or not isinstance(command, CopyAsync | Launch | CollectiveCall):
+        if not isinstance(command, CopyAsync | Launch | CollectiveCall):
             continue
-        times = [time(mark) for mark in bound.marks]
+        times = [time(event) for event in events]
         if waited is not None and times[0] - free > WAIT_SHOWN:
-            kind, number = _signal(waited)
-            label = f"waits for {kind} {number} of {raisers.get((kind, number), 'nobody')}"
-            rank, place = stream.plan.rank, place_of(waited.origin)
-            yield Span(rank, stream.plan.id, "wait", label, command.stage, free, times[0], place)
+            (signal,) = waited.waits
+            label = f"waits for {signal} of {raisers.get(signal, 'nobody')}"
+            yield Span(stream.rank, stream.id, "wait", label, command.stage, free, times[0], waited.origin.place)
         waited = None
-        yield from _timed(bound, command, times, dtypes)
+        yield from _timed(stream, command, times, dtypes, launched.get((stream.id, position)))
         free = times[-1]
 
 
 def _timed(
-    bound: Bound, command: CopyAsync | Launch | CollectiveCall, times: list[float], dtypes: Mapping[str, str]
+    stream: Stream,
+    command: CopyAsync | Launch | CollectiveCall,
+    times: Sequence[float],
+    dtypes: Mapping[str, str],
+    how: Launched | None,
 ) -> Iterator[Span]:
-    stream = bound.stream
-    rank, number, stage = stream.plan.rank, stream.plan.id, command.stage
+    rank, number, stage = stream.rank, stream.id, command.stage
 
     def size(region: Region) -> int:
-        return region.elements * ITEM_BYTES[dtypes[region.tensor]]
+        return region.elements * TYPES[dtypes[region.tensor]].bytes
 
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
             label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
-            place = place_of(t.origin)
+            place = t.origin.place
             yield Span(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
         return
-    start, stop, place = times[0], times[-1], place_of(command.origin)
+    start, stop, place = times[0], times[-1], command.origin.place
     if isinstance(command, CollectiveCall):
         label = f"{stage}  {command.kind} {command.src.tensor} → {command.dst.tensor}"
         moved = size(command.dst if command.kind == "all_gather" else command.src)
         yield Span(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
         return
-    moved = sum(
-        size(r)
-        for work in command.works
-        for r in (work.reads if isinstance(work.body, Copy) else (*work.reads, *work.writes))
-    )
-    flops = sum(2 * g.out.elements * _depth(g) for w in command.works if isinstance(g := w.body, Gemm))
+    moved = flops = 0
+    peers = set()
+    for body in (work.body for work in command.works):
+        moved += sum(map(size, body.reads if isinstance(body, Copy) else (*body.reads, *body.writes)))
+        if isinstance(body, Gemm):
+            flops += 2 * body.out.elements * body.left.shape[0 if body.left_transposed else 1]
+        if isinstance(body, Copy):
+            peers.add(peer_of(body.dst, body.src, rank))
     kind, label = _launch(command, rank)
-    label, how = f"{_stages(command)}  {label}", bound.launched
-    peers = {peer_of(c.dst, c.src, rank) for w in command.works if isinstance(c := w.body, Copy)}
     peer = peers.pop() if len(peers) == 1 else None
+    label = f"{_stages(command)}  {label}"
     yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how)
 
 
-def _depth(gemm: Gemm) -> int:
-    return gemm.left.shape[0] if gemm.left_transposed else gemm.left.shape[1]
-
-
 def _stages(command: Launch) -> str:
-    """Its stage, or the names of all that joined it."""
-    return ", ".join(dict.fromkeys(map(base_name, command.stages))) if command.joined else command.stage
+    """Its stage, or the names of all that are fused in it."""
+    return ", ".join(dict.fromkeys(map(base_name, command.stages))) if len(command.stages) > 1 else command.stage
 
 
 def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
@@ -112,16 +127,6 @@ def _work(work: Work, rank: int | None) -> tuple[Kind, str]:
             return "kernel", kernel
 
 
-def _signal(command: Command) -> tuple[str, int]:
-    match command:
-        case WaitEvent(event=number) | Record(event=number):
-            return "event", number
-        case WaitFlag(flag=number) | SignalFlag(flag=number):
-            return "flag", number
-        case _:
-            return "", -1
-
-
 # ---------------------------------------------------------------- a run that does not end
 
 
@@ -137,47 +142,64 @@ def words(command: Command) -> str:
         case CollectiveCall():
             text = f"{command.kind} of stage '{command.stage}'"
         case WaitEvent() | WaitFlag():
-            text = "wait for {} {}".format(*_signal(command))
+            text = f"wait for {command.waits[0]}"
         case Record() | SignalFlag():
-            text = "signal of {} {}".format(*_signal(command))
-    return f"{text} ({place_of(command.origin)})"
+            text = f"signal of {command.signals[0]}"
+    return f"{text} ({command.origin.place})"
 
 
-def stuck(
-    stream: GpuStream, done: Callable[[Bound], bool | None], raisers: Mapping[tuple[str, int], str]
-) -> str | None:
-    """How far a stream got; None if it is through. `done` of a command: None if nothing tells."""
-    last: Bound | None = None
-    pending: Bound | None = None
-    for bound in stream.issued:
-        known = done(bound)
-        if known:
-            last, pending = bound, None
+def stuck(plan: Plan, devices: Sequence[str], passed: Passed, *, traced: bool) -> list[str]:
+    """How far each stream got that is not through, a line each; `devices` are those of the streams, for people."""
+    raisers = raisers_of(plan)
+    lines = []
+    for stream, device in zip(plan.streams, devices, strict=True):
+        line = _stuck(stream, device, passed, raisers, traced)
+        if line is not None:
+            lines.append(line)
+    return lines
+
+
+def _stuck(stream: Stream, device: str, passed: Passed, raisers: Mapping[Signal, str], traced: bool) -> str | None:
+    last: Command | None = None
+    pending: Command | None = None
+    for command, events in zip(stream.commands, events_of(stream), strict=True):
+        if _over(stream, command, events, passed, traced):
+            last, pending = command, None
         elif pending is None:
-            pending = bound
+            pending = command
     if pending is None:
         return None
-    finished = f"finished {words(last.command)}" if last is not None else "finished nothing that can be told"
-    text = f"{stream} ({stream.device}): {finished}; pending is {words(pending.command)}"
-    if isinstance(pending.command, WaitEvent | WaitFlag):
-        text += f", which {raisers.get(_signal(pending.command), 'nothing')} gives"
-    elif isinstance(pending.command, Launch):
-        flags = sorted({f for w in pending.command.works for f in w.waits})
-        givers = sorted({raisers.get(("flag", f), "nothing") for f in flags})
-        if flags:
-            text += f", whose works wait for flags {', '.join(map(str, flags[:8]))} of {', '.join(givers)}"
+    finished = f"finished {words(last)}" if last is not None else "finished nothing that can be told"
+    text = f"rank {stream.rank} stream {stream.name} ({device}): {finished}; pending is {words(pending)}"
+    givers = sorted({raisers.get(signal, "nothing") for signal in pending.waits})
+    if isinstance(pending, WaitEvent | WaitFlag):
+        text += f", which {givers[0]} gives"
+    elif pending.waits:
+        flags = sorted(signal.number for signal in pending.waits)
+        text += f", whose works wait for flags {', '.join(map(str, flags[:8]))} of {', '.join(givers)}"
     return text
 
 
-def raisers_of(streams: Sequence[GpuStream]) -> dict[tuple[str, int], str]:
+def _over(stream: Stream, command: Command, events: Sequence[EventName], passed: Passed, traced: bool) -> bool:
+    """Whether a command has ended, as far as anything tells."""
+    if traced:
+        return passed(events[-1])
+    if isinstance(command, Record):
+        return passed(EventName("plan", command.event))
+    return passed(EventName("tail", stream.id))
+
+
+def raisers_of(plan: Plan) -> dict[Signal, str]:
     """Who gives each event and flag: `rank 1 stream dma (x.ficco:20)`."""
-    found: dict[tuple[str, int], str] = {}
-    for stream in streams:
-        for command in stream.plan.commands:
-            if isinstance(command, Record | SignalFlag):
-                found[_signal(command)] = f"{stream} ({place_of(command.origin)})"
-            elif isinstance(command, Launch):
-                for work in command.works:
-                    for flag in work.signals:
-                        found["flag", flag] = f"{stream} ({place_of(work.origin)})"
+    found: dict[Signal, str] = {}
+    for stream in plan.streams:
+        for command in stream.commands:
+            origins = {Signal("flag", f): w.origin for w in _works(command) for f in w.signals}
+            for signal in command.signals:
+                place = origins.get(signal, command.origin).place
+                found[signal] = f"rank {stream.rank} stream {stream.name} ({place})"
     return found
+
+
+def _works(command: Command) -> Sequence[Work]:
+    return command.works if isinstance(command, Launch) else ()

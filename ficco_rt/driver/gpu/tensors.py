@@ -1,13 +1,10 @@
-"""Tensors and flags where a kernel finds them."""
+"""Tensors where a kernel finds them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from ...graph.ir import ITEM_BYTES, Dtype
-from ...region import Region
+from ...types import TYPES, Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +21,7 @@ class Tensor:
     @property
     def size(self) -> int:
         """Bytes."""
-        size = ITEM_BYTES[self.dtype]
+        size = TYPES[self.dtype].bytes
         for n in self.shape:
             size *= n
         return size
-
-
-Resolve: TypeAlias = Callable[[Region], Tensor]
-FlagAddress: TypeAlias = Callable[[int], int]  # of a flag's number in the plan

@@ -12,20 +12,34 @@ Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from ...device.ir import Features
+from ...kernels.compiler import Source
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from .refused import Refused
-from .tensors import FlagAddress, Resolve
-
-if TYPE_CHECKING:
-    from .gpus import Gpus
-    from .packed import Packed, Wanted
 
 Function: TypeAlias = Callable[..., tuple[Any, ...]]
 Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Device:
+    """A GPU with its context, which other libraries of the process share."""
+
+    ordinal: int
+    facts: DeviceFacts
+    context: Handle
+
+    def __str__(self) -> str:
+        return f"{self.facts.name} (device {self.ordinal})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,24 @@ class Grid:
     chained: bool = False
 
 
+class Opened(Protocol):
+    """The devices of a run, as `prepare` finds them. What is made with it is given back with it."""
+
+    devices: dict[int, Device]
+    control: dict[int, Handle]  # a stream of each device, for what is done beside the plan
+    ones: dict[int, int]  # a word of each device's memory that holds 1
+
+    def inside(self, device: Device) -> AbstractContextManager[None]: ...
+
+    def alloc(self, device: Device, size: int, what: str) -> int: ...
+
+    def free(self, address: int) -> None: ...
+
+    def put(self, device: Device, address: int, values: npt.NDArray[np.generic]) -> None: ...
+
+    def finish(self, device: Device, stream: Handle) -> None: ...
+
+
 class Vendor(Protocol):
     """See the module."""
 
@@ -77,7 +109,6 @@ class Vendor(Protocol):
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
     sources: tuple[str, ...]  # endings of source files that `compile` takes
-    waits_beside: bool  # a copy waits less for an event of another stream than for a flag
 
     # ---- errors
 
@@ -90,6 +121,9 @@ class Vendor(Protocol):
         """Devices that this process may use."""
 
     def facts(self, ordinal: int) -> DeviceFacts: ...
+
+    def features(self, arch: str) -> Features:
+        """What it does for runs on devices of an architecture."""
 
     def can_access(self, a: int, b: int) -> bool:
         """Whether device a may read and write b's memory directly."""
@@ -106,9 +140,8 @@ class Vendor(Protocol):
     def enable_access(self, ordinal: int, context: Handle) -> None:
         """Let the current device use the memory of `ordinal`, whose context it is; enabled already is fine."""
 
-    def prepare(self, gpus: Gpus) -> None:
-        """All devices are there and connected: make and see what the vendor counts on. What is made with `gpus` is
-        given back with it."""
+    def prepare(self, gpus: Opened) -> None:
+        """All devices are there and connected: make and see what the vendor counts on."""
 
     def current(self) -> Handle:
         """What `restore` takes."""
@@ -190,11 +223,8 @@ class Vendor(Protocol):
 
     # ---- kernels
 
-    def options(self, arch: str) -> tuple[str, ...]:
-        """What every source is compiled with."""
-
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        """Machine code. InternalError with the compiler's log if it refuses the text."""
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        """Machine code. InternalError with the compiler's log if it refuses the source."""
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         """A user's compiled file as `load` takes it; None if it is none of this vendor's."""
@@ -210,15 +240,10 @@ class Vendor(Protocol):
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""
 
-    def chains(self, arch: str) -> bool:
-        """Whether a launch may begin there while the one before it on its stream ends (`Grid.chained`)."""
-
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
 
-    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
-        """A launch of the tuned kernel that the plan names; `Packed.lowered` says whether it takes flags down. None if
-        the plan names a naive one, or if the memory that the tensors have got is not aligned as the kernel needs it,
-        which the plan cannot know: then the naive twin does the work."""
+    def tensor_map(self, wanted: TensorMap) -> bytes:
+        """A tensor map as kernels take it; only kernels of the vendor's own devices ask for any."""
 
     # ---- actions
 
@@ -226,8 +251,9 @@ class Vendor(Protocol):
 
     def copy_rows(self, rows: Rows, stream: Handle) -> Action: ...
 
-    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
-        """All of them in one call, if there is one, with no order among them. It need not be fit for capture."""
+    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action:
+        """All of them in one call, with no order among them, where the features have such. It need not be fit for
+        capture."""
 
     def zero_action(self, address: int, words: int, stream: Handle) -> Action:
         """32-bit words."""

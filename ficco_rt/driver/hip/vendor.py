@@ -16,17 +16,14 @@ from typing import Any
 import numpy as np
 
 from ... import env
-from ...errors import DeviceError
-from ...kernels import mfma
-from ...kernels.compiler import HIPRTC, compile_text
+from ...device.features import usual
+from ...device.ir import Features
+from ...errors import DeviceError, InternalError
+from ...kernels.compiler import HIPRTC, Source, compile_source
+from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
-from ..gpu.devices import Device
-from ..gpu.gpus import Gpus
-from ..gpu.packed import Packed, Wanted
 from ..gpu.refused import Refused
-from ..gpu.tensors import FlagAddress, Resolve
-from ..gpu.vendor import Action, Function, Grid, Handle, Rows, Run, Word
-from . import cdna
+from ..gpu.vendor import Action, Device, Function, Grid, Handle, Opened, Rows, Run, Word
 from .call import api, call, filled
 
 LOG = logging.getLogger(__name__)
@@ -34,6 +31,7 @@ LOG = logging.getLogger(__name__)
 _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
 _CHECKED = 4096  # bytes sent to see that copies arrive
+_MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
 _BUFFER, _SIZE, _END = 1, 2, 3
 
@@ -48,7 +46,6 @@ class Hip:
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
-    waits_beside = False  # not known
 
     def __init__(self) -> None:
         env.ask("GPU_MAX_HW_QUEUES", "16")
@@ -81,7 +78,7 @@ class Hip:
             smem_per_sm=attribute("MaxSharedMemoryPerMultiprocessor"),
             smem_per_block=attribute("MaxSharedMemoryPerBlock"),
             smem_reserved=0,
-            max_residency=mfma.MAX_BLOCKS,
+            max_residency=_MAX_BLOCKS,
             warp=wave,
             max_warps=attribute("MaxThreadsPerMultiProcessor") // wave,
             memory=int(call(hip.hipDeviceTotalMem, ordinal)),
@@ -89,6 +86,9 @@ class Hip:
             memory_clock_khz=attribute("MemoryClockRate"),
             bus_bits=attribute("MemoryBusWidth"),
         )
+
+    def features(self, arch: str) -> Features:
+        return usual(arch)
 
     def can_access(self, a: int, b: int) -> bool:
         return bool(call(self.hip.hipDeviceCanAccessPeer, a, b))
@@ -106,7 +106,7 @@ class Hip:
         enabled = "hipErrorPeerAccessAlreadyEnabled"
         call.succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, gpus: Gpus) -> None:
+    def prepare(self, gpus: Opened) -> None:
         self._ones = gpus.ones
         for here, there in permutations(gpus.devices.values(), 2):
             if not self._arrives(gpus, here, there):
@@ -119,7 +119,7 @@ class Hip:
                 self._between = self._plain
                 return
 
-    def _arrives(self, gpus: Gpus, here: Device, there: Device) -> bool:
+    def _arrives(self, gpus: Opened, here: Device, there: Device) -> bool:
         """Whether bytes that a device sends to another, and then gets back, come at all. DeviceError: they come as
         others."""
         half, what = _CHECKED // 2, "to see that copies arrive"
@@ -254,11 +254,8 @@ class Hip:
 
     # ---- kernels
 
-    def options(self, arch: str) -> tuple[str, ...]:
-        return ("-std=c++17", "-O3", f"--offload-arch={arch}")
-
-    def compile(self, text: str, name: str, options: Sequence[str]) -> bytes:
-        return compile_text(text, name, options, by=HIPRTC).code
+    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+        return compile_source(source, options, by=HIPRTC).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
         return code if suffix in (".hsaco", ".co", ".hipfb") else None
@@ -279,17 +276,12 @@ class Hip:
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""
 
-    def chains(self, arch: str) -> bool:
-        return False
-
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(occupancy, function, threads, smem, what=what))
 
-    def tuned(self, wanted: Wanted, resolve: Resolve, address: FlagAddress, facts: DeviceFacts) -> Packed | None:
-        if any(v.name == wanted.launch.kernel for v in mfma.VARIANTS):
-            return cdna.pack(wanted.launch, resolve, address, facts.arch, wanted.sms)
-        return None
+    def tensor_map(self, wanted: TensorMap) -> bytes:
+        raise InternalError(f"a kernel asks for the tensor map {wanted}, and AMD's devices have none")
 
     # ---- actions
 
@@ -311,8 +303,8 @@ class Hip:
         places = (rows.dst, rows.dst_pitch, rows.src, rows.src_pitch)
         return self.hip.hipMemcpy2DAsync, (*places, rows.width, rows.rows, kind, stream)
 
-    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action | None:
-        return None
+    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action:
+        raise InternalError(f"a batch of {len(runs)} copies, and HIP has none")
 
     def zero_action(self, address: int, words: int, stream: Handle) -> Action:
         return self.hip.hipMemsetD32Async, (address, 0, words, stream)

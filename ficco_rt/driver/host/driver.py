@@ -17,37 +17,26 @@ import numpy as np
 
 from ...errors import DeviceError, InternalError, PlanError, UsageError
 from ...errors import Span as Place
-from ...graph.ir import Dtype, Kernel
+from ...graph.ir import KernelCall
 from ...plan.ir import (
     CollectiveCall,
+    Command,
     CopyAsync,
     Launch,
     Plan,
     Record,
     SignalFlag,
-    Stream,
     WaitEvent,
     WaitFlag,
 )
+from ...plan.ir import Signal as PlanSignal
+from ...plan.issue import issue_order
 from ...region import Region
 from ...trace import Clock, Span
-from ..api import (
-    NUMPY_DTYPES,
-    Array,
-    Buffer,
-    Call,
-    Event,
-    Flag,
-    Graph,
-    Holdings,
-    Memory,
-    Pool,
-    Program,
-    Progress,
-    StreamHandle,
-)
+from ...types import Dtype, numpy_dtype
+from ..api import Array, Binding, Buffer, Holdings, Memory, Pool, Progress
 from .deadlock import at, describe_deadlock
-from .kernels import HostFunction, bind_transfers, bind_work, host_function
+from .kernels import bind_transfers, bind_work, host_function
 from .memory import available
 from .order import parse_order, ready_pool
 from .stepping import (
@@ -57,6 +46,7 @@ from .stepping import (
     RaiseTask,
     Signal,
     Stepper,
+    Task,
     WaitTask,
     WorkTask,
     unfinished,
@@ -80,16 +70,19 @@ class HostDriver:
     """See the module. `order` is described in `order.py`."""
 
     def __init__(self, plan: Plan, *, order: str = "fifo") -> None:
+        self._plan = plan
         self._ranks = plan.ranks
         self.order = order
         self._arrays: dict[Buffer, Array] = {}
         self._handles = count()
-        self._streams: dict[StreamHandle, HostStream] = {}
-        self._events: dict[Event, Signal] = {}
-        self._flags: dict[Flag, Signal] = {}
-        self._functions: dict[str, HostFunction] = {}
-        self._modules: dict[Path, ModuleType] = {}
-        self._issued = count()
+        self._issue = issue_order(plan)
+        issued = count()
+        self._streams = [HostStream(stream, issued) for stream in plan.streams]
+        signals = (s for stream in plan.streams for c in stream.commands for s in (*c.waits, *c.signals))
+        self._signals = {s: Signal(str(s)) for s in signals}
+        modules: dict[Path, ModuleType] = {}
+        used = {w.body.kernel for _, launch in plan.launches() for w in launch.works if isinstance(w.body, KernelCall)}
+        self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
 
     @property
     def name(self) -> str:
@@ -123,7 +116,7 @@ class HostDriver:
 
     def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
         try:
-            array = np.empty(shape, NUMPY_DTYPES[dtype])
+            array = np.empty(shape, numpy_dtype(dtype))
         except MemoryError as error:
             raise DeviceError(f"numpy.empty: no memory for {list(shape)} of {dtype} on rank {rank}") from error
         return self.adopt(rank, array, dtype)
@@ -149,109 +142,71 @@ class HostDriver:
     def read(self, buffer: Buffer) -> Array:
         return self._arrays[buffer].copy()
 
-    # ---- queues, and what orders them
-
-    def stream(self, stream: Stream) -> StreamHandle:
-        handle = StreamHandle(next(self._handles))
-        self._streams[handle] = HostStream(stream, self._issued)
-        return handle
-
-    def event(self, rank: int) -> Event:
-        event = Event(next(self._handles))
-        self._events[event] = Signal("event")
-        return event
-
-    def flag(self, rank: int) -> Flag:
-        flag = Flag(next(self._handles))
-        self._flags[flag] = Signal("flag")
-        return flag
-
-    def kernel(self, kernel: Kernel) -> None:
-        self._functions[kernel.name] = host_function(kernel, self._modules)
-
     # ---- binding
 
-    def bind_copy(self, stream: StreamHandle, command: CopyAsync, memory: Memory) -> Call:
-        task = WorkTask(self._streams[stream], command, command)
-        run = bind_transfers(command.transfers, self._resolver(memory, command.origin))
-        task.jobs.append(Job(run, max(t.op for t in command.transfers), 0, [task], command.origin))
-        return task
+    def bind(self, memory: Memory) -> Binding:
+        return Binding(tuple(self._task(s, self._plan.streams[s].commands[p], memory) for s, p in self._issue))
 
-    def bind_launch(self, stream: StreamHandle, command: Launch, memory: Memory, flags: Sequence[Flag]) -> Call:
-        task = WorkTask(self._streams[stream], command, command)
+    def _task(self, s: int, command: Command, memory: Memory) -> Task:
+        stream = self._streams[s]
+        match command:
+            case CopyAsync():
+                task = WorkTask(stream, command, command)
+                run = bind_transfers(command.transfers, self._resolver(memory, command.origin))
+                task.jobs.append(Job(run, max(t.op for t in command.transfers), 0, [task], command.origin))
+                return task
+            case Launch():
+                return self._launch(stream, command, memory)
+            case CollectiveCall():
+                resolve = self._resolver(memory, command.origin)
+                return CollectiveTask(stream, command, command, resolve(command.dst), resolve(command.src))
+            case Record() | SignalFlag():
+                signal = self._signals[command.signals[0]]
+                raising = RaiseTask(stream, command, signal)
+                signal.raiser, signal.raiser_place = raising, command.origin
+                return raising
+            case WaitEvent() | WaitFlag():
+                return WaitTask(stream, command, self._signals[command.waits[0]])
+
+    def _launch(self, stream: HostStream, command: Launch, memory: Memory) -> WorkTask:
+        task = WorkTask(stream, command, command)
         for index, work in enumerate(command.works):
             run = bind_work(work, self._resolver(memory, work.origin), self._functions)
-            for flag in (*work.waits, *work.signals):
-                self._flags[flags[flag]].name = f"flag {flag}"
-            waits = tuple(self._flags[flags[f]] for f in work.waits)
-            signals = tuple(self._flags[flags[f]] for f in work.signals)
+            waits, signals = (
+                tuple(self._signals[PlanSignal("flag", flag)] for flag in flags) for flags in (work.waits, work.signals)
+            )
             for signal in signals:
                 signal.raiser, signal.raiser_place = task, work.origin
             task.jobs.append(Job(run, work.op, index, [task], work.origin, waits, signals))
         return task
 
-    def bind_collective(self, stream: StreamHandle, command: CollectiveCall, memory: Memory) -> Call:
-        resolve = self._resolver(memory, command.origin)
-        return CollectiveTask(self._streams[stream], command, command, resolve(command.dst), resolve(command.src))
-
-    def bind_record(self, stream: StreamHandle, command: Record, event: Event) -> Call:
-        return self._bind_raise(stream, command, self._events[event], command.event)
-
-    def bind_signal(self, stream: StreamHandle, command: SignalFlag, flag: Flag) -> Call:
-        return self._bind_raise(stream, command, self._flags[flag], command.flag)
-
-    def bind_wait_event(self, stream: StreamHandle, command: WaitEvent, event: Event) -> Call:
-        signal = self._events[event]
-        signal.name = f"event {command.event}"
-        return WaitTask(self._streams[stream], command, signal)
-
-    def bind_wait_flag(self, stream: StreamHandle, command: WaitFlag, flag: Flag) -> Call:
-        signal = self._flags[flag]
-        signal.name = f"flag {command.flag}"
-        return WaitTask(self._streams[stream], command, signal)
-
-    def _bind_raise(self, stream: StreamHandle, command: Record | SignalFlag, signal: Signal, number: int) -> Call:
-        task = RaiseTask(self._streams[stream], command, signal)
-        signal.name = f"{'event' if isinstance(command, Record) else 'flag'} {number}"
-        signal.raiser, signal.raiser_place = task, command.origin
-        return task
-
     def _resolver(self, memory: Memory, place: Place) -> _Resolver:
         return _Resolver(self._arrays, memory, place)
 
-    # ---- running
-
-    def unbind(self, calls: Sequence[Call]) -> None:
+    def unbind(self, binding: Binding) -> None:
         pass  # a task that is not issued holds nothing
 
-    def program(self, calls: Sequence[Call]) -> Program:
-        return Program(tuple(calls))
+    # ---- running
 
-    def run(self, program: Program, streams: Sequence[object] = ()) -> None:
+    def capture(self, binding: Binding) -> None:
+        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
+
+    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
         """Nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
-        for stream in self._streams.values():
+        for stream in self._streams:
             stream.queue.clear()
             stream.head = 0
-        for signal in (*self._events.values(), *self._flags.values()):
+        for signal in self._signals.values():
             signal.up = False
             signal.waiters.clear()
-        assert isinstance(program, tuple)
-        for call in program:
-            call()
-
-    def capture(self, program: Program) -> Graph:
-        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
-
-    def replay(self, graph: Graph, streams: Sequence[object] = ()) -> None:
-        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
-
-    def forget(self, graph: Graph) -> None:
-        raise UsageError("the host driver has no graphs; graph=True is for GPUs")
+        assert isinstance(binding, tuple)
+        for task in binding:
+            task()
 
     def synchronize(self, progress: Progress | None = None) -> None:
-        streams = sorted(self._streams.values(), key=lambda s: s.id)
+        streams = self._streams
         stepper = Stepper(streams, self._ranks, ready_pool(self._parsed_order))
         try:
             with np.errstate(all="ignore"):  # poison is multiplied like any number
@@ -273,12 +228,11 @@ class HostDriver:
         return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
 
     def holdings(self) -> Holdings:
-        return Holdings(len(self._streams), len(self._events), 0, sum(a.nbytes for a in self._arrays.values()))
+        return Holdings(len(self._streams), self._plan.events, 0, sum(a.nbytes for a in self._arrays.values()))
 
     def close(self) -> None:
         self._streams.clear()  # tasks and streams hold each other
-        self._events.clear()
-        self._flags.clear()
+        self._signals.clear()
         self._functions.clear()
         self._arrays.clear()
 

@@ -1,5 +1,5 @@
 // out (+)= left · right on CDNA (gfx90a, gfx942): bf16 or fp16 operands, fp32 accumulation by MFMA, output in either. Or,
-// with TERMS, out = left · right + terms, all added in fp32.
+// with ADDENDS, out = left · right + addends, all added in fp32.
 //
 // Four waves make a tile. Each step of K goes from memory to registers while the step before it is multiplied, then
 // to the other of two buffers in LDS. The grid is persistent: block b makes the tiles b, b + grid, … of a table that
@@ -16,16 +16,16 @@
 //   HALF             1: fp16, 0: bf16
 //   OUT_FP32         1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T  1: the operand is stored transposed, left [K, M], right [N, K]
-//   TERMS            1: works may have terms, of the operands' type or fp32, that are added to the product
+//   ADDENDS          1: works may have addends, of the operands' type or fp32
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the dimension
-// that lies together in memory. They end anywhere. No header is included: hipRTC knows __global__, __device__ and
+// that lies together in memory. They end anywhere. No header of HIP is included: hipRTC knows __global__, __device__ and
 // __shared__ without one, and the rest are the compiler's own names.
 
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-typedef long long i64;
+#include "tiles.h"
+
+typedef PitchedParameters Parameters;
+typedef PitchedOperands Operands;
 typedef u32 Words2 __attribute__((ext_vector_type(2)));
 typedef u32 Words __attribute__((ext_vector_type(4)));    // 16 bytes: 8 elements
 typedef float Floats __attribute__((ext_vector_type(4)));
@@ -51,58 +51,6 @@ static_assert(SHAPE == 16 || SHAPE == 32, "the MFMA instructions used");
 static_assert(TABLE_K % TILE_K == 0 && TILE_K % (8 * GROUPS) == 0, "steps are whole");
 static_assert(BLOCKS_M * WAVES_M * SHAPE == TILE_M && BLOCKS_N * WAVES_N * SHAPE == TILE_N, "waves are whole");
 
-struct Operands {
-    u64 left, right, out;                  // addresses
-    i64 left_line, right_line, out_line;   // bytes from a stored row to the next
-    u64 unused[2];
-};
-
-struct alignas(64) Tile {
-    int left_row, right_col;   // where its operands start
-    int out_row, out_col;
-    int rows, cols;            // what of it is stored
-    int k_first, k_blocks;     // its pieces of K: Depth[k_first …], k_blocks · 64 deep in all
-    int operands;              // index into Parameters.operands
-    int accumulate;
-    int wait_first, wait_count;   // Parameters.flags that must be up before it reads
-    int signal;                // index into Parameters.signals, or -1
-    int splits, split;         // it makes partial `split` of `splits`
-    int slot;                  // partial and counter of split 0
-};
-
-struct Added {              // to a tile, beside the product
-    int first, count;       // Parameters.terms
-    int at, gap;            // of no use here: terms are added where the tile is stored
-    int wait_first, wait_count;   // Parameters.flags that must be up before they are read
-    int unused[2];
-};
-
-struct Term { int matrix, row, col, unused; };   // Parameters.matrices, and where the tile's rows and columns start in it
-
-struct Matrix { u64 address; i64 line; u64 item, unused; };   // bytes
-
-struct Depth { int left, right, blocks, size; };   // where it starts in each; blocks, and elements
-
-struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th wave that has stored
-
-struct Parameters {
-    const Tile* tiles;
-    const Depth* depths;
-    const u64* flags;       // addresses of 32-bit words, here or on a peer
-    const Signal* signals;
-    u32* signal_counts;     // zero before the first launch, left zero by each
-    u32* split_counts;      // likewise
-    float* partials;
-    const u32* epoch;       // what an up flag holds at least; null: 1
-    const u32* abort;       // not zero: stop waiting (the host's watchdog); null: never
-    const Operands* operands;
-    int tile_count;
-    int unused;
-    const Added* added;     // of each tile
-    const Term* terms;
-    const Matrix* matrices;
-};
-
 // ---------------------------------------------------------------- memory order
 
 __device__ inline u32 load_acquire(const u32* p) {
@@ -125,13 +73,13 @@ __device__ inline void meet() {
 
 // Until every flag is up. Copies and peers write both flags and data: acquire at system scope.
 __device__ inline void spin(const Parameters& p, int first, int count) {
-    const u32 goal = p.epoch ? load_now(p.epoch) : 1u;
+    const u32 goal = p.table.epoch ? load_now(p.table.epoch) : 1u;
     for (int i = 0; i < count; ++i) {
-        const u32* flag = (const u32*)p.flags[first + i];
+        const u32* flag = (const u32*)p.table.flags[first + i];
         u32 turns = 0;
         while ((int)(load_acquire(flag) - goal) < 0) {
             __builtin_amdgcn_s_sleep(2);
-            if (p.abort && (++turns & 255) == 0 && load_now(p.abort)) break;
+            if (p.table.abort && (++turns & 255) == 0 && load_now(p.table.abort)) break;
         }
     }
 }
@@ -203,22 +151,22 @@ template <bool ALONG_K, int COUNT> struct Side {
     Words held[ALONG_K ? EACH : 4 * EACH];
 
     // `count` rows (columns) belong to the tile. What is past them is read again from the last ones, and not stored.
-    __device__ void aim(i64 line, int count) {
+    __device__ void aim(i64 pitch, int count) {
         const int thread = __builtin_amdgcn_workitem_id_x();
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const int at = thread + i * THREADS;
             if (ALONG_K) {
-                offset[i] = (u32)least(at / UNITS, count - 1) * (u32)line + at % UNITS * 16;
+                offset[i] = (u32)least(at / UNITS, count - 1) * (u32)pitch + at % UNITS * 16;
             } else {
-                offset[i] = (u32)(at / (COUNT / 8) * 4) * (u32)line + least(at % (COUNT / 8), (count - 1) / 8) * 16;
+                offset[i] = (u32)(at / (COUNT / 8) * 4) * (u32)pitch + least(at % (COUNT / 8), (count - 1) / 8) * 16;
             }
         }
     }
 
     // WHOLE: all of the step belongs to its piece of K. Otherwise `size` elements do, and the others are zero; NOTE they
     // are not read: they may be past the end of the memory.
-    template <bool WHOLE> __device__ void load(u64 start, i64 line, int size) {
+    template <bool WHOLE> __device__ void load(u64 start, i64 pitch, int size) {
         const int thread = __builtin_amdgcn_workitem_id_x();
         const Words zero = {0, 0, 0, 0};
 #pragma unroll
@@ -233,7 +181,7 @@ template <bool ALONG_K, int COUNT> struct Side {
                 const int deep = at / (COUNT / 8) * 4;   // of threads without a block: TILE_K or more
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
-                    const GLOBAL Words* const from = (const GLOBAL Words*)((const GLOBAL char*)(start + j * line) + offset[i]);
+                    const GLOBAL Words* const from = (const GLOBAL Words*)((const GLOBAL char*)(start + j * pitch) + offset[i]);
                     if (WHOLE && HELD % THREADS == 0) held[4 * i + j] = *from;
                     else held[4 * i + j] = deep + j < least(size, TILE_K) ? *from : zero;
                 }
@@ -273,19 +221,19 @@ struct Step {
     Side<RIGHT_T, TILE_N> right;
 
     __device__ void aim(const Operands& o, const Tile& t) {
-        left.aim(o.left_line, t.rows);
-        right.aim(o.right_line, t.cols);
+        left.aim(o.left_pitch, t.rows);
+        right.aim(o.right_pitch, t.cols);
     }
     __device__ void load(const Operands& o, const Tile& t, const Depth& k) {
-        const u64 from_left = o.left + (LEFT_T ? k.left : t.left_row) * o.left_line + (LEFT_T ? t.left_row : k.left) * 2;
+        const u64 from_left = o.left + (LEFT_T ? k.left : t.left_row) * o.left_pitch + (LEFT_T ? t.left_row : k.left) * 2;
         const u64 from_right =
-            o.right + (RIGHT_T ? t.right_col : k.right) * o.right_line + (RIGHT_T ? k.right : t.right_col) * 2;
+            o.right + (RIGHT_T ? t.right_col : k.right) * o.right_pitch + (RIGHT_T ? k.right : t.right_col) * 2;
         if (k.size >= TILE_K) {
-            left.template load<true>(from_left, o.left_line, k.size);
-            right.template load<true>(from_right, o.right_line, k.size);
+            left.template load<true>(from_left, o.left_pitch, k.size);
+            right.template load<true>(from_right, o.right_pitch, k.size);
         } else {
-            left.template load<false>(from_left, o.left_line, k.size);
-            right.template load<false>(from_right, o.right_line, k.size);
+            left.template load<false>(from_left, o.left_pitch, k.size);
+            right.template load<false>(from_right, o.right_pitch, k.size);
         }
     }
     __device__ void store(Words* stage) const {
@@ -345,7 +293,7 @@ __device__ inline void store_tile(const Operands& o, const Tile& t, Sums (&d)[BL
     for (int m = 0; m < BLOCKS_M; ++m) {
         const int r = row + m * SHAPE + lane % SHAPE;
         if (r >= t.rows) continue;
-        const u64 line = o.out + (t.out_row + r) * o.out_line + t.out_col * ITEM;
+        const u64 line = o.out + (t.out_row + r) * o.out_pitch + t.out_col * ITEM;
 #pragma unroll
         for (int n = 0; n < BLOCKS_N; ++n)
 #pragma unroll
@@ -363,10 +311,9 @@ __device__ inline void store_tile(const Operands& o, const Tile& t, Sums (&d)[BL
     }
 }
 
-#if TERMS
-// A term, fp32 if WIDE, to the sums of some of the rows that the wave is to store. What is past the tile is read again
+// An addend, fp32 if WIDE, to the sums of some of the rows that the wave is to store. What is past the tile is read again
 // from its end, or lies in the last 16 bytes of a row that the tile has a part of: it is added to what is not stored.
-template <bool WIDE> __device__ inline void add_term(u64 row, const Tile& t, Sums (&d)[BLOCKS_N], int column) {
+template <bool WIDE> __device__ inline void add_addend(u64 row, const Tile& t, Sums (&d)[BLOCKS_N], int column) {
     const int lane = __builtin_amdgcn_workitem_id_x() % 64;
 #pragma unroll
     for (int n = 0; n < BLOCKS_N; ++n)
@@ -385,25 +332,24 @@ template <bool WIDE> __device__ inline void add_term(u64 row, const Tile& t, Sum
         }
 }
 
-__device__ inline void add_terms(const Parameters& p, const Tile& t, int index, Sums (&d)[BLOCKS_M][BLOCKS_N], int row,
+__device__ inline void add_addends(const Parameters& p, const Tile& t, int index, Sums (&d)[BLOCKS_M][BLOCKS_N], int row,
                                  int column) {
     const int lane = __builtin_amdgcn_workitem_id_x() % 64;
-    const Added a = p.added[index];
+    const TileAddends a = p.tile_addends[index];
     if (a.wait_count) spin(p, a.wait_first, a.wait_count);   // NOTE each wave: those of a split tile do not all come here
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m) {
         const int r = least(row + m * SHAPE + lane % SHAPE, t.rows - 1);
 #pragma unroll 1
         for (int k = 0; k < a.count; ++k) {   // NOTE inside: with all sums in one loop the compiler spills
-            const Term from = p.terms[a.first + k];
-            const Matrix matrix = p.matrices[from.matrix];
-            const u64 start = matrix.address + (from.row + r) * matrix.line + from.col * matrix.item;
-            if (matrix.item == 4) add_term<true>(start, t, d[m], column);
-            else add_term<false>(start, t, d[m], column);
+            const Addend from = p.addends[a.first + k];
+            const PitchedMatrix matrix = p.addend_matrices[from.matrix];
+            const u64 start = matrix.address + (from.row + r) * matrix.pitch + from.col * matrix.item;
+            if (matrix.item == 4) add_addend<true>(start, t, d[m], column);
+            else add_addend<false>(start, t, d[m], column);
         }
     }
 }
-#endif
 
 // ---------------------------------------------------------------- the kernel
 
@@ -412,14 +358,14 @@ __device__ inline void add_terms(const Parameters& p, const Tile& t, int index, 
 __device__ inline bool last_of_splits(const Parameters& p, const Tile& t, Sums (&d)[BLOCKS_M][BLOCKS_N], int wave) {
     constexpr int part = BLOCKS_M * BLOCKS_N * 64;   // Sums of a wave
     const int lane = __builtin_amdgcn_workitem_id_x() % 64;
-    Sums* const first = (Sums*)p.partials + ((long long)t.slot * WAVES + wave) * part + lane;
+    Sums* const first = (Sums*)p.table.partials + ((long long)t.slot * WAVES + wave) * part + lane;
     Sums* mine = first + (long long)t.split * WAVES * part;
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m)
 #pragma unroll
         for (int n = 0; n < BLOCKS_N; ++n) mine[(m * BLOCKS_N + n) * 64] = d[m][n];
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
-    u32* const counter = p.split_counts + t.slot * WAVES + wave;
+    u32* const counter = p.table.split_counts + t.slot * WAVES + wave;
     int before = 0;
     if (lane == 0) before = (int)count_up(counter);
     if (__builtin_amdgcn_readfirstlane(before) != t.splits - 1) return false;
@@ -439,11 +385,11 @@ __device__ inline bool last_of_splits(const Parameters& p, const Tile& t, Sums (
 __device__ inline void raise(const Parameters& p, int signal) {
     __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");   // waits for all of the wave's stores
     if (__builtin_amdgcn_workitem_id_x() % 64) return;
-    const Signal s = p.signals[signal];
-    if (count_up(p.signal_counts + signal) + 1 != s.target) return;
-    p.signal_counts[signal] = 0;
-    const u32 value = p.epoch ? load_now(p.epoch) : 1u;
-    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.flags[s.flag_first + i], value);
+    const Signal s = p.table.signals[signal];
+    if (count_up(p.table.signal_counts + signal) + 1 != s.target) return;
+    p.table.signal_counts[signal] = 0;
+    const u32 value = p.table.epoch ? load_now(p.table.epoch) : 1u;
+    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.table.flags[s.flag_first + i], value);
 }
 
 extern "C" __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(RESIDENCY)))
@@ -453,7 +399,7 @@ __global__ void ENTRY(const Parameters p) {
     const int row = wave % WAVES_M * BLOCKS_M * SHAPE, column = wave / WAVES_M * BLOCKS_N * SHAPE;
     const int blocks = __builtin_amdgcn_grid_size_x() / THREADS;
     for (int index = __builtin_amdgcn_workgroup_id_x(); index < p.tile_count; index += blocks) {
-        const Tile t = p.tiles[index];
+        const Tile t = p.table.tiles[index];
         const Operands o = p.operands[t.operands];
         if (t.wait_count) wait_flags(p, t.wait_first, t.wait_count);
         Sums d[BLOCKS_M][BLOCKS_N] = {};
@@ -461,7 +407,7 @@ __global__ void ENTRY(const Parameters p) {
         step.aim(o, t);
         const int steps = t.k_blocks * (TABLE_K / TILE_K);
         int piece = t.k_first;
-        Depth k = p.depths[piece];
+        Depth k = p.table.depths[piece];
         int remain = k.blocks * (TABLE_K / TILE_K);
         step.load(o, t, k);
         step.store(dynamic);
@@ -473,7 +419,7 @@ __global__ void ENTRY(const Parameters p) {
                 k.right += TILE_K;
                 k.size -= TILE_K;
                 if (--remain == 0) {
-                    k = p.depths[++piece];
+                    k = p.table.depths[++piece];
                     remain = k.blocks * (TABLE_K / TILE_K);
                 }
                 step.load(o, t, k);
@@ -484,9 +430,7 @@ __global__ void ENTRY(const Parameters p) {
             meet();
         }
         if (t.splits > 1 && !last_of_splits(p, t, d, wave)) continue;
-#if TERMS
-        add_terms(p, t, index, d, row, column);
-#endif
+        if constexpr (ADDENDS) add_addends(p, t, index, d, row, column);
         store_tile(o, t, d, row, column);
         if (t.signal >= 0) raise(p, t.signal);
     }

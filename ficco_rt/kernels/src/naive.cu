@@ -1,18 +1,14 @@
 // The kernels that any GPU runs: the plain twin of the GEMMs, a sum, and a copy.
 //
 // Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=… or -DCOPY=…, the name of the one kernel wanted, the first two also
-// with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No header is included, so the
-// compiler alone suffices.
+// with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No vendor's header is included, so
+// the compiler alone suffices.
 //
 // All take a table of works and walk their tiles in order, giving them out by block number. In a launch that both waits
 // for flags and raises some a counter in memory gives them out, so that whatever comes earlier in the order has been
 // taken by a block that runs: a block that waits for a flag never keeps out the block that raises it.
-//
-// Layouts of the structs: ficco_rt/driver/gpu/naive.py.
 
-typedef long long i64;
-typedef unsigned long long u64;
-typedef unsigned int u32;
+#include "works.h"
 
 #ifdef COPY
 #define THREADS 512
@@ -117,51 +113,7 @@ __device__ __forceinline__ float element(int type, u64 address, i64 at) {
     return type == 0 ? widen<0>(x) : widen<1>(x);
 }
 
-// A logical axis as runs of a tensor's: logical index i < end lies at i + shift.
-struct Run { i64 end, shift; };
-struct Map { int first, count; };  // its runs
-
-struct Sync { int first_wait, waits, first_signal, signals; };  // addresses of flags
-
-struct Gemm {
-    u64 out, left, right;                                       // addresses of element [0, 0]
-    i64 out_m, out_n, left_m, left_k, right_k, right_n;         // strides, elements
-    Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
-    int m, n, k, accumulate;
-    int first_tile, tiles, columns, counter;                    // tiles: in all; columns: tiles a row of tiles
-    Sync sync;
-    int first_term, terms;
-};
-struct Added {                                                  // a term of a Gemm, in the result's rows and columns
-    u64 address;                                                // of element [0, 0]
-    i64 m, n;                                                   // strides, elements
-    Map map_m, map_n;
-    int type, unused;                                           // as IN and OUT count them
-};
-
-struct Reduce {
-    u64 out;
-    i64 out_pitch, rows, columns;                               // elements
-    int first_term, terms, vector, counter;                     // vector: elements of one 16-byte access, or 1
-    int first_tile, tiles, work, work_tiles;                    // jobs of one work share a counter
-    Sync sync;
-};
-struct Term { u64 address; i64 pitch; int type, unused; };      // type: as IN and OUT count them
-
-// One tile of a copy.
-struct Copy {
-    u64 to, from;                                               // addresses
-    i64 to_pitch, from_pitch;                                   // bytes
-    int rows, units, unit;                                      // units: accesses a row, of 16, 8, 4 or 2 bytes
-    int work, work_tiles, unused;                               // tiles of one work share a counter
-    Sync sync;
-};
-
-struct Table {
-    u64 works, terms, runs, flags, counters;                    // counters: [0] tickets, [1] blocks that ended, then works
-    int count, tiles, ordered, waits;                           // waits: a work waits for flags
-    int first_lowered, lowered;                                 // flags that go down when no block waits any more
-};
+// ---------------------------------------------------------------- tiles and flags
 
 // The next tile of this block, or -1. `round` counts the block's tiles.
 __device__ int next_tile(const Table &t, int round) {
@@ -183,16 +135,16 @@ __device__ __forceinline__ void begin(const Table &t) {
     wait_launch_before();
 }
 
-// How every kernel ends: no thread of the block waits any more. The last block takes flags down, and leaves the counters
-// as they were found: the next run finds zeros.
+// How every kernel ends: no thread of the block waits any more. The last block resets flags, and leaves the counters as
+// they were found: the next run finds zeros.
 __device__ __forceinline__ void end(const Table &t) {
-    if (!t.ordered && !t.lowered) return;
+    if (!t.ordered && !t.reset_count) return;
     u32 *counters = (u32 *)t.counters;
     if (threadIdx.x || atomicAdd(&counters[1], 1u) != gridDim.x - 1) return;
     counters[0] = 0;
     counters[1] = 0;
-    const u64 *flags = (const u64 *)t.flags + t.first_lowered;
-    for (int i = 0; i < t.lowered; i++) *(u32 *)flags[i] = 0;
+    const u64 *flags = (const u64 *)t.flags + t.reset_first;
+    for (int i = 0; i < t.reset_count; i++) *(u32 *)flags[i] = 0;
 }
 
 __device__ void wait_for(const Table &t, const Sync &s) {
@@ -242,10 +194,10 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
     return index + r->shift;
 }
 
-// ---------------------------------------------------------------- out (+)= left · right (+ terms)
+// ---------------------------------------------------------------- out (+)= left · right (+ addends)
 //
 // 256 threads make a tile of 128 × 128, 32 deep, 8 × 8 outputs each, summed in fp32. Any strides, any runs of
-// rows, columns and depth on every operand and term. Dynamic shared memory: 256 · 32 elements of In.
+// rows, columns and depth on every operand and addend. Dynamic shared memory: 256 · 32 elements of In.
 
 #ifdef GEMM
 constexpr int TILE = 128, DEPTH = 32;
@@ -255,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
     In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
     __shared__ i64 at_m[TILE], at_n[TILE];
     const Run *runs = (const Run *)t.runs;
-    const Added *all_terms = (const Added *)t.terms;
+    const Addend *all_addends = (const Addend *)t.terms;
     const int thread = threadIdx.x, tx = thread % 16, ty = thread / 16;
 
     begin(t);
@@ -322,10 +274,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
                     for (int b = 0; b < 8; b++)
                         if (a == i && b == j) value = sum[a][b];  // keeps the sums in registers
                 if (w.accumulate) value += widen<OUT>(*to);
-                for (int s = 0; s < w.terms; s++) {
-                    const Added &term = all_terms[w.first_term + s];
-                    const i64 at = place(runs, term.map_m, m) * term.m + place(runs, term.map_n, n) * term.n;
-                    value += element(term.type, term.address, at);
+                for (int s = 0; s < w.addends; s++) {
+                    const Addend &a = all_addends[w.first_addend + s];
+                    const i64 at = place(runs, a.map_m, m) * a.m + place(runs, a.map_n, n) * a.n;
+                    value += element(a.type, a.address, at);
                 }
                 narrow<OUT>(value, *to);
             }

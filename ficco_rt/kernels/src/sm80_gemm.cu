@@ -1,5 +1,5 @@
 // out (+)= left · right on tensor cores since Ampere: bf16 or fp16 operands, fp32 accumulation, output in either. Or,
-// with TERMS, out = left · right + terms, all added in fp32.
+// with ADDENDS, out = left · right + addends, all added in fp32.
 //
 // All warps load by cp.async into a ring of stages and multiply by mma.sync what has arrived. The grid is
 // persistent: block b makes the tiles b, b + blocks, … of a table that the host writes (kernels/sm80.py). Loads run
@@ -13,15 +13,15 @@
 //   HALF                  1: fp16, 0: bf16
 //   OUT_FP32              1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T       1: the operand is stored transposed, left [K, M], right [N, K]
-//   TERMS                 1: works may have terms, of the operands' type or fp32, that are added to the product
+//   ADDENDS               1: works may have addends, of the operands' type or fp32
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the
 // dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
 
-typedef unsigned char u8;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
+#include "half_floats.cuh"
+#include "tiles.h"
+
+typedef PitchedParameters Parameters;
 
 constexpr int TILE_K = 64;                       // 128 bytes: one row of the ring
 constexpr int WARPS = WARPS_M * WARPS_N;
@@ -38,58 +38,6 @@ static_assert(TILE_M % 64 == 0 && TILE_N % 64 == 0, "the ring's 64-column atoms"
 static_assert(64 % HOP == 0, "a hop stays in an atom");
 static_assert(WARP_M == 32 || WARP_M == 64, "a warp's rows lie in one atom");
 static_assert(WARP_N == 32 || WARP_N == 64, "and its columns");
-
-struct Operands {
-    u64 left, right, out;                  // addresses
-    i64 left_line, right_line, out_line;   // bytes from a stored row to the next
-    u64 unused[2];
-};
-
-struct alignas(64) Tile {
-    int left_row, right_col;   // where its operands start
-    int out_row, out_col;
-    int rows, cols;            // what of it there is
-    int k_first, k_blocks;     // its pieces of K: Depth[k_first …], k_blocks steps in all
-    int operands;              // index into Parameters.operands
-    int accumulate;
-    int wait_first, wait_count;   // Parameters.flags that must be up before it reads
-    int signal;                // index into Parameters.signals, or -1
-    int splits, split;         // it makes partial `split` of `splits`
-    int slot;                  // partial and counter of split 0
-};
-
-struct Added {              // to a tile, beside the product
-    int first, count;       // Parameters.terms
-    int at, gap;            // of no use here: terms are added where the tile is stored
-    int wait_first, wait_count;   // Parameters.flags that must be up before they are read
-    int unused[2];
-};
-
-struct Term { int matrix, row, col, unused; };   // Parameters.matrices, and where the tile's rows and columns start in it
-
-struct Matrix { u64 address; i64 line; u64 item, unused; };   // bytes
-
-struct Depth { int left, right, blocks, size; };   // where it starts in each; steps and elements
-
-struct Signal { u32 target, flag_first, flag_count, unused; };   // raised by the target-th warp that has stored
-
-struct Parameters {
-    const Tile* tiles;
-    const Depth* depths;
-    const u64* flags;       // addresses of 32-bit words, here or on a peer
-    const Signal* signals;
-    u32* signal_counts;     // zero before the first launch, left zero by each
-    u32* split_counts;      // likewise
-    float* partials;
-    const u32* epoch;       // what an up flag holds at least; null: 1
-    const u32* abort;       // not zero: stop waiting (the host's watchdog); null: never
-    const Operands* operands;
-    int tile_count;
-    int stages;
-    const Added* added;     // of each tile
-    const Term* terms;
-    const Matrix* matrices;
-};
 
 // ---------------------------------------------------------------- PTX, one line each
 
@@ -162,39 +110,16 @@ __device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// ---------------------------------------------------------------- numbers
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 v;
-#if HALF
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(high), "f"(low));
-#endif
-    return v;
-}
-__device__ __forceinline__ void add_packed(float& low, float& high, u32 v) {
-#if HALF
-    float a, b;
-    asm("{\n.reg .f16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}" : "=f"(a), "=f"(b) : "r"(v));
-    low += a;
-    high += b;
-#else
-    low += __uint_as_float(v << 16);
-    high += __uint_as_float(v & 0xffff0000u);
-#endif
-}
-
 // ---------------------------------------------------------------- loading
 
 // Until every flag of the tile is up. Copy engines and peers write both flags and data: acquire at system scope.
 __device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count) {
-    const u32 goal = p.epoch ? *(const volatile u32*)p.epoch : 1u;
+    const u32 goal = p.table.epoch ? *(const volatile u32*)p.table.epoch : 1u;
     for (int i = 0; i < count; ++i) {
-        const u32* flag = (const u32*)p.flags[first + i];
+        const u32* flag = (const u32*)p.table.flags[first + i];
         u32 turns = 0;
         while ((int)(load_acquire(flag) - goal) < 0)
-            if (p.abort && (++turns & 255) == 0 && *(const volatile u32*)p.abort) return;
+            if (p.table.abort && (++turns & 255) == 0 && *(const volatile u32*)p.table.abort) return;
     }
 }
 
@@ -206,10 +131,10 @@ template <bool ALONG_K> struct Side {
     int hop;        // bytes from a hop's stored row to the next hop's
     int limit;      // rows (columns) that there are, from this thread's first
 
-    __device__ __forceinline__ void start(u64 base, i64 line, int first, int k, int there) {
+    __device__ __forceinline__ void start(u64 base, i64 pitch, int first, int k, int there) {
         const int thread = this_thread(), unit = (thread & 7) * 8, row = thread >> 3;
-        at = (const u8*)base + (ALONG_K ? (first + row) * line + (k + unit) * 2 : (k + row) * line + (first + unit) * 2);
-        hop = (int)line * HOP;
+        at = (const u8*)base + (ALONG_K ? (first + row) * pitch + (k + unit) * 2 : (k + row) * pitch + (first + unit) * 2);
+        hop = (int)pitch * HOP;
         limit = there - (ALONG_K ? row : unit);
     }
     __device__ __forceinline__ const u8* source(int i) const {   // of hop i
@@ -237,19 +162,19 @@ struct Loader {
 
     // the tile's first piece of K, or its next
     __device__ __forceinline__ void enter(const Parameters& p, bool next_piece) {
-        const Tile* t = p.tiles + index;
+        const Tile* t = p.table.tiles + index;
         const Quad place = load_quad(t), size = load_quad(&t->rows), rest = load_quad(&t->operands);
         piece = next_piece ? piece + 1 : size.z;
-        const Quad at = load_quad(p.depths + piece);
-        const Operands* o = p.operands + rest.x;
-        left.start(__ldg(&o->left), __ldg(&o->left_line), place.x, at.x, size.x);
-        right.start(__ldg(&o->right), __ldg(&o->right_line), place.y, at.y, size.y);
+        const Quad at = load_quad(p.table.depths + piece);
+        const PitchedOperands* o = p.operands + rest.x;
+        left.start(__ldg(&o->left), __ldg(&o->left_pitch), place.x, at.x, size.x);
+        right.start(__ldg(&o->right), __ldg(&o->right_pitch), place.y, at.y, size.y);
         depth = at.w;
         if (next_piece) return;
         full = size.x == TILE_M && size.y == TILE_N;
         steps = size.w;
         if (rest.w > 0) {   // the block's tile before this one may have waited for the same
-            const Quad before = load_quad(&p.tiles[max(0, index - (int)gridDim.x)].operands);
+            const Quad before = load_quad(&p.table.tiles[max(0, index - (int)gridDim.x)].operands);
             if (before.w != rest.w || before.z != rest.z) steps = -steps;
         }
     }
@@ -318,7 +243,7 @@ __device__ __forceinline__ void load_right(RightFragments& f, const Reader<bool(
 // ---------------------------------------------------------------- storing
 
 // A part of a matrix, fp32 if WIDE, to a warp's sums: of a lane two neighbours of rows r and r + 8 in each 16 × 8 fragment.
-template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 line, int rows, int cols) {
+template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8* corner, i64 pitch, int rows, int cols) {
     const int thread = this_thread(), r = (thread & 31) >> 2, c = (thread & 3) * 2;
     constexpr int item = WIDE ? 4 : 2;
 #pragma unroll
@@ -329,7 +254,7 @@ template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8*
             for (int h = 0; h < 2; ++h) {
                 const int row = m * 16 + h * 8 + r, col = n * 8 + c;
                 if (row >= rows || col >= cols) continue;
-                const u8* at = corner + row * line + col * item;
+                const u8* at = corner + row * pitch + col * item;
                 const bool both = col + 1 < cols;
                 if (WIDE) {
                     d[m][n][2 * h] += __ldcg((const float*)at);
@@ -342,81 +267,67 @@ template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8*
             }
 }
 
-#if TERMS
-__device__ __forceinline__ void add_terms(const Parameters& p, int index, Sums& d, int warp_m, int warp_n, int rows, int cols) {
-    const Quad added = load_quad(p.added + index), waits = load_quad(&p.added[index].wait_first);
+__device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums& d, int warp_m, int warp_n, int rows, int cols) {
+    const Quad added = load_quad(p.tile_addends + index), waits = load_quad(&p.tile_addends[index].wait_first);
     if (waits.y > 0) {
         if ((this_thread() & 31) == 0) wait_flags(p, waits.x, waits.y);
         __syncwarp();
     }
 #pragma unroll 1
     for (int i = 0; i < added.y; ++i) {
-        const Quad term = load_quad(p.terms + added.x + i);
-        const Matrix* m = p.matrices + term.x;
-        const i64 line = __ldg(&m->line);
+        const Quad addend = load_quad(p.addends + added.x + i);
+        const PitchedMatrix* m = p.addend_matrices + addend.x;
+        const i64 pitch = __ldg(&m->pitch);
         const u64 item = __ldg(&m->item);
-        const u8* corner = (const u8*)__ldg(&m->address) + (term.y + warp_m) * line + (term.z + warp_n) * (i64)item;
-        if (item == 4) add_part<true>(d, corner, line, rows, cols);
-        else add_part<false>(d, corner, line, rows, cols);
+        const u8* corner = (const u8*)__ldg(&m->address) + (addend.y + warp_m) * pitch + (addend.z + warp_n) * (i64)item;
+        if (item == 4) add_part<true>(d, corner, pitch, rows, cols);
+        else add_part<false>(d, corner, pitch, rows, cols);
     }
 }
-#endif
 
-__device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 line, int rows, int cols) {
+__device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 pitch, int rows, int cols) {
     const int lane = this_thread() & 31, r = lane >> 2, q = lane & 3;
-#if OUT_FP32
+    if constexpr (OUT_FP32) {
 #pragma unroll
-    for (int m = 0; m < FRAGMENTS_M; ++m)
+        for (int m = 0; m < FRAGMENTS_M; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = m * 16 + h * 8 + r;
-            float* to = (float*)(corner + row * line);
+            for (int h = 0; h < 2; ++h) {
+                const int row = m * 16 + h * 8 + r;
+                float* to = (float*)(corner + row * pitch);
 #pragma unroll
-            for (int n = 0; n < FRAGMENTS_N; ++n) {
-                const int col = n * 8 + q * 2;
-                if (row >= rows || col >= cols) continue;
-                if (col + 1 < cols) *(float2*)(to + col) = make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
-                else to[col] = d[m][n][2 * h];
-            }
-        }
-#else
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS_M; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = m * 16 + h * 8 + r;
-            u8* to = corner + row * line;
-#pragma unroll
-            for (int g = 0; g < FRAGMENTS_N; g += 4) {
-                // four lanes hold a row of four fragments, two elements of each; turned, eight of one
-                u32 v[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) v[j] = pack(d[m][g + j][2 * h], d[m][g + j][2 * h + 1]);
-#pragma unroll
-                for (int j = 0; j < 4; j += 2) {
-                    const u32 other = __shfl_xor_sync(0xffffffffu, q & 1 ? v[j] : v[j + 1], 1);
-                    if (q & 1) v[j] = other;
-                    else v[j + 1] = other;
-                }
-#pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    const u32 other = __shfl_xor_sync(0xffffffffu, q & 2 ? v[j] : v[j + 2], 2);
-                    if (q & 2) v[j] = other;
-                    else v[j + 2] = other;
-                }
-                const int col = (g + q) * 8;
-                if (row >= rows || col >= cols) continue;
-                if (col + 8 <= cols) {
-                    *(uint4*)(to + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
-                } else {
-#pragma unroll
-                    for (int j = 0; j < 8; ++j)
-                        if (col + j < cols)
-                            *(unsigned short*)(to + (col + j) * 2) = (unsigned short)(v[j / 2] >> j % 2 * 16);
+                for (int n = 0; n < FRAGMENTS_N; ++n) {
+                    const int col = n * 8 + q * 2;
+                    if (row >= rows || col >= cols) continue;
+                    if (col + 1 < cols) *(float2*)(to + col) = make_float2(d[m][n][2 * h], d[m][n][2 * h + 1]);
+                    else to[col] = d[m][n][2 * h];
                 }
             }
-        }
-#endif
+    } else {
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS_M; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const int row = m * 16 + h * 8 + r;
+                u8* to = corner + row * pitch;
+#pragma unroll
+                for (int g = 0; g < FRAGMENTS_N; g += 4) {
+                    u32 v[4];
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) v[j] = pack(d[m][g + j][2 * h], d[m][g + j][2 * h + 1]);
+                    transpose_in_quad(v, q);
+                    const int col = (g + q) * 8;
+                    if (row >= rows || col >= cols) continue;
+                    if (col + 8 <= cols) {
+                        *(uint4*)(to + col * 2) = make_uint4(v[0], v[1], v[2], v[3]);
+                    } else {
+#pragma unroll
+                        for (int j = 0; j < 8; ++j)
+                            if (col + j < cols)
+                                *(unsigned short*)(to + (col + j) * 2) = (unsigned short)(v[j / 2] >> j % 2 * 16);
+                    }
+                }
+            }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __grid_constant__ Parameters p) {
@@ -434,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
 
     for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
         if (loader.steps < 0 && loader.index == index) {   // what was written before has been signalled: it may wait
-            const Quad rest = load_quad(&p.tiles[index].operands);
+            const Quad rest = load_quad(&p.table.tiles[index].operands);
             if (this_thread() == 0) wait_flags(p, rest.z, rest.w);
             __syncthreads();
             loader.steps = -loader.steps;
@@ -454,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
         load_right(b[0], right, slot, 0);
 #pragma unroll
         for (int m = 0; m < FRAGMENTS_M; ++m) load_matrices<bool(LEFT_T)>(a[m], left.at(slot, m, 0));
-        for (int steps = __ldg(&p.tiles[index].k_blocks); steps > 0; --steps) {
+        for (int steps = __ldg(&p.table.tiles[index].k_blocks); steps > 0; --steps) {
             const u32 read = slot == ring ? end - STAGE_BYTES : slot - STAGE_BYTES;   // by the step before
 #pragma unroll
             for (int k = 0; k < SUBSTEPS; ++k) {
@@ -482,7 +393,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
 
         const int thread = this_thread(), warp = thread >> 5, lane = thread & 31;
         const int warp_m = warp / WARPS_N * WARP_M, warp_n = warp % WARPS_N * WARP_N;
-        const Tile* tile = p.tiles + index;
+        const Tile* tile = p.table.tiles + index;
         const Quad place = load_quad(tile), size = load_quad(&tile->rows);
         const Quad rest = load_quad(&tile->operands), last = load_quad(&tile->signal);
         const int splits = last.y, split = last.z;
@@ -490,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
         if (splits > 1) {
             // every split leaves its part; the warp that comes last adds them in order and goes on
             constexpr int vectors = FRAGMENTS_M * FRAGMENTS_N;   // of a thread
-            float4* mine = (float4*)p.partials + ((i64)(last.w + split) * WARPS + warp) * vectors * 32 + lane;
+            float4* mine = (float4*)p.table.partials + ((i64)(last.w + split) * WARPS + warp) * vectors * 32 + lane;
             const bool any = rows > 0 && cols > 0;
             if (any) {
 #pragma unroll
@@ -502,13 +413,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
             __threadfence();
             __syncwarp();
             u32 old = 0;
-            if (lane == 0) old = atomicAdd(p.split_counts + last.w * WARPS + warp, 1u);
+            if (lane == 0) old = atomicAdd(p.table.split_counts + last.w * WARPS + warp, 1u);
             old = __shfl_sync(0xffffffffu, old, 0);
             if (old != splits - 1) continue;
             __threadfence();
-            if (lane == 0) p.split_counts[last.w * WARPS + warp] = 0;
+            if (lane == 0) p.table.split_counts[last.w * WARPS + warp] = 0;
             if (any) {
-                const float4* part = (const float4*)p.partials + ((i64)last.w * WARPS + warp) * vectors * 32 + lane;
+                const float4* part = (const float4*)p.table.partials + ((i64)last.w * WARPS + warp) * vectors * 32 + lane;
 #pragma unroll
                 for (int m = 0; m < FRAGMENTS_M; ++m)
 #pragma unroll
@@ -532,24 +443,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
                 }
             }
         }
-        const Operands* o = p.operands + rest.x;
-        const i64 line = __ldg(&o->out_line);
-        u8* const corner = (u8*)__ldg(&o->out) + (place.z + warp_m) * line
+        const PitchedOperands* o = p.operands + rest.x;
+        const i64 pitch = __ldg(&o->out_pitch);
+        u8* const corner = (u8*)__ldg(&o->out) + (place.z + warp_m) * pitch
                            + (i64)(place.w + warp_n) * (OUT_FP32 ? 4 : 2);
-        if (rest.y) add_part<bool(OUT_FP32)>(d, corner, line, rows, cols);   // the block has waited for it, too
-#if TERMS
-        add_terms(p, index, d, warp_m, warp_n, rows, cols);
-#endif
-        store_sums(d, corner, line, rows, cols);
+        if (rest.y) add_part<bool(OUT_FP32)>(d, corner, pitch, rows, cols);   // the block has waited for it, too
+        if constexpr (ADDENDS) add_addends(p, index, d, warp_m, warp_n, rows, cols);
+        store_sums(d, corner, pitch, rows, cols);
         if (last.x >= 0) {
             __threadfence_system();
             __syncwarp();
             if (lane == 0) {
-                const Signal s = p.signals[last.x];
-                if (count_up(p.signal_counts + last.x) + 1 == s.target) {
-                    p.signal_counts[last.x] = 0;
-                    const u32 value = p.epoch ? *(const volatile u32*)p.epoch : 1u;
-                    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.flags[s.flag_first + i], value);
+                const Signal s = p.table.signals[last.x];
+                if (count_up(p.table.signal_counts + last.x) + 1 == s.target) {
+                    p.table.signal_counts[last.x] = 0;
+                    const u32 value = p.table.epoch ? *(const volatile u32*)p.table.epoch : 1u;
+                    for (u32 i = 0; i < s.flag_count; ++i) store_release((u32*)p.table.flags[s.flag_first + i], value);
                 }
             }
             __syncwarp();

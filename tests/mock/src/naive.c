@@ -1,35 +1,9 @@
 // The naive GEMM, sum and copy (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
+#include "../../../ficco_rt/kernels/src/works.h"
 #include "standin.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct { int64_t end, shift; } Run;
-typedef struct { int first, count; } Map;
-typedef struct { int first_wait, waits, first_signal, signals; } Sync;
-typedef struct {
-    uint64_t out, left, right;
-    int64_t out_m, out_n, left_m, left_k, right_k, right_n;
-    Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
-    int m, n, k, accumulate, first_tile, tiles, columns, counter;
-    Sync sync;
-    int first_term, terms;
-} Gemm;
-typedef struct { uint64_t address; int64_t m, n; Map map_m, map_n; int type, unused; } Added;
-typedef struct {
-    uint64_t out;
-    int64_t out_pitch, rows, columns;
-    int first_term, terms, vector, counter, first_tile, tiles, work, work_tiles;
-    Sync sync;
-} Reduce;
-typedef struct { uint64_t address; int64_t pitch; int type, unused; } Term;
-typedef struct {
-    uint64_t to, from;
-    int64_t to_pitch, from_pitch;
-    int rows, units, unit, work, work_tiles, unused;
-    Sync sync;
-} Copy;
-typedef struct { uint64_t works, terms, runs, flags, counters; int count, tiles, ordered, waits, first_lowered, lowered; } Table;
 
 enum { TILE = 128, REDUCE_TILE = 512 };
 typedef struct { Type in, out; } State;
@@ -67,10 +41,10 @@ static int tile_of(Launch *l, int block, int round) {
     uint32_t *counters = (uint32_t *)t->counters;
     int64_t tile = t->ordered ? counters[0]++ : (int64_t)round * l->grid + block;
     if (tile < t->tiles) return (int)tile;
-    if ((t->ordered || t->lowered) && ++counters[1] == (uint32_t)l->grid) {
+    if ((t->ordered || t->reset_count) && ++counters[1] == (uint32_t)l->grid) {
         counters[0] = counters[1] = 0;
-        const uint64_t *flags = (const uint64_t *)t->flags + t->first_lowered;
-        for (int i = 0; i < t->lowered; i++) launch_lowers(l, flags[i]);
+        const uint64_t *flags = (const uint64_t *)t->flags + t->reset_first;
+        for (int i = 0; i < t->reset_count; i++) launch_lowers(l, flags[i]);
     }
     return -1;
 }
@@ -158,18 +132,18 @@ static int gemm_run(Launch *l, int tile) {
     }
     for (int i = 0; i < rows && !code; i++)
         for (int j = 0; j < columns; j++) {
-            const float *a = left + (size_t)i * (size_t)w->k, *b = right + (size_t)j * (size_t)w->k;
+            const float *x = left + (size_t)i * (size_t)w->k, *y = right + (size_t)j * (size_t)w->k;
             float sum = 0;
-            for (int k = 0; k < w->k; k++) sum += a[k] * b[k];
+            for (int k = 0; k < w->k; k++) sum += x[k] * y[k];
             int64_t element = place(t, w->map_out_m, row + i) * w->out_m + place(t, w->map_out_n, column + j) * w->out_n;
             uint64_t to = w->out + (uint64_t)(element * out);
             if ((code = memory_reach(l->device, to, (uint64_t)out))) break;
             if (w->accumulate) sum += number_load(types->out, (void *)to);
-            const Added *term = (const Added *)t->terms + w->first_term;
-            for (int s = 0; s < w->terms && !code; s++, term++) {
-                Type type = (Type)term->type;
-                int64_t at = place(t, term->map_m, row + i) * term->m + place(t, term->map_n, column + j) * term->n;
-                uint64_t from = term->address + (uint64_t)(at * type_bytes(type));
+            const Addend *a = (const Addend *)t->terms + w->first_addend;
+            for (int s = 0; s < w->addends && !code; s++, a++) {
+                Type type = (Type)a->type;
+                int64_t at = place(t, a->map_m, row + i) * a->m + place(t, a->map_n, column + j) * a->n;
+                uint64_t from = a->address + (uint64_t)(at * type_bytes(type));
                 if (!(code = memory_reach(l->device, from, (uint64_t)type_bytes(type))))
                     sum += number_load(type, (void *)from);
             }

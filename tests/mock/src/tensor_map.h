@@ -6,4 +6,4 @@
 typedef struct {
     uint64_t magic, address, columns, rows, pitch;   // elements; pitch: bytes
     uint32_t box_columns, box_rows, type;
-} TensorMap;
+} EncodedMap;

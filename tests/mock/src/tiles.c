@@ -1,5 +1,6 @@
 // The GEMMs of tensor and matrix cores, from the table of tiles that they share (ficco_rt/kernels/): the Hopper one,
-// whose operands are tensor maps, and those that are given addresses and lines.
+// whose operands are tensor maps, and those that are given addresses and pitches.
+#include "../../../ficco_rt/kernels/src/tiles.h"
 #include "standin.h"
 #include "tensor_map.h"
 
@@ -7,57 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    int left_row, right_col, out_row, out_col, rows, cols, k_first, k_blocks, operands, accumulate;
-    int wait_first, wait_count, signal, splits, split, slot;
-} Tile;
-typedef struct { int left, right, blocks, size; } Depth;      // size: elements, of which tensor maps know themselves
-typedef struct { int first, count; } DepthWait;
-typedef struct { uint32_t target, flag_first, flag_count, unused; } Signal;
-typedef struct { int first, count, at, gap, wait_first, wait_count, unused[2]; } Added;
-typedef struct { int matrix, row, column, unused; } Term;
-typedef struct {
-    const Tile *tiles;
-    const Depth *depths;
-    const uint64_t *flags;
-    const Signal *signals;
-    uint32_t *signal_counts, *split_counts;
-    float *partials;
-    const uint32_t *epoch, *abort;
-} Table;
-
-typedef struct { TensorMap left; unsigned char rest1[128 - sizeof(TensorMap)]; TensorMap right;
-                 unsigned char rest2[256 - sizeof(TensorMap)]; } Mapped;
-typedef struct { uint64_t out; int64_t out_pitch; uint64_t unused[2]; } Side;
-typedef struct { TensorMap map; unsigned char rest[128 - sizeof(TensorMap)]; } TermMap;
-typedef struct { Mapped operands[8]; Side sides[8]; Table table; int tile_count, stages; const Added *added; const Term *terms;
-                 uint32_t *ended; int lowered_first, lowered; const DepthWait *depth_waits; uint64_t unused; TermMap maps[4];
-               } MappedParameters;
-typedef struct { uint64_t left, right, out; int64_t left_line, right_line, out_line; uint64_t unused[2]; } Lined;
-typedef struct { uint64_t address, line, item, unused; } LinedTerm;
-typedef struct { Table table; const Lined *operands; int tile_count, stages; const Added *added; const Term *terms;
-                 const LinedTerm *matrices; } LinedParameters;
-
 enum { STEP = 64 };
-_Static_assert(sizeof(Mapped) == 384, "the operands of sm90_gemm.cu");
-_Static_assert(sizeof(MappedParameters) == 3968, "the parameters of sm90_gemm.cu");
-_Static_assert(sizeof(LinedParameters) == 112, "the parameters of sm80_gemm.cu");
-
 typedef struct {
     const Table *table;
-    const Mapped *mapped;            // with sides, or
-    const Side *sides;
-    const Lined *lined;
-    const Added *added;              // null where no work has terms
+    const MappedOperands *mapped;    // with infos, or
+    const OperandInfo *infos;
+    const PitchedOperands *pitched;
+    const TileAddends *tile_addends; // null where no work has addends
     const DepthWait *depth_waits;    // null where no piece of K waits
-    const Term *terms;
-    const TermMap *maps;             // or
-    const LinedTerm *matrices;
+    const Addend *addends;
+    const TensorMap *maps;           // or
+    const PitchedMatrix *matrices;
     int tile_count, tile_m, tile_n, warps;
     Type in, out;
     bool left_t, right_t;
 } State;
-typedef struct { uint64_t address, line, rows, columns; } Matrix;   // as it is stored; line: bytes
+typedef struct { uint64_t address, pitch, rows, columns; } Matrix;   // as it is stored; pitch: bytes
 
 static int type_of(const char *name) {
     return !strncmp(name, "bf16", 4) ? BF16 : !strncmp(name, "fp16", 4) ? FP16 : !strncmp(name, "fp32", 4) ? FP32 : -1;
@@ -78,8 +44,8 @@ static int open_tiles(Launch *l, int warps) {
 }
 static int open_checked(Launch *l) {
     State *s = l->state;
-    if (!strstr(l->function->name, "_sum_")) s->added = NULL;
-    else if (memory_reach(l->device, (uint64_t)s->added, (uint64_t)s->tile_count * sizeof(Added))) return ILLEGAL_ADDRESS;
+    if (!strstr(l->function->name, "_sum_")) s->tile_addends = NULL;
+    else if (memory_reach(l->device, (uint64_t)s->tile_addends, (uint64_t)s->tile_count * sizeof(TileAddends))) return ILLEGAL_ADDRESS;
     return memory_reach(l->device, (uint64_t)s->table->tiles, (uint64_t)s->tile_count * sizeof(Tile));
 }
 static int open_mapped(Launch *l) {
@@ -93,30 +59,30 @@ static int open_mapped(Launch *l) {
     }
     State *s = l->state;
     const MappedParameters *p = (const MappedParameters *)l->arguments;
-    s->table = &p->table, s->mapped = p->operands, s->sides = p->sides, s->tile_count = p->tile_count;
-    s->added = p->added, s->terms = p->terms, s->maps = p->maps, s->depth_waits = p->depth_waits;
+    s->table = &p->table, s->mapped = p->operands, s->infos = p->infos, s->tile_count = p->tile_count;
+    s->tile_addends = p->tile_addends, s->addends = p->addends, s->maps = p->addend_maps, s->depth_waits = p->depth_waits;
     return open_checked(l);
 }
-static int open_lined(Launch *l, int lanes) {
+static int open_pitched(Launch *l, int lanes) {
     int code = open_tiles(l, l->block / lanes);
     if (code) return code;
     State *s = l->state;
-    const LinedParameters *p = (const LinedParameters *)l->arguments;
-    s->table = &p->table, s->lined = p->operands, s->tile_count = p->tile_count;
-    s->added = p->added, s->terms = p->terms, s->matrices = p->matrices;
+    const PitchedParameters *p = (const PitchedParameters *)l->arguments;
+    s->table = &p->table, s->pitched = p->operands, s->tile_count = p->tile_count;
+    s->tile_addends = p->tile_addends, s->addends = p->addends, s->matrices = p->addend_matrices;
     return open_checked(l);
 }
-static int open_warps(Launch *l) { return open_lined(l, 32); }
-static int open_waves(Launch *l) { return open_lined(l, 64); }
+static int open_warps(Launch *l) { return open_pitched(l, 32); }
+static int open_waves(Launch *l) { return open_pitched(l, 64); }
 
 static int tile_of(Launch *l, int block, int round) {
     int64_t tile = (int64_t)round * l->grid + block;
     const State *s = l->state;
     if (tile < s->tile_count) return (int)tile;
     const MappedParameters *p = s->mapped ? (const MappedParameters *)l->arguments : NULL;
-    if (p && p->lowered && ++*p->ended == (uint32_t)l->grid) {   // of every block a warp that looks for flags
+    if (p && p->reset_count && ++*p->ended == (uint32_t)l->grid) {   // of every block a warp that looks for flags
         *p->ended = 0;
-        for (int i = 0; i < p->lowered; i++) launch_lowers(l, s->table->flags[p->lowered_first + i]);
+        for (int i = 0; i < p->reset_count; i++) launch_lowers(l, s->table->flags[p->reset_first + i]);
     }
     return -1;
 }
@@ -138,10 +104,11 @@ static bool ready(Launch *l, int tile) {
     for (int i = t->k_first, steps = 0; s->depth_waits && steps < t->k_blocks; steps += s->table->depths[i++].blocks)
         if (!up(l, s->depth_waits[i].first, s->depth_waits[i].count)) return false;
     return up(l, t->wait_first, t->wait_count)
-           && (!s->added || up(l, s->added[tile].wait_first, s->added[tile].wait_count));
+           && (!s->tile_addends || up(l, s->tile_addends[tile].wait_first, s->tile_addends[tile].wait_count));
 }
 
-static Matrix of_map(const TensorMap *m) {
+static Matrix of_map(const TensorMap *map) {
+    const EncodedMap *m = (const EncodedMap *)map;
     return (Matrix){m->magic == TENSOR_MAP ? m->address : 0, m->pitch, m->rows, m->columns};
 }
 
@@ -149,7 +116,7 @@ static Matrix of_map(const TensorMap *m) {
 static int element(const Launch *l, const Matrix *m, Type type, int64_t row, int64_t column, float *value) {
     *value = 0;
     if (row < 0 || column < 0 || (uint64_t)row >= m->rows || (uint64_t)column >= m->columns) return OK;
-    uint64_t at = m->address + (uint64_t)row * m->line + (uint64_t)column * (uint64_t)type_bytes(type);
+    uint64_t at = m->address + (uint64_t)row * m->pitch + (uint64_t)column * (uint64_t)type_bytes(type);
     int code = memory_reach(l->device, at, (uint64_t)type_bytes(type));
     if (!code) *value = number_load(type, (void *)at);
     return code;
@@ -161,9 +128,9 @@ static int multiply(const Launch *l, const Tile *t, float *sums) {
     if (s->mapped) {
         left = of_map(&s->mapped[t->operands].left), right = of_map(&s->mapped[t->operands].right);
     } else {
-        const Lined *o = s->lined + t->operands;
-        left = (Matrix){o->left, (uint64_t)o->left_line, UINT64_MAX, UINT64_MAX};
-        right = (Matrix){o->right, (uint64_t)o->right_line, UINT64_MAX, UINT64_MAX};
+        const PitchedOperands *o = s->pitched + t->operands;
+        left = (Matrix){o->left, (uint64_t)o->left_pitch, UINT64_MAX, UINT64_MAX};
+        right = (Matrix){o->right, (uint64_t)o->right_pitch, UINT64_MAX, UINT64_MAX};
     }
     int depth = t->k_blocks * STEP, code = OK, k = 0;
     float *a = calloc((size_t)(s->tile_m + s->tile_n) * (size_t)depth, sizeof *a), *b = a + (size_t)s->tile_m * (size_t)depth;
@@ -189,19 +156,20 @@ static int multiply(const Launch *l, const Tile *t, float *sums) {
     return code;
 }
 
-static int add_terms(const Launch *l, int tile, float *sums) {
+static int add_addends(const Launch *l, int tile, float *sums) {
     const State *s = l->state;
     const Tile *t = s->table->tiles + tile;
-    const Added *added = s->added + tile;
-    int code = memory_reach(l->device, (uint64_t)(s->terms + added->first), (uint64_t)added->count * sizeof(Term));
-    for (const Term *term = s->terms + added->first; !code && term < s->terms + added->first + added->count; term++) {
-        const LinedTerm *lined = s->mapped ? NULL : s->matrices + term->matrix;
-        Matrix from = lined ? (Matrix){lined->address, lined->line, UINT64_MAX, UINT64_MAX} : of_map(&s->maps[term->matrix].map);
-        Type type = lined && lined->item == 4 ? FP32 : s->in;
+    const TileAddends *added = s->tile_addends + tile;
+    const Addend *first = s->addends + added->first;
+    int code = memory_reach(l->device, (uint64_t)first, (uint64_t)added->count * sizeof(Addend));
+    for (const Addend *a = first; !code && a < first + added->count; a++) {
+        const PitchedMatrix *m = s->mapped ? NULL : s->matrices + a->matrix;
+        Matrix from = m ? (Matrix){m->address, (uint64_t)m->pitch, UINT64_MAX, UINT64_MAX} : of_map(&s->maps[a->matrix]);
+        Type type = m && m->item == 4 ? FP32 : s->in;
         for (int i = 0; i < t->rows * t->cols && !code; i++) {
             int r = i / t->cols, c = i % t->cols;
             float value;
-            code = element(l, &from, type, term->row + r, term->column + c, &value);
+            code = element(l, &from, type, a->row + r, a->col + c, &value);
             sums[r * s->tile_n + c] += value;
         }
     }
@@ -211,10 +179,10 @@ static int add_terms(const Launch *l, int tile, float *sums) {
 static int store(const Launch *l, const Tile *t, const float *sums) {
     const State *s = l->state;
     uint64_t item = (uint64_t)type_bytes(s->out);
-    uint64_t out = s->mapped ? s->sides[t->operands].out : s->lined[t->operands].out;
-    uint64_t line = s->mapped ? (uint64_t)s->sides[t->operands].out_pitch * item : (uint64_t)s->lined[t->operands].out_line;
+    uint64_t out = s->mapped ? (uint64_t)s->infos[t->operands].out : s->pitched[t->operands].out;
+    uint64_t pitch = s->mapped ? (uint64_t)s->infos[t->operands].out_pitch * item : (uint64_t)s->pitched[t->operands].out_pitch;
     for (int r = 0; r < t->rows; r++) {
-        uint64_t row = out + (uint64_t)(t->out_row + r) * line + (uint64_t)t->out_col * item;
+        uint64_t row = out + (uint64_t)(t->out_row + r) * pitch + (uint64_t)t->out_col * item;
         if (t->cols && memory_reach(l->device, row, (uint64_t)t->cols * item)) return ILLEGAL_ADDRESS;
         for (int c = 0; c < t->cols; c++) {
             void *to = (void *)(row + (uint64_t)c * item);
@@ -251,7 +219,7 @@ static int run(Launch *l, int tile) {
     size_t elements = (size_t)s->tile_m * (size_t)s->tile_n;
     float *sums = calloc(elements, sizeof *sums);
     int code = multiply(l, t, sums);
-    if (!code && s->added && s->mapped) code = add_terms(l, tile, sums);
+    if (!code && s->tile_addends && s->mapped) code = add_addends(l, tile, sums);
     if (!code && t->splits > 1) {  // parts are added in their order by who comes last
         memcpy(table->partials + (size_t)(t->slot + t->split) * elements, sums, elements * sizeof *sums);
         uint32_t *count = table->split_counts + t->slot * s->warps;
@@ -264,7 +232,7 @@ static int run(Launch *l, int tile) {
         for (int part = 0; part < t->splits; part++)
             for (size_t i = 0; i < elements; i++) sums[i] += table->partials[(size_t)(t->slot + part) * elements + i];
     }
-    if (!code && s->added && !s->mapped) code = add_terms(l, tile, sums);
+    if (!code && s->tile_addends && !s->mapped) code = add_addends(l, tile, sums);
     if (!code) code = store(l, t, sums);
     free(sums);
     return code ? code : raise_flags(l, t);
@@ -272,7 +240,7 @@ static int run(Launch *l, int tile) {
 
 const KernelCode tiled_kernels[] = {
     {"sm90_gemm_", true, {sizeof(MappedParameters)}, open_mapped, tile_of, ready, run, true},
-    {"sm80_gemm_", true, {sizeof(LinedParameters)}, open_warps, tile_of, ready, run, false},
-    {"mfma_gemm_", true, {sizeof(LinedParameters)}, open_waves, tile_of, ready, run, false},
+    {"sm80_gemm_", true, {sizeof(PitchedParameters)}, open_warps, tile_of, ready, run, false},
+    {"mfma_gemm_", true, {sizeof(PitchedParameters)}, open_waves, tile_of, ready, run, false},
     {0},
 };

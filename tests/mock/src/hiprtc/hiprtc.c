@@ -1,5 +1,5 @@
-// libhiprtc.so: it reads what architecture is asked for and what kernels the source names, and makes no code. What it
-// gives is for the stand-in of libamdhip64.so alone: "STANDIN-CODE gfx90a", then a line "entry NAME" for each kernel.
+// libhiprtc.so: it reads what architecture is asked for and what kernels the source names, and makes no code. A header
+// that a source includes must be given, under the name that the source has for it. What it gives is for the stand-in of libamdhip64.so alone: "STANDIN-CODE gfx90a", then a line "entry NAME" for each kernel.
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <stdbool.h>
@@ -7,17 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { char *source, *code, *log; } Program;
+enum { OK = 0, INVALID_INPUT = 3, INVALID_OPTION = 5, COMPILATION = 6, HEADERS = 8 };
 
-enum { OK = 0, INVALID_INPUT = 3, INVALID_OPTION = 5, COMPILATION = 6 };
+typedef struct {
+    char *source, *code, *log, *headers[HEADERS], *names[HEADERS];
+    int count;                       // of headers
+} Program;
 
 int hiprtcVersion(int *major, int *minor) { return *major = 7, *minor = 0, OK; }
 
 int hiprtcCreateProgram(Program **program, const char *source, const char *name, int headers, const char **texts,
                         const char **names) {
-    (void)name, (void)texts, (void)names;
-    if (headers) return INVALID_INPUT;
+    (void)name;
+    if (headers > HEADERS) return INVALID_INPUT;
     *program = calloc(1, sizeof **program);
+    (*program)->count = headers;
+    for (int i = 0; i < headers; i++) (*program)->headers[i] = strdup(texts[i]), (*program)->names[i] = strdup(names[i]);
     (*program)->source = strdup(source);
     (*program)->code = strdup("");
     (*program)->log = strdup("");
@@ -25,6 +30,7 @@ int hiprtcCreateProgram(Program **program, const char *source, const char *name,
 }
 
 int hiprtcDestroyProgram(Program **program) {
+    for (int i = 0; i < (*program)->count; i++) free((*program)->headers[i]), free((*program)->names[i]);
     free((*program)->source);
     free((*program)->code);
     free((*program)->log);
@@ -61,11 +67,35 @@ static bool kernel_name(const char *text, char *name, size_t room) {
     return false;
 }
 
+// The first header that a text includes and nobody has given, in `name`.
+static bool missing_header(const Program *p, const char *text, char *name, size_t room) {
+    for (const char *at = text; (at = strstr(at, "#include \""));) {
+        at += strlen("#include \"");
+        snprintf(name, room, "%.*s", (int)strcspn(at, "\"\n"), at);
+        int i = 0;
+        while (i < p->count && strcmp(p->names[i], name)) i++;
+        if (i == p->count) return true;
+    }
+    return false;
+}
+
+static int refused(Program *p, const char *what, const char *name) {
+    char line[320];
+    snprintf(line, sizeof line, "%s%s\n", what, name);
+    free(p->log);
+    p->log = strdup(line);
+    return COMPILATION;
+}
+
 int hiprtcCompileProgram(Program *p, int count, const char **options) {
     const char *arch = NULL;
     for (int i = 0; i < count; i++)
         if (!strncmp(options[i], "--offload-arch=", 15)) arch = options[i] + 15;
     if (!arch) return INVALID_OPTION;
+    char header[256];
+    for (int i = -1; i < p->count; i++)
+        if (missing_header(p, i < 0 ? p->source : p->headers[i], header, sizeof header))
+            return refused(p, "no header ", header);
     char *code = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&code, &size);
@@ -81,10 +111,7 @@ int hiprtcCompileProgram(Program *p, int count, const char **options) {
     fclose(out);
     free(p->code);
     p->code = code;
-    if (kernels) return OK;
-    free(p->log);
-    p->log = strdup("the source names no kernel\n");
-    return COMPILATION;
+    return kernels ? OK : refused(p, "the source names no kernel", "");
 }
 
 int hiprtcGetProgramLogSize(Program *p, size_t *size) { return *size = strlen(p->log) + 1, OK; }

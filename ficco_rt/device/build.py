@@ -1,0 +1,384 @@
+"""Plan → device plan: which calls a run is, and in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..cells import cells
+from ..machine.model import Device
+from ..plan.codec import content_hash
+from ..plan.ir import (
+    CollectiveCall,
+    Command,
+    CopyAsync,
+    Launch,
+    Plan,
+    Record,
+    SignalFlag,
+    Stream,
+    WaitEvent,
+    WaitFlag,
+)
+from ..plan.issue import issue_order
+from ..region import Region
+from .collectives import calls_of, part_of
+from .frames import Frames
+from .ir import (
+    VERSION,
+    Action,
+    AwaitEvent,
+    Cause,
+    ChangeWords,
+    CopyMemory,
+    DeviceLaunch,
+    DevicePlan,
+    DeviceStream,
+    EventName,
+    Features,
+    LaunchKernel,
+    Mode,
+    Move,
+    Placement,
+    RecordEvent,
+    ResetWords,
+    StreamName,
+    WordChange,
+)
+from .launches import Launches
+from .words import Words, words_of
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the device plans of all modes share: words, and launches by the place of their commands in the plan."""
+
+    plan: Plan
+    plan_hash: str
+    device: Device
+    placement: Placement
+    features: Features
+    words: Words
+    launches: tuple[DeviceLaunch, ...]
+
+
+def layout_of(
+    plan: Plan,
+    device: Device,
+    placement: Placement,
+    features: Features,
+    unaligned: frozenset[tuple[int, int]] = frozenset(),
+) -> Layout:
+    """`unaligned`: the launches (stream, command) that plain kernels do, because tuned ones cannot take the memory that
+    the tensors lie in. Raises UsageError: a collective in place, a user's kernel on a set of pieces."""
+    launches = Launches(plan, device, placement, features, unaligned).all()
+    by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
+    unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
+    words = words_of(plan, placement, by_kernel, unraised)
+    return Layout(plan, content_hash(plan), device, placement, features, words, launches)
+
+
+def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
+    """The device plan of a mode: on `streams`; as a `graph` for each device; `traced`, on streams, with timestamps
+    around everything that does something."""
+    return _Builder(layout, mode).made()
+
+
+def timestamps(command: Command) -> int:
+    """How many timestamps a traced command has: before its first piece, and behind each."""
+    return 1 + (len(command.transfers) if isinstance(command, CopyAsync) else 1)
+
+
+class _Builder:
+    def __init__(self, layout: Layout, mode: Mode) -> None:
+        self.layout, self.mode = layout, mode
+        self.plan, self.words = layout.plan, layout.words
+        self.features = layout.features
+        self.shapes = {t.name: t.shapes for t in self.plan.tensors}
+        self.launches: dict[tuple[int, int], list[int]] = {}
+        for i, launch in enumerate(layout.launches):
+            self.launches.setdefault((launch.stream, launch.command), []).append(i)
+        self.calls = calls_of(self.plan)
+        self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
+        self.sides = _Sides(self) if mode == "streams" else None
+        self.timestamps = [0] * len(self.plan.streams)
+
+    def made(self) -> DevicePlan:
+        streams = tuple(self._streams())
+        frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
+        body = [action for place in issue_order(self.plan) for action in self._command(*place)]
+        if self.mode == "graph":
+            inside = frames.inside()
+            body = [*inside.begin, *_together(body), *inside.end]
+        return DevicePlan(
+            version=VERSION,
+            schedule=self.plan.schedule,
+            plan_hash=self.layout.plan_hash,
+            mode=self.mode,
+            placement=self.layout.placement,
+            device=self.layout.device,
+            features=self.features,
+            tensors=self.plan.tensors,
+            streams=streams,
+            words=self.words.table,
+            launches=self.layout.launches,
+            body=tuple(body),
+            own=frames.frame(called=False),
+            called=frames.frame(called=True),
+        )
+
+    def _streams(self) -> Iterator[DeviceStream]:
+        for stream in self.plan.streams:
+            device = self.layout.placement.devices[stream.rank]
+            kinds = ("plan", *(self.sides.of(stream.id) if self.sides is not None else ()))
+            for kind in kinds:
+                name = StreamName(kind, stream.id)
+                yield DeviceStream(name, device, stream.priority, stream.rank, stream.name)
+        for device in self.layout.placement.ordinals:
+            yield DeviceStream(StreamName("control", device), device, "normal")
+        for rank, device in enumerate(self.layout.placement.devices):
+            yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
+
+    # ---- commands
+
+    def _command(self, s: int, p: int) -> Iterator[Action]:
+        stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
+        cause = Cause(f"{type(command).__name__} on rank {stream.rank} stream {stream.name}", command.origin)
+        if isinstance(command, CollectiveCall):
+            members = self.arrived.setdefault(command.group, [])
+            members.append((s, p))
+            if len(members) == self.plan.ranks:
+                yield from self._collective(command.group, members)
+        elif isinstance(command, CopyAsync):
+            yield from self._timed(s, self._copies(s, p, command, cause), cause)
+        else:
+            yield from self._timed(s, [tuple(self._single(s, p, command, cause))], cause)
+
+    def _single(
+        self, s: int, p: int, command: Launch | Record | WaitEvent | SignalFlag | WaitFlag, cause: Cause
+    ) -> Iterator[Action]:
+        name = StreamName("plan", s)
+        match command:
+            case Launch():
+                yield from self._launch(name, s, p, cause)
+            case Record(event=event):
+                yield RecordEvent(name, EventName("plan", event), cause)
+                yield from self._raise_semaphores(name, EventName("plan", event), cause)
+            case WaitEvent(event=event):
+                yield from self._await(name, EventName("plan", event), cause)
+            case SignalFlag(flag=flag):
+                yield from self._signal(s, p, self.words.flags[flag], cause)
+            case WaitFlag(flag=flag):
+                yield from self._wait(s, p, self.words.flags[flag], cause)
+
+    def _timed(self, s: int, pieces: Sequence[Sequence[Action]], cause: Cause) -> Iterator[Action]:
+        """The actions; traced, with a timestamp before the first piece and behind each."""
+        for piece in [(), *pieces]:
+            yield from piece
+            if self.mode == "traced":
+                event = EventName("timestamp", s, self.timestamps[s])
+                self.timestamps[s] += 1
+                yield RecordEvent(StreamName("plan", s), event, cause)
+
+    # ---- copies
+
+    def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
+        name = StreamName("plan", s)
+        moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, t.origin) for t in command.transfers]
+        alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
+        runs = tuple(move for move in moves if not move.pitched)
+        words = self.sides.with_copy(s, p) if self.sides is not None else ()
+        together = self.mode == "streams" and self.features.copy_batches and len(runs) + len(words) > 1
+        if not together or not runs:
+            return alone
+        batch: tuple[Action, ...] = (CopyMemory(name, runs, words, True, cause),)
+        return [batch, *(copy for copy, move in zip(alone, moves, strict=True) if move.pitched)]
+
+    def _pitched(self, dst: Region, src: Region) -> bool:
+        shapes = [self.shapes[r.tensor][r.rank] for r in (dst, src)]
+        return any(cell.rows > 1 for cell in cells((dst, src), shapes))
+
+    # ---- launches
+
+    def _launch(self, name: StreamName, s: int, p: int, cause: Cause) -> Iterator[Action]:
+        numbers = self.launches[s, p]
+        for number in numbers:
+            yield LaunchKernel(name, number, cause)
+        works = [work for number in numbers for work in self.layout.launches[number].works]
+        awaited = {self.words.flags[flag] for work in works for flag in work.waits} - {-1}
+        yield from self._resets(name, [w for w in awaited if self.words.table[w].reset == "behind"], cause)
+
+    def _resets(self, name: StreamName, numbers: Sequence[int], cause: Cause) -> Iterator[Action]:
+        """Of words of one device; words side by side in one call."""
+        first = count = -1
+        for index in sorted(self.words.table[number].index for number in numbers):
+            if index == first + count:
+                count += 1
+                continue
+            if count > 0:
+                yield ResetWords(name, first, count, cause)
+            first, count = index, 1
+        if count > 0:
+            yield ResetWords(name, first, count, cause)
+
+    # ---- events, flags, semaphores
+
+    def _raise_semaphores(self, name: StreamName, point: EventName, cause: Cause) -> Iterator[Action]:
+        if self.mode == "graph" and point in self.words.semaphores:
+            changes = tuple(WordChange(word, True) for word in self.words.semaphores[point].values())
+            yield ChangeWords(name, changes, cause)
+
+    def _await(self, name: StreamName, point: EventName, cause: Cause) -> Iterator[Action]:
+        """By an event, or by a semaphore where the point is in another device's graph."""
+        device = self.layout.placement.devices[self.plan.streams[name.number].rank]
+        word = self.words.semaphores.get(point, {}).get(device) if self.mode == "graph" else None
+        if word is None:
+            yield AwaitEvent(name, point, cause)
+        else:
+            yield ChangeWords(name, (WordChange(word, False),), cause)
+
+    def _signal(self, s: int, p: int, word: int, cause: Cause) -> Iterator[Action]:
+        """A flag of a stream. What carries it is told by `_Sides`."""
+        name, raised = StreamName("plan", s), (WordChange(word, True),)
+        carrier = self.sides.carrier(s, p) if self.sides is not None else "stream"
+        if carrier == "side":
+            side, event = StreamName("raise", s), EventName("raise", s)
+            yield RecordEvent(name, event, cause)
+            yield AwaitEvent(side, event, cause)
+            yield ChangeWords(side, raised, cause)
+        elif carrier == "batch":
+            assert self.sides is not None
+            yield CopyMemory(name, (), self.sides.batch_at(s, p), True, cause)
+        elif carrier == "stream":
+            yield ChangeWords(name, raised, cause)
+
+    def _wait(self, s: int, p: int, word: int, cause: Cause) -> Iterator[Action]:
+        name, awaited = StreamName("plan", s), (WordChange(word, False),)
+        if self.sides is not None and self.sides.waits_beside(s, p):
+            side, event = StreamName("wait", s), EventName("wait", s)
+            yield ChangeWords(side, awaited, cause)
+            yield RecordEvent(side, event, cause)
+            yield AwaitEvent(name, event, cause)
+        else:
+            yield ChangeWords(name, awaited, cause)
+
+    # ---- collectives
+
+    def _collective(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
+        """The parts of all ranks, whose streams are held together before and behind them."""
+        command = self.calls[group][0]
+        cause = Cause(f"{type(command).__name__} of all ranks", command.origin)
+        streams = [self.plan.streams[s] for s, _ in members]
+        yield from self._meet(group, streams, False, cause)
+        for s, p in members:
+            yield from self._part(s, p)
+        yield from self._meet(group, streams, True, cause)
+
+    def _meet(self, group: int, streams: Sequence[Stream], behind: bool, cause: Cause) -> Iterator[Action]:
+        points = [EventName("meet", group, stream.rank, behind) for stream in streams]
+        for stream, point in zip(streams, points, strict=True):
+            name = StreamName("plan", stream.id)
+            yield RecordEvent(name, point, cause)
+            yield from self._raise_semaphores(name, point, cause)
+        for stream, own in zip(streams, points, strict=True):
+            for point in points:
+                if point != own:
+                    yield from self._await(StreamName("plan", stream.id), point, cause)
+
+    def _part(self, s: int, p: int) -> Iterator[Action]:
+        stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
+        assert isinstance(command, CollectiveCall)
+        cause = Cause(f"{type(command).__name__} on rank {stream.rank} stream {stream.name}", command.origin)
+        name = StreamName("plan", s)
+        part = part_of(stream.rank, self.calls[command.group])
+        actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
+        for pair in part.copies:
+            move = Move(pair.dst, pair.src, self._pitched(pair.dst, pair.src), -1, command.origin)
+            actions.append(CopyMemory(name, (move,), (), False, cause))
+        yield from self._timed(s, [tuple(actions)], cause)
+
+
+class _Sides:
+    """Which flags of copy streams go by other ways than the stream itself, where a run is on streams.
+
+    A flag that a copy follows is not written by the copy stream: that would delay the copy. Where only launches wait for
+    it, it is raised by a copied word, in one batch with the next copy; the batch begins when the copies before it have
+    come. Else a side stream writes it.
+    NOTE a stream may not wait for a copied word: the wait might be issued before the copy. And a copied word goes to
+    other devices only: copies inside a device may be kernels, which find no multiprocessor free.
+
+    A flag that a copy stream waits for behind a copy is waited for by a side stream, where `side_waits`.
+    """
+
+    def __init__(self, builder: _Builder) -> None:
+        self.plan, self.words, self.features = builder.plan, builder.words, builder.features
+        self.devices = builder.layout.placement.devices
+        self.carriers: dict[tuple[int, int], str] = {}
+        self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, that takes them along
+        self.beside: set[tuple[int, int]] = set()
+        for stream in self.plan.streams:
+            if stream.engine == "copy":
+                self._stream(stream, builder)
+
+    def _stream(self, stream: Stream, builder: _Builder) -> None:
+        places = [p for p, c in enumerate(stream.commands) if isinstance(c, CopyAsync)]
+        first, last = (places[0], places[-1]) if places else (len(stream.commands), -1)
+        pending: list[int] = []  # flags right before
+        for p, command in enumerate(stream.commands):
+            if isinstance(command, WaitFlag) and p > first and self.features.side_waits:
+                self.beside.add((stream.id, p))
+            if isinstance(command, SignalFlag) and p < last:
+                self.carriers[stream.id, p] = "side"
+                if self._copyable(stream, command.flag):
+                    pending.append(p)
+                    continue
+            if isinstance(command, CopyAsync) and pending and self.features.copy_batches:
+                whole = not any(builder._pitched(t.dst, t.src) for t in command.transfers)
+                self._take_along(stream, pending, p if whole else pending[-1])
+            pending.clear()
+
+    def _take_along(self, stream: Stream, pending: Sequence[int], place: int) -> None:
+        flags = [c.flag for p in pending if isinstance(c := stream.commands[p], SignalFlag)]
+        self.copied[stream.id, place] = tuple(self.words.flags[flag] for flag in flags)
+        for p in pending:
+            self.carriers[stream.id, p] = "batch" if p == place else "copied"
+
+    def _copyable(self, stream: Stream, flag: int) -> bool:
+        elsewhere = self.devices[self.plan.flag_homes[flag]] != self.devices[stream.rank]
+        private = self.words.table[self.words.flags[flag]].reset != "completion"
+        return elsewhere and private
+
+    def of(self, stream: int) -> list[str]:
+        """The side streams of a stream."""
+        raises = any(s == stream and carrier == "side" for (s, _), carrier in self.carriers.items())
+        waits = any(s == stream for s, _ in self.beside)
+        return ["raise"] * raises + ["wait"] * waits
+
+    def carrier(self, stream: int, place: int) -> str:
+        """`stream`, `side`, `copied` with the next copy, or `batch`: a batch of words that begins here."""
+        return self.carriers.get((stream, place), "stream")
+
+    def with_copy(self, stream: int, place: int) -> tuple[int, ...]:
+        """The words that go out with a copy."""
+        return self.copied.get((stream, place), ())
+
+    def batch_at(self, stream: int, place: int) -> tuple[int, ...]:
+        return self.copied[stream, place]
+
+    def waits_beside(self, stream: int, place: int) -> bool:
+        return (stream, place) in self.beside
+
+
+def _together(body: Sequence[Action]) -> Iterator[Action]:
+    """Words that stand together on a stream change in one action, which comes before what the stream does next."""
+    open_: dict[StreamName, ChangeWords] = {}
+    for action in body:
+        if isinstance(action, ChangeWords):
+            found = open_.get(action.stream)
+            changes = action.changes if found is None else (*found.changes, *action.changes)
+            open_[action.stream] = replace(found or action, changes=changes)
+            continue
+        if action.stream in open_:
+            yield open_.pop(action.stream)
+        yield action
+    yield from open_.values()

@@ -1,0 +1,211 @@
+"""How a run begins and ends on all devices: behind the run before, and beside the callers' streams.
+
+Each device begins behind the completion of the run before on every device, unless the host has seen that run's end, and
+behind the streams of those callers whose tensors the device touches. A caller's stream goes on behind the streams that
+touch the caller's tensors: those of its own rank, and those of others that read or write them. So no device waits for
+one that it has nothing to do with: an event of another device takes ten microseconds to arrive, one of the same device
+two. Where all devices shall begin together, because timestamps are taken or because nobody calls, all wait for one start
+on the first device.
+
+Each device completes a run behind all of its streams, when its words are reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..plan.ir import Plan
+from ..plan.ir import Stream as PlanStream
+from .ir import (
+    Action,
+    AwaitEvent,
+    Cause,
+    DeviceStream,
+    EventName,
+    Frame,
+    LaunchGraph,
+    Mode,
+    Placement,
+    RecordEvent,
+    ResetWords,
+    StreamName,
+    When,
+)
+from .words import Words
+
+BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
+
+
+class Frames:
+    """Makes the frames of one device plan. `streams` are those of the devices."""
+
+    def __init__(
+        self, plan: Plan, placement: Placement, mode: Mode, streams: Sequence[DeviceStream], words: Words
+    ) -> None:
+        self.plan = plan
+        self.placement = placement
+        self.mode = mode
+        self.streams = streams
+        self.words = words
+        self.touched = [touched(stream, plan) for stream in plan.streams]
+
+    def frame(self, *, called: bool) -> Frame:
+        """`called`: among the callers' streams, one a rank."""
+        if self.mode == "graph":
+            return Frame(tuple(self._launch_graphs(called)), tuple(self._behind_graphs(called)))
+        return Frame(tuple(self._begin(called)), tuple(self._end(called)))
+
+    # ---- on streams
+
+    def _begin(self, called: bool) -> Iterator[Action]:
+        first, *_ = devices = self.placement.ordinals
+        ranks = range(self.plan.ranks) if called else range(0)
+        together = self.mode == "traced" or not called
+        for rank in ranks:
+            yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
+        if together:
+            control = StreamName("control", first)
+            yield from self._await(control, [EventName("caller", rank) for rank in ranks])
+            yield from self._await(control, self._completions(), "behind")
+            yield RecordEvent(control, EventName("start", 0), BEGIN)
+        for device in devices:
+            begin, control = EventName("begin", device), StreamName("control", device)
+            if together:
+                alone = EventName("start", 0) if device != first else None
+                comes = [alone] if alone is not None else []
+                behind = alone
+                when: When = "timed" if alone is not None else "always"
+                yield from self._await(control, comes, when)
+            else:
+                comes = [EventName("caller", rank) for rank in self._needs(device)]
+                alone = comes[0] if len(comes) == 1 else None  # an event less on the way
+                behind = None
+                when = "timed or behind" if alone is not None else "always"
+                yield from self._await(control, comes, when)
+                yield from self._await(control, self._completions(), "behind")
+            yield RecordEvent(control, begin, BEGIN, when)
+            for stream in self._on(device):
+                if alone == behind:
+                    yield AwaitEvent(stream.name, alone or begin, BEGIN)
+                else:
+                    yield AwaitEvent(stream.name, alone or begin, BEGIN, "alone")
+                    yield AwaitEvent(stream.name, behind or begin, BEGIN, "behind")
+
+    def _end(self, called: bool) -> Iterator[Action]:
+        for device in self.placement.ordinals:
+            for stream in self._on(device, "plan"):
+                yield RecordEvent(stream.name, _tail(stream), END)
+        for rank in range(self.plan.ranks) if called else ():
+            for number in self._frees(rank):
+                yield AwaitEvent(StreamName("caller", rank), EventName("tail", number), END)
+        for device in self.placement.ordinals:
+            control = StreamName("control", device)
+            yield from self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
+            yield RecordEvent(control, EventName("end", device), END, "timed")
+            yield from self._reset(device)
+            yield RecordEvent(control, EventName("completion", device), END)
+
+    def _reset(self, device: int) -> Iterator[Action]:
+        """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for."""
+        first, count = self.words.completed(device, graph=self.mode == "graph")
+        if count:
+            yield ResetWords(StreamName("control", device), first, count, END)
+
+    def _completions(self, but: int | None = None) -> list[EventName]:
+        """Where the words of all devices, but for one, are reset."""
+        return [EventName("completion", device) for device in self.placement.ordinals if device != but]
+
+    def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
+        """A device's streams of the plan, with their side streams."""
+        return [s for s in self.streams if s.device == device and s.name.kind in (kinds or ("plan", "wait"))]
+
+    @staticmethod
+    def _await(
+        stream: StreamName, events: Sequence[EventName], when: When = "always", cause: Cause = BEGIN
+    ) -> Iterator[Action]:
+        for event in events:
+            yield AwaitEvent(stream, event, cause, when)
+
+    # ---- callers
+
+    def _needs(self, device: int) -> list[int]:
+        """The ranks whose callers a device waits for."""
+        owners = (self.placement.devices[stream.rank] for stream in self.plan.streams)
+        return sorted({r for owner, ranks in zip(owners, self.touched, strict=True) if owner == device for r in ranks})
+
+    def _frees(self, rank: int) -> list[int]:
+        """The plan's streams that the caller of a rank waits for."""
+        return [number for number, ranks in enumerate(self.touched) if rank in ranks]
+
+    # ---- as graphs, one a device
+
+    def inside(self) -> Frame:
+        """What is captured before the plan's commands and behind them: from each device's control stream to its streams
+        of the plan, and back when all are through and the device's words are reset."""
+        begin: list[Action] = []
+        end: list[Action] = []
+        for device in self.placement.ordinals:
+            control, captured = StreamName("control", device), EventName("captured", device)
+            begin.append(RecordEvent(control, captured, BEGIN))
+            for stream in self._on(device, "plan"):
+                begin.append(AwaitEvent(stream.name, captured, BEGIN))
+                end.append(RecordEvent(stream.name, _tail(stream), END))
+            end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
+            end += self._reset(device)
+        return Frame(tuple(begin), tuple(end))
+
+    def _launch_graphs(self, called: bool) -> Iterator[Action]:
+        """Each device's graph stands on the stream of a caller of the device, where there is one: an event less before
+        it and behind it."""
+        hosts = self._hosts(called)
+        comes = {i: [rank for rank in self._needs(i) if rank != host] if called else [] for i, host in hosts.items()}
+        for rank in sorted({rank for ranks in comes.values() for rank in ranks}):
+            yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
+        for device, host in hosts.items():
+            on = _host_stream(device, host)
+            yield from self._await(on, [EventName("caller", rank) for rank in comes[device]])
+            yield from self._await(on, self._completions(but=device), "behind")
+            yield AwaitEvent(on, EventName("completion", device), BEGIN, "behind others")
+            yield RecordEvent(on, EventName("begin", device), BEGIN, "timed")
+            yield LaunchGraph(on, device, GRAPH)
+
+    def _behind_graphs(self, called: bool) -> Iterator[Action]:
+        """NOTE not before all graphs are launched: what these wait for of the run before is recorded here again."""
+        hosts = self._hosts(called)
+        for device, host in hosts.items():
+            on, completion = _host_stream(device, host), EventName("completion", device)
+            yield RecordEvent(on, EventName("end", device), END, "timed")
+            yield RecordEvent(on, completion, END)
+            if host is not None:  # so that the device's own streams tell whether it is through
+                yield AwaitEvent(StreamName("control", device), completion, END)
+        for rank in range(self.plan.ranks) if called else ():
+            owners = dict.fromkeys(self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank))
+            for device in owners:
+                if hosts[device] != rank:
+                    yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
+
+    def _hosts(self, called: bool) -> dict[int, int | None]:
+        """Of each device the first rank on it whose caller its graph waits for."""
+        found: dict[int, int | None] = {}
+        for device in self.placement.ordinals:
+            here = [rank for rank in self._needs(device) if self.placement.devices[rank] == device]
+            found[device] = here[0] if called and here else None
+        return found
+
+
+def _tail(stream: DeviceStream) -> EventName:
+    return EventName("tail", stream.name.number)
+
+
+def _host_stream(device: int, host: int | None) -> StreamName:
+    return StreamName("control", device) if host is None else StreamName("caller", host)
+
+
+def touched(stream: PlanStream, plan: Plan) -> set[int]:
+    """The ranks whose inputs and outputs the stream's commands touch, and its own. A collective touches those of all,
+    but holds all ranks' streams together itself, so that it adds none."""
+    bound = {t.name for t in plan.tensors if t.kind != "scratch"}
+    found = {stream.rank}
+    for command in stream.commands:
+        found |= {a.region.rank for a in command.accesses() if a.region.tensor in bound}
+    return found

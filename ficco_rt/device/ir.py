@@ -1,0 +1,338 @@
+"""The device plan: all that a run gives to the devices, call by call, in the order of issue. Nothing is left to decide.
+
+`device.build` makes it of a plan, a device, a placement and a mode, before any memory exists; `device.check` judges it
+from the device plan alone; a driver binds addresses to it and issues its actions.
+
+What orders what:
+- actions of one stream happen one after another; the launch of a kernel with `early` may begin while the kernel before
+  it on its stream still runs, and waits itself for that kernel's end before it touches what is not read-only;
+- `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
+- a word of memory is 0 when a run begins; whoever waits for it goes on once it is 1; it is reset once a run;
+- members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
+- the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from ficco_dsl.diagnostics import Span
+
+from ..graph.ir import Priority, Tensor
+from ..kernels.family import KernelConfig
+from ..machine.model import Device
+from ..plan.ir import Work
+from ..region import Region
+
+VERSION = 1
+
+Mode: TypeAlias = Literal["streams", "graph", "traced"]
+
+# When an action of a frame is issued: `behind` a run that may still be under way, or `alone`, when the host has seen
+# that run's end; where the run is `timed`. "behind others": the run before did not end on the same callers' streams.
+When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others"]
+
+StreamKind: TypeAlias = Literal["plan", "raise", "wait", "control", "caller"]
+EventKind: TypeAlias = Literal[
+    "plan", "raise", "wait", "meet", "start", "begin", "end", "completion", "caller", "tail", "captured", "timestamp"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where ranks run: `devices[rank]` is the owner device of a rank, by its ordinal in the process that drives it."""
+
+    devices: tuple[int, ...]
+
+    @property
+    def ordinals(self) -> tuple[int, ...]:
+        """The devices in use, in the order of their first ranks."""
+        return tuple(dict.fromkeys(self.devices))
+
+    def ranks(self, device: int) -> tuple[int, ...]:
+        return tuple(rank for rank, owner in enumerate(self.devices) if owner == device)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a vendor's driver does for a run."""
+
+    copy_batches: bool  # several copies in one call, without order among them; not in graphs
+    word_batches: bool  # several raises of words and waits for words in one call
+    side_waits: bool  # a copy stream waits less for an event of a side stream than for a word
+    early_starts: bool  # a kernel may begin while the one before it on its stream ends
+    queues: int  # hardware queues of a device
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StreamName:
+    """A stream of a device. `number` is the plan's stream (`plan`, and its side streams `raise` and `wait`), the device
+    (`control`), or the rank whose caller gives the stream (`caller`)."""
+
+    kind: StreamKind
+    number: int
+
+    def __str__(self) -> str:
+        return {
+            "plan": f"stream {self.number}",
+            "raise": f"stream {self.number} side (raises)",
+            "wait": f"stream {self.number} side (waits)",
+            "control": f"control {self.number}",
+            "caller": f"caller {self.number}",
+        }[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStream:
+    """A stream and where it is. `rank` and `label` are the plan's for its streams."""
+
+    name: StreamName
+    device: int
+    priority: Priority
+    rank: int | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EventName:
+    """An event. `number` counts by kind:
+
+    plan: the plan's event; raise, wait: the plan's stream whose side stream it joins; meet: a collective's group, with
+    `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion, captured:
+    the device; caller: the rank; tail: the plan's stream, at its end; timestamp: the plan's stream, `rank` counts them.
+    """
+
+    kind: EventKind
+    number: int
+    rank: int = 0
+    behind: bool = False
+
+    @property
+    def timing(self) -> bool:
+        """Whether times are taken of it."""
+        return self.kind in ("begin", "end", "timestamp")
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "plan":
+                return f"event {self.number}"
+            case "meet":
+                return f"meeting {self.number} {'behind' if self.behind else 'before'} rank {self.rank}"
+            case "timestamp":
+                return f"timestamp {self.rank} of stream {self.number}"
+            case "start":
+                return "start of the run"
+            case "begin" | "end" | "completion" | "captured":
+                return f"{self.kind} of device {self.number}"
+            case "caller":
+                return f"caller {self.number}"
+            case _:
+                return f"{self.kind} of stream {self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A 32-bit word in the memory of the device that waits for it. It carries the plan's `flag`, or it is a semaphore:
+    the `point` that another device waits for, where no event leads.
+
+    `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
+    right `behind` that kernel, or at the `completion` of the run."""
+
+    device: int
+    index: int
+    flag: int | None
+    point: EventName | None
+    reset: Literal["kernel", "behind", "completion"]
+
+    @property
+    def purpose(self) -> str:
+        return f"flag {self.flag}" if self.point is None else f"semaphore of {self.point}"
+
+
+# ---------------------------------------------------------------- actions
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What an action is for, in words, and the line of the schedule that it comes from."""
+
+    text: str
+    origin: Span | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    stream: StreamName
+    event: EventName
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitEvent:
+    stream: StreamName
+    event: EventName
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class WordChange:
+    """A raise of a word, or a wait until it is up."""
+
+    word: int
+    raises: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWords:
+    """A stream raises words, or waits for words, one after another, in one call where `word_batches` are there."""
+
+    stream: StreamName
+    changes: tuple[WordChange, ...]
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """dst <- src by a copy engine. `pitched`: rows of one pitch, not one run of bytes on both sides."""
+
+    dst: Region
+    src: Region
+    pitched: bool
+    op: int  # of the plan; -1: a part of a collective
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyMemory:
+    """Copies, and `words` that are raised by copying a 1 to each. `batch`: all in one call, without order among them;
+    otherwise one after another, words first."""
+
+    stream: StreamName
+    moves: tuple[Move, ...]
+    words: tuple[int, ...]
+    batch: bool
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchKernel:
+    """The launch at this place of the device plan's table."""
+
+    stream: StreamName
+    launch: int
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetWords:
+    """Words `first` … `first + count - 1` of the stream's device are 0 again."""
+
+    stream: StreamName
+    first: int
+    count: int
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchGraph:
+    """The actions of the body that belong to a device, as its graph."""
+
+    stream: StreamName
+    device: int
+    cause: Cause
+    when: When = "always"
+
+
+Action: TypeAlias = RecordEvent | AwaitEvent | ChangeWords | CopyMemory | LaunchKernel | ResetWords | LaunchGraph
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLaunch:
+    """A kernel's launch. `config` says how it is launched, `works` what it does.
+
+    `sms` is its share: it holds no more multiprocessors than that while its blocks wait (`spins`). `early`: it may begin
+    while the kernel before it on its stream ends. `stream` and `command` are the place in the plan, `stage` is for people.
+    """
+
+    config: KernelConfig
+    works: tuple[Work, ...]
+    sms: int
+    spins: bool
+    early: bool
+    priority: Priority | None
+    stream: int
+    command: int
+    stage: str
+    origin: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How a run stands among others: what is issued before the body and after it. In the mode `graph` the graphs are
+    launched in `begin`."""
+
+    begin: tuple[Action, ...]
+    end: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """See the module. `own` is the frame of a run that nobody's streams wait for, `called` that of a run among the
+    callers' streams, one a rank. `tensors` are the plan's."""
+
+    version: int
+    schedule: str
+    plan_hash: str
+    mode: Mode
+    placement: Placement
+    device: Device
+    features: Features
+    tensors: tuple[Tensor, ...]
+    streams: tuple[DeviceStream, ...]
+    words: tuple[Word, ...]
+    launches: tuple[DeviceLaunch, ...]
+    body: tuple[Action, ...]
+    own: Frame
+    called: Frame
+
+    def stream(self, name: StreamName) -> DeviceStream:
+        return next(s for s in self.streams if s.name == name)
+
+    @property
+    def actions(self) -> Iterator[Action]:
+        """All of them: of both frames, and the body."""
+        yield from (*self.own.begin, *self.called.begin, *self.body, *self.own.end, *self.called.end)
+
+    @property
+    def queues(self) -> dict[int, int]:
+        """Hardware queues that each device's streams need so that none stands behind another's wait."""
+        found = dict.fromkeys(self.placement.ordinals, 0)
+        for stream in self.streams:
+            if stream.name.kind != "caller":
+                found[stream.device] += 1
+        return found
+
+
+def issued(when: When, *, behind: bool, timed: bool, others: bool) -> bool:
+    """Whether an action of a frame takes part in a run."""
+    match when:
+        case "always":
+            return True
+        case "timed":
+            return timed
+        case "behind":
+            return behind
+        case "alone":
+            return not behind
+        case "timed or behind":
+            return timed or behind
+        case "behind others":
+            return behind and others

@@ -1,0 +1,152 @@
+"""How the launches of a plan are made: kernels configured, multiprocessors shared out, early starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..errors import UsageError
+from ..graph.ir import KernelCall
+from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
+from ..kernels.families import configure, plain
+from ..kernels.family import LaunchRequest
+from ..kernels.occupancy import Limits
+from ..machine.model import Device
+from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
+from ..plan.kernel_works import kernel_work, symbolic
+from ..region import Region
+from .collectives import calls_of, part_of
+from .ir import DeviceLaunch, Features, Placement
+from .words import private_flags
+
+
+class Launches:
+    """Configures the launches of one plan; see `build.layout_of`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        placement: Placement,
+        features: Features,
+        unaligned: frozenset[tuple[int, int]],
+    ) -> None:
+        self.plan = plan
+        self.limits = Limits.of(device)
+        self.placement = placement
+        self.features = features
+        self.unaligned = unaligned
+        self.look = symbolic(plan.tensors)
+        self.private = private_flags(plan)
+        self.calls = calls_of(plan)
+
+    def all(self) -> tuple[DeviceLaunch, ...]:
+        """In the order of the plan's streams and their commands."""
+        found: list[DeviceLaunch] = []
+        for stream in self.plan.streams:
+            for p, command in enumerate(stream.commands):
+                if isinstance(command, Launch):
+                    found += self._launch(stream, p, command)
+                elif isinstance(command, CollectiveCall):
+                    found += self._sum(stream, p, command)
+        return tuple(found)
+
+    def _launch(self, stream: Stream, p: int, command: Launch) -> Iterator[DeviceLaunch]:
+        asked = command.attributes.sms or self.limits.sms
+        sms = min(asked, self._share(self._device(stream), asked)) if command.streamed else asked
+        awaited = {signal.number for signal in command.waits}
+        for work in command.works:
+            _whole_pieces(work)
+        request = LaunchRequest(
+            kernel=command.kernel,
+            works=tuple(kernel_work(w.body, self.look, w.waits, w.signals) for w in command.works),
+            sms=sms,
+            smem=command.attributes.smem,
+            streamed=command.streamed,
+            resets=tuple(sorted(awaited & self.private)),
+            cluster=self._cluster_beside(stream) if command.streamed else 1,
+        )
+        behind = p > 0 and isinstance(stream.commands[p - 1], Launch)
+        configs = (plain if (stream.id, p) in self.unaligned else configure)(request, self.limits)
+        for config in configs:
+            first, count = config.works
+            yield DeviceLaunch(
+                config=replace(config, works=(0, count)),
+                works=command.works[first : first + count],
+                sms=sms,
+                spins=command.streamed,
+                early=behind and config.chained and self.features.early_starts,
+                priority=command.attributes.priority,
+                stream=stream.id,
+                command=p,
+                stage=command.stage,
+                origin=command.origin,
+            )
+            behind = True
+
+    def _sum(self, stream: Stream, p: int, command: CollectiveCall) -> Iterator[DeviceLaunch]:
+        """The sum that is a rank's part of a collective."""
+        total = part_of(stream.rank, self.calls[command.group]).sum
+        if total is None:
+            return
+        work = Work(total, (), (), -1, command.origin)
+        request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
+        for config in configure(request, self.limits):
+            yield DeviceLaunch(
+                config, (work,), self.limits.sms, False, False, None, stream.id, p, command.stage, command.origin
+            )
+
+    # ---- multiprocessors
+
+    def _device(self, stream: Stream) -> int:
+        return self.placement.devices[stream.rank]
+
+    def _share(self, device: int, sms: int) -> int:
+        """Multiprocessors that a streamed launch may hold which wants `sms`. Its blocks wait while they hold them, so
+        all streamed launches of a device together take no more than there are. They leave what else they may wait for
+        as many as that needs to begin: other ranks that share the device, copies inside the device, which may run on
+        multiprocessors, and launches that are not streamed."""
+        here = [s for s in self.plan.streams if self._device(s) == device]
+        wanted = [self._wanted(s) for s in here]
+        needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the device
+        for stream, want in zip(here, wanted, strict=True):
+            for c in stream.commands:
+                if isinstance(c, Launch | CollectiveCall):
+                    least = CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else 1
+                    needed = max(needed, least if least > want else 0)
+                if isinstance(c, CopyAsync):
+                    devices = self.placement.devices
+                    local = local or any(devices[t.src.rank] == devices[t.dst.rank] for t in c.transfers)
+        beside = sum(map(bool, wanted)) > 1
+        alone = len(self.placement.ranks(device)) == 1 and not local and not (beside and needed)
+        left = self.limits.sms - (0 if alone else max(1, needed))
+        if sum(wanted) <= left or (alone and not beside):
+            return sms
+        return max(1, left * sms // sum(wanted))
+
+    def _wanted(self, stream: Stream) -> int:
+        """Multiprocessors that the streamed launches of a stream, one after another, want at most."""
+        streamed = (c for c in stream.commands if isinstance(c, Launch) and c.streamed)
+        wanted = [c.attributes.sms or self.limits.sms for c in streamed]
+        return max(wanted, default=0)
+
+    def _cluster_beside(self, stream: Stream) -> int:
+        """How many single blocks of a streamed launch start side by side: as many as a cluster of the kernels that may
+        run beside it has. One here and one there would leave multiprocessors that no cluster can use."""
+        beside = {
+            CLUSTERS.get(c.kernel, 1)
+            for s in self.plan.streams
+            if s.id != stream.id and self._device(s) == self._device(stream)
+            for c in s.commands
+            if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
+        }
+        return min(beside, default=1)
+
+
+def _whole_pieces(work: Work) -> None:
+    """A user's kernel gets the address of a region's first element, which says nothing of further pieces."""
+    if isinstance(work.body, KernelCall):
+        for a in work.body.arguments:
+            if isinstance(a.value, Region) and len(a.value.boxes) != 1:
+                kernel, place = work.body.kernel, work.origin.place
+                raise UsageError(f"{place}: kernel '{kernel}', argument {a.name}: one piece, not a set of pieces")

@@ -1,0 +1,304 @@
+"""What a well-formed device plan is: rules that hold before order is looked at. Each gives the mistakes that it finds.
+
+What passes them all, and then `check`, a driver can issue as it stands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import combinations
+
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..plan.ir import Work
+from ..region import Region
+from .ir import (
+    VERSION,
+    Action,
+    AwaitEvent,
+    ChangeWords,
+    CopyMemory,
+    DevicePlan,
+    LaunchGraph,
+    LaunchKernel,
+    RecordEvent,
+    ResetWords,
+    StreamName,
+)
+
+PLACELESS = Span("device plan", 1, 1, 1, 1)
+MOST_THREADS = 1024  # of a block
+
+
+def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """This code reads one version of device plans."""
+    if plan.version != VERSION:
+        yield Diagnostic(PLACELESS, f"the device plan has version {plan.version}; this ficco reads version {VERSION}")
+
+
+def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Every stream stands once, on a device of the placement, and every action is on one of them."""
+    names = Counter(s.name for s in plan.streams)
+    for stream in plan.streams:
+        if names[stream.name] > 1:
+            yield Diagnostic(PLACELESS, f"{stream.name} stands {names[stream.name]} times")
+        if stream.device not in plan.placement.ordinals:
+            yield Diagnostic(PLACELESS, f"{stream.name} is on device {stream.device}, which has no rank")
+        if stream.rank is not None and plan.placement.devices[stream.rank] != stream.device:
+            yield Diagnostic(PLACELESS, f"{stream.name} of rank {stream.rank} is on device {stream.device}")
+    for action in plan.actions:
+        if action.stream not in names:
+            yield _at(action, f"there is no {action.stream}")
+    for action in plan.body:
+        if action.stream.kind == "caller" or action.when != "always":
+            yield _at(action, f"{action.stream}, {action.when}: the body of a run knows neither callers nor conditions")
+
+
+def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """The words of a device have places of their own, from 0 on, and every action changes words that there are."""
+    places = Counter((w.device, w.index) for w in plan.words)
+    sizes = Counter(w.device for w in plan.words)
+    for word in plan.words:
+        if places[word.device, word.index] > 1 or not 0 <= word.index < sizes[word.device]:
+            yield Diagnostic(
+                PLACELESS, f"the place {word.index} of a word on device {word.device} is taken or no place"
+            )
+    for action in plan.actions:
+        for number in (*_raised(action), *_awaited(action)):
+            if not 0 <= number < len(plan.words):
+                yield _at(action, f"there is no word {number}")
+        if isinstance(action, ChangeWords):
+            device = plan.stream(action.stream).device
+            for number in _awaited(action):
+                if 0 <= number < len(plan.words) and plan.words[number].device != device:
+                    yield _at(action, f"{action.stream} of device {device} waits for word {number} of another device")
+        if isinstance(action, ResetWords):
+            size = sizes[plan.stream(action.stream).device]
+            if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
+                yield _at(action, f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
+
+
+def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """An event is recorded by one stream of its frame or body, before whoever waits for it is issued."""
+    of_runs = {e.event for e in plan.actions if isinstance(e, RecordEvent) and e.event.kind == "completion"}
+    for frame in (plan.own, plan.called):
+        recorded = set(of_runs)  # those of the run before
+        for action in (*frame.begin, *plan.body, *frame.end):
+            if isinstance(action, RecordEvent):
+                recorded.add(action.event)
+            elif isinstance(action, AwaitEvent) and action.event not in recorded:
+                yield _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+
+
+def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Every op of the plan is done once: by the works of one launch, or by the copies of one stream."""
+    places: dict[int, set[str]] = defaultdict(set)
+    for i, launch in enumerate(plan.launches):
+        for work in launch.works:
+            if work.op >= 0:
+                places[work.op].add(f"launch {i} for op {work.op}" if len(places[work.op]) else f"launch {i}")
+    copies = Counter((m.op, m.dst, m.src) for a in plan.body if isinstance(a, CopyMemory) for m in a.moves)
+    for (op, dst, src), count in copies.items():
+        if count > 1 and op >= 0:
+            yield Diagnostic(PLACELESS, f"the copy {dst} <- {src} of op {op} is issued {count} times")
+    for action in plan.body:
+        for move in action.moves if isinstance(action, CopyMemory) else ():
+            places[move.op].add(str(action.stream))
+    places.pop(-1, None)
+    for op, where in places.items():
+        if len(where) > 1:
+            yield Diagnostic(PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
+    missing = set(range(max(places, default=-1) + 1)) - places.keys()
+    if missing:
+        yield Diagnostic(PLACELESS, f"nothing does op {min(missing)}")
+
+
+def launches_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Every launch of the table is issued once, on the stream of the plan that it is for."""
+    found = Counter(a.launch for a in plan.body if isinstance(a, LaunchKernel))
+    for action in plan.body:
+        if isinstance(action, LaunchKernel):
+            if not 0 <= action.launch < len(plan.launches):
+                yield _at(action, f"there is no launch {action.launch}")
+            elif action.stream != StreamName("plan", plan.launches[action.launch].stream):
+                yield _at(action, f"launch {action.launch} is issued to {action.stream}")
+    for i, launch in enumerate(plan.launches):
+        if found[i] != 1:
+            yield Diagnostic(launch.origin, f"launch {i} is issued {found[i]} times")
+
+
+def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A block fits a multiprocessor of the device; blocks come in whole clusters; what spins keeps to its share."""
+    device = plan.device
+    for launch in plan.launches:
+        c = launch.config
+        if c.blocks < 1 or c.cluster < 1 or c.blocks % c.cluster:
+            yield Diagnostic(launch.origin, f"{c.entry}: {c.blocks} blocks in clusters of {c.cluster}")
+        if c.smem < 0 or c.smem + c.static_smem > device.smem_per_block:
+            yield Diagnostic(
+                launch.origin,
+                f"{c.entry}: a block takes {c.smem} + {c.static_smem} bytes of shared memory, and has at most "
+                f"{device.smem_per_block}",
+            )
+        if not 1 <= c.threads <= MOST_THREADS or c.resident < 1:
+            yield Diagnostic(launch.origin, f"{c.entry}: a block of {c.threads} threads does not fit {device.name}")
+        if not 1 <= launch.sms <= device.sms:
+            yield Diagnostic(launch.origin, f"{c.entry}: a share of {launch.sms} of {device.sms} multiprocessors")
+        elif launch.spins and c.blocks > launch.sms:
+            yield Diagnostic(
+                launch.origin,
+                f"{c.entry}: {c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors",
+            )
+
+
+def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A launch may begin while the one before it ends only right behind that one, with a kernel that waits itself; and
+    what it reads before it waits, nothing of the run writes."""
+    written = {(r.tensor, r.rank) for r in writes(plan)}
+    last: dict[StreamName, Action] = {}
+    for action in plan.body:
+        if isinstance(action, LaunchKernel):
+            launch = plan.launches[action.launch]
+            if launch.early:
+                before = last.get(action.stream)
+                if not launch.config.chained or not plan.features.early_starts:
+                    yield _at(
+                        action, f"{launch.config.entry} may not begin early: it does not wait for the kernel before"
+                    )
+                elif not isinstance(before, LaunchKernel):
+                    yield _at(action, f"{launch.config.entry} may begin early, and no kernel stands right before it")
+        if not (isinstance(action, RecordEvent) and action.event.kind == "timestamp"):
+            last[action.stream] = action
+    for launch in plan.launches:
+        for region in read_only(launch.config.read_only, launch.works):
+            if (region.tensor, region.rank) in written:
+                yield Diagnostic(
+                    launch.origin,
+                    f"{launch.config.entry} takes {region.tensor}@{region.rank} for read-only, and it is written",
+                )
+
+
+def read_only(sides: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
+    """The operands that a launch reads before it waits."""
+    for work in works:
+        for side, name in zip(sides, ("left", "right"), strict=True):
+            if side:
+                yield getattr(work.body, name)
+
+
+def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Of the members of a batch none touches what another one writes; and a batch is where the driver has batches."""
+    for action in plan.body:
+        if not isinstance(action, CopyMemory):
+            continue
+        if action.batch and (plan.mode != "streams" or not plan.features.copy_batches):
+            yield _at(action, "a batch of copies where there are none")
+        if not action.batch and len(action.moves) + len(action.words) != 1:
+            yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
+        if action.batch and any(move.pitched for move in action.moves):
+            yield _at(action, "a copy of rows in a batch")
+        for a, b in combinations(action.moves, 2) if action.batch else ():
+            if _meet(a.dst, b.dst) or _meet(a.dst, b.src) or _meet(a.src, b.dst):
+                yield _at(action, f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
+
+
+def _meet(a: Region, b: Region) -> bool:
+    if (a.tensor, a.rank) != (b.tensor, b.rank):
+        return False
+    return any(x.meet(y) is not None for x in a.boxes for y in b.boxes)
+
+
+def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A word that somebody waits for is raised once a run and reset once; no other is raised or reset to no end."""
+    raised: Counter[int] = Counter(word for action in plan.body for word in _raised(action))
+    awaited = {word for action in plan.body for word in _awaited(action)}
+    kernel_resets: Counter[int] = Counter()
+    flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+    for launch in plan.launches:
+        inside = launch.config.unraised
+        for work in launch.works:
+            raised.update(flags[f] for f in work.signals if f in flags and f not in inside)
+            awaited.update(flags[f] for f in work.waits if f in flags and f not in inside)
+            for flag in (*work.waits, *work.signals):
+                if flag not in flags and flag not in inside:
+                    yield Diagnostic(work.origin, f"flag {flag} has no word")
+        for flag in launch.config.resets:
+            if flag in flags:
+                kernel_resets[flags[flag]] += 1
+            if not any(flag in work.waits for work in launch.works):
+                yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
+    for i, word in enumerate(plan.words):
+        used = plan.mode == "graph" or word.point is None
+        if raised[i] != (1 if used else 0) or (i in awaited) != used:
+            yield Diagnostic(
+                PLACELESS, f"word {i} ({word.purpose}) is raised {raised[i]} times a run, for whoever waits"
+            )
+    for name, frame in (("own", plan.own), ("called", plan.called)):
+        resets = Counter(kernel_resets)
+        for action in (*frame.begin, *plan.body, *frame.end):
+            if isinstance(action, ResetWords):
+                device = plan.stream(action.stream).device
+                resets.update(
+                    i
+                    for i, w in enumerate(plan.words)
+                    if w.device == device and action.first <= w.index < action.first + action.count
+                )
+        for i, word in enumerate(plan.words):
+            used = plan.mode == "graph" or word.point is None
+            if resets[i] != 1 and (used or resets[i]):
+                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {resets[i]} times in a run ({name})")
+
+
+def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """In the mode `graph` each frame launches every device's graph once, all before the end; else there are none."""
+    for frame in (plan.own, plan.called):
+        found = Counter(a.device for a in frame.begin if isinstance(a, LaunchGraph))
+        wanted = Counter(plan.placement.ordinals) if plan.mode == "graph" else Counter()
+        if found != wanted or any(isinstance(a, LaunchGraph) for a in (*plan.body, *frame.end)):
+            yield Diagnostic(PLACELESS, "a frame launches each device's graph once, and only in the mode 'graph'")
+        for action in frame.begin:
+            if isinstance(action, LaunchGraph) and plan.stream(action.stream).device != action.device:
+                yield _at(action, f"the graph of device {action.device} on a stream of another one")
+
+
+def _raised(action: Action) -> Iterator[int]:
+    match action:
+        case ChangeWords(changes=changes):
+            yield from (c.word for c in changes if c.raises)
+        case CopyMemory(words=words):
+            yield from words
+
+
+def _awaited(action: Action) -> Iterator[int]:
+    if isinstance(action, ChangeWords):
+        yield from (c.word for c in action.changes if not c.raises)
+
+
+def writes(plan: DevicePlan) -> Iterator[Region]:
+    """Every region that a run writes."""
+    for launch in plan.launches:
+        for work in launch.works:
+            yield from work.writes
+    for action in plan.body:
+        if isinstance(action, CopyMemory):
+            yield from (move.dst for move in action.moves)
+
+
+def _at(action: Action, message: str) -> Diagnostic:
+    return Diagnostic(action.cause.origin or PLACELESS, f"{action.cause.text}: {message}")
+
+
+RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
+    version_is_known,
+    streams_are_known,
+    words_lie_apart,
+    events_are_recorded,
+    ops_stand_once,
+    launches_stand_once,
+    launches_fit,
+    early_starts_are_safe,
+    batches_have_no_order,
+    words_are_given_once,
+    graphs_are_launched,
+)

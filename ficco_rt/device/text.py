@@ -1,0 +1,130 @@
+"""A device plan as stable text: for reading, for golden tests, for diffs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..plan.text import work_text
+from .ir import (
+    Action,
+    AwaitEvent,
+    ChangeWords,
+    CopyMemory,
+    DeviceLaunch,
+    DevicePlan,
+    LaunchGraph,
+    LaunchKernel,
+    RecordEvent,
+    ResetWords,
+)
+
+
+def to_text(plan: DevicePlan) -> str:
+    """Streams, words and launches as tables; then each stream's actions in order; then how a run begins and ends."""
+    return "\n".join(_lines(plan)) + "\n"
+
+
+def _lines(plan: DevicePlan) -> Iterator[str]:
+    devices, f = plan.placement.devices, plan.features
+    yield f"device plan of {plan.schedule} version {plan.version}, mode {plan.mode}: {len(devices)} ranks on {plan.device.name}"
+    yield f"  plan {plan.plan_hash}"
+    yield f"  ranks on devices {' '.join(map(str, devices))}"
+    has = {
+        "copy batches": f.copy_batches,
+        "word batches": f.word_batches,
+        "side waits": f.side_waits,
+        "early starts": f.early_starts,
+    }
+    yield f"  {', '.join(name for name, there in has.items() if there) or 'no batches'}"
+    for device, count in plan.queues.items():
+        yield f"  device {device}: {count} streams, {f.queues} hardware queues"
+    yield ""
+    yield from (
+        f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}"
+        for i, w in enumerate(plan.words)
+    )
+    yield ""
+    for i, launch in enumerate(plan.launches):
+        yield from _launch(plan, i, launch)
+    for stream in plan.streams:
+        mine = [a for a in plan.body if a.stream == stream.name]
+        if mine:
+            yield ""
+            label = f" of rank {stream.rank} {stream.label}" if stream.label else ""
+            yield f"{stream.name}{label} on device {stream.device} ({stream.priority})"
+            yield from _actions(plan, mine)
+    for name, frame in (("alone", plan.own), ("among callers' streams", plan.called)):
+        yield ""
+        yield f"a run {name} begins"
+        yield from _frame(plan, frame.begin)
+        yield f"a run {name} ends"
+        yield from _frame(plan, frame.end)
+
+
+_RESETS = {
+    "kernel": "by the kernel that waits",
+    "behind": "behind the kernel that waits",
+    "completion": "at completion",
+}
+
+
+def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:
+    c = launch.config
+    yield (
+        f"launch {number} {c.entry}: {c.blocks} × {c.threads} threads"
+        f"{f' in clusters of {c.cluster}' if c.cluster > 1 else ''}, {c.resident} a multiprocessor; "
+        f"registers {c.registers}, shared memory {c.smem} + {c.static_smem}; share {launch.sms}"
+        f"{' spins' if launch.spins else ''}{', early' if launch.early else ''}"
+        f"{f', priority {launch.priority}' if launch.priority is not None else ''}  :{launch.origin.line}"
+    )
+    facts = []
+    if c.stages:
+        facts.append(f"{c.stages} stages")
+    if c.tiles:
+        facts.append(f"{c.tiles} tiles")
+    if any(c.read_only):
+        facts.append("read-only " + " and ".join(n for n, y in zip(("left", "right"), c.read_only, strict=True) if y))
+    if c.resets:
+        facts.append(f"resets flags {' '.join(map(str, c.resets))}")
+    if c.split_k.tail > 1:
+        facts.append(f"K of the last wave's tiles in {c.split_k.tail} parts")
+    if any(n > 1 for n in c.split_k.works):
+        facts.append(f"K of the works in {' '.join(map(str, c.split_k.works))} parts")
+    yield f"  {', '.join(facts)}"
+    groups: Sequence[tuple[int, ...]] = c.merged or tuple((i,) for i in range(len(launch.works)))
+    for group in groups:
+        for place, i in enumerate(group):
+            work = launch.works[i]
+            waits = "".join(f" wait flag {flag}" for flag in work.waits)
+            signals = "".join(f" signal flag {flag}" for flag in work.signals)
+            yield f"  {'+ ' if place else ''}{work_text(work)}{waits}{signals}"
+
+
+def _frame(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
+    for action in actions:
+        (line, *_) = _actions(plan, [action])
+        yield f"  {action.stream}: {line.strip()}{f' (if {action.when})' if action.when != 'always' else ''}"
+
+
+def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
+    for a in actions:
+        match a:
+            case RecordEvent():
+                yield f"  record {a.event}"
+            case AwaitEvent():
+                yield f"  wait for {a.event}"
+            case ChangeWords():
+                changes = [f"{'raise' if c.raises else 'wait for'} word {c.word}" for c in a.changes]
+                yield f"  {', '.join(changes)}"
+            case CopyMemory():
+                members = [f"raise word {word} by a copy" for word in a.words]
+                members += [f"{m.dst} <- {m.src}{' in rows' if m.pitched else ''}  :{m.origin.line}" for m in a.moves]
+                for i, member in enumerate(members):
+                    yield f"  {('batch ' if a.batch else 'copy ') if i == 0 else '    + '}{member}"
+            case LaunchKernel():
+                yield f"  launch {a.launch} ({plan.launches[a.launch].config.entry})"
+            case ResetWords():
+                last = f" to {a.first + a.count - 1}" if a.count > 1 else ""
+                yield f"  reset the words at {a.first}{last}"
+            case LaunchGraph():
+                yield f"  launch the graph of device {a.device}"

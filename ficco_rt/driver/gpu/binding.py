@@ -1,0 +1,236 @@
+"""A device plan's actions on memory: the driver calls that carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ...cells import cells
+from ...device.build import Layout, device_plan
+from ...device.check import check
+from ...device.ir import (
+    Action,
+    AwaitEvent,
+    ChangeWords,
+    CopyMemory,
+    DevicePlan,
+    LaunchGraph,
+    LaunchKernel,
+    Mode,
+    Move,
+    RecordEvent,
+    ResetWords,
+    issued,
+)
+from ...errors import DeviceError
+from ...region import Region
+from ...trace import Launched
+from ...types import TYPES
+from .gpus import Gpus
+from .launches import BoundLaunch, Launches
+from .refused import Closing, concerning
+from .resources import Resources
+from .steps import ENTERS, Step, entered
+from .tensors import Tensor
+from .vendor import Action as DriverCall
+from .vendor import Handle, Rows, Run, Word
+
+KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
+
+Memory = Mapping[tuple[str, int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the calls of a run depend on, beside the memory. `others`: the run before did not end on the same callers'
+    streams by the same graphs."""
+
+    mode: Mode
+    callers: tuple[Handle, ...]
+    behind: bool
+    timed: bool
+    others: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The calls of a run. `enters`: some of them change the context."""
+
+    steps: tuple[Sequence[Step], ...]
+    enters: bool
+
+
+class Plans:
+    """The device plans of one layout, made and checked when a mode is first used."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._made: dict[Mode, DevicePlan] = {}
+
+    def of(self, mode: Mode) -> DevicePlan:
+        """Raises PlanError: the device plan is wrong, which is a bug of ours."""
+        if mode not in self._made:
+            made = device_plan(self.layout, mode)
+            check(made)
+            self._made[mode] = made
+        return self._made[mode]
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """One set of tensors, bound. `graphs` are by device."""
+
+    plans: Plans
+    memory: Memory
+    launches: list[BoundLaunch] = field(default_factory=list)
+    graphs: dict[int, Handle] = field(default_factory=dict)
+    bodies: dict[Mode, Sequence[Step]] = field(default_factory=dict)
+    calls: dict[Setting, Calls] = field(default_factory=dict)
+
+    @property
+    def launched(self) -> list[Launched]:
+        """How each launch of the table launches."""
+        return [launch.launched for launch in self.launches]
+
+
+class Binder:
+    """Makes bindings, and the calls of their runs."""
+
+    def __init__(self, gpus: Gpus, resources: Resources, launches: Launches) -> None:
+        self._gpus = gpus
+        self._resources = resources
+        self._launches = launches
+        self.bindings: set[Binding] = set()
+
+    def bind(self, plans: Plans, memory: Memory) -> Binding:
+        """Raises DeviceError; nothing is left of it then."""
+        binding = Binding(plans, memory)
+        self.bindings.add(binding)
+        try:
+            streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
+            for launch in plans.layout.launches:
+                device = self._gpus.devices[streams[launch.stream].device]
+                with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
+                    binding.launches.append(self._launches.bind(launch, device, memory, self._flags(plans.layout)))
+            self._body(binding, "streams")
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.release(binding)
+            raise
+        return binding
+
+    def release(self, binding: Binding) -> None:
+        """Give back what a binding holds."""
+        self.bindings.discard(binding)
+        closing = Closing()
+        closing(self.drop_graphs, binding)
+        while binding.launches:
+            closing(self._launches.release, binding.launches.pop())
+        closing.end()
+
+    def drop_graphs(self, binding: Binding) -> None:
+        closing = Closing()
+        while binding.graphs:
+            ordinal, graph = binding.graphs.popitem()
+            closing(self._drop, ordinal, graph)
+        closing.end()
+
+    def _drop(self, ordinal: int, graph: Handle) -> None:
+        with concerning(self._gpus.devices[ordinal]):
+            self._gpus.vendor.destroy_graph(graph)
+
+    def _flags(self, layout: Layout) -> Mapping[int, int]:
+        """The addresses of flags. Those between works that one kernel makes as one have none."""
+        words = layout.words
+        return {flag: self._resources.addresses[word] for flag, word in enumerate(words.flags) if word >= 0}
+
+    # ---- the calls of a run
+
+    def calls(self, binding: Binding, setting: Setting) -> Calls:
+        """Made once for each set of callers' streams; those used longest ago are forgotten."""
+        found = binding.calls.pop(setting, None)
+        if found is None:
+            found = self._calls(binding, setting)
+            while len(binding.calls) >= KEPT:
+                del binding.calls[next(iter(binding.calls))]
+        binding.calls[setting] = found
+        return found
+
+    def _calls(self, binding: Binding, setting: Setting) -> Calls:
+        plan = binding.plans.of(setting.mode)
+        frame = plan.called if setting.callers else plan.own
+
+        def made(actions: Iterable[Action]) -> list[Step]:
+            part = (
+                a for a in actions if issued(a.when, behind=setting.behind, timed=setting.timed, others=setting.others)
+            )
+            return list(entered(self._gpus.vendor, self._steps(binding, plan, part, setting.callers)))
+
+        begin, end = made(frame.begin), made(frame.end)
+        body = () if setting.mode == "graph" else self._body(binding, setting.mode)
+        return Calls((begin, body, end), any(step.what is ENTERS for part in (begin, body, end) for step in part))
+
+    def _body(self, binding: Binding, mode: Mode) -> Sequence[Step]:
+        if mode not in binding.bodies:
+            plan = binding.plans.of(mode)
+            binding.bodies[mode] = list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
+        return binding.bodies[mode]
+
+    def captured(self, binding: Binding) -> list[Step]:
+        """What is captured into the graphs."""
+        plan = binding.plans.of("graph")
+        return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
+
+    def _steps(
+        self, binding: Binding, plan: DevicePlan, actions: Iterable[Action], callers: Sequence[Handle]
+    ) -> Iterator[Step]:
+        streams = self._resources.streams_of(plan, callers)
+        for action in actions:
+            device, stream = streams[action.stream]
+            with concerning(device, action.cause.text, action.cause.origin):
+                for call in self._made(binding, action, device.ordinal, stream):
+                    yield Step(device, *call, action.cause.text, action.cause.origin)
+
+    def _made(self, binding: Binding, action: Action, ordinal: int, stream: Handle) -> Iterator[DriverCall]:
+        vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]
+        match action:
+            case RecordEvent(event=event):
+                yield vendor.record_action(resources.event(event, device), stream)
+            case AwaitEvent(event=event):
+                yield vendor.wait_action(stream, resources.recorded(event))
+            case ChangeWords(changes=changes):
+                yield from vendor.words_actions([Word(resources.addresses[c.word], c.raises) for c in changes], stream)
+            case CopyMemory(moves=moves, words=words, batch=True):
+                runs = [Run(resources.addresses[word], self._gpus.ones[ordinal], 4) for word in words]
+                runs += [part for move in moves for part in parts(move, binding.memory) if isinstance(part, Run)]
+                yield vendor.copy_batch(runs, stream)
+            case CopyMemory(moves=moves, words=words):
+                for word in words:
+                    yield vendor.copy(Run(resources.addresses[word], self._gpus.ones[ordinal], 4), stream)
+                for part in (part for move in moves for part in parts(move, binding.memory)):
+                    yield vendor.copy(part, stream) if isinstance(part, Run) else vendor.copy_rows(part, stream)
+            case LaunchKernel(launch=launch):
+                yield binding.launches[launch].call(stream)
+            case ResetWords(first=first, count=count):
+                yield vendor.zero_action(resources.word(ordinal, first), count, stream)
+            case LaunchGraph():
+                yield vendor.graph_action(binding.graphs[ordinal], stream)
+
+
+def parts(move: Move, memory: Memory) -> Iterator[Run | Rows]:
+    """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
+    to, of = _tensor(move.dst, memory), _tensor(move.src, memory)
+    item = TYPES[to.dtype].bytes
+    for cell in cells((move.dst, move.src), (to.shape, of.shape)):
+        a, b = cell.sides
+        at, start = to.address + a.offset * item, of.address + b.offset * item
+        width = cell.columns * item
+        if cell.rows == 1:
+            yield Run(at, start, width)
+        else:
+            yield Rows(at, start, width, cell.rows, a.pitch * item, b.pitch * item)
+
+
+def _tensor(region: Region, memory: Memory) -> Tensor:
+    return memory[region.tensor, region.rank]

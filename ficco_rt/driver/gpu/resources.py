@@ -1,0 +1,79 @@
+"""The streams, events and words that device plans name, each made when it is first needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ...device.ir import DevicePlan, DeviceStream, EventName, StreamName, Word
+from .gpus import Gpus
+from .refused import Closing
+from .vendor import Device, Handle
+
+
+class Resources:
+    """Of one placement. `words` are those of all its device plans: 32-bit words in device memory, 0 between runs."""
+
+    def __init__(self, gpus: Gpus, words: Sequence[Word]) -> None:
+        self._gpus = gpus
+        self._streams: dict[StreamName, Handle] = {}
+        self._events: dict[EventName, Handle] = {}
+        self._words: dict[int, tuple[int, int]] = {}  # device → address, words
+        self._rescue: dict[int, Handle] = {}  # streams that never wait
+        for ordinal, device in gpus.devices.items():
+            size = sum(word.device == ordinal for word in words)
+            if size:
+                self._words[ordinal] = (gpus.alloc(device, 4 * size, "the plan's flags", flags=True), size)
+                self._rescue[ordinal] = gpus.new_stream(device)
+        self.addresses = [self.word(word.device, word.index) for word in words]
+        self.clear()
+
+    def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Device, Handle]]:
+        """All streams of a device plan, with their devices; `callers` are the callers', one a rank, or none."""
+        found: dict[StreamName, tuple[Device, Handle]] = {}
+        for stream in plan.streams:
+            device = self._gpus.devices[stream.device]
+            if stream.name.kind != "caller":
+                found[stream.name] = (device, self._stream(stream))
+            elif callers:
+                found[stream.name] = (device, callers[stream.name.number])
+        return found
+
+    def _stream(self, stream: DeviceStream) -> Handle:
+        if stream.name.kind == "control":
+            return self._gpus.control[stream.device]
+        if stream.name not in self._streams:
+            self._streams[stream.name] = self._gpus.new_stream(self._gpus.devices[stream.device], stream.priority)
+        return self._streams[stream.name]
+
+    def event(self, name: EventName, device: Device) -> Handle:
+        """An event that a stream of the device records."""
+        if name not in self._events:
+            self._events[name] = self._gpus.new_event(device, timing=name.timing)
+        return self._events[name]
+
+    def recorded(self, name: EventName) -> Handle:
+        """An event that has been made."""
+        return self._events[name]
+
+    def word(self, device: int, index: int) -> int:
+        """The address of a word by its place on its device."""
+        return self._words[device][0] + 4 * index
+
+    def clear(self) -> None:
+        """All words are 0, whatever a given-up run has left."""
+        for ordinal, (address, size) in self._words.items():
+            self._gpus.put(self._gpus.devices[ordinal], address, np.zeros(size, np.uint32))
+
+    def force_up(self) -> None:
+        """Whatever waits for a word goes on."""
+        closing = Closing()
+        for ordinal, (address, size) in self._words.items():
+            for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
+                closing(self._force, ordinal, address + 4 * i)
+        closing.end()
+
+    def _force(self, ordinal: int, address: int) -> None:
+        with self._gpus.inside(self._gpus.devices[ordinal]):
+            self._gpus.vendor.force(address, self._rescue[ordinal])

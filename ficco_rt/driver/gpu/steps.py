@@ -1,0 +1,44 @@
+"""Driver calls that are ready to be made, one after another, in a loop with no decision in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from ...errors import Span as Place
+from .gpus import Gpus
+from .refused import concerns
+from .vendor import Device, Function, Vendor
+
+ENTERS = "its context"  # what a call is for that makes a device's context current
+
+
+class Step(NamedTuple):
+    """A driver call with the device whose context it needs, and what it is for: words, and the schedule's line."""
+
+    device: Device
+    function: Function
+    arguments: tuple[Any, ...]
+    what: str
+    place: Place | None = None
+
+
+def entered(vendor: Vendor, steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps, with those between them that make a device's context current for what needs it."""
+    current: Device | None = None
+    for step in steps:
+        if step.device is not current and not vendor.anywhere((step.function, step.arguments)):
+            current = step.device
+            yield Step(current, *vendor.enter_action(current.context), ENTERS)
+        yield step
+
+
+def make(gpus: Gpus, steps: Iterable[Step]) -> None:
+    """Make the calls, among which are those that change contexts (`entered`)."""
+    gpus.current = None
+    for device, function, arguments, what, place in steps:
+        code = function(*arguments)[0]
+        if code:
+            error = gpus.vendor.failure(function, code)
+            concerns(error, device, what, place)
+            raise error

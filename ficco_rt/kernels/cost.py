@@ -1,0 +1,26 @@
+"""What the families' cost models share. Their units are their own: they rank the variants of one family."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from .tile_table import MAX_SPLITS
+
+
+def best_splits(
+    tiles: int, groups: int, steps: int, step: float, tile: float, split: tuple[float, float], moved: float
+) -> tuple[float, int]:
+    """An estimate of the time of `tiles` on `groups` at work at once, and the splits of K in the last wave that give
+    it. A tile takes `steps` of time `step`, and `tile` for its start and end; `split` is what splits cost once, and
+    each; `moved` is the time of the memory."""
+    waves, tail = divmod(tiles, groups)
+    best = (float("inf"), 1)
+    for splits in (1, *(s for s in range(2, MAX_SPLITS + 1) if tail and tail * s <= groups and steps // s >= 4)):
+        busy = waves * (steps * step + tile)
+        if tail:
+            busy += ceil(steps / splits) * step + tile
+        cost = max(busy, moved) + 0.2 * min(busy, moved)  # the two overlap, not wholly
+        if splits > 1:
+            cost += split[0] + split[1] * splits
+        best = min(best, (cost, splits))
+    return best

@@ -1,0 +1,88 @@
+"""The families of kernels, in order of preference, and the questions that are asked of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
+from .mfma.family import MFMA
+from .naive.family import COPY, NAIVE, REDUCE
+from .occupancy import Limits, out_of_limits, window
+from .sm80.family import SM80
+from .sm90.family import SM90
+from .user import USER
+from .works import Work
+
+FAMILIES: tuple[Family, ...] = (SM90, SM80, MFMA, NAIVE)
+_BY_KERNEL: dict[str, Family] = {v.name: f for f in FAMILIES for v in f.variants} | {REDUCE: NAIVE, COPY: NAIVE}
+_BY_NAME: dict[str, Family] = {f.name: f for f in (*FAMILIES, USER)}
+
+
+def family_of(kernel: str) -> Family:
+    """Whose kernel it is; a name that is not ours is a user's."""
+    return _BY_KERNEL.get(kernel, USER)
+
+
+def fitting(request: GemmRequest, arch: str) -> Family:
+    """The first family on this architecture that takes the works, whatever they are to have of a device."""
+    return next(f for f in FAMILIES if f.serves(arch) and f.fits(request) is None)
+
+
+def tensor_core_families(arch: str) -> tuple[Family, ...]:
+    """Those that use an architecture's tensor cores."""
+    return tuple(f for f in FAMILIES if f is not NAIVE and f.serves(arch))
+
+
+def tensor_core_refusal(request: GemmRequest, arch: str) -> str | None:
+    """Why none of these takes the works, as the last of them says."""
+    if fitting(request, arch) is not NAIVE:
+        return None
+    return next((f.fits(request) for f in reversed(tensor_core_families(arch))), None)
+
+
+def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
+    """The kernel of the first family that takes the works with what the text asks for. A text says why none does."""
+    asked = request.sms, request.residency, request.smem
+    reason = out_of_limits(*asked, limits)
+    if reason is not None:
+        return reason
+    left = window(request.residency, request.smem, limits)
+    if isinstance(left, str):
+        return left
+    refused: list[Refusal] = []
+    for family in FAMILIES:
+        if family.serves(limits.arch):
+            found = family.choose(request, limits)
+            if isinstance(found, Chosen):
+                return replace(found, refused=tuple(refused))
+        else:
+            found = f"it does not run on {limits.arch}"
+        refused.append(Refusal(family.name, found))
+    return refused[-1].reason
+
+
+def configure(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
+    """The launches that do the works, one after another. Works that the kernel does not take go to the naive one."""
+    family = family_of(request.kernel)
+    found = family.configure(request, limits)
+    if isinstance(found, str):
+        found = NAIVE.configure(request, limits)
+    return found
+
+
+def aligned(configs: Iterable[KernelConfig], works: Sequence[Work]) -> bool:
+    """Whether tensors lie in memory as the launches of these works need it. If not, `plain` launches do the works."""
+    needed = max((c.alignment for c in configs), default=1)
+    return all(view.address % needed == 0 for w in works for view in w.views)
+
+
+def plain(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
+    """Launches that do the works wherever their tensors lie."""
+    return NAIVE.configure(request, limits)
+
+
+def tables(config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+    """What a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses of the
+    flags of `config.resets`."""
+    return _BY_NAME[config.family].tables(config, works, resets)

@@ -1,0 +1,170 @@
+"""What every family of kernels answers, and the values that it is asked with and answers by.
+
+Two questions come before memory exists. `choose`: which kernel for these works, and with how much shared memory?
+`configure`: how is it launched? Both are pure, and their answers hold no address. When memory exists, `tables` writes
+the works down as the kernel reads them, with addresses and without a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from .occupancy import Limits
+from .tile_table import WHOLE_K, SplitK
+from .works import Work
+
+
+@dataclass(frozen=True, slots=True)
+class GemmRequest:
+    """A launch for whose products a kernel is wanted, and what the text asks of it (None: free choice).
+
+    Where flags are not known yet, works may wait for assumed ones: what counts is which works wait, and for the same.
+    """
+
+    works: tuple[Work, ...]
+    smem: int | None = None
+    residency: int | None = None
+    sms: int | None = None
+    streamed: bool = False
+    arrival: float = 0.0  # µs from the launch's start until the last piece from another rank is there; 0: none comes
+    private: frozenset[int] = frozenset()  # flags that nothing but this launch waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a family does not take a launch."""
+
+    family: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What was chosen for a request."""
+
+    family: str
+    kernel: str
+    tile: tuple[int, int, int]  # rows, columns, depth
+    stages: int
+    smem: int
+    residency: int | None
+    sms: int | None
+    refused: tuple[Refusal, ...] = ()  # by families that would have come first
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """A launch whose kernel is known, to be configured."""
+
+    kernel: str
+    works: tuple[Work, ...]
+    sms: int  # multiprocessors that it may take
+    smem: int = 0  # of a block, at least: what the plan says
+    streamed: bool = False  # its blocks may wait: no more of them than multiprocessors
+    resets: tuple[int, ...] = ()  # flags that only this launch waits for, which it is to reset
+    cluster: int = 1  # blocks that start side by side, of a streamed kernel that has no clusters of its own
+
+
+@dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """How a kernel is launched; no addresses."""
+
+    family: str
+    kernel: str
+    entry: str
+    source: str  # a file of kernels/src
+    options: tuple[str, ...]  # of the compiler
+    threads: int
+    registers: int  # a thread's, at most
+    smem: int  # dynamic shared memory of a block, bytes
+    static_smem: int
+    blocks: int
+    cluster: int
+    resident: int  # blocks that a multiprocessor holds; 0: not one
+    tiles: int  # that its blocks share
+    works: tuple[int, int]  # the first of the launch's works that it does, and how many
+    alignment: int = 1  # bytes, of the address of every tensor
+    chained: bool = False  # it may start while the launch before it on its stream ends, for which it waits itself
+    read_only: tuple[bool, bool] = (False, False)  # nothing writes the left, the right operands while the plan runs
+    resets: tuple[int, ...] = ()  # flags that it resets
+    unraised: tuple[int, ...] = ()  # flags between merged works, which nobody raises or waits for
+    tile: tuple[int, int] = (1, 1)  # rows, columns; of copies: 1, bytes
+    stages: int = 1
+    wave: int = 1  # clusters at work at once, by which tiles are ordered and K is split
+    band: int | None = None  # rows of clusters' tiles that are walked together; None: a wave is about square
+    split_k: SplitK = WHOLE_K
+    merged: tuple[tuple[int, ...], ...] = ()  # works that are made as one; empty: each is its own
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What cuTensorMapEncodeTiled is given; rank 2, element strides 1, no interleave, 128-byte swizzle."""
+
+    address: int
+    dtype: str
+    dims: tuple[int, int]  # elements; the contiguous one first
+    pitch: int  # bytes
+    box: tuple[int, int]
+    offset: int  # where its 128 bytes go in the parameters
+
+
+Encode: TypeAlias = Callable[[TensorMap], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A launch on memory. `constants` are put into device memory, and zeroed scratch beside them.
+
+    The kernel leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
+    `arguments` of the addresses of constants and scratch are the kernel's parameters.
+    """
+
+    constants: bytes = field(repr=False)
+    scratch: int  # bytes
+    counters: int  # words
+    arguments: Callable[[int, int, Encode], list[bytes]] = field(repr=False)
+
+
+class Variant(Protocol):
+    """A kernel that a plan may name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def tile(self) -> tuple[int, int]: ...
+
+    @property
+    def cluster(self) -> int: ...
+
+
+class Family(Protocol):
+    """Kernels made of one source."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def variants(self) -> Sequence[Variant]:
+        """Those that make products."""
+
+    @property
+    def source(self) -> str:
+        """A file of kernels/src."""
+
+    def serves(self, arch: str) -> bool: ...
+
+    def fits(self, request: GemmRequest) -> str | None:
+        """Why it cannot take these works on any device, or None."""
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        """The variant that its cost model finds fastest; a text says why there is none."""
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+        """The launches that do the works, one after another; a text says why it does not take them."""
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        """What a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses of
+        the flags of `config.resets`."""

@@ -1,0 +1,1 @@
+"""The GEMM of AMD's matrix cores: `src/mfma_gemm.hip`."""

@@ -1,0 +1,56 @@
+"""What `src/mfma_gemm.hip` takes: an estimate in clocks, to rank its variants and to say where K is split.
+
+Pure numbers, of which none has been measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from ..cost import best_splits
+from ..tiles import DEPTH
+from .variants import LDS, WAVES, Variant
+
+# Operations of bf16 that a compute unit's matrix cores do in a clock, and bytes of its LDS (white papers
+# of CDNA 2 and 3, section on the compute unit); the others are guesses, as nothing has been measured: bytes of memory
+# in a clock, clocks that a 128 × 128 tile's start and store add, clocks of splits, once and for each partial of it.
+_OPERATIONS = {"gfx90a": 1024, "gfx942": 2048}
+_LDS = 128
+_MEMORY = 2000
+_TILE = 3000
+_SPLIT = (1500, 1500)
+
+
+def sharing(v: Variant, smem: int) -> int:
+    """Blocks with so much LDS that a compute unit holds."""
+    return max(1, min(v.residency, LDS // smem))
+
+
+def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, units: int, arch: str, smem: int) -> int:
+    """Into how many parts K of the last wave's tiles is best split, on `units` compute units."""
+    return alone(v, rows, columns, k, units, arch, smem)[1]
+
+
+def alone(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, units: int, arch: str, smem: int
+) -> tuple[float, int]:
+    """The least time, and the splits of the last wave that give it."""
+    shared = sharing(v, smem)
+    m, n = v.tile
+    size = m * n / (128 * 128)
+    tiles = sum(ceil(r / m) for r in rows) * sum(ceil(c / n) for c in columns)
+    moved = 2 * (sum(rows) * k + k * sum(columns) + sum(rows) * sum(columns)) / _MEMORY
+    split = (_SPLIT[0], _SPLIT[1] * size)
+    return best_splits(
+        tiles, units * shared, ceil(k / DEPTH), shared * _step_clocks(v, arch), _TILE * size, split, moved
+    )
+
+
+def _step_clocks(v: Variant, arch: str) -> float:
+    """Clocks of 64 of K: the matrix cores' or the LDS's, and what of the other does not overlap."""
+    m, n = v.tile
+    multiply = 2 * m * n * DEPTH / _OPERATIONS[arch]
+    read, written = WAVES * (m / v.waves_m + n * v.waves_m / WAVES), m + n
+    move = (read + written) * DEPTH * 2 / _LDS
+    return max(multiply, move) + min(multiply, move) / 4

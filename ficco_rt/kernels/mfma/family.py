@@ -1,0 +1,76 @@
+"""The GEMM of AMD's matrix cores as a family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..by_address import Compiled, configure, refusal, tables
+from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..gemm import Gemm, gemm_of
+from ..occupancy import Limits, window
+from ..works import Work
+from .choice import choose
+from .cost import splits
+from .variants import ARCHS, LONGEST, SOURCE, STAGES, VARIANTS, Variant, options
+
+_chosen = lru_cache(maxsize=4096)(choose)
+
+
+def _gemm(works: Sequence[Work]) -> Gemm | str:
+    gemm = gemm_of(works)
+    if isinstance(gemm, str):
+        return gemm
+    return refusal(gemm.works, gemm.signature, LONGEST) or gemm
+
+
+@dataclass(frozen=True, slots=True)
+class Mfma:
+    name: str = "mfma"
+    source: str = SOURCE.name
+    variants: tuple[Variant, ...] = VARIANTS
+
+    def serves(self, arch: str) -> bool:
+        return arch in ARCHS
+
+    def fits(self, request: GemmRequest) -> str | None:
+        gemm = _gemm(request.works)
+        return gemm if isinstance(gemm, str) else None
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        gemm = _gemm(request.works)
+        if isinstance(gemm, str):
+            return gemm
+        left = window(request.residency, request.smem, limits)
+        if isinstance(left, str):
+            return left
+        least, sms = left.least if request.smem is None else request.smem, request.sms or limits.sms
+        chosen = _chosen(
+            gemm.rows, gemm.columns, gemm.depth, sms, limits.arch, least=least, most=left.most,
+            residency=request.residency,
+        )  # fmt: skip
+        if chosen is None:
+            return f"no variant fits {left.most} bytes of LDS" + (
+                f" and residency = {request.residency}" if request.residency is not None else ""
+            )
+        v = chosen.variant
+        return Chosen(self.name, v.name, (*v.tile, v.step), STAGES, max(v.smem, least), request.residency, request.sms)
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+        gemm = _gemm(request.works)
+        if isinstance(gemm, str):
+            return gemm
+        v = next(v for v in self.variants if v.name == request.kernel)
+        smem = max(v.smem, request.smem)
+        # works of a streamed launch come to an end one by one: none is the last wave
+        streamed, sms = request.streamed, request.sms
+        tail = 1 if streamed else splits(v, gemm.rows, gemm.columns, gemm.depth, sms, limits.arch, smem)
+        compiled = Compiled(self.name, self.source, options(v, gemm.signature, limits.arch), v)
+        return (configure(compiled, gemm, request, limits, stages=STAGES, smem=smem, tail_splits=tail),)
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        return tables(config, works, next(v for v in self.variants if v.name == config.kernel))
+
+
+MFMA = Mfma()

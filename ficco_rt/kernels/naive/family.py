@@ -1,0 +1,196 @@
+"""The kernels that any GPU runs as a family: products, and sums and copies, which no other makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ...types import TYPES
+from .. import target
+from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..occupancy import Limits, resident, window
+from ..works import Copy, Product, Sum, Work
+from . import tables
+
+GEMM, REDUCE, COPY = "naive_gemm", "naive_reduce", "naive_copy"
+_STAGES = (1, 4)  # fewest and most: the kernel has one; what more would take is asked for, and left alone
+_COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What a block of a kernel takes, as its compilers say (tests/unit/test_gpu_parts.py, test_naive_amd.py)."""
+
+    threads: int
+    registers: int  # of a thread, at most: NVIDIA's compiler
+    vector_registers: int  # AMD's
+    static_smem: int  # bytes
+
+
+BLOCKS = {
+    GEMM: Block(tables.THREADS, 128, 168, 2064),
+    REDUCE: Block(tables.THREADS, 128, 112, 4),
+    COPY: Block(tables.COPY_THREADS, 128, 80, 4),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The product's kernel. Its tile is that of the tuned kernels, so that tiles can be counted without them."""
+
+    name: str = GEMM
+    tile: tuple[int, int] = (tables.TILE, tables.TILE)
+    cluster: int = 1
+
+    def smem(self, stages: int, dtype: str) -> int:
+        """Dynamic shared memory of a block, bytes."""
+        return stages * sum(self.tile) * tables.DEPTH * TYPES[dtype].bytes
+
+
+PLAIN = Plain()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Works that one kernel makes: the same kind, and of the same types."""
+
+    kernel: str
+    types: tuple[str, ...]  # of operands and result; copies have none
+
+
+def _kind(work: Work) -> _Kind:
+    if isinstance(work, Product):
+        return _Kind(GEMM, (work.left.dtype, work.out.dtype))
+    if isinstance(work, Sum):
+        return _Kind(REDUCE, (work.out.dtype,))
+    assert isinstance(work, Copy)
+    return _Kind(COPY, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Naive:
+    name: str = "naive"
+    source: str = "naive.cu"
+    variants: tuple[Plain, ...] = (PLAIN,)
+
+    def serves(self, arch: str) -> bool:
+        return True
+
+    def fits(self, request: GemmRequest) -> str | None:
+        return None
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        """With the shared memory of the deepest pipeline that the resources leave."""
+        threads = BLOCKS[GEMM].threads
+        if (request.residency or 1) * threads > limits.max_threads:
+            return (
+                f"residency = {request.residency}, but a multiprocessor holds at most "
+                f"{limits.max_threads // threads} blocks of {threads} threads"
+            )
+        left = window(request.residency, request.smem, limits)
+        if isinstance(left, str):
+            return left
+        dtype = next(w.left.dtype for w in request.works if isinstance(w, Product))
+        fewest, most = _STAGES
+        needed = PLAIN.smem(fewest, dtype)
+        if needed > left.most:
+            return f"{GEMM} needs {needed} bytes of shared memory a block; {left.most} are left to it"
+        stages = max(s for s in range(fewest, most + 1) if PLAIN.smem(s, dtype) <= left.most)
+        # a block that asks for more leaves less for others
+        smem = request.smem if request.smem is not None else max(PLAIN.smem(stages, dtype), left.least)
+        tile = (*PLAIN.tile, tables.DEPTH)
+        return Chosen(self.name, GEMM, tile, stages, smem, request.residency, request.sms)
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
+        """A launch for each run of works that one kernel makes. A work waits only for what stands before it in the
+        text, so that launches one after another keep a streamed launch's order as well. The last one resets flags."""
+        groups = [(kind, list(works)) for kind, works in groupby(request.works, _kind)]
+        return tuple(self._configs(groups, request, limits))
+
+    def _configs(
+        self, groups: Sequence[tuple[_Kind, list[Work]]], request: LaunchRequest, limits: Limits
+    ) -> Iterator[KernelConfig]:
+        first = 0
+        for number, (kind, works) in enumerate(groups):
+            block = BLOCKS[kind.kernel]
+            needed = PLAIN.smem(1, kind.types[0]) if kind.kernel == GEMM else 0
+            # what the plan asks for counts all of a block's shared memory
+            smem = max(needed, request.smem - block.static_smem)
+            nvidia = target.compute_capability(limits.arch) is not None
+            registers = block.registers if nvidia else block.vector_registers
+            fitting = resident(block.threads, registers, smem + block.static_smem, limits)
+            tile = _tile(works, request.sms)
+            tiles = sum(_tiles(w, tile) for w in works)
+            held = 1 if request.streamed or kind.kernel == COPY else max(1, fitting)
+            blocks = min(request.sms * held, tiles)
+            # NOTE beside launches in clusters: one block here and one there would leave multiprocessors that no cluster
+            # can use, and the last cluster would start when others have ended
+            cluster = request.cluster if request.streamed and blocks >= request.cluster else 1
+            entry = "_".join((kind.kernel, *kind.types))
+            yield KernelConfig(
+                family=self.name,
+                kernel=kind.kernel,
+                entry=entry,
+                source=self.source,
+                options=(*target.options(limits.arch), *_defines(kind, entry)),
+                threads=block.threads,
+                registers=registers,
+                smem=smem,
+                static_smem=block.static_smem,
+                blocks=blocks // cluster * cluster,
+                cluster=cluster,
+                resident=fitting,
+                tiles=tiles,
+                works=(first, len(works)),
+                chained=target.chains(limits.arch),
+                resets=request.resets if number == len(groups) - 1 else (),
+                tile=tile,
+                wave=max(1, blocks),
+            )
+            first += len(works)
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        first, count = config.works
+        mine = works[first : first + count]
+        if config.kernel == GEMM:
+            packed = tables.products([w for w in mine if isinstance(w, Product)])
+        elif config.kernel == REDUCE:
+            packed = tables.sums([w for w in mine if isinstance(w, Sum)])
+        else:
+            packed = tables.copies([w for w in mine if isinstance(w, Copy)], config.tile[1])
+        packed.reset(resets)
+        image, offsets = packed.image
+
+        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
+            return [packed.table(offsets, constants, scratch)]
+
+        return Tables(image, 4 * packed.counters, packed.counters, arguments)
+
+
+def _tile(works: Sequence[Work], sms: int) -> tuple[int, int]:
+    """Rows and columns; of copies bytes: a block fences its stores after every tile, so rather one tile each."""
+    copies = [w for w in works if isinstance(w, Copy)]
+    if copies:
+        least, most = _COPY_TILE
+        return 1, max(least, min(sum(map(tables.size_of_copy, copies)) // sms, most))
+    return PLAIN.tile if isinstance(works[0], Product) else (1, tables.SUM_TILE)
+
+
+def _tiles(work: Work, tile: tuple[int, int]) -> int:
+    if isinstance(work, Product):
+        return tables.tiles_of_product(work)
+    if isinstance(work, Sum):
+        return tables.tiles_of_sum(work)
+    assert isinstance(work, Copy)
+    return sum(1 for _ in tables.copied_blocks(work, tile[1]))
+
+
+def _defines(kind: _Kind, entry: str) -> Iterator[str]:
+    yield f"-D{kind.kernel.removeprefix('naive_').upper()}={entry}"
+    if kind.types:
+        yield f"-DIN={TYPES[kind.types[0]].number}"
+        yield f"-DOUT={TYPES[kind.types[-1]].number}"
+
+
+NAIVE = Naive()

@@ -1,0 +1,106 @@
+"""How many blocks a multiprocessor holds at once, from what they take and what it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..machine.discover import DeviceFacts
+from ..machine.model import Device
+from .target import compute_capability
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a device gives to blocks; sizes in bytes."""
+
+    arch: str
+    sms: int
+    smem_per_sm: int
+    smem_per_block: int
+    smem_reserved: int  # that the system takes of every block
+    max_residency: int
+    warp: int  # threads that go together
+    max_warps: int  # of all blocks of a multiprocessor
+
+    @classmethod
+    def of(cls, device: Device | DeviceFacts) -> Limits:
+        return cls(
+            arch=device.arch,
+            sms=device.sms,
+            smem_per_sm=device.smem_per_sm,
+            smem_per_block=device.smem_per_block,
+            smem_reserved=device.smem_reserved,
+            max_residency=device.max_residency,
+            warp=device.warp,
+            max_warps=device.max_warps,
+        )
+
+    @property
+    def max_threads(self) -> int:
+        """Of all blocks of a multiprocessor."""
+        return self.warp * self.max_warps
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """How a multiprocessor's registers and shared memory are given out (CUDA's occupancy calculator; LLVM's AMDGPU
+    usage guide, GPR allocation)."""
+
+    registers: int  # of 32 bits, of a multiprocessor
+    granule: int  # a thread's registers are rounded up to
+    parts: int  # of the registers: a block's warps are spread over them
+    smem_granule: int  # bytes
+
+
+def _allocation(arch: str) -> _Allocation:
+    capability = compute_capability(arch)
+    if capability is not None:
+        return _Allocation(1 << 16, 8, 4, 128 if capability >= 80 else 256)
+    wide = arch in ("gfx90a", "gfx950") or arch.startswith("gfx94")  # accumulators are in the same file
+    return _Allocation(1 << (17 if wide else 16), 8, 4, 512)
+
+
+def resident(threads: int, registers: int, smem: int, limits: Limits) -> int:
+    """Blocks of so many threads, registers a thread and bytes of shared memory (static and dynamic) that share a
+    multiprocessor; 0: none fits."""
+    if smem > limits.smem_per_block:
+        return 0
+    has = _allocation(limits.arch)
+    warps = -(-threads // limits.warp)
+    of_warp = -(-registers // has.granule) * has.granule * limits.warp
+    by_registers = has.registers // has.parts // of_warp // -(-warps // has.parts)
+    taken = -(-(smem + limits.smem_reserved) // has.smem_granule) * has.smem_granule
+    by_smem = limits.smem_per_sm // taken if taken else limits.max_residency
+    return min(by_registers, by_smem, limits.max_warps // warps, limits.max_residency)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The least and the most shared memory of a block that a text's resources leave, bytes."""
+
+    least: int
+    most: int
+
+
+def out_of_limits(sms: int | None, residency: int | None, smem: int | None, limits: Limits) -> str | None:
+    """What was asked of a launch and no device of this kind has, or None."""
+    if sms is not None and sms > limits.sms:
+        return f"sms = {sms}, but the device has {limits.sms} multiprocessors"
+    if residency is not None and residency > limits.max_residency:
+        return f"residency = {residency}, but a multiprocessor holds at most {limits.max_residency} blocks"
+    if smem is not None and smem > limits.smem_per_block:
+        return f"smem = {smem} bytes, but a block has at most {limits.smem_per_block}"
+    return None
+
+
+def window(residency: int | None, smem: int | None, limits: Limits) -> Window | str:
+    """The shared memory that is left to a launch of which this was asked; a text: none is."""
+    most = limits.smem_per_block if smem is None else smem
+    if residency is None:
+        return Window(0, most)
+    # with `residency` blocks to share a multiprocessor, and too little left for one more
+    share = limits.smem_per_sm // residency - limits.smem_reserved
+    least = max(0, limits.smem_per_sm // (residency + 1) - limits.smem_reserved + 1)
+    if smem is not None and not least <= smem <= share:
+        return f"smem = {smem} bytes does not give residency = {residency}: that takes {least} to {share} bytes a block"
+    return Window(min(least, limits.smem_per_block), min(most, share))

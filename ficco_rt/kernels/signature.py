@@ -1,0 +1,47 @@
+"""What a tensor-core GEMM is compiled for, beside its tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..types import ACCUMULATOR, TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Types and layout of a product. A transposed left is stored [K, M], a transposed right [N, K]."""
+
+    dtype: str  # of both operands
+    out_dtype: str
+    left_transposed: bool
+    right_transposed: bool
+    addends: bool = False  # kernels with addends are compiled apart from others
+
+    @property
+    def transposed(self) -> tuple[bool, bool]:
+        return self.left_transposed, self.right_transposed
+
+    @property
+    def item(self) -> int:
+        """Bytes of an operand's element."""
+        return TYPES[self.dtype].bytes
+
+    @property
+    def out_item(self) -> int:
+        return TYPES[self.out_dtype].bytes
+
+    def entry(self, variant: str) -> str:
+        """The kernel's name: of the entry point, the trace and the cache alike."""
+        layout = "".join("nt"[turned] for turned in self.transposed)
+        return f"{variant}{'_sum' if self.addends else ''}_{self.dtype}_{self.out_dtype}_{layout}"
+
+    def defines(self, variant: str) -> dict[str, object]:
+        """What all sources of such GEMMs are compiled with."""
+        return {
+            "ENTRY": self.entry(variant),
+            "HALF": TYPES[self.dtype].half,
+            "OUT_FP32": int(self.out_dtype == ACCUMULATOR),
+            "LEFT_T": int(self.left_transposed),
+            "RIGHT_T": int(self.right_transposed),
+            "ADDENDS": int(self.addends),
+        }

@@ -1,0 +1,51 @@
+"""What `src/sm80_gemm.cu` takes: an estimate, to rank its variants and to say where K is split.
+
+Pure numbers, as on an H100 (`python -m tools.gemm_bench --kernel sm80 --explore`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from ..cost import best_splits
+from ..tiles import DEPTH
+from .variants import Variant
+
+# Of 256 × 128 with the pipeline full, µs:
+_STEP = 1.3  # a step of 64 of K on one multiprocessor
+_TILE = 2.0  # that a tile's start and store add
+_LAUNCH = 5.0
+_BANDWIDTH = 3.0e6  # bytes of memory a µs
+_SPLIT = (1.0, 2.3)  # once, and for each partial that a multiprocessor leaves or adds
+# What the multiplication reaches of that rate by a warp's tile, by few warps that share a multiprocessor, by blocks
+# of their own pace, and with two stages.
+_BY_TILE = {64 * 64: 1.0, 64 * 32: 0.85, 32 * 32: 0.7}
+_BY_WARPS = {4: 0.75}
+_SHARED = 0.97
+_SHALLOW = 0.85
+
+
+def rate(v: Variant, residency: int, stages: int) -> float:
+    """The share of the full rate that the multiplication reaches."""
+    reached = _BY_TILE[v.tile[0] * v.tile[1] // v.warps] * _BY_WARPS.get(v.warps * residency, 1.0)
+    return reached * (_SHARED if residency > 1 else 1.0) * (_SHALLOW if stages * residency == 2 else 1.0)
+
+
+def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, blocks: int) -> int:
+    """Into how many parts K of the last wave's tiles is best split, for `blocks` at work at once."""
+    return alone(v, 1, rows, columns, k, blocks, 1.0)[1]
+
+
+def alone(
+    v: Variant, residency: int, rows: Sequence[int], columns: Sequence[int], k: int, blocks: int, reached: float
+) -> tuple[float, int]:
+    """The least time, and the splits of the last wave that give it."""
+    m, n = v.tile
+    size = m * n / (256 * 128)
+    tiles = sum(ceil(r / m) for r in rows) * sum(ceil(c / n) for c in columns)
+    step = residency * _STEP * size / reached
+    moved = 2 * (sum(rows) * k + k * sum(columns) + sum(rows) * sum(columns)) / _BANDWIDTH
+    split = (_SPLIT[0], _SPLIT[1] * size)
+    cost, cut = best_splits(tiles, blocks, ceil(k / DEPTH), step, _TILE * size, split, moved)
+    return _LAUNCH + cost, cut

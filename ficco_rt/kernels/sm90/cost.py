@@ -1,0 +1,190 @@
+"""What `src/sm90_gemm.cu` takes: an estimate, to rank its variants and to say where K is split.
+
+Pure numbers. They were fitted on GPUs by `python -m tools.gemm_bench`: on an H100 with `--explore`, where nothing else
+is said. Microseconds, bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from ..cost import best_splits
+from ..tiles import DEPTH
+from .variants import Variant
+
+# A step of 64 of K on one multiprocessor …
+_STEP = {
+    (128, 256): 0.57,
+    (256, 128): 0.58,
+    (256, 160): 0.72,
+    (128, 192): 0.44,
+    (128, 160): 0.375,
+    (128, 128): 0.325,
+    (128, 64): 0.18,
+    (64, 128): 0.20,
+    (64, 64): 0.165,
+}
+# … and where consumers take turns; with it the share of a tile's other costs (start, store, addends, split) that the
+# other consumer's steps do not hide, but for the last tile; on an H200, with --pieces.
+_PINGPONG = {
+    (128, 160): (0.375, 0.7),
+    (128, 128): (0.325, 0.7),
+}
+_TILE = 1.7  # … that a 128 × 256 tile's start and store add
+_ADDEND = 1.8  # … and each of its addends
+_LAUNCH = 6.0
+_CLUSTER = 0.8  # blocks of a cluster start and end together
+_BANDWIDTH = 3.0e6  # bytes of memory a µs
+_CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
+_SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
+_LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
+ARRIVING = 3.86e5  # bytes a µs that come from other devices …
+PIECE = 6.0  # … and what each piece that is waited for adds
+CLOSE = 1.0  # µs: estimates this close are alike
+SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
+_PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
+_FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
+
+
+def cluster_tiles(v: Variant, rows: Sequence[int], columns: Sequence[int]) -> int:
+    """The tiles of pieces of outputs of so many rows and columns; those that a cluster makes at once count as one."""
+    return sum(ceil(r / v.tile[0] / v.cluster) for r in rows) * sum(ceil(c / v.tile[1]) for c in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Works that wait for the same. Their operands come from `first` to `last`, µs; the last are `share` of K, 0 where
+    it is what is added at the end."""
+
+    rows: tuple[int, ...]  # of the pieces of their outputs
+    first: float
+    last: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """What a tile of a product costs, µs."""
+
+    tiles: int  # of clusters
+    groups: int  # clusters at work at once
+    steps: int
+    step: float
+    tile: float
+    split: tuple[float, float]
+    moved: float  # the memory's time
+    shown: float  # the share of `tile` and `split` that each tile costs; the last one costs all
+
+
+def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> _Costs:
+    m, n = v.tile
+    size = m * n / (128 * 256)
+    tiles = cluster_tiles(v, rows, columns)
+    groups = max(1, sms // v.cluster)
+    step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
+    if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
+        step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    return _Costs(
+        tiles=tiles,
+        groups=groups,
+        steps=ceil(k / DEPTH),
+        step=step,
+        tile=(_TILE + _ADDEND * addends) * size,
+        split=(_SPLIT[0], _SPLIT[1] * size),
+        moved=2 * (sum(rows) * k + k * sum(columns) + (1 + addends) * sum(rows) * sum(columns)) / _BANDWIDTH,
+        shown=shown,
+    )
+
+
+def start(v: Variant) -> float:
+    """Of a launch."""
+    return _LAUNCH + _CLUSTER * (v.cluster - 1)
+
+
+def alone(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> tuple[float, int]:
+    """The least time, and the splits of the last wave that give it."""
+    c = _costs(v, rows, columns, k, sms, addends)
+    cost, cut = best_splits(c.tiles, c.groups, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
+    return start(v) + cost + c.tile * (1 - c.shown), cut
+
+
+def in_turn(
+    v: Variant, phases: Sequence[Phase], columns: Sequence[int], k: int, sms: int, addends: int
+) -> tuple[float, list[int]]:
+    """The least time of phases, each of which may begin when its operands come, and into how many parts K of each one's
+    tiles is split: of none, of all that make few tiles, or of the first of these."""
+    costs = [_costs(v, phase.rows, columns, k, sms, addends) for phase in phases]
+    whole = [1] * len(phases)
+    few = [c.groups // c.tiles > 1 for c in costs]
+    if len(phases) == 1:
+        return 0.0, whole
+    cut = [best_splits(c.tiles, c.groups, c.steps, c.step, c.tile, c.split, 0.0)[1] if f else 1
+           for c, f in zip(costs, few, strict=True)]  # fmt: skip
+    # NOTE partials are kept for each tile of a launch: only the last products are cut if they are many
+    room = _PARTIALS // (4 * v.tile[0] * v.tile[1] * v.cluster)
+    for i in reversed(range(len(cut))):
+        room -= costs[i].tiles * cut[i] if cut[i] > 1 else 0
+        if room < 0:
+            cut[i] = 1
+    every = alone(v, [n for phase in phases for n in phase.rows], columns, k, sms, addends)[1]
+    tail = sum(c.tiles for c in costs) % costs[0].groups
+    if not any(few):
+        return _makespan(costs, phases, whole, tail, every), whole
+    best = (_makespan(costs, phases, whole, tail, every), whole)
+    first = max(1, len(cut) - _FIRST)
+    begun = _Clusters([0.0] * costs[0].groups)
+    for i in range(first):
+        begun.take(costs[i], phases[i], costs[i].tiles, cut[i])
+    for n in range(first, len(cut) + 1):
+        choice, clusters = cut[:n] + whole[n:], begun.copy()
+        for i in range(first, len(cut)):
+            clusters.take(costs[i], phases[i], costs[i].tiles, choice[i])
+        best = min(best, (clusters.end, choice))
+    return best
+
+
+@dataclass(slots=True)
+class _Clusters:
+    """Clusters that take tiles, and parts of them, by turns."""
+
+    free: list[float]  # when each has done what it has taken
+    turn: int = 0
+    hides: float = 0.0  # what the last tile's end takes beyond that
+
+    @property
+    def end(self) -> float:
+        return round(max(self.free) + self.hides, 6)  # equal times are equal: then the least is cut
+
+    def copy(self) -> _Clusters:
+        return _Clusters(self.free[:], self.turn, self.hides)
+
+    def take(self, c: _Costs, phase: Phase, tiles: int, parts: int) -> None:
+        """So many tiles of a phase, each in so many parts."""
+        if not tiles:
+            return
+        ends = c.tile + (c.split[0] + c.split[1] * parts if parts > 1 else 0.0)
+        time = ceil(c.steps / parts) * c.step * _LOADED + ends * c.shown
+        soonest, first = phase.last + min(1.0, phase.share * parts) * time, phase.first + time
+        free, count = self.free, len(self.free)
+        rounds, over = divmod(tiles * parts, count)
+        for i in range(count if rounds else over):  # a cluster's first of them may have to wait, no other
+            at = (self.turn + i) % count
+            free[at] = max(free[at] + time, first, soonest) + (rounds - 1 + (i < over)) * time
+        self.turn = (self.turn + over) % count
+        self.hides = ends * (1 - c.shown)
+
+
+def _makespan(
+    costs: Sequence[_Costs], phases: Sequence[Phase], parts: Sequence[int], tail: int, tail_parts: int
+) -> float:
+    """The time of all phases; the last `tail` tiles are cut into parts of their own."""
+    clusters = _Clusters([0.0] * costs[0].groups)
+    behind = sum(c.tiles for c in costs)
+    for c, phase, n in zip(costs, phases, parts, strict=True):
+        behind -= c.tiles
+        last = max(0, min(c.tiles, tail - behind))
+        clusters.take(c, phase, c.tiles - last, n)
+        clusters.take(c, phase, last, tail_parts)
+    return clusters.end

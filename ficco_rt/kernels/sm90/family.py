@@ -1,0 +1,155 @@
+"""The Hopper kernel as a family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ...types import ACCUMULATOR
+from .. import tiles
+from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from ..gemm import ALIGNMENT, Gemm, gemm_of
+from ..occupancy import Limits, resident, window
+from ..tile_table import count
+from ..works import Product, Work
+from .choice import band, choose, phases, split_k_of
+from .cost import Phase
+from .tables import build, refusal
+from .variants import ARCH, SOURCE, STATIC_BYTES, VARIANTS, Variant, options
+
+_ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
+_chosen = lru_cache(maxsize=4096)(choose)
+
+
+def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[Gemm, tuple[tuple[int, ...], ...]] | str:
+    """The works, those that add to one product merged in registers, and which works each is made of."""
+    gemm = gemm_of(works)
+    if isinstance(gemm, str):
+        return gemm
+    merged = tiles.in_registers(gemm.works, gemm.signature.transposed, private)
+    reason = refusal(merged.works, gemm.signature)
+    return reason if reason is not None else (replace(gemm, works=merged.works), merged.groups)
+
+
+def _throttled(request: GemmRequest, gemm: Gemm) -> bool | None:
+    """Whether stores are to be spread over the next tile's steps: those at peers are; those of a streamed launch end
+    too late for whom they are signalled. None: where it pays."""
+    if gemm.signature.out_dtype == ACCUMULATOR:
+        return False
+    if any(w.stored_afar for w in request.works if isinstance(w, Product)):
+        return True
+    return False if request.streamed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sm90:
+    name: str = "sm90"
+    source: str = SOURCE.name
+    variants: tuple[Variant, ...] = VARIANTS
+
+    def serves(self, arch: str) -> bool:
+        return arch == ARCH
+
+    def fits(self, request: GemmRequest) -> str | None:
+        found = _merged(request.works, request.private)
+        return found if isinstance(found, str) else None
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        found = _merged(request.works, request.private)
+        if isinstance(found, str):
+            return found
+        if request.residency not in (None, 1):
+            return f"its blocks take all registers, so that residency = {request.residency} cannot be"
+        left = window(request.residency, request.smem, limits)
+        if isinstance(left, str):
+            return left
+        gemm, _ = found
+        turned, most = gemm.signature.right_transposed, left.most - _ROUNDED
+        if all(v.stages(most, turned) < 2 for v in self.variants):
+            return f"no variant fits {left.most} bytes of shared memory"
+        late: tuple[Phase, ...] = ()
+        if request.streamed and request.arrival:
+            late = phases(gemm.works, gemm.depth, request.arrival)
+        sms = request.sms or limits.sms
+        throttled = _throttled(request, gemm)
+        v = _chosen(gemm.rows, gemm.columns, gemm.depth, sms, turned, most, late, gemm.addends, throttled).variant
+        stages = v.stages(most, turned)
+        smem = request.smem if request.smem is not None else max(v.smem(stages, turned), left.least)
+        return Chosen(self.name, v.name, (*v.tile, tiles.DEPTH), stages, smem, request.residency, request.sms)
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+        v = next(v for v in self.variants if v.name == request.kernel)
+        found = _merged(request.works, frozenset(request.resets))
+        if isinstance(found, str):
+            return found
+        gemm, groups = found
+        works, signature = gemm.works, gemm.signature
+        turned = signature.right_transposed
+        if not v.stores(signature.out_dtype):
+            return f"{v.name} stores no {signature.out_dtype}"
+        stages = v.stages(request.smem, turned)
+        if stages < 2:
+            return f"{v.name} does not fit {request.smem} bytes of shared memory"
+        smem = max(request.smem, v.smem(stages, turned))
+        clusters = v.clusters(request.sms)
+        split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms)
+        tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k)
+        awaited = {flag for w in works for flag in w.flags}
+        stays = {flag for w in works for flag in w.signals}
+        inside = {flag for w in request.works for flag in w.signals} - stays  # of merged works: nobody raises these
+        return (
+            KernelConfig(
+                family=self.name,
+                kernel=v.name,
+                entry=signature.entry(v.name),
+                source=self.source,
+                options=options(v, signature),
+                threads=v.threads,
+                registers=v.registers,
+                smem=smem,
+                static_smem=STATIC_BYTES,
+                blocks=min(clusters * v.cluster, tiled),
+                cluster=v.cluster,
+                resident=resident(v.threads, v.registers, smem + STATIC_BYTES, limits),
+                tiles=tiled,
+                works=(0, len(request.works)),
+                alignment=ALIGNMENT,
+                chained=True,
+                read_only=gemm.read_only,
+                # storing warps of works that accumulate wait too, and are not counted
+                resets=() if any(w.accumulate for w in works) else tuple(f for f in request.resets if f in awaited),
+                unraised=tuple(sorted(inside)),
+                tile=v.tile,
+                stages=stages,
+                wave=clusters,
+                band=band(v, works, signature.transposed, request.sms),
+                split_k=split_k,
+                merged=groups,
+            ),
+        )
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        gemm = gemm_of(works)
+        assert isinstance(gemm, Gemm)
+        v = next(v for v in self.variants if v.name == config.kernel)
+        made = build(
+            tiles.merged(gemm.works, gemm.signature.transposed, config.merged),
+            v,
+            gemm.signature,
+            clusters=config.wave,
+            stages=config.stages,
+            split_k=config.split_k,
+            band=config.band,
+            read_only=config.read_only,
+            resets=resets,
+        )
+
+        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
+            return [made.parameters(constants, scratch, [encode(m) for m in made.maps])]
+
+        table = made.table
+        return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments)
+
+
+SM90 = Sm90()

@@ -1,0 +1,201 @@
+"""The host's half of `src/sm90_gemm.cu`: which works it takes, tensor maps, and the kernel's parameters.
+
+Numbers only: nothing here touches a device. Who launches the kernel
+
+1. compiles a variant (`variants.SOURCE`, `variants.options`),
+2. calls `build` with the works' geometry, how K is split, and the flags to be reset,
+3. puts `table.constants` into device memory, and `table.scratch_bytes` zeroed bytes beside it,
+4. encodes `maps` in order (cuTensorMapEncodeTiled: 2-D, 128-byte swizzle, zero fill), and
+5. launches blocks in the variant's clusters with `parameters(…)`, the kernel's only argument. It may be launched
+   again and again, one launch of a table at a time: each leaves the scratch as it found it. Behind another table's
+   launch on its stream it may start early (programmatic stream serialization): it waits itself for what that writes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..family import TensorMap
+from ..signature import Signature
+from ..tile_table import WHOLE_K, SplitK, Table, table
+from ..tiles import DEPTH, Matrix, Work, common, depths_of
+from .variants import Variant
+
+MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
+MAX_ADDENDS = 4  # different matrices that addends lie in
+PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
+OPERAND_BYTES = 384  # three tensor maps
+SIDES_AT = MAX_OPERANDS * OPERAND_BYTES
+SIDES = struct.Struct("<4Q")  # struct Sides
+POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDES.size
+POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct Parameters, from `tiles` to `depth_waits`
+ADDEND_MAPS_AT = 3456
+ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch, ready but for device addresses."""
+
+    variant: Variant
+    table: Table
+    stages: int
+    right_transposed: bool
+    maps: tuple[TensorMap, ...]
+    read_only: tuple[bool, bool]  # see `build`
+
+    def parameters(
+        self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0
+    ) -> bytes:
+        """The kernel's argument. `encoded` are `maps`, encoded; `epoch` and `abort` addresses of 32-bit words or 0:
+        an up flag holds at least *epoch (else 1); waiting ends when *abort is not 0."""
+        block, table = bytearray(PARAMETER_BYTES), self.table
+        left, right = self.read_only
+        for m, data in zip(self.maps, encoded, strict=True):
+            block[m.offset : m.offset + 128] = data
+        for i, (_, _, out) in enumerate(table.operands):
+            short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
+            loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
+            SIDES.pack_into(block, SIDES_AT + i * SIDES.size, out.address, out.pitch, loaded, right + 2 * left)
+        POINTERS.pack_into(
+            block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
+            *table.addend_pointers(constants), *table.resetting(scratch), table.depth_wait_pointer(constants),
+        )  # fmt: skip
+        assert len(block) == PARAMETER_BYTES
+        return bytes(block)
+
+
+def refusal(works: Sequence[Work], signature: Signature) -> str | None:
+    """Why these works cannot be one launch of this kernel, or None."""
+    dtype, out_dtype = signature.dtype, signature.out_dtype
+    ends = _ends(works, signature)
+    for w in works:
+        reason = fits(w, signature)
+        if reason is not None:
+            return reason
+        for a, b, n in common(*depths_of(w, *signature.transposed)):
+            if n % DEPTH and (a + n != ends[w.left] or b + n != ends[w.right]):
+                return f"a piece of K of {n} elements ends before another of the same operand"
+    if len({(w.left, w.right, w.out) for w in works}) > MAX_OPERANDS:
+        return f"more than {MAX_OPERANDS} different triples of operands in one launch"
+    addends = [t for w in works for t in w.addends]
+    if addends and out_dtype != dtype:
+        return f"addends are added, and the output is {out_dtype}"
+    for t in addends:
+        if t.dtype != dtype:
+            return f"operands are {dtype}, an addend is {t.dtype}"
+    if len({t.operand.matrix for t in addends}) > MAX_ADDENDS:
+        return f"addends in more than {MAX_ADDENDS} different matrices in one launch"
+    return None
+
+
+def _ends(works: Sequence[Work], signature: Signature) -> dict[Matrix, int]:
+    """Where K ends in each operand: a piece of K may end anywhere if the tensor map ends there too."""
+    ends: dict[Matrix, int] = {}
+    for w in works:
+        for matrix, spans in zip((w.left, w.right), depths_of(w, *signature.transposed), strict=True):
+            ends[matrix] = max(ends.get(matrix, 0), *(s.stop for s in spans))
+    return ends
+
+
+def fits(work: Work, signature: Signature) -> str | None:
+    """Why the work cannot run here, or None. Rows of the output are free; the rest has the limits of TMA."""
+    item, out_item, right_transposed = signature.item, signature.out_item, signature.right_transposed
+    if signature.left_transposed:
+        return "the left operand is stored transposed"
+    for name, matrix, bytes_ in (("left", work.left, item), ("right", work.right, item), ("out", work.out, out_item)):
+        if matrix.address % 16 or matrix.pitch * bytes_ % 16:
+            return f"the {name} operand's address or pitch is no multiple of 16 bytes"
+    for t in work.addends:
+        if t.operand.matrix.address % 16 or t.operand.matrix.pitch * item % 16:
+            return "an addend's address or pitch is no multiple of 16 bytes"
+        if any(s.start % 8 or s.size % 8 for s in t.operand.columns):
+            return "an addend's columns do not start and end at multiples of 8"
+    for s in work.out_columns if right_transposed else (*work.out_columns, *work.right_columns):
+        if s.start % 8 or s.size % 8:
+            return f"columns {s.start}:{s.stop} do not start and end at multiples of 8"
+    for a, b, n in common(*depths_of(work, *signature.transposed)):
+        if a % 8 or (right_transposed and b % 8):
+            return "a piece of K does not start at a multiple of 8"
+        if n % DEPTH and len(common(*depths_of(work, *signature.transposed))) > 1:
+            return f"one of several pieces of K has {n} elements, no multiple of {DEPTH}"
+    return None
+
+
+def build(
+    works: Sequence[Work],
+    variant: Variant,
+    signature: Signature,
+    *,
+    clusters: int,
+    stages: int,
+    split_k: SplitK = WHOLE_K,
+    band: int | None = None,
+    read_only: tuple[bool, bool] = (False, False),
+    resets: Sequence[int] = (),
+) -> Launch:
+    """The launch that makes `works`, in their order, with so many clusters at work at once; see `tile_table.table`.
+
+    `read_only`: nothing writes the left, or the right operands while the plan runs, so that they may be read before the
+    launch before this one has ended, and the right ones before what the works wait for is there. `resets`: flags that
+    the launch resets; none where a work accumulates, whose storing warps wait too.
+    """
+    reason = refusal(works, signature)
+    if reason is not None:
+        raise ValueError(reason)
+    assert not (resets and any(w.accumulate for w in works))
+    made = table(
+        works,
+        variant.tile,
+        variant.warps,
+        signature.transposed,
+        groups=clusters,
+        cluster=variant.cluster,
+        split_k=split_k,
+        shared=True,
+        band=band,
+        addend_steps=variant.addend_steps,
+        addend_gap=0 if variant.pingpong else ADDEND_GAP,
+        serpentine=True,
+        resets=resets,
+    )
+    ends = _ends(works, signature)
+    maps: list[TensorMap] = []
+    for i, key in enumerate(made.operands):
+        maps += _maps(key, variant, signature, ends, i * OPERAND_BYTES)
+    box = (64, variant.tile[0] // variant.addend_steps)
+    for i, m in enumerate(made.matrices):
+        at = ADDEND_MAPS_AT + 128 * i
+        maps.append(TensorMap(m.address, signature.dtype, (m.columns, m.rows), m.pitch * signature.item, box, at))
+    return Launch(
+        variant=variant,
+        table=made,
+        stages=stages,
+        right_transposed=signature.right_transposed,
+        maps=tuple(maps),
+        # NOTE a left operand that is not waited for is not waited for along K either
+        read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
+    )
+
+
+def _maps(
+    key: tuple[Matrix, Matrix, Matrix], variant: Variant, signature: Signature, ends: dict[Matrix, int], at: int
+) -> list[TensorMap]:
+    left, right, out = key
+    rows, columns = variant.tile
+    dtype, item, out_item = signature.dtype, signature.item, signature.out_item
+    # NOTE no more rows than there are: rows outside cost as much as others, and are not stored
+    left_box = (DEPTH, min(rows, -(-left.rows // 8) * 8))
+    if signature.right_transposed:
+        right_dims, right_box = (ends[right], right.rows), (DEPTH, columns // variant.cluster)
+    else:  # whole atoms for each block of the cluster, or a part of the depth of each
+        deep = DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster
+        right_dims, right_box = (right.columns, ends[right]), (64, deep)
+    out_dims, out_box = (out.columns, out.rows), (128 // out_item, 16)
+    return [
+        TensorMap(left.address, dtype, (ends[left], left.rows), left.pitch * item, left_box, at),
+        TensorMap(right.address, dtype, right_dims, right.pitch * item, right_box, at + 128),
+        TensorMap(out.address, signature.out_dtype, out_dims, out.pitch * out_item, out_box, at + 256),
+    ]

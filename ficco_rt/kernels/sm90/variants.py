@@ -1,0 +1,136 @@
+"""The variants of `src/sm90_gemm.cu`: one compilation each, and what blocks of it take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...types import ACCUMULATOR
+from .. import target
+from ..signature import Signature
+
+SOURCE = Path(__file__).parents[1] / "src" / "sm90_gemm.cu"
+ARCH = "sm_90a"
+MAX_STAGES = 16
+STATIC_BYTES = 272  # of shared memory: barriers, and how much has been waited for
+ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
+CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
+ADDEND_REGISTERS = (72, 216)  # of producer and consumers: a producer with addends has more to do
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One compilation of the source, for a choice of tile."""
+
+    name: str
+    tile: tuple[int, int]  # rows, columns of a block's tile
+    blocks_m: int  # 64-row blocks a consumer
+    consumers: int
+    cluster: int  # blocks that share the right operand
+    staging: int = 2  # buffers of a storing warp; 0: it stores from registers
+    throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
+    pingpong: bool = False  # consumers take a block's tiles by turns: while one stores, the other multiplies
+    producer_registers: int = 56
+    consumer_registers: int = 224
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.consumers + 1)
+
+    def clusters(self, sms: int) -> int:
+        """At work at once on so many multiprocessors."""
+        return max(1, sms // self.cluster)
+
+    @property
+    def warps(self) -> int:
+        """Those that store a tile."""
+        return 4 if self.pingpong else 4 * self.consumers
+
+    @property
+    def registers(self) -> int:
+        """Of a thread at launch, before warp groups trade them: what the block's threads can share at most."""
+        return min(65536 // self.threads // 8 * 8, self.consumer_registers)
+
+    def stage_bytes(self, right_transposed: bool) -> int:
+        rows, columns = self.tile
+        return 128 * (rows + (columns if right_transposed else -(-columns // 64) * 64))
+
+    def trade(self, addends: bool) -> tuple[int, int]:
+        """Registers of a producer's and of a consumer's thread, for works with addends or without."""
+        return ADDEND_REGISTERS if addends else (self.producer_registers, self.consumer_registers)
+
+    @property
+    def addend_steps(self) -> int:
+        """Stages that the tile's rows of an addend take; one of two holds those of a consumer, or of a 64-row block."""
+        rows, columns = self.tile
+        return 1 if rows * -(-columns // 64) <= rows + columns else self.consumers
+
+    @property
+    def staging_bytes(self) -> int:
+        """Buffers of all storing warps."""
+        return 4 * self.consumers * self.staging * CHUNK_BYTES
+
+    def stores(self, out_dtype: str) -> bool:
+        """Whether it is made for outputs of this type: of fp32 a tile's boxes take too many buffers."""
+        return not self.throttled or out_dtype != ACCUMULATOR
+
+    def smem(self, stages: int, right_transposed: bool) -> int:
+        """Dynamic shared memory of a block."""
+        return ALIGN_BYTES + stages * self.stage_bytes(right_transposed) + self.staging_bytes
+
+    def stages(self, budget: int, right_transposed: bool) -> int:
+        """The deepest pipeline that `budget` bytes of dynamic shared memory hold; under 2 the variant cannot run."""
+        left = budget - ALIGN_BYTES - self.staging_bytes
+        return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
+
+
+def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int, staging: int = 2) -> Variant:
+    assert rows == 64 * blocks_m * consumers
+    return Variant(f"sm90_gemm_{rows}x{columns}_c{cluster}", (rows, columns), blocks_m, consumers, cluster, staging)
+
+
+VARIANTS: tuple[Variant, ...] = (
+    _variant(128, 256, 1, 2, 2),
+    _variant(256, 128, 2, 2, 2),
+    _variant(256, 160, 2, 2, 2, 0),  # no buffer, a stage more
+    _variant(128, 192, 1, 2, 2),
+    _variant(128, 160, 1, 2, 2),
+    _variant(128, 128, 1, 2, 2),
+    _variant(128, 128, 1, 2, 1),
+    _variant(128, 64, 1, 2, 1),
+    _variant(64, 128, 1, 1, 1),
+    _variant(64, 64, 1, 1, 1),
+)
+
+
+# NOTE a multiprocessor whose stores queue for a link loads nothing meanwhile: these spread them over the next tile
+VARIANTS += tuple(
+    replace(v, name=f"{v.name}_paced", staging=v.blocks_m * -(-v.tile[1] // 64), throttled=True)
+    for v in VARIANTS
+    if v.tile in ((128, 256), (128, 128), (64, 128))
+)
+
+# Each consumer makes a tile of its own: one buffer of a warp less is a stage more for 128 x 160, not for 128 x 128.
+VARIANTS += tuple(
+    replace(v, name=f"{v.name}_pp", blocks_m=2, staging=1 if v.tile == (128, 160) else 2, pingpong=True)
+    for v in VARIANTS
+    if v.tile in ((128, 160), (128, 128)) and v.cluster == 2 and not v.throttled
+)
+
+
+def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
+    """What the source is compiled with."""
+    producer, consumers = variant.trade(signature.addends)
+    values = {
+        **signature.defines(variant.name),
+        "TILE_N": variant.tile[1],
+        "BLOCKS_M": variant.blocks_m,
+        "CONSUMERS": variant.consumers,
+        "CLUSTER": variant.cluster,
+        "STAGING": variant.staging,
+        "THROTTLED": int(variant.throttled),
+        "PINGPONG": int(variant.pingpong),
+        "PRODUCER_REGS": producer,
+        "CONSUMER_REGS": consumers,
+    }
+    return (*target.options(ARCH), *(f"-D{key}={value}" for key, value in values.items()))

@@ -1,0 +1,69 @@
+// A variant's shapes, made once from its -D defines (see sm90_gemm.cu), and the layout of shared memory.
+#pragma once
+#include "../tiles.h"
+
+typedef MappedParameters Parameters;
+
+constexpr int TILE_K = 64;                         // elements: 128 bytes, one swizzle row
+constexpr int GROUPS = PINGPONG ? 1 : CONSUMERS;   // consumer groups that make a tile together
+constexpr int TILE_M = 64 * BLOCKS_M * GROUPS;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr int WARPS = 4 * GROUPS;                  // that store a tile
+constexpr int ACC = TILE_N / 2;                    // a thread's accumulators of a 64-row block
+
+// A stage of the ring holds a step of both operands.
+constexpr int ATOM = 64 * 128;                     // bytes of 64 swizzle rows
+constexpr int LEFT_BYTES = TILE_M * TILE_K * 2;
+constexpr int RIGHT_ATOMS = (TILE_N + 63) / 64;
+constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
+constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+constexpr int MAX_STAGES = 16;
+
+// Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
+constexpr int ADDEND_ATOMS = (TILE_N + 63) / 64;
+constexpr int ADDEND_STEPS = TILE_M * ADDEND_ATOMS <= TILE_M + TILE_N ? 1 : CONSUMERS;   // stages that an addend takes
+constexpr int ADDEND_ROWS = TILE_M / ADDEND_STEPS;
+constexpr int ADDEND_BYTES = ADDEND_ATOMS * ADDEND_ROWS * 128;
+
+// A warp stores 16 rows at a time, a chunk of 128 bytes of each, from buffers of its own: no barrier among warps.
+constexpr int CHUNK_BYTES = 16 * 128;
+constexpr int CHUNK_COLS = OUT_FP32 ? 32 : 64;
+constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
+constexpr int OUT_ITEM = OUT_FP32 ? 4 : 2;         // bytes of an element of the output
+
+static_assert(sizeof(Parameters) <= 4096, "what a launch may be given");
+static_assert(TILE_N % 16 == 0 && TILE_N <= 256, "wgmma shapes");
+static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
+static_assert(STAGING > 0 || OUT_FP32 || TILE_N % 32 == 0, "stores from registers take four fragments at a time");
+static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
+static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");
+static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two groups in turn, 128 rows each");
+static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's slice of the right tile is whole atoms");
+
+// Where the parts of a block's shared memory start: 32-bit addresses of the shared window.
+struct SharedMemory {
+    u32 ring;      // the stages
+    u32 staging;   // the storing warps' buffers
+    u32 full;      // a barrier for each stage: its loads have come
+    u32 empty;     // a barrier for each stage: all that read it have given it back
+    u32 seen;      // a word: how many of the waits that the flag warp goes through have ended
+};
+
+// A place in the ring: a stage, and the parity by which its barrier is waited for. It changes with each turn around the
+// ring. It starts at 0 for a full barrier, and at 1 for an empty one: all stages are empty before the first turn.
+struct RingPlace {
+    int stage;
+    u32 parity;
+
+    __device__ __forceinline__ void advance(int stages) {
+        if (++stage == stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    __device__ __forceinline__ void advance_by(int steps, int stages) {
+        stage += steps;
+        parity ^= stage / stages & 1;
+        stage %= stages;
+    }
+};

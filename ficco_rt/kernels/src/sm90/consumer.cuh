@@ -1,0 +1,273 @@
+// The consumers: groups of four warps that multiply what the producer loads, and store the tiles.
+#pragma once
+#include "addends.cuh"
+#include "epilogue.cuh"
+#include "flags.cuh"
+#include "split_k.cuh"
+#include "wgmma.cuh"
+
+// ---------------------------------------------------------------- PINGPONG: two groups take a block's tiles in turn
+//
+// NOTE A group looks at the ring only when the other one has seen the last step of the tile before it come: barriers tell
+// even turns around the ring from odd ones, and a full barrier that is a turn behind would look like one that is done. By
+// then all steps before the group's own have come, one by one (each group sees all of its own, in order). So a full
+// barrier is at most the group's own turn behind, and never ahead of it: its stage is filled again only when the group
+// gives it back.
+//
+// No group waits for ever. A tile's turn comes with the last load of the tile before. That load waits for stages of
+// earlier tiles, which are given back at the end of each one's loop, and for flags, but for no tile's stores unless
+// through a signal; and a group counts a signal right behind its tile's stores, without waiting for a turn or a load
+// meanwhile. Tile i + 1 of a block is waited for exactly where there is one, and announced exactly then, once each. One
+// group cannot announce it twice: between the two it has waited for a turn of its own. Blocks of a cluster make equally
+// many tiles, of equally many steps each (kernels/tiles.py), so that the groups that give a stage back are those that
+// read it, one of each block.
+__device__ __forceinline__ void wait_turn(int group) { named_barrier_sync<256>(3 + group); }
+__device__ __forceinline__ void give_turn(int group) { named_barrier_arrive<256>(4 - group); }
+
+// Steps of the ring that a tile takes; 0: there is no such tile.
+__device__ __forceinline__ int steps_of(const Parameters& p, int index) {
+    if (index >= p.tile_count) return 0;
+    const int blocks = __ldg(&p.table.tiles[index].k_blocks);
+    if constexpr (ADDENDS) return blocks + __ldg(&p.tile_addends[index].count) * ADDEND_STEPS;
+    else return blocks;
+}
+
+// ---------------------------------------------------------------- the main loop
+
+// A tile's entry, on its way from memory.
+struct TileEntry {
+    Quad place, size, rest, end;
+
+    __device__ __forceinline__ void load(const Tile* t) {
+        place = load_quad(t), size = load_quad(&t->rows);
+        rest = load_quad(&t->operands), end = load_quad(&t->signal);
+    }
+    __device__ __forceinline__ Tile tile() const {
+        return {place.x, place.y, place.z, place.w, size.x, size.y, size.z, size.w,
+                rest.x,  rest.y,  rest.z,  rest.w,  end.x,  end.y,  end.z,  end.w};
+    }
+};
+
+typedef float Sums[BLOCKS_M][ACC];
+
+// A thread of a consumer group: where it stands, and what it takes along from tile to tile.
+struct Consumer {
+    const Parameters& p;
+    const SharedMemory& memory;
+    const int thread, lane;   // of the consumers; of its warp
+    const int self;           // its consumer group
+    const int group, warp;    // of those that make a tile together
+    const u32 staging;        // its warp's buffers
+    const u32 left_base;      // where its group's rows of the left operand start in the first stage
+    RingPlace ring;
+    u32 turn;                 // the buffer to write next
+    Boxes boxes;
+    int pending;              // the signal of a stored tile that is not counted yet, or -1: its stores end behind the next
+                              // tile's loads
+
+    // Give a stage back to the producers of all blocks of the cluster: one thread of the group a block.
+    __device__ __forceinline__ void give_back(int stage) const {
+        if ((thread & 127) < CLUSTER) barrier_arrive(memory.empty + 8 * stage, thread & 127);
+    }
+
+    __device__ __forceinline__ void count_pending() {
+        if constexpr (THROTTLED) boxes.send_all(staging);
+        if (lane == 0) signal_stored(p, pending);
+        __syncwarp();
+        pending = -1;
+    }
+
+    // A step of K to the sums; `b` is its number. At the end of it the step before has been read.
+    __device__ __forceinline__ void multiply(Sums& d, int b) const {
+        constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
+        const u32 left = left_base + ring.stage * STAGE_BYTES;
+        const u64 right = descriptor(memory.ring + ring.stage * STAGE_BYTES + LEFT_BYTES, ATOM, 1024);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < TILE_K / 16; ++k)
+#pragma unroll
+            for (int m = 0; m < BLOCKS_M; ++m)
+                wgmma(d[m], descriptor(left + m * ATOM, ATOM, 1024) + k * (left_step >> 4),
+                      right + k * (right_step >> 4), k > 0 ? 1 : b);
+        wgmma_commit();
+        wgmma_wait<1>();
+    }
+
+    // The stages of addends that stand behind step b of K. `before` is the stage that is to be given back, or -1.
+    __device__ __forceinline__ void add_due(Sums& d, AddendSteps& steps, int b, int& before) {
+        for (; steps.due(b); steps.advance()) {
+            if (ADDEND_STEPS == 1 || steps.part() == group) {
+                wgmma_wait<0>();
+                if (before >= 0) give_back(before);
+                before = -1;
+                barrier_wait(memory.full + 8 * ring.stage, ring.parity);
+                const u32 rows = memory.ring + ring.stage * STAGE_BYTES + (ADDEND_STEPS == 1 ? group * BLOCKS_M * ATOM : 0);
+#pragma unroll
+                for (int m = 0; m < BLOCKS_M; ++m) add_addend(d[m], rows, m);
+            } else {
+                if (steps.gap == 0 || p.stages == 2) {   // NOTE the next step of K may come to the stage that is kept
+                    wgmma_wait<0>();
+                    if (before >= 0) give_back(before);
+                    before = -1;
+                }
+                barrier_wait(memory.full + 8 * ring.stage, ring.parity);   // NOTE not given back before it comes: barriers count turns
+            }
+            // all warps of the group have read it. NOTE or seen it come: a warp that counted a signal meanwhile would find
+            // it two turns on, and wait for ever
+            named_barrier_sync<128>(1 + group);
+            give_back(ring.stage);
+            ring.advance(p.stages);
+        }
+    }
+
+    // PINGPONG: the tile's addends, which all stand behind its last step of K. `ahead` of their stages have come before
+    // the other group has its turn.
+    __device__ __forceinline__ void add_behind(Sums& d, AddendSteps& steps, int ahead, bool others) {
+        while (steps.left > 0) {
+#pragma unroll
+            for (int part = ADDEND_STEPS - 1; part >= 0; --part, --steps.left) {   // as AddendSteps::part counts them
+                barrier_wait(memory.full + 8 * ring.stage, ring.parity);
+                if (steps.left == ahead) {
+                    RingPlace last = ring;
+#pragma unroll 1
+                    for (int i = 1; i < ahead; ++i) {
+                        last.advance_by(1, p.stages);
+                        barrier_wait(memory.full + 8 * last.stage, last.parity);
+                    }
+                    if (others) give_turn(self);
+                }
+                const u32 rows = memory.ring + ring.stage * STAGE_BYTES;
+#pragma unroll
+                for (int m = 0; m < BLOCKS_M / ADDEND_STEPS; ++m) add_addend(d[part + m], rows, m);
+                named_barrier_sync<128>(1 + self);   // all warps of the group have read it
+                give_back(ring.stage);
+                ring.advance_by(1, p.stages);
+            }
+        }
+    }
+
+    // A tile's product: `blocks` steps of K, and the addends among them. `before`: the stage that is left to give back.
+    // The tile before is counted behind step `count_at`.
+    __device__ __forceinline__ void multiply_tile(Sums& d, int blocks, int count_at, AddendSteps& steps, int& before) {
+        const int interval = THROTTLED ? max(1, blocks / max(1, STAGING)) : 0;   // steps of K from one box to the next
+        int send_at = 0;
+        for (int b = 0; b < blocks; ++b) {
+            barrier_wait(memory.full + 8 * ring.stage, ring.parity);
+            multiply(d, b);
+            if (ADDENDS ? before >= 0 : b > 0) give_back(before);
+            before = ring.stage;
+            ring.advance(p.stages);
+            if constexpr (THROTTLED) {
+                if (boxes.left && b >= send_at) {
+                    boxes.send(staging);
+                    send_at += interval;
+                }
+            }
+            if (!PINGPONG && b == count_at && pending >= 0) count_pending();
+            if constexpr (ADDENDS && !PINGPONG) add_due(d, steps, b, before);
+        }
+    }
+
+    // The warp's part of a tile, or the lanes of it that are this split's to store.
+    __device__ __forceinline__ void store_part(const Tile& t, Sums& d, u32 lanes) {
+        if constexpr (THROTTLED) {
+            if (lane == 0) wait_stores_read<0>();
+            __syncwarp();
+            boxes.map = &p.operands[t.operands].out;
+            boxes.x = t.out_col, boxes.y = t.out_row + group * 64 * BLOCKS_M + (warp & 3) * 16;
+        }
+#pragma unroll
+        for (int m = 0; m < BLOCKS_M; ++m) {
+            if constexpr (THROTTLED) turn = 0;
+            store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, lanes,
+                       staging + (THROTTLED ? m * CHUNKS * CHUNK_BYTES : 0), turn);
+            if constexpr (THROTTLED) boxes.left |= turn << (m * CHUNKS);
+        }
+        __syncwarp();   // all lanes' stores, before lane 0 counts them
+    }
+
+    // Make the tiles `start`, `start` + `stride`, … of the table.
+    __device__ __forceinline__ void run(u32 start, u32 stride) {
+        int blocks = start < p.tile_count ? __ldg(&p.table.tiles[start].k_blocks) : 0;
+        for (int index = start; index < p.tile_count; index += stride) {
+            Sums d;
+            const int next = index + stride;
+            // asked for now, needed after the loop. PINGPONG: asked for while the last step is multiplied, for registers
+            // are few
+            TileEntry entry;
+            const Tile* at = p.table.tiles + index;
+            if constexpr (!PINGPONG) entry.load(at);
+            const int next_blocks = !PINGPONG && next < p.tile_count ? __ldg(&p.table.tiles[next].k_blocks) : 0;
+            int others = 0;   // PINGPONG: steps of the other group's next tile; 0: there is none
+            if constexpr (PINGPONG) {
+                others = steps_of(p, index + gridDim.x);
+                if (index >= gridDim.x) wait_turn(self);
+            }
+            int next_waits = next >= p.tile_count;   // blocks of a cluster load for each other: any of their tiles counts
+#pragma unroll
+            for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
+                if (first + c < p.tile_count) next_waits |= __ldg(&p.table.tiles[first + c].wait_count);
+            // behind which step of K the tile before is counted: its stores have ended by then, or soon. NOTE before the
+            // first of the addends is waited for: that may be for this very signal
+            int count_at = THROTTLED ? blocks - 1 : 3;
+            AddendSteps steps;
+            int before = ADDENDS ? -1 : 0;   // the stage that is to be given back; ADDENDS: -1 if there is none
+            if constexpr (ADDENDS) {
+                steps.start(load_quad(p.tile_addends + index));
+                if (__ldg(&p.tile_addends[index].wait_count) > 0) count_at = min(count_at, steps.at - 1);
+            }
+
+            multiply_tile(d, blocks, count_at, steps, before);
+
+            int ahead = 0;   // the last stages of addends: all of these have come before the first of them is added
+            if constexpr (PINGPONG) {
+                if constexpr (ADDENDS) ahead = min(steps.left, p.stages / 2);
+                if (ahead == 0 && others > 0) give_turn(self);   // the last step is still being multiplied
+                if constexpr (!ADDENDS) entry.load(at);
+            }
+            wgmma_wait<0>();
+            if (!ADDENDS || before >= 0) give_back(before);
+            if constexpr (PINGPONG) {
+                if constexpr (ADDENDS) {
+                    add_behind(d, steps, ahead, others > 0);
+                    entry.load(at);
+                }
+                ring.advance_by(others, p.stages);
+            }
+            blocks = next_blocks;
+            if constexpr (THROTTLED) boxes.send_all(staging);
+            if (!PINGPONG && pending >= 0) count_pending();   // too few steps to do it among them
+
+            const Tile t = entry.tile();
+            if (index == start) wait_launch_before();   // NOTE it may still read or write what is written from here on
+            u32 lanes = ~0u;
+            if (t.splits > 1) {
+                const int high = t.rows - group * 64 * BLOCKS_M - (warp & 3) * 16;
+                if (high > 0) lanes = add_splits(p, t, d, warp, high);
+            }
+            if (t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
+                wait_flags(p, t.wait_first, t.wait_count, lane, 32);
+                __syncwarp();
+            }
+            store_part(t, d, lanes);
+            pending = t.signal;
+            // NOTE a tile that waits may wait for this very signal: then it must not stay behind. PINGPONG: none does, for
+            // the other group multiplies meanwhile, and its tile comes next
+            if (pending >= 0 && (PINGPONG || next_waits > 0)) count_pending();
+            if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.table.tiles[next].k_blocks);   // a register less until here
+        }
+        if constexpr (THROTTLED) boxes.send_all(staging);
+        if (lane == 0) wait_stores_done();
+    }
+};
+
+__device__ __forceinline__ void consume(const Parameters& p, const SharedMemory& memory) {
+    const int thread = threadIdx.x - 128, self = thread >> 7;
+    const int group = PINGPONG ? 0 : self, warp = PINGPONG ? thread >> 5 & 3 : thread >> 5;
+    Consumer consumer{p, memory, thread, thread & 31, self, group, warp,
+                      memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES, memory.ring + group * BLOCKS_M * ATOM,
+                      {0, 0}, 0, {}, -1};
+    if constexpr (PINGPONG)
+        if (self > 0) consumer.ring.advance_by(steps_of(p, blockIdx.x), p.stages);
+    consumer.run(blockIdx.x + (PINGPONG ? self * gridDim.x : 0), (PINGPONG ? 2 : 1) * gridDim.x);
+}

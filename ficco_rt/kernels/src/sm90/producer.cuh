@@ -1,0 +1,208 @@
+// The producer: two warps that fill the ring by TMA, and a warp that looks for flags ahead of them.
+#pragma once
+#include "addends.cuh"
+#include "flags.cuh"
+
+// ---------------------------------------------------------------- the flag warp
+
+// It goes through what the block waits for, in the order in which its tiles need it: a tile's flags, those of its pieces
+// of K, those of its addends; each only where they are not the ones that were waited for last. It counts in
+// `memory.seen` how many of these waits have ended. A look takes one to two microseconds, even at a flag that is up. The
+// feeding warps save that time where a flag is up early.
+__device__ __forceinline__ void look_for_flags(const Parameters& p, const SharedMemory& memory) {
+    const int lane = threadIdx.x & 31;
+    bool begun = false;
+    auto look = [&](int first, int flags) {
+        if (!begun) wait_launch_before();
+        begun = true;
+        wait_flags(p, first, flags, lane, 32);
+        __syncwarp();   // all lanes have acquired theirs
+        fence_async_proxy();   // NOTE TMA reads by the async proxy, which acquiring alone does not order
+        if (lane == 0) count_up_shared(memory.seen);
+    };
+    int waited = -1, addends_waited = -1;
+    for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+        const Tile* t = p.table.tiles + index;
+        const Quad wait = load_quad(&t->operands);   // operands · wait_first wait_count
+        if (wait.w > 0 && wait.z != waited) look(waited = wait.z, wait.w);
+        if (p.depth_waits) {
+            const Quad more = load_quad(&t->rows);   // · · k_first k_blocks
+            for (int piece = more.z, left = more.w; left > 0; ++piece) {
+                const Pair w = load_pair(p.depth_waits + piece);
+                if (w.y > 0) look(w.x, w.y);
+                left -= load_quad(p.table.depths + piece).z;
+            }
+        }
+        if constexpr (ADDENDS) {
+            const Pair flags = load_pair(&p.tile_addends[index].wait_first);
+            if (flags.y > 0 && flags.x != addends_waited) look(addends_waited = flags.x, flags.y);
+        }
+    }
+    if (lane == 0) reset_flags(p);
+}
+
+// Until `count` of the block's waits have ended.
+__device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count) {
+    while (load_acquire_shared(memory.seen) < count) __nanosleep(32);
+}
+
+// ---------------------------------------------------------------- the feeding warps
+
+// This block's slice of a step of the right operand, for all blocks of its cluster.
+__device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col, int k, u32 me, u32 bar) {
+    if constexpr (RIGHT_T) {   // a slice is some of the columns
+        constexpr int slice = TILE_N / CLUSTER;
+        load_box_for_all(to + me * slice * 128, &map, k, col + me * slice, bar);
+    } else if constexpr (RIGHT_ATOMS % CLUSTER == 0) {   // a slice is some of the 64-column atoms
+        constexpr int slice = RIGHT_ATOMS / CLUSTER;
+#pragma unroll
+        for (int i = 0; i < slice; ++i)
+            load_box_for_all(to + (me * slice + i) * ATOM, &map, col + 64 * (me * slice + i), k, bar);
+    } else {                                             // a slice is some of the depth of each atom
+        constexpr int slice = TILE_K / CLUSTER;
+#pragma unroll
+        for (int i = 0; i < RIGHT_ATOMS; ++i)
+            load_box_for_all(to + i * ATOM + me * slice * 128, &map, col + 64 * i, k + me * slice, bar);
+    }
+}
+
+// A step of the left operand.
+__device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row, int k, u32 bar) {
+    if constexpr (LEFT_T) {
+#pragma unroll
+        for (int i = 0; i < TILE_M / 64; ++i) load_box(to + i * ATOM, &map, row + 64 * i, k, bar);
+    } else {
+        load_box(to, &map, k, row, bar);
+    }
+}
+
+// A warp that fills the ring: one for the right operand, and one for the left operand and the addends. Its first lane
+// asks for boxes. Neither warp waits for the other, so that a read-only right operand is on its way while the left one's
+// flags are not yet up.
+template <bool RIGHT> struct Feeder {
+    const Parameters& p;
+    const SharedMemory& memory;
+    const u32 me = CLUSTER > 1 ? block_in_cluster() : 0;
+    const int lane = threadIdx.x & 31;
+    RingPlace ring = {0, 1};   // this and what else changes from step to step is the first lane's
+    int waited = -1;           // the first of the flags that were waited for last; of the addends'
+    int addends_waited = -1;
+    u32 waits = 0;             // how many of the block's waits stand before this step
+    bool begun = false;        // what the launch before this one has written may be read
+
+    // The tile that comes next. It is read a tile ahead: memory takes longer than the ring lasts.
+    Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count | Depth
+    Quad added, addend;              // first count at gap | map row col ·
+
+    __device__ __forceinline__ Feeder(const Parameters& p, const SharedMemory& memory) : p(p), memory(memory) {}
+
+    __device__ __forceinline__ void begin() {
+        wait_launch_before();
+        fence_async_proxy();
+        begun = true;
+    }
+
+    __device__ __forceinline__ void read_tile(int index) {
+        const Tile* t = p.table.tiles + index;
+        place = load_quad(t), more = load_quad(&t->rows), wait = load_quad(&t->operands);
+        if constexpr (ADDENDS) added = load_quad(p.tile_addends + index);
+    }
+    __device__ __forceinline__ void read_first_pieces() {
+        depth = load_quad(p.table.depths + more.z);
+        if constexpr (ADDENDS && !RIGHT)
+            if (added.y > 0) addend = load_quad(p.addends + added.x);
+    }
+
+    // Stages of the tile's addends that stand behind step b of K. `now` is the addend of the next of them.
+    __device__ __forceinline__ void feed_addends(AddendSteps& steps, int b, int& record, Quad& now) {
+        for (; steps.due(b); steps.advance()) {
+            if (!RIGHT) {
+                if (!begun) begin();
+                wait_seen(memory, waits);
+            }
+            // NOTE both warps wait, and both are waited for: barriers tell even turns from odd ones only
+            barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
+            if (RIGHT) {
+                barrier_expect(memory.full + 8 * ring.stage, ADDEND_BYTES);
+            } else {
+#pragma unroll
+                for (int i = 0; i < ADDEND_ATOMS; ++i)
+                    load_box(memory.ring + ring.stage * STAGE_BYTES + i * ADDEND_ROWS * 128, p.addend_maps + now.x,
+                             now.z + 64 * i, now.y + steps.part() * ADDEND_ROWS, memory.full + 8 * ring.stage);
+                if (steps.part() == 0 && steps.left > 1) now = load_quad(p.addends + ++record);
+            }
+            ring.advance(p.stages);
+        }
+    }
+
+    // The tile that was read ahead: all its steps, while the next one is read.
+    __device__ __forceinline__ void feed_tile(int& index) {
+        const MappedOperands* o = p.operands + wait.x;
+        const OperandInfo* info = p.infos + wait.x;
+        const bool read_only = info->read_only & (RIGHT ? 1 : 2);
+        const bool waits_here = wait.w > 0 && wait.z != waited;
+        if (waits_here) ++waits, waited = wait.z;
+        // NOTE a tile whose left operand is read-only waits all the same: somebody may still read where it is stored
+        if (!read_only || (!RIGHT && wait.w > 0)) {
+            if (!begun) begin();
+            wait_seen(memory, waits);
+        }
+        const int left_row = place.x, right_col = place.y, blocks = more.w;
+        int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z, on = depth.w < 0 ? -TILE_K : TILE_K;
+        bool looks = p.depth_waits && !read_only;   // whether flags are to be looked for before the next step
+        AddendSteps steps;
+        int record;
+        Quad now;
+        if constexpr (ADDENDS) {
+            steps.start(added);
+            record = added.x;
+            now = addend;
+            // NOTE pieces of K of a tile that has addends wait for none
+            const Pair flags = load_pair(&p.tile_addends[index].wait_first);
+            if (flags.y > 0 && flags.x != addends_waited) ++waits, addends_waited = flags.x;
+        }
+        index += gridDim.x;
+        const bool another = index < p.tile_count;
+        if (another) read_tile(index);
+        for (int b = 0; lane == 0 && b < blocks; ++b) {
+            if (remain == 0) {
+                const Quad d = load_quad(p.table.depths + ++piece);
+                left_k = d.x;
+                right_k = d.y;
+                remain = d.z;
+                on = d.w < 0 ? -TILE_K : TILE_K;
+                looks = p.depth_waits && !read_only;
+            }
+            if (looks) {
+                if (load_pair(p.depth_waits + piece).y > 0) wait_seen(memory, ++waits);
+                looks = false;
+            }
+            if (another && b == min(4, blocks - 1)) read_first_pieces();
+            const u32 bar = memory.full + 8 * ring.stage, left = memory.ring + ring.stage * STAGE_BYTES;
+            barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
+            if (RIGHT) {
+                barrier_expect(bar, (u32)info->stage_bytes);   // both operands'
+                load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
+            } else {
+                load_left(o->left, left, left_row, left_k, bar);
+            }
+            left_k += on;
+            right_k += on;
+            --remain;
+            ring.advance(p.stages);
+            if constexpr (ADDENDS) feed_addends(steps, b, record, now);
+        }
+        __syncwarp();
+    }
+};
+
+template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, const SharedMemory& memory) {
+    Feeder<RIGHT> feeder(p, memory);
+    int index = blockIdx.x;
+    if (index < p.tile_count) {
+        feeder.read_tile(index);
+        feeder.read_first_pieces();
+    }
+    while (index < p.tile_count) feeder.feed_tile(index);
+    if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
+}

@@ -1,0 +1,71 @@
+// wgmma, for the one shape, types and layout of this variant.
+#pragma once
+#include "config.cuh"
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most N groups of multiplications are not done.
+template <int N> __device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// A shared-memory descriptor, 128-byte swizzle. `step` goes from 8 swizzle rows to the next 8. `lead` goes from 64
+// columns to the next 64 of an operand that is stored along M or N; one that is stored along K does not use it.
+__device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
+    return ((u64)(address & 0x3ffff) >> 4) | ((u64)(lead >> 4) << 16) | ((u64)(step >> 4) << 32) | (1ull << 62);
+}
+
+// The instruction's text names each accumulator, so the preprocessor writes it.
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+#define P10(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9,"
+#define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
+              "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
+#if TILE_N == 256
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) P10(11) \
+               "%120,%121,%122,%123,%124,%125,%126,%127"
+#define VALUES D32(0), D32(32), D32(64), D32(96)
+#define ARGS "%128, %129, use, 1, 1, "
+#define USE "%130"
+#elif TILE_N == 192
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) "%90,%91,%92,%93,%94,%95"
+#define VALUES D32(0), D32(32), D32(64)
+#define ARGS "%96, %97, use, 1, 1, "
+#define USE "%98"
+#elif TILE_N == 160
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
+#define VALUES D32(0), D32(32), D8(64), D8(72)
+#define ARGS "%80, %81, use, 1, 1, "
+#define USE "%82"
+#elif TILE_N == 128
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) "%60,%61,%62,%63"
+#define VALUES D32(0), D32(32)
+#define ARGS "%64, %65, use, 1, 1, "
+#define USE "%66"
+#elif TILE_N == 64
+#define PLACES P10() P10(1) P10(2) "%30,%31"
+#define VALUES D32(0)
+#define ARGS "%32, %33, use, 1, 1, "
+#define USE "%34"
+#else
+#error "no wgmma for this TILE_N"
+#endif
+#if HALF
+#define TYPES ".f32.f16.f16 "
+#else
+#define TYPES ".f32.bf16.bf16 "
+#endif
+#if RIGHT_T
+#define MAJOR TEXT_OF(LEFT_T) ", 0;"
+#else
+#define MAJOR TEXT_OF(LEFT_T) ", 1;"
+#endif
+
+// d = left · right + (use ? d : 0), 16 deep; both operands by their descriptors.
+__device__ __forceinline__ void wgmma(float (&d)[ACC], u64 left, u64 right, int use) {
+    asm volatile("{\n.reg .pred use;\nsetp.ne.b32 use, " USE ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n" TEXT_OF(TILE_N) "k16" TYPES "{" PLACES "}, " ARGS MAJOR "\n}"
+                 : VALUES
+                 : "l"(left), "l"(right), "r"(use));
+}

@@ -1,0 +1,57 @@
+// What the host writes for the naive kernels: a table of works, and what the works point to.
+//
+// C and C++ alike: naive.cu includes it, and so does the stand-in of the tests. The host's half is driver/gpu/naive.py;
+// tests/unit/test_kernel_structs.py compares the two.
+#pragma once
+#include "integers.h"
+
+// A logical axis as runs of a tensor's: logical index i < end lies at i + shift.
+typedef struct Run { i64 end, shift; } Run;
+typedef struct Map { int first, count; } Map;   // its runs
+
+typedef struct Sync { int first_wait, waits, first_signal, signals; } Sync;   // of Table.flags
+
+// out (+)= left · right, or out = left · right + addends.
+typedef struct Gemm {
+    u64 out, left, right;                                   // addresses of element [0, 0]
+    i64 out_m, out_n, left_m, left_k, right_k, right_n;     // strides, elements
+    Map map_out_m, map_out_n, map_left_m, map_left_k, map_right_k, map_right_n;
+    int m, n, k, accumulate;
+    int first_tile, tiles, columns, counter;                // tiles: in all; columns: tiles in a row of tiles
+    Sync sync;
+    int first_addend, addends;
+} Gemm;
+
+// A matrix that is added to a product, by the result's rows and columns.
+typedef struct Addend {
+    u64 address;                                            // of element [0, 0]
+    i64 m, n;                                               // strides, elements
+    Map map_m, map_n;
+    int type, unused;                                       // 0 bf16, 1 fp16, 2 fp32
+} Addend;
+
+// out = the sum of terms.
+typedef struct Reduce {
+    u64 out;
+    i64 out_pitch, rows, columns;                           // elements
+    int first_term, terms, vector, counter;                 // vector: elements of one 16-byte access, or 1
+    int first_tile, tiles, work, work_tiles;                // jobs of one work share a counter
+    Sync sync;
+} Reduce;
+typedef struct Term { u64 address; i64 pitch; int type, unused; } Term;   // type: as an addend's
+
+// One tile of a copy.
+typedef struct Copy {
+    u64 to, from;                                           // addresses
+    i64 to_pitch, from_pitch;                               // bytes
+    int rows, units, unit;                                  // units: accesses a row, of 16, 8, 4 or 2 bytes
+    int work, work_tiles, unused;                           // tiles of one work share a counter
+    Sync sync;
+} Copy;
+
+// A kernel's only argument.
+typedef struct Table {
+    u64 works, terms, runs, flags, counters;                // counters: [0] tickets, [1] blocks that ended, then works'
+    int count, tiles, ordered, waits;                       // waits: 1 if a work waits for flags
+    int reset_first, reset_count;                           // flags that are reset when no block waits any more
+} Table;

@@ -1,0 +1,23 @@
+"""What sources are compiled with for an architecture, and what it can do that launches make use of."""
+
+from __future__ import annotations
+
+
+def compute_capability(arch: str) -> int | None:
+    """90 of sm_90a; None for architectures that are not NVIDIA's."""
+    number = arch.removeprefix("sm_").rstrip("af")
+    return int(number) if arch.startswith("sm_") and number.isdecimal() else None
+
+
+def options(arch: str) -> tuple[str, ...]:
+    """What every source is compiled with."""
+    if compute_capability(arch) is not None:
+        return ("-std=c++17", f"-arch={arch}")
+    return ("-std=c++17", "-O3", f"--offload-arch={arch}")
+
+
+def chains(arch: str) -> bool:
+    """Whether a launch may start there while the one before it on its stream ends: programmatic dependent launch,
+    since Hopper."""
+    capability = compute_capability(arch)
+    return capability is not None and capability >= 90

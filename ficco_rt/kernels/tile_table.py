@@ -1,0 +1,437 @@
+"""The table of tiles that the blocks of a tensor-core GEMM read, made of the works of a launch.
+
+Numbers only: nothing here touches a device. The families add what their kernels need beside the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from math import ceil, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..region import Interval
+from .tiles import DEPTH, Matrix, Work, common, depths_of
+
+MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
+
+TILE = np.dtype(
+    [
+        (name, np.int32)
+        for name in (
+            "left_row",
+            "right_col",
+            "out_row",
+            "out_col",
+            "rows",
+            "cols",
+            "k_first",
+            "k_blocks",
+            "operands",
+            "accumulate",
+            "wait_first",
+            "wait_count",
+            "signal",
+            "splits",
+            "split",
+            "slot",
+        )
+    ]
+)
+# What is added to a tile's product. In a pipeline the first of the addends' steps comes behind `at` steps of K, and
+# each other `gap` steps of K further on.
+ADDED = np.dtype(
+    [
+        (name, np.int32)
+        for name in ("first", "count", "at", "gap", "term_wait_first", "term_wait_count", "unused_0", "unused_1")
+    ]
+)
+_BOTH = np.dtype(TILE.descr + ADDED.descr)
+TERM = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
+DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
+DEPTH_WAITS = np.dtype([(name, np.int32) for name in ("first", "count")])  # of flags
+SIGNAL = np.dtype([(name, np.uint32) for name in ("target", "flag_first", "flag_count", "unused")])
+
+Rows = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What the blocks of a launch do, ready but for the addresses of device memory.
+
+    `constants` holds tiles, depths, flags, signals, added, addends, the depths' waits and what else a kernel reads at
+    `offsets`, in this order.
+    """
+
+    tile: tuple[int, int]  # rows, columns of a block's tile
+    warps: int  # those that store
+    tiles: Rows
+    depths: Rows
+    flags: Rows
+    signals: Rows
+    added: Rows  # one for each tile, if any has addends
+    addends: Rows
+    depth_waits: Rows  # one for each of `depths`
+    operands: tuple[tuple[Matrix, Matrix, Matrix], ...]  # left, right, out; a tile names one triple
+    matrices: tuple[Matrix, ...]  # that addends name
+    partials: int  # tiles of fp32 that splits of K leave
+    resets: tuple[int, int]  # the first of `flags` that the launch resets, and how many
+    constants: bytes = field(repr=False)
+    offsets: tuple[int, ...] = field(repr=False)
+
+    @property
+    def _counters(self) -> tuple[int, int]:
+        """Bytes of the signals' counters, with one of those that have ended behind them, and of the splits'."""
+        up = 256
+        return (-(-4 * (len(self.signals) + 1) // up) * up, -(-4 * self.partials * self.warps // up) * up)
+
+    @property
+    def counter_bytes(self) -> int:
+        """Of the scratch, from its start: what a launch that was given up may leave other than zero."""
+        return sum(self._counters)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that starts as zeros and belongs to this table alone."""
+        rows, columns = self.tile
+        return sum(self._counters) + 4 * self.partials * rows * columns
+
+    def pointers(self, constants: int, scratch: int, epoch: int, abort: int) -> list[int]:
+        """What both kernels' parameters begin with, but for a vendor's descriptors: tiles, depths, flags, signals, the
+        signals' and the splits' counters, partials, epoch and abort."""
+        signal_bytes, split_bytes = self._counters
+        pointers = [constants + at for at in self.offsets[:4]]
+        return [*pointers, scratch, scratch + signal_bytes, scratch + signal_bytes + split_bytes, epoch, abort]
+
+    def resetting(self, scratch: int) -> tuple[int, int, int]:
+        """Where those that have ended are counted, and the first and the count of the flags to be reset."""
+        return (scratch + 4 * len(self.signals), *self.resets)
+
+    def addend_pointers(self, constants: int) -> list[int]:
+        """Of what is added to tiles, and of the addends."""
+        return [constants + at for at in self.offsets[4:6]]
+
+    def depth_wait_pointer(self, constants: int) -> int:
+        """Of what pieces of K wait for; 0: none does."""
+        return constants + self.offsets[6] if self.depth_waits["count"].any() else 0
+
+
+def _cut(pieces: Sequence[tuple[int, ...]], step: int) -> Rows:
+    """Tiles of one axis: rows of (start in each, size ≤ step)."""
+    tiles = []
+    for *starts, n in pieces:
+        at = np.arange(0, n, step)
+        tiles.append(np.stack([*(a + at for a in starts), np.minimum(step, n - at)], 1))
+    return np.concatenate(tiles)
+
+
+def _grid(rows: int, columns: int, band: int) -> tuple[Rows, Rows]:
+    """The order of tiles: bands of `band` rows, down each column of the band, so that the tiles at work at one
+    time read few rows and few columns."""
+    n = rows * columns
+    i = np.arange(n)
+    first = i // (band * columns) * band
+    high = np.minimum(band, rows - first)
+    within = i - first * columns
+    return first + within % high, within // high
+
+
+@dataclass(frozen=True, slots=True)
+class SplitK:
+    """Into how many parts K is split: of the tiles of the last, incomplete wave, or of each work's, if that is said."""
+
+    tail: int = 1
+    works: tuple[int, ...] = ()
+
+
+WHOLE_K = SplitK()
+
+
+def band_of(groups: int, tile: tuple[int, int], cluster: int) -> int:
+    """Rows of clusters' tiles that are walked together so that a wave of `groups` is about square."""
+    return max(1, round(sqrt(groups * tile[1] / (tile[0] * cluster))))
+
+
+class _Depth(NamedTuple):
+    """A piece of K: where it starts in each operand, steps, elements (negative: the steps go backwards from there), and
+    what it waits for: first flag, flags."""
+
+    left: int
+    right: int
+    blocks: int
+    size: int
+    waits: tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What a table's tiles point to, as works are added one by one."""
+
+    matrices: dict[Matrix, int]  # that addends lie in, and their numbers
+    triples: dict[tuple[Matrix, Matrix, Matrix], int] = field(default_factory=dict)
+    depths: list[_Depth] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    signals: list[tuple[int, int]] = field(default_factory=list)  # first flag, flags
+    addends: list[Rows] = field(default_factory=lambda: [np.zeros(0, TERM)])
+    count: int = 0  # of addends
+
+    def add(
+        self, w: Work, tile: tuple[int, int], transposed: tuple[bool, bool], groups: int, cluster: int, band: int | None
+    ) -> Rows:
+        """A work's tiles; see `table`."""
+        k_pieces = common(*depths_of(w, *transposed))
+        left_axis, right_axis = _outer_axes(w, transposed)
+        assert w.addends or not w.addend_waits
+        assert k_pieces
+        assert not w.addends or not w.depth_waits  # a kernel looks for flags of pieces, or of addends, in a tile's turn
+        rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.addends)), tile[0])
+        columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.addends)), tile[1])
+        if len(rows) % cluster:  # a neighbour with nothing to store
+            nothing = rows[-1:].copy()
+            nothing[:, -1] = 0
+            rows = np.concatenate([rows, np.repeat(nothing, cluster - len(rows) % cluster, 0)])
+        high = len(rows) // cluster
+        walk = band or max(1, min(high, band_of(groups, tile, cluster)))
+        r, c = _grid(high, len(columns), walk)
+        r = (r[:, None] * cluster + np.arange(cluster)).ravel()
+        c = np.repeat(c, cluster)
+        part = np.zeros(len(r), _BOTH)
+        part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
+        part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
+        part["k_first"] = len(self.depths)
+        part["k_blocks"] = sum(ceil(n / DEPTH) for _, _, n in k_pieces)
+        late = {at: self._flags(waits) for at, waits in w.depth_waits}
+        starts = accumulate((n for _, _, n in k_pieces), initial=0)
+        self.depths += [
+            _Depth(a, b, ceil(n / DEPTH), n, late.get(at, (0, 0)))
+            for at, (a, b, n) in zip(starts, k_pieces, strict=False)
+        ]
+        part["operands"] = self.triples.setdefault((w.left, w.right, w.out), len(self.triples))
+        part["accumulate"] = w.accumulate
+        part["wait_first"], part["wait_count"] = self._flags(w.waits)
+        part["signal"] = -1
+        if w.signals:
+            part["signal"] = len(self.signals)
+            self.signals.append(self._flags(w.signals))
+        part["splits"] = 1
+        if w.addends:
+            self._add_addends(part, w, from_rows, from_columns)
+        return part
+
+    def _flags(self, addresses: Sequence[int]) -> tuple[int, int]:
+        """Appended: the first one's number, and how many."""
+        first = len(self.flags)
+        self.flags += addresses
+        return first, len(addresses)
+
+    def _add_addends(self, part: Rows, w: Work, from_rows: Sequence[Rows], from_columns: Sequence[Rows]) -> None:
+        records = np.zeros((len(part), len(w.addends)), TERM)
+        for i, addend in enumerate(w.addends):
+            records["matrix"][:, i] = self.matrices[addend.operand.matrix]
+            records["row"][:, i], records["col"][:, i] = from_rows[i], from_columns[i]
+        part["first"], part["count"] = self.count + np.arange(len(part)) * len(w.addends), len(w.addends)
+        part["term_wait_first"], part["term_wait_count"] = self._flags(w.addend_waits)
+        self.addends.append(records.ravel())
+        self.count += records.size
+
+
+def table(
+    works: Sequence[Work],
+    tile: tuple[int, int],
+    warps: int,
+    transposed: tuple[bool, bool],
+    *,
+    groups: int,
+    cluster: int = 1,
+    split_k: SplitK = WHOLE_K,
+    shared: bool = False,
+    band: int | None = None,
+    addend_steps: int = 0,
+    addend_gap: int = 0,
+    serpentine: bool = False,
+    resets: Sequence[int] = (),
+    more: Sequence[Rows] = (),
+) -> Table:
+    """The table of `works`, in their order, for `groups` clusters of blocks at work at once.
+
+    shared: all parts of a tile whose K is split store a share of it, and count for signals; otherwise one of them does.
+    band: rows of tiles (of clusters) that are walked together; the default makes a wave about square.
+    addend_steps: steps of the pipeline that an addend takes; 0: it is added where the tile is stored.
+    addend_gap: steps of K from one of those to the next, at most; 0: all of them stand behind the last of K.
+    serpentine: every other wave walks K backwards, where none of its pieces is waited for.
+    resets: addresses of flags that the launch resets when nothing of it waits any more.
+    more: arrays that go behind the table's own in `constants`.
+    """
+    parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
+    whole = [parts.add(w, tile, transposed, groups, cluster, band) for w in works]
+    tiles, partials = _split_all(whole, split_k, groups, cluster, parts.depths)
+    _place_addends(tiles, addend_steps, addend_gap)
+    if serpentine:
+        _serpentine(tiles, groups * cluster, parts.depths)
+    numbers = tiles.view(np.int32).reshape(len(tiles), -1)
+    width = len(TILE.names or ())
+    tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
+    added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if parts.matrices else np.zeros(0, ADDED)
+    records = np.concatenate(parts.addends)
+    depths = np.array([d[:4] for d in parts.depths], np.int32).reshape(-1, 4)
+    depth_waits = np.array([d.waits for d in parts.depths], np.int32).reshape(-1, 2)
+    counted = tiles if shared else tiles[tiles["split"] == 0]
+    targets = np.bincount(counted["signal"] + 1, minlength=len(parts.signals) + 1)[1:] * warps
+    signals = np.array([(n, *s, 0) for n, s in zip(targets, parts.signals, strict=True)], np.uint32).reshape(-1, 4)
+    flags = np.array([*parts.flags, *resets], np.uint64)
+    blob = bytearray()
+    offsets = []
+    for array in (tiles, depths, flags, signals, added, records, depth_waits, *more):
+        offsets.append(len(blob))
+        blob += array.tobytes()
+        blob += bytes(-len(blob) % 64)
+    return Table(
+        tile=tile,
+        warps=warps,
+        tiles=tiles,
+        depths=depths.view(DEPTHS).ravel(),
+        flags=flags,
+        signals=signals.view(SIGNAL).ravel(),
+        added=added,
+        addends=records,
+        depth_waits=depth_waits.view(DEPTH_WAITS).ravel(),
+        operands=tuple(parts.triples),
+        matrices=tuple(parts.matrices),
+        partials=partials,
+        resets=(len(parts.flags), len(resets)),
+        constants=bytes(blob),
+        offsets=tuple(offsets),
+    )
+
+
+def count(
+    works: Sequence[Work],
+    tile: tuple[int, int],
+    transposed: tuple[bool, bool],
+    *,
+    groups: int,
+    cluster: int = 1,
+    split_k: SplitK = WHOLE_K,
+) -> int:
+    """How many tiles, and parts of tiles, `table` makes of these works."""
+    found = []  # of each work: clusters' tiles, steps of K
+    for w in works:
+        left_axis, right_axis = _outer_axes(w, transposed)
+        rows = common(left_axis, w.out_rows, *(a.operand.rows for a in w.addends))
+        columns = common(right_axis, w.out_columns, *(a.operand.columns for a in w.addends))
+        high, wide = (sum(ceil(n / step) for *_, n in axis) for axis, step in zip((rows, columns), tile, strict=True))
+        found.append(
+            (ceil(high / cluster) * wide, sum(ceil(n / DEPTH) for *_, n in common(*depths_of(w, *transposed))))
+        )
+    if split_k.works:
+        parts = sum(n * min(s, MAX_SPLITS, steps) for (n, steps), s in zip(found, split_k.works, strict=True))
+        return parts * cluster
+    total = sum(n for n, _ in found)
+    tail, parts = total % groups, total
+    for n, steps in reversed(found):
+        last = min(n, tail)
+        parts += last * (min(split_k.tail, MAX_SPLITS, steps) - 1)
+        tail -= last
+    return parts * cluster
+
+
+def _outer_axes(w: Work, transposed: tuple[bool, bool]) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+    """Rows of the left operand and columns of the right one, as they are stored."""
+    return w.left_columns if transposed[0] else w.left_rows, w.right_rows if transposed[1] else w.right_columns
+
+
+def _place_addends(tiles: Rows, addend_steps: int, gap: int) -> None:
+    """Addends that take steps of a pipeline belong to the first of a tile's splits. Their steps stand late, for they
+    come late, and apart, for memory is slower than the multiplication."""
+    if not addend_steps:
+        return
+    for name in ("count", "term_wait_count"):
+        tiles[name][tiles["split"] > 0] = 0
+    steps = tiles["count"] * addend_steps
+    tiles["gap"] = np.minimum(gap, tiles["k_blocks"] // (steps + 1))
+    tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
+
+
+def _serpentine(tiles: Rows, wave: int, depths: list[_Depth]) -> None:
+    """Every other wave walks K backwards: its first steps want what L2 still holds of the last ones before."""
+    odd = np.arange(len(tiles)) // wave % 2 == 1
+    firsts, blocks = tiles["k_first"].copy(), tiles["k_blocks"]
+    for first in np.unique(firsts[odd]).tolist():  # a piece of K starts one part alone
+        these = odd & (firsts == first)
+        left, stop = int(blocks[these][0]), first
+        while left > 0:
+            left -= depths[stop].blocks
+            stop += 1
+        pieces = depths[first:stop]
+        if not any(d.waits[1] for d in pieces):
+            tiles["k_first"][these] = len(depths)
+            for d in reversed(pieces):
+                last = DEPTH * (d.blocks - 1)
+                depths.append(_Depth(d.left + last, d.right + last, d.blocks, -d.size, d.waits))
+
+
+def _split_all(
+    works: Sequence[Rows], split_k: SplitK, groups: int, cluster: int, depths: list[_Depth]
+) -> tuple[Rows, int]:
+    """The tiles of all works, in their order, K of each split as is said, and how many partials that leaves."""
+    if split_k.works:
+        runs = list(zip(works, split_k.works, strict=True))
+    else:
+        tiles = np.concatenate(works)
+        whole = len(tiles) - len(tiles) // cluster % groups * cluster
+        runs = [(tiles[:whole], 1), (tiles[whole:], split_k.tail)]
+    out, partials = [], 0
+    for tiles, splits in runs:
+        if splits > 1 and len(tiles):
+            cut, more = _split(tiles, splits, cluster, depths)
+            cut["slot"] += partials
+            partials += more
+            out.append(cut)
+        else:
+            out.append(tiles)
+    return np.concatenate(out), partials
+
+
+def _split(rest: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
+    """Cut K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
+    splits = min(splits, MAX_SPLITS)
+    out = []
+    made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
+    slot = 0
+    groups = rest.reshape(-1, cluster)
+    cuts = []
+    for group in groups:
+        key = (int(group[0]["k_first"]), int(group[0]["k_blocks"]))
+        if key not in made:
+            parts = min(splits, key[1])
+            edges = [key[1] * s // parts for s in range(parts + 1)]
+            made[key] = []
+            for low, high in pairwise(edges):
+                made[key].append((len(depths), high - low))
+                at, i = 0, key[0]
+                while at < high:
+                    d = depths[i]
+                    a, b = max(low, at), min(high, at + d.blocks)
+                    if a < b:
+                        skipped = (a - at) * DEPTH
+                        size = min((b - a) * DEPTH, d.size - skipped)
+                        depths.append(_Depth(d.left + skipped, d.right + skipped, b - a, size, d.waits))
+                    at, i = at + d.blocks, i + 1
+        cuts.append(made[key])
+    slots = []
+    for cut in cuts:
+        slots.append(slot)
+        slot += len(cut) * cluster
+    for s in range(splits):
+        for group, cut, base in zip(groups, cuts, slots, strict=True):
+            if s < len(cut):
+                part = group.copy()
+                part["k_first"], part["k_blocks"] = cut[s]
+                part["splits"], part["split"] = len(cut), s
+                part["slot"] = base + np.arange(cluster) * len(cut)
+                out.append(part)
+    return np.concatenate(out), slot

@@ -1,0 +1,70 @@
+"""Kernels of users: compiled beside the schedule, launched as the text says."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from .family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
+from .occupancy import Limits
+from .works import Call, View, Work
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """What registers and shared memory a kernel takes of its own is known when it is loaded, and not before."""
+
+    name: str = "user"
+    source: str = ""
+    variants: tuple[()] = ()
+
+    def serves(self, arch: str) -> bool:
+        return True
+
+    def fits(self, request: GemmRequest) -> str | None:
+        return "a user's kernel is named, not chosen"
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        return "a user's kernel is named, not chosen"
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+        return tuple(self._config(i, w, request) for i, w in enumerate(request.works) if isinstance(w, Call))
+
+    def _config(self, index: int, call: Call, request: LaunchRequest) -> KernelConfig:
+        return KernelConfig(
+            family=self.name,
+            kernel=call.kernel,
+            entry=call.kernel,
+            source=self.source,
+            options=(),
+            threads=prod(call.block),
+            registers=0,
+            smem=request.smem,
+            static_smem=0,
+            blocks=prod(call.grid),
+            cluster=1,
+            resident=1,
+            tiles=prod(call.grid),
+            works=(index, 1),
+        )
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        call = works[config.works[0]]
+        assert isinstance(call, Call)
+        packed = [_packed(a) for a in call.arguments]
+
+        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
+            return packed
+
+        return Tables(b"", 0, 0, arguments)
+
+
+def _packed(argument: View | int) -> bytes:
+    if isinstance(argument, View):
+        return bytes(ctypes.c_uint64(argument.first))
+    return bytes(ctypes.c_int(argument))
+
+
+USER = User()

@@ -1,0 +1,110 @@
+"""What kernels are given: the works of a launch on tensors in memory, for all families alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..cells import cells
+from ..region import Region
+from ..types import TYPES, Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A region of a dense row-major tensor. Before memory exists addresses are symbolic: apart, and aligned as
+    allocations are."""
+
+    region: Region
+    address: int  # of the tensor's first element
+    shape: tuple[int, ...]  # of the tensor
+    dtype: Dtype
+    written: bool = True  # by the plan's commands; inputs never are: outputs share no memory with them (exec/bindings)
+
+    @property
+    def first(self) -> int:
+        """The address of the region's first element."""
+        cell = next(cells((self.region,), (self.shape,)))
+        return self.address + cell.sides[0].offset * TYPES[self.dtype].bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """out (+)= left · right, or out = left · right + the sum of `addends`, which have the shape of out. A transposed
+    left is stored [K, M], a transposed right [N, K]. `scales` belong to left and right; no kernel takes them yet.
+
+    `waits` must be up before it reads, `signals` are raised when all is written: numbers of flags, or their addresses
+    once there is memory. So for all works.
+    """
+
+    out: View
+    left: View
+    right: View
+    left_transposed: bool
+    right_transposed: bool
+    accumulate: bool
+    addends: tuple[View, ...] = ()
+    scales: tuple[View, ...] = ()
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+    @property
+    def views(self) -> Iterator[View]:
+        yield from (self.out, self.left, self.right, *self.addends, *self.scales)
+
+    @property
+    def transposed(self) -> tuple[bool, bool]:
+        return self.left_transposed, self.right_transposed
+
+    @property
+    def stored_afar(self) -> bool:
+        """Its result goes to another rank; its operands are always the own one's."""
+        return self.out.region.rank != self.left.region.rank
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """out = the sum of `terms`, accumulated in fp32."""
+
+    out: View
+    terms: tuple[View, ...]
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+    @property
+    def views(self) -> Iterator[View]:
+        yield from (self.out, *self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """dst <- src, bit by bit."""
+
+    dst: View
+    src: View
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+    @property
+    def views(self) -> Iterator[View]:
+        yield from (self.dst, self.src)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A user's kernel: of a view it gets the address of the first element, of a number a C int."""
+
+    kernel: str
+    arguments: tuple[View | int, ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+    @property
+    def views(self) -> Iterator[View]:
+        yield from (a for a in self.arguments if isinstance(a, View))
+
+
+Work: TypeAlias = Product | Sum | Copy | Call

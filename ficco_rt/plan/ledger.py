@@ -1,0 +1,115 @@
+"""Who has touched which elements, and whether each next access knows that the conflicting ones before it are over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ficco_dsl.diagnostics import Span
+
+from ..errors import PlanError
+from ..graph.budget import CHECKED, Budget, most_ops
+from ..region import Box, BoxMap, Region
+from .clock import Clock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Toucher:
+    """Who touches elements, and how others know that it is over: they know `position` entries of `stream`, or, of works
+    that have no order among them, the bit `bit`."""
+
+    stream: int
+    position: int
+    bit: int  # -1: none
+    origin: Span
+    who: str
+
+    def known(self, clock: Clock, by: Toucher) -> bool:
+        """Whether `by`, which knows `clock`, begins after this has ended."""
+        if self.stream == by.stream:
+            done = self.position < by.position
+        else:
+            done = bool(clock.done[self.stream] >= self.position)
+        return done or (self.bit >= 0 and clock.works >> self.bit & 1 == 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cell:
+    writer: Toucher | None
+    readers: tuple[Toucher, ...]
+
+
+_FRESH = _Cell(None, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Two accesses to the same elements that nothing orders, at least one of which writes."""
+
+    region: Region
+    box: Box
+    earlier: Toucher
+    did: str  # "reads" or "writes"
+    later: Toucher
+    does: str
+
+
+class Ledger:
+    """The last writer and the readers since of every element of tensors that are written. `shapes` are those of the
+    tensors by name and rank; `told` is called with each race that is found. Raises PlanError where the accesses meet in
+    too many pieces (`graph.budget`)."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[tuple[int, ...], ...]],
+        written: Iterable[Region],
+        told: Callable[[Race], None],
+    ) -> None:
+        self._told = told
+        self._cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
+        for region in written:
+            key = (region.tensor, region.rank)
+            if key not in self._cells:
+                self._cells[key] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
+        message = "the accesses of the plan meet in more than {most} pieces of its tensors"
+        self._left = Budget(CHECKED * most_ops(), message, error=PlanError)
+
+    def read(self, region: Region, clock: Clock, me: Toucher) -> None:
+        cells = self._cells.get((region.tensor, region.rank))
+        if cells is None:
+            return
+        for box in region.boxes:
+            renewed: dict[_Cell, _Cell] = {}
+
+            def read(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
+                if cell.writer is not None and cell.writer is not me and not cell.writer.known(clock, me):
+                    self._told(Race(region, box, cell.writer, "writes", me, "reads"))
+                new = renewed.get(cell)
+                if new is not None:
+                    return new
+                if me.bit < 0 and any(r.stream == me.stream and r.position == me.position for r in cell.readers):
+                    return cell  # another copy of the batch: they end together, so one speaks for all
+                # an earlier reader on this stream is over when this one is
+                rest = tuple(
+                    r for r in cell.readers if r.stream != me.stream or (r.position == me.position and r is not me)
+                )
+                new = renewed[cell] = _Cell(cell.writer, (*rest, me))
+                self._left.spend(len(rest) // 8, me.origin)
+                return new
+
+            self._left.spend(cells.update(box, read), me.origin)
+
+    def write(self, region: Region, clock: Clock, me: Toucher) -> None:
+        cells = self._cells[region.tensor, region.rank]
+        mine = _Cell(me, ())
+        for box in region.boxes:
+
+            def write(cell: _Cell, box: Box = box) -> _Cell:
+                if cell.writer is not None and cell.writer is not me and not cell.writer.known(clock, me):
+                    self._told(Race(region, box, cell.writer, "writes", me, "writes"))
+                for reader in cell.readers:
+                    if reader is not me and not reader.known(clock, me):
+                        self._told(Race(region, box, reader, "reads", me, "writes"))
+                return mine
+
+            self._left.spend(cells.update(box, write), me.origin)
