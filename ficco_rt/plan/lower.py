@@ -7,19 +7,25 @@ from collections.abc import Callable
 
 from ..graph.ir import Graph
 from ..machine.model import Machine
+from .choose import choose_kernels
 from .draft import Draft, to_text
 from .emit import emit
+from .fuse import fuse
 from .ir import Plan
 from .place import place
 from .resources import solve_resources
+from .shares import share_multiprocessors
 from .sync import synchronise
 from .transfers import order_transfers
 
 PASSES: tuple[Callable[[Draft], Draft], ...] = (
     place,  # every op has a stream
     order_transfers,  # ops stand in the order in which they are issued; `order = auto` has its rounds
-    solve_resources,  # every launch has its works, a kernel and its attributes
+    fuse,  # it is known which streamed stages are one launch
+    share_multiprocessors,  # streamed launches beside one another have their shares
     synchronise,  # every dependency has a carrier: stream order, event or flag, and no wait is wasted
+    choose_kernels,  # every launch has a kernel that takes its works as they wait
+    solve_resources,  # every launch has its attributes
 )
 
 
