@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -122,10 +123,24 @@ class _Builder:
             streams=streams,
             words=self.words.table,
             launches=self.layout.launches,
+            written=self._written(),
             body=tuple(body),
             own=frames.frame(called=False),
             called=frames.frame(called=True),
         )
+
+    def _written(self) -> tuple[int, ...]:
+        """Elements that each op writes. A collective's call writes what its part says, on other ranks too."""
+        written: Counter[int] = Counter()
+        for stream, command in self.plan.commands():
+            if isinstance(command, CollectiveCall):
+                part = part_of(stream.rank, self.calls[command.group])
+                sums = [] if part.sum is None else [part.sum.out]
+                written[command.op] += sum(region.elements for region in (*sums, *(pair.dst for pair in part.copies)))
+                continue
+            for done in command.parts:
+                written[done.op] += sum(region.elements for region in done.writes)
+        return tuple(written[op] for op in range(max(written, default=-1) + 1))
 
     def _streams(self) -> Iterator[DeviceStream]:
         for stream in self.plan.streams:
@@ -294,7 +309,9 @@ class _Builder:
         part = part_of(stream.rank, self.calls[command.group])
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
         for pair in part.copies:
-            move = Move(pair.dst, pair.src, self._pitched(pair.dst, pair.src), -1, command.stage, command.origin)
+            move = Move(
+                pair.dst, pair.src, self._pitched(pair.dst, pair.src), command.op, command.stage, command.origin
+            )
             actions.append(CopyMemory(name, (move,), (), False, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 

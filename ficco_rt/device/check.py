@@ -25,7 +25,7 @@ from ..graph.budget import CLOCKS, Budget, most_ops
 from ..graph.ir import Gemm
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
-from ..plan.ledger import Ledger, Race, Toucher
+from ..plan.ledger import Ledger, Race, Toucher, Unwritten
 from ..region import Region, describe, whole
 from .ir import (
     Action,
@@ -88,6 +88,7 @@ class _Node:
 
     queue: int
     position: int  # in its queue, from 1
+    run: int
     action: Action | None
     place: Span
     awaits: _Node | None = None
@@ -116,7 +117,8 @@ class _Runs:
         self._numbers: dict[_Key, int] = {}
         self._recorded: dict[EventName, _Node] = {}  # the record that was issued last
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
-        for run in runs:
+        self._run = 0
+        for self._run, run in enumerate(runs):
             self._add(run)
 
     def check(self) -> None:
@@ -196,7 +198,7 @@ class _Runs:
             node.wait_for(self._recorded.get(action.event))
 
     def _append(self, queue: int, action: Action | None, place: Span) -> _Node:
-        node = _Node(queue, len(self.queues[queue]) + 1, action, place)
+        node = _Node(queue, len(self.queues[queue]) + 1, self._run, action, place)
         self.queues[queue].append(node)
         return node
 
@@ -411,7 +413,8 @@ class _Races:
         written = chain(
             writes(self.plan), chain.from_iterable(self.bound.values()), map(_word, range(len(self.plan.words)))
         )
-        self.ledger = Ledger(shapes, written, self._race)
+        made = {t.name for t in self.plan.tensors if t.kind != "input"}
+        self.ledger = Ledger(shapes, written, self._tell, made)
 
     def run(self, order: Sequence[tuple[_Node, int]]) -> None:
         for node, part in order:
@@ -432,7 +435,7 @@ class _Races:
         q, action = node.queue, node.action
         match action:
             case None if node.uses is not None:
-                me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}")
+                me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}", run=-1)
                 for region in self.bound[node.uses]:
                     self.ledger.write(region, self.clocks[q], me)
             case ChangeWords(changes=changes):
@@ -448,8 +451,9 @@ class _Races:
                     tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
                     self._raise(word, self.clocks[q], self._me(node, bit), tells)
                 for move in moves:
-                    self.ledger.read(move.src, self.clocks[q], self._me(node, -1, move.origin))
-                    self.ledger.write(move.dst, self.clocks[q], self._me(node, -1, move.origin))
+                    me = self._me(node, -1, move.origin, (move.op, 1))
+                    self.ledger.read(move.src, self.clocks[q], me)
+                    self.ledger.write(move.dst, self.clocks[q], me)
             case ResetWords():
                 me = self._me(node, -1)
                 for word in self.runs.reset(q, action):
@@ -471,11 +475,15 @@ class _Races:
         base = clock = self.base[q]
         for word in self.runs.words(group.waits):
             clock = self._see(word, clock, me)
-        for work in group.works:
+        for i, work in enumerate(group.works):
+            mine = self._me(node, bit, work.origin, (work.op, 0))
             early = _before_waits(launch, work)
+            # sums stay in registers: the first work reads what it adds to, the last one writes
             for region in work.reads:
-                self.ledger.read(region, base if region in early else clock, me)
-        self.ledger_writes(group, clock, me)
+                if i == 0 or region not in work.writes:
+                    self.ledger.read(region, base if region in early else clock, mine)
+            for region in work.writes if i == len(group.works) - 1 else ():
+                self.ledger.write(region, clock, mine)
         done = clock.at(q, node.position - 1).with_work(bit)
         for word in self.runs.words(group.signals):
             self._raise(word, clock, me, done)
@@ -483,12 +491,6 @@ class _Races:
         if part == len(groups) - 1:
             for word in self.runs.words(launch.config.resets):
                 self.ledger.write(_word(word), self.clocks[q], self._me(node, -1))
-
-    def ledger_writes(self, group: _Group, clock: Clock, me: Toucher) -> None:
-        """What the group writes; sums that stay in registers are written once, by the last of the works."""
-        for work in group.works[-1:]:
-            for region in work.writes:
-                self.ledger.write(region, clock, me)
 
     # ---- words
 
@@ -503,24 +505,31 @@ class _Races:
         self.ledger.read(_word(word), tells, me)
         return tells
 
-    def _me(self, node: _Node, bit: int, origin: Span | None = None) -> Toucher:
+    def _me(self, node: _Node, bit: int, origin: Span | None = None, order: tuple[int, int] = (0, 0)) -> Toucher:
         assert node.action is not None
         who = f"{node.action.cause.text} ({self.runs.names[node.queue][0]})"
-        return Toucher(node.queue, node.position, bit, origin or node.place, who)
+        return Toucher(node.queue, node.position, bit, origin or node.place, who, node.run, order)
 
-    def _race(self, race: Race) -> None:
-        where = f"{race.region.tensor}@{race.region.rank} {describe(race.box)}"
-        word = _number(race.region)
+    def _tell(self, found: Race | Unwritten) -> None:
+        where = f"{found.region.tensor}@{found.region.rank} {describe(found.box)}"
+        word = _number(found.region)
         if word is not None:
             where = f"word {word} ({self.plan.words[word].purpose})"
-        key = (race.earlier.origin, race.later.origin, where if word is not None else race.region.tensor)
-        if key not in self.mistakes:
-            message = (
-                f"race on {where}: {race.later.what} {race.does} it, {race.earlier.what} {race.did} it, "
-                "and nothing orders the two"
-            )
-            note = Note(f"the other access: {race.earlier.what} {race.did} here", race.earlier.origin)
-            self.mistakes[key] = Diagnostic(race.later.origin, message, (note,))
+        if isinstance(found, Unwritten):
+            message = f"{found.reader.what} reads {where}, which nothing has written in the run"
+            key = (found.reader.origin, found.reader.origin, found.region.tensor)
+            self.mistakes.setdefault(key, Diagnostic(found.reader.origin, message))
+            return
+        earlier, later = found.earlier, found.later
+        key = (earlier.origin, later.origin, found.region.tensor)
+        if found.kind == "race":
+            message = f"race on {where}: {later.what} {found.does} it, {earlier.what} {found.did} it, "
+            message += "and nothing orders the two"
+        else:
+            message = f"{earlier.what} {found.did} {where} before {later.what} {found.does} it; the schedule has them "
+            message += "the other way round"
+        note = Note(f"the other access: {earlier.what} {found.did} here", earlier.origin)
+        self.mistakes.setdefault(key, Diagnostic(later.origin, message, (note,)))
 
 
 def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:

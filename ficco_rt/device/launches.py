@@ -86,7 +86,7 @@ class Launches:
         total = part_of(stream.rank, self.calls[command.group]).sum
         if total is None:
             return
-        work = Work(total, (), (), -1, command.origin)
+        work = Work(total, (), (), command.op, command.origin)
         request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
         for config in configure(request, self.limits):
             yield DeviceLaunch(

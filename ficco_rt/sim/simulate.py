@@ -38,7 +38,7 @@ from ..errors import Span as Place
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..machine import cost
 from ..machine.model import Machine
-from ..plan.ir import Plan, Work
+from ..plan.ir import CollectiveCall, Plan, Work
 from ..region import Region, called, peer_of, summary, way
 from ..trace import Kind, Lane, Launched, Span, Trace
 from ..types import TYPES
@@ -106,6 +106,7 @@ class _Clock:
         self.machine = machine
         self.launches, self.words = made.launches, made.words
         self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
+        self.calls = {command.op for _, command in plan.commands() if isinstance(command, CollectiveCall)}
         self.dtypes: dict[str, str] = {t.name: t.dtype for t in plan.tensors}
         self.spans: list[Span] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
@@ -243,7 +244,7 @@ class _Clock:
 
         def done() -> None:
             label = f"{move.stage}  {way(dst, src, stream.rank)}"
-            kind: Kind = "collective" if move.op < 0 else "copy"
+            kind: Kind = "collective" if move.op in self.calls else "copy"
             peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
             span = Span(stream.rank, number, kind, label, move.stage, now, self.now, place, bytes=size, peer=peer)
             self.spans.append(span)
@@ -301,7 +302,7 @@ class _Clock:
             Span(
                 stream.rank,
                 stream.name.number,
-                kind if work.op >= 0 else "collective",
+                "collective" if work.op in self.calls else kind,
                 f"{stage}  {label}",
                 stage,
                 now,
