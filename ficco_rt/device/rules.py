@@ -179,11 +179,11 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def read_only(sides: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
+def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
     """The operands that a launch reads before it waits."""
     for work in works:
-        for side, name in zip(sides, ("left", "right"), strict=True):
-            if side:
+        for only_read, name in zip(operands, ("left", "right"), strict=True):
+            if only_read:
                 yield getattr(work.body, name)
 
 

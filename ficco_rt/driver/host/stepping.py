@@ -12,20 +12,19 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeAlias
 
-from ...errors import Span as Place
-from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch
-from ...plan.ir import Stream as PlanStream
-from ..api import Progress
+from ...errors import Span
+from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Stream
+from ..api import OnProgress
 from .kernels import collective
 from .order import ReadyPool
-from .views import View
+from .views import HostView
 
 
 @dataclass(slots=True, eq=False)
 class HostStream:
     """A virtual queue. `head` is the task that is next, or being done."""
 
-    plan: PlanStream
+    plan: Stream
     counter: Iterator[int]  # numbers the tasks of all streams as they are issued
     queue: list[Task] = field(default_factory=list)
     head: int = 0
@@ -43,27 +42,27 @@ class HostStream:
 
 
 @dataclass(slots=True, eq=False)
-class Signal:
+class HostSignal:
     """An event or a flag."""
 
     name: str
     up: bool = False
-    waiters: list[HostStream | Job] = field(default_factory=list)
+    waiters: list[HostStream | HostJob] = field(default_factory=list)
     raiser: Task | None = None  # the bound command that raises it
-    raiser_place: Place | None = None
+    raiser_place: Span | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class HostJob:
     """Something that is done to data, at once and whole."""
 
     run: Callable[[], None]
     op: int  # where it stands in the schedule
     index: int  # among the works of its launch
     tasks: list[Doing]  # done when this and their other jobs are; several for a collective
-    place: Place
-    waits: tuple[Signal, ...] = ()
-    signals: tuple[Signal, ...] = ()
+    place: Span
+    waits: tuple[HostSignal, ...] = ()
+    signals: tuple[HostSignal, ...] = ()
     missing: int = 0  # waits that are not up
 
     @property
@@ -72,7 +71,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class _Task:
+class _IssuedTask:
     """A bound command; calling it issues it."""
 
     stream: HostStream
@@ -85,35 +84,35 @@ class _Task:
 
 
 @dataclass(slots=True, eq=False)
-class RaiseTask(_Task):
+class RaiseTask(_IssuedTask):
     """Record, SignalFlag."""
 
-    signal: Signal
+    signal: HostSignal
 
 
 @dataclass(slots=True, eq=False)
-class WaitTask(_Task):
+class WaitTask(_IssuedTask):
     """WaitEvent, WaitFlag."""
 
-    signal: Signal
+    signal: HostSignal
 
 
 @dataclass(slots=True, eq=False)
-class WorkTask(_Task):
+class WorkTask(_IssuedTask):
     """CopyAsync, Launch."""
 
     body: CopyAsync | Launch
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[HostJob] = field(default_factory=list)
     left: int = 0  # jobs that have not run
 
 
 @dataclass(slots=True, eq=False)
-class CollectiveTask(_Task):
+class CollectiveTask(_IssuedTask):
     """One rank's call; it has a job only together with the others'."""
 
     call: CollectiveCall
-    dst: View
-    src: View
+    dst: HostView
+    src: HostView
     left: int = 0
 
 
@@ -131,9 +130,9 @@ class Stepper:
         self.waiting = 0  # jobs in the pool
         self.arrived: dict[int, list[CollectiveTask]] = {}  # by group
         self.awake: list[HostStream] = []  # streams whose head may have become ready
-        self.current: Job | None = None  # for whoever reports an error
+        self.current: HostJob | None = None  # for whoever reports an error
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self, progress: OnProgress | None) -> None:
         """Returns when nothing can go on: all is done, or the rest is deadlocked."""
         pool = self.pool
         total = sum(len(t.jobs) if isinstance(t, WorkTask) else 1 for s in self.streams for t in s.queue)
@@ -196,11 +195,11 @@ class Stepper:
                     return
             stream.head += 1
 
-    def _raise(self, signal: Signal) -> None:
+    def _raise(self, signal: HostSignal) -> None:
         signal.up = True
         waiters, signal.waiters = signal.waiters, []
         for waiter in waiters:
-            if isinstance(waiter, Job):
+            if isinstance(waiter, HostJob):
                 waiter.missing -= 1
                 if not waiter.missing:
                     self.waiting += 1
@@ -209,12 +208,12 @@ class Stepper:
                 self.awake.append(waiter)
 
 
-def _collective_job(arrived: list[CollectiveTask]) -> Job:
+def _collective_job(arrived: list[CollectiveTask]) -> HostJob:
     members = sorted(arrived, key=lambda t: t.stream.rank)
     calls = [(t.call, t.dst, t.src) for t in members]
     tasks: list[Doing] = [*sorted(arrived, key=lambda t: t.number)]
     call = calls[0][0]
-    return Job(lambda: collective(calls), max(c.op for c, _, _ in calls), 0, tasks, call.origin)
+    return HostJob(lambda: collective(calls), max(c.op for c, _, _ in calls), 0, tasks, call.origin)
 
 
 def unfinished(streams: list[HostStream]) -> list[HostStream]:
