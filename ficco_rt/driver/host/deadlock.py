@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import Span
 from ...plan.ir import Launch
-from .stepping import CollectiveTask, HostSignal, HostStream, Task, WaitTask, WorkTask
+from .tasks import CollectiveTask, HostSignal, HostStream, Task, WaitTask, WorkTask
 
 SHOWN = 8  # streams that are written out; in a large run they all wait for a few
 

@@ -38,18 +38,8 @@ from .deadlock import at, describe_deadlock
 from .kernels import bind_transfers, bind_work, host_function
 from .memory import available
 from .order import parse_order, ready_pool
-from .stepping import (
-    CollectiveTask,
-    HostJob,
-    HostSignal,
-    HostStream,
-    RaiseTask,
-    Stepper,
-    Task,
-    WaitTask,
-    WorkTask,
-    unfinished,
-)
+from .stepping import Stepper, unfinished
+from .tasks import CollectiveTask, HostJob, HostSignal, HostStream, RaiseTask, Task, WaitTask, WorkTask
 from .views import HostView
 
 

@@ -17,12 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from ...errors import UsageError
-
-if TYPE_CHECKING:
-    from .stepping import HostJob
+from .tasks import HostJob
 
 SortKey: TypeAlias = tuple[int, ...]
 
