@@ -15,8 +15,9 @@ def share_multiprocessors(draft: Draft) -> Draft:
     theirs. Where anything else runs there, nobody knows what it takes: such a stage has no share."""
     graph, total = draft.graph, draft.machine.device.sms
     engines = {q.name: q.engine for q in graph.queues}
-    if len({stage.queue for stage in graph.stages if engines[stage.queue] != "copy"}) < 2:
-        return draft
+    queues = {stage.queue for stage in graph.stages if engines[stage.queue] != "copy"}
+    if len(queues) < 2 or not any(stage.streamed for stage in graph.stages):
+        return draft  # nothing is beside a streamed launch
     said: dict[LaunchKey, int | None] = {}  # as the stage's first statement says
     for i in draft.order:
         where = graph.ops[i].where

@@ -424,7 +424,7 @@ def test_passes_can_be_watched(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="ficco_rt.plan.lower"):
         plan(GATHER.replace("ORDER", ""), 2)
     shown = [r.getMessage().splitlines()[0] for r in caplog.records]
-    assert shown == [f"after {run.__name__}" for run in PASSES]
+    assert shown == [f"after {step.name}" for step in PASSES]
 
 
 def test_a_plan_is_the_machine_s_own() -> None:
