@@ -55,11 +55,11 @@ def check(plan: DevicePlan) -> None:
         if mistakes:
             raise PlanError(mistakes[:MOST_MISTAKES])
     for runs in ([_CALLED, _BEHIND, _BEHIND_OTHERS, _OWN_BEHIND], [_OWN]):
-        _Runs(plan, runs).check()
+        _RunSequence(plan, runs).check()
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RunCase:
     """How a run is made. `callers` numbers sets of callers' streams; none: nobody's. `uses`: the callers touch their
     tensors before it, and after it. NOTE other callers have other tensors: these use theirs in none of the runs."""
 
@@ -70,14 +70,14 @@ class _Run:
     uses: tuple[bool, bool] = (False, False)
 
 
-_OWN = _Run(None, behind=False, timed=True)
-_CALLED = _Run(0, behind=False, uses=(True, True))
-_BEHIND = _Run(0, behind=True, uses=(True, False))
-_BEHIND_OTHERS = _Run(1, behind=True, others=True, timed=True)
-_OWN_BEHIND = _Run(None, behind=True, others=True, timed=True)
+_OWN = _RunCase(None, behind=False, timed=True)
+_CALLED = _RunCase(0, behind=False, uses=(True, True))
+_BEHIND = _RunCase(0, behind=True, uses=(True, False))
+_BEHIND_OTHERS = _RunCase(1, behind=True, others=True, timed=True)
+_OWN_BEHIND = _RunCase(None, behind=True, others=True, timed=True)
 
 # Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph.
-_Key: TypeAlias = tuple[StreamName, int]
+_QueueName: TypeAlias = tuple[StreamName, int]
 _OUTSIDE, _GRAPH = -1, -2
 
 
@@ -104,17 +104,17 @@ class _Node:
             self.awaits, other.awaited = other, True
 
 
-class _Runs:
+class _RunSequence:
     """Runs of a device plan, one behind the other, as queues of nodes."""
 
-    def __init__(self, plan: DevicePlan, runs: Sequence[_Run]) -> None:
+    def __init__(self, plan: DevicePlan, runs: Sequence[_RunCase]) -> None:
         self.plan = plan
         self.queues: list[list[_Node]] = []
-        self.names: list[_Key] = []
+        self.names: list[_QueueName] = []
         self.devices: list[int] = []  # of the queues
         self.of_streams = {s.name: s for s in plan.streams}
         self.groups = [_groups(launch) for launch in plan.launches]
-        self._numbers: dict[_Key, int] = {}
+        self._numbers: dict[_QueueName, int] = {}
         self._recorded: dict[EventName, _Node] = {}  # the record that was issued last
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
         self._run = 0
@@ -140,7 +140,7 @@ class _Runs:
 
     # ---- the queues
 
-    def _add(self, run: _Run) -> None:
+    def _add(self, run: _RunCase) -> None:
         frame = self.plan.own if run.callers is None else self.plan.called
         before, after = run.uses
         self._use(run.callers, before)
@@ -155,7 +155,7 @@ class _Runs:
             self._outside(action, run)
         self._use(run.callers, after)
 
-    def _graphs(self, frame: Frame, run: _Run) -> None:
+    def _graphs(self, frame: Frame, run: _RunCase) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
         launched: dict[int, _Node] = {}
         for action in frame.begin:
@@ -181,10 +181,10 @@ class _Runs:
             queue = self._queue((StreamName("caller", rank), callers), device)
             self._append(queue, None, PLACELESS).uses = rank
 
-    def _outside(self, action: Action, run: _Run) -> None:
+    def _outside(self, action: Action, run: _RunCase) -> None:
         self._node(self._of(action, run), action)
 
-    def _of(self, action: Action, run: _Run) -> int:
+    def _of(self, action: Action, run: _RunCase) -> int:
         """The queue of an action outside of graphs."""
         stream = self.of_streams[action.stream]
         among = run.callers if stream.name.kind == "caller" and run.callers is not None else _OUTSIDE
@@ -202,7 +202,7 @@ class _Runs:
         self.queues[queue].append(node)
         return node
 
-    def _queue(self, key: _Key, device: int) -> int:
+    def _queue(self, key: _QueueName, device: int) -> int:
         if key not in self._numbers:
             self._numbers[key] = len(self.queues)
             self.queues.append([])
@@ -211,7 +211,7 @@ class _Runs:
         return self._numbers[key]
 
 
-def _taking_part(actions: Sequence[Action], run: _Run) -> Iterator[Action]:
+def _taking_part(actions: Sequence[Action], run: _RunCase) -> Iterator[Action]:
     for action in actions:
         if issued(action.when, behind=run.behind, timed=run.timed, others=run.others):
             yield action
@@ -253,7 +253,7 @@ class _Walk:
     """Goes through the queues in the abstract, in any order. The works of a kernel are taken one by one in their order,
     as on a device with room for one block only: if this comes to an end, so does every device."""
 
-    def __init__(self, runs: _Runs, holders: Sequence[_Holder] = ()) -> None:
+    def __init__(self, runs: _RunSequence, holders: Sequence[_Holder] = ()) -> None:
         self.runs, self.plan = runs, runs.plan
         self.at = [0] * len(runs.queues)
         self.up: set[int] = set()
@@ -390,7 +390,7 @@ class _Walk:
 class _Races:
     """Vector clocks over the nodes, in an order that can happen."""
 
-    def __init__(self, runs: _Runs) -> None:
+    def __init__(self, runs: _RunSequence) -> None:
         self.runs, self.plan = runs, runs.plan
         self.mistakes: dict[tuple[Span, Span, str], Diagnostic] = {}
         self.holders: list[_Holder] = []
@@ -446,7 +446,7 @@ class _Races:
                 else:
                     self.clocks[q] = self._see(change.word, self.clocks[q], me)
             case CopyMemory(moves=moves, words=words):
-                for word in words:  # they tell what stood before them, and nothing of the copies beside them
+                for word in words:  # they tell what stood before them, and nothing of the copies in the same batch
                     bit, self.bits = self.bits, self.bits + 1
                     tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
                     self._raise(word, self.clocks[q], self._me(node, bit), tells)

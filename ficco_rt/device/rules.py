@@ -216,11 +216,11 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def read_only(sides: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
+def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
     """The operands that a launch reads before it waits."""
     for work in works:
         if isinstance(work.body, Gemm):
-            left, right = sides
+            left, right = operands
             yield from (work.body.left,) if left else ()
             yield from (work.body.right,) if right else ()
 
