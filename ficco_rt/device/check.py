@@ -516,10 +516,10 @@ class _Races:
         key = (race.earlier.origin, race.later.origin, where if word is not None else race.region.tensor)
         if key not in self.mistakes:
             message = (
-                f"race on {where}: {race.later.who} {race.does} it, {race.earlier.who} {race.did} it, "
+                f"race on {where}: {race.later.what} {race.does} it, {race.earlier.what} {race.did} it, "
                 "and nothing orders the two"
             )
-            note = Note(f"the other access: {race.earlier.who} {race.did} here", race.earlier.origin)
+            note = Note(f"the other access: {race.earlier.what} {race.did} here", race.earlier.origin)
             self.mistakes[key] = Diagnostic(race.later.origin, message, (note,))
 
 

@@ -33,8 +33,7 @@ class Launches:
         self.placement = placement
         self.features = features
         self.unaligned = unaligned
-        inputs = {t.name for t in plan.tensors if t.kind == "input"}
-        self.look = symbolic(plan.tensors, lambda region: region.tensor not in inputs)
+        self.look = symbolic(plan.tensors)
         self.private = private_flags(plan)
         self.calls = calls_of(plan)
 

@@ -80,18 +80,19 @@ class Source:
         NVRTC looks a header up by the directive's spelling alone. So within one source, each header must have one
         spelling, and each spelling one header. InternalError if not.
         """
-        found: dict[str, Path] = {}
+        headers: dict[str, Path] = {}  # by their spellings
+        spellings: dict[Path, str] = {}
         files = [path]
         for file in files:  # grows meanwhile
             for spelling in _INCLUDE.findall(file.read_text(encoding="utf-8")):
                 header = (file.parent / spelling).resolve()
-                if found.setdefault(spelling, header) != header:
-                    raise InternalError(f'{path.name}: "{spelling}" is {found[spelling]} and {header}')
+                if headers.setdefault(spelling, header) != header:
+                    raise InternalError(f'{path.name}: "{spelling}" is {headers[spelling]} and {header}')
+                if spellings.setdefault(header, spelling) != spelling:
+                    raise InternalError(f'{path.name}: {header} is "{spellings[header]}" and "{spelling}"')
                 if header not in files:
                     files.append(header)
-        if len(set(found.values())) < len(found):
-            raise InternalError(f"{path.name}: a header is included by two spellings: {', '.join(sorted(found))}")
-        texts = tuple((spelling, header.read_text(encoding="utf-8")) for spelling, header in found.items())
+        texts = tuple((spelling, header.read_text(encoding="utf-8")) for spelling, header in headers.items())
         return cls(path.name, path.read_text(encoding="utf-8"), texts)
 
 

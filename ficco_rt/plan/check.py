@@ -18,10 +18,11 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
-from ..graph.budget import CHECKED, CLOCKS, Budget, most_ops
-from ..region import Box, BoxMap, Region, describe
+from ..graph.budget import CLOCKS, Budget, most_ops
+from ..region import describe
 from .clock import Clock, start
 from .ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, Stream, Work
+from .ledger import Ledger, Race, Toucher
 from .rules import RULES
 
 MOST_MISTAKES = 20
@@ -222,27 +223,6 @@ def _origin(stream: Stream, i: int) -> Span:
 # ---------------------------------------------------------------- races
 
 
-@dataclass(frozen=True, slots=True)
-class _Access:
-    """Who touched a box, and how others know that it is over: they know `position` entries of `stream`,
-    or the work `bit`."""
-
-    stream: int
-    position: int
-    bit: int
-    origin: Span
-    what: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cell:
-    writer: _Access | None
-    readers: tuple[_Access, ...]
-
-
-_FRESH = _Cell(None, ())
-
-
 class _Races:
     """Vector clocks over the plan's commands, in a runnable order."""
 
@@ -262,20 +242,13 @@ class _Races:
             if isinstance(command, CollectiveCall):
                 self.groups.setdefault(command.group, []).append(stream.id)
         shapes = {t.name: t.shapes for t in plan.tensors}
-        self.cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
-        for region in (region for part in plan.parts() for region in part.writes):
-            if (region.tensor, region.rank) not in self.cells:
-                self.cells[region.tensor, region.rank] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
-        self.cells_left = Budget(
-            CHECKED * most_ops(),
-            "the accesses of the plan meet in more than {most} pieces of its tensors",
-            error=PlanError,
-        )
+        written = (region for part in plan.parts() for region in part.writes)
+        self.ledger = Ledger(shapes, written, self._race)
         self.memory = Budget(
             CLOCKS * most_ops(), "the check of the plan needs clocks of more than {most} entries", error=PlanError
         )
         self.ends = {o.before for o in plan.orders}
-        self.finished: dict[int, _Access] = {}
+        self.finished: dict[int, Toucher] = {}
         self.follows: dict[int, list[tuple[int, Span]]] = {}
         for o in plan.orders:
             self.follows.setdefault(o.after, []).append((o.before, o.origin))
@@ -287,10 +260,10 @@ class _Races:
                 case CopyAsync():
                     self.length[s] += 1
                     for t in command.transfers:
-                        me = _Access(s, self.length[s], -1, t.origin, "copy")
+                        me = Toucher(s, self.length[s], -1, t.origin, "copy")
                         self._order(t.op, self.clocks[s], me)
-                        self._read(t.src, self.clocks[s], me)
-                        self._write(t.dst, self.clocks[s], me)
+                        self.ledger.read(t.src, self.clocks[s], me)
+                        self.ledger.write(t.dst, self.clocks[s], me)
                 case Launch():
                     if work == 0:
                         self._begin(s, i, command)
@@ -325,12 +298,12 @@ class _Races:
         bit = -1
         if launch.streamed:
             bit, self.bits = self.bits, self.bits + 1
-        me = _Access(s, self.length[s], bit, work.origin, _name(launch, work))
+        me = Toucher(s, self.length[s], bit, work.origin, _name(launch, work))
         self._order(work.op, clock, me)
         for region in work.reads:
-            self._read(region, clock, me)
+            self.ledger.read(region, clock, me)
         for region in work.writes:
-            self._write(region, clock, me)
+            self.ledger.write(region, clock, me)
         if work.signals:
             done = clock.at(s, self.length[s] - 1).with_work(bit)
             for f in work.signals:
@@ -349,87 +322,36 @@ class _Races:
                 self.clocks[other] = met
                 self.length[other] += 1
             self.called.add(call.group)
-        me = _Access(s, self.length[s], -1, call.origin, call.kind)
+        me = Toucher(s, self.length[s], -1, call.origin, call.kind)
         self._order(call.op, self.clocks[s], me)
-        self._read(call.src, self.clocks[s], me)
-        self._write(call.dst, self.clocks[s], me)
+        self.ledger.read(call.src, self.clocks[s], me)
+        self.ledger.write(call.dst, self.clocks[s], me)
 
-    # -- accesses
-
-    def _known(self, access: _Access, clock: Clock, me: _Access) -> bool:
-        if access.stream == me.stream and access.position < me.position:
-            return True
-        if clock.done[access.stream] >= access.position and access.stream != me.stream:
-            return True
-        return access.bit >= 0 and clock.works >> access.bit & 1 == 1
-
-    def _read(self, region: Region, clock: Clock, me: _Access) -> None:
-        cells = self.cells.get((region.tensor, region.rank))
-        if cells is None:
-            return
-        for box in region.boxes:
-            renewed: dict[_Cell, _Cell] = {}
-
-            def read(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
-                if cell.writer is not None and cell.writer is not me and not self._known(cell.writer, clock, me):
-                    self._race(region, box, cell.writer, "writes", me, "reads")
-                new = renewed.get(cell)
-                if (
-                    new is None
-                    and me.bit < 0
-                    and any(r.stream == me.stream and r.position == me.position for r in cell.readers)
-                ):
-                    return cell  # another copy of the batch: they end together, so one speaks for all
-                if new is None:
-                    # an earlier reader on this stream is over when this one is
-                    rest = tuple(
-                        r for r in cell.readers if r.stream != me.stream or (r.position == me.position and r is not me)
-                    )
-                    new = renewed[cell] = _Cell(cell.writer, (*rest, me))
-                    self.cells_left.spend(len(rest) // 8, me.origin)
-                return new
-
-            self.cells_left.spend(cells.update(box, read), me.origin)
-
-    def _write(self, region: Region, clock: Clock, me: _Access) -> None:
-        cells = self.cells[region.tensor, region.rank]
-        mine = _Cell(me, ())
-        for box in region.boxes:
-
-            def write(cell: _Cell, box: Box = box) -> _Cell:
-                if cell.writer is not None and cell.writer is not me and not self._known(cell.writer, clock, me):
-                    self._race(region, box, cell.writer, "writes", me, "writes")
-                for reader in cell.readers:
-                    if reader is not me and not self._known(reader, clock, me):
-                        self._race(region, box, reader, "reads", me, "writes")
-                return mine
-
-            self.cells_left.spend(cells.update(box, write), me.origin)
-
-    def _order(self, op: int, clock: Clock, me: _Access) -> None:
+    def _order(self, op: int, clock: Clock, me: Toucher) -> None:
         if op in self.ends:
             self.finished[op] = me
         for before, origin in self.follows.get(op, ()):
             other = self.finished.get(before)
-            if other is None or not self._known(other, clock, me):
+            if other is None or not other.known(clock, me):
                 place = "" if other is None else f" at {other.origin.line}"
                 self.mistakes.setdefault(
                     (origin, origin),
                     Diagnostic(origin, f"'after' is not kept: {self._who(me)} does not wait for the stage{place}"),
                 )
 
-    def _who(self, access: _Access) -> str:
+    def _who(self, access: Toucher) -> str:
         stream = self.plan.streams[access.stream]
         return f"{access.what} on rank {stream.rank} stream {stream.name}"
 
-    def _race(self, region: Region, box: Box, other: _Access, did: str, me: _Access, does: str) -> None:
-        key = (other.origin, me.origin)
+    def _race(self, race: Race) -> None:
+        key = (race.earlier.origin, race.later.origin)
         if key not in self.mistakes:
+            where = f"{race.region.tensor}@{race.region.rank} {describe(race.box)}"
+            later, earlier = self._who(race.later), self._who(race.earlier)
             self.mistakes[key] = Diagnostic(
-                me.origin,
-                f"race on {region.tensor}@{region.rank} {describe(box)}: {self._who(me)} {does} them, "
-                f"{self._who(other)} {did} them, and nothing orders the two",
-                (Note(f"the other access: {self._who(other)} {did} here", other.origin),),
+                race.later.origin,
+                f"race on {where}: {later} {race.does} them, {earlier} {race.did} them, and nothing orders the two",
+                (Note(f"the other access: {earlier} {race.did} here", race.earlier.origin),),
             )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from ..graph.ir import Graph, Op
+from ..graph.ir import Graph
 from ..graph.text import body_text
 from ..machine.model import Machine
 from .ir import LaunchAttributes, Order
@@ -20,6 +21,13 @@ class StreamKey:
     link: int  # -1: all peers
 
 
+class LaunchKey(NamedTuple):  # a tuple: looked up for every work
+    """Which streamed launch: the index of the stage that it begins with, and the rank."""
+
+    stage: int
+    rank: int
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """An op waits for an earlier one, by an event or by a flag. `launch` puts the wait before the whole launch."""
@@ -30,12 +38,26 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchChoice:
-    """A kernel with its tile and attributes, for one op."""
+class Signals:
+    """The numbers of events and flags, in the order of the ops that raise them."""
+
+    events: Mapping[int, int] = field(default_factory=dict)  # op → the event recorded after it
+    flags: Mapping[int, Mapping[int, int]] = field(default_factory=dict)  # op and waiting rank → flag
+    flag_homes: tuple[int, ...] = ()  # flag → the rank that waits for it
+    private: frozenset[int] = frozenset()  # flags that one launch, and nothing else, waits for
+
+    def raised(self, op: int) -> tuple[int, ...]:
+        """The flags that an op raises."""
+        return tuple(self.flags[op].values()) if op in self.flags else ()
+
+
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """The kernel of a launch, its output tile, and the shared memory that it takes."""
 
     kernel: str
-    tile: tuple[int, int]
-    attributes: LaunchAttributes
+    tile: tuple[int, int] = (1, 1)
+    smem: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +69,32 @@ class Draft:
     streams: tuple[StreamKey, ...] = ()
     stream_of: tuple[int, ...] = ()  # op → stream
     order: tuple[int, ...] = ()  # ops as they are issued; a topological order of the dependencies
-    joined: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)  # see `launch_of`
-    choices: dict[int, LaunchChoice] = field(default_factory=dict)  # op → kernel
-    needs: dict[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
+    launch_of: tuple[LaunchKey | None, ...] = ()  # op → the streamed launch that it is a work of
+    shares: Mapping[LaunchKey, int] = field(default_factory=dict)  # multiprocessors, where the text leaves them open
+    needs: Mapping[int, tuple[Need, ...]] = field(default_factory=dict)  # op → what it must wait for
     orders: tuple[Order, ...] = ()
+    signals: Signals = field(default_factory=Signals)
+    kernels: Mapping[int, KernelChoice] = field(default_factory=dict)  # op → its launch's kernel
+    attributes: Mapping[int, LaunchAttributes] = field(default_factory=dict)  # op → its launch's attributes
 
 
-def launch_of(draft: Draft, op: Op) -> tuple[int, int]:
-    """Which launch a streamed op is a work of: the index of the stage that it begins with, and the rank."""
-    key = (op.where.stage, op.where.rank)
-    return draft.joined.get(key, key)
+def launches(draft: Draft) -> Iterator[list[int]]:
+    """The ops of each kernel launch: one, or those of a streamed one. Of copies several may go out as one."""
+    streamed: dict[LaunchKey, list[int]] = {}
+    on_sms = {q.name for q in draft.graph.queues if q.engine == "sm"}
+    for i in draft.order:
+        key = draft.launch_of[i]
+        if key is not None:
+            streamed.setdefault(key, []).append(i)
+        elif draft.graph.stages[draft.graph.ops[i].where.stage].queue in on_sms:
+            yield [i]
+    yield from streamed.values()
+
+
+def waits_of(draft: Draft, i: int) -> tuple[int, ...]:
+    """The flags that a work of a streamed launch waits for itself."""
+    rank, flags = draft.graph.ops[i].where.rank, draft.signals.flags
+    return tuple([flags[n.before][rank] for n in draft.needs.get(i, ()) if n.flag and not n.launch])
 
 
 def to_text(draft: Draft) -> str:
@@ -65,13 +103,21 @@ def to_text(draft: Draft) -> str:
     order = draft.order or tuple(range(len(draft.graph.ops)))
     for s, key in enumerate(draft.streams):
         lines.append(f"rank {key.rank} {key.queue}{'' if key.link < 0 else f' link {key.link}'}")
-        for i in order:
-            if draft.stream_of[i] == s:
-                needs = "".join(
-                    f" {'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}"
-                    for n in draft.needs.get(i, ())
-                )
-                waits = f" waits for{needs}" if needs else ""
-                choice = f" by {draft.choices[i].kernel} {draft.choices[i].attributes}" if i in draft.choices else ""
-                lines.append(f"  {i} {body_text(draft.graph.ops[i].body)}{waits}{choice}")
+        lines += (f"  {_op(draft, i)}" for i in order if draft.stream_of[i] == s)
     return "\n".join(lines)
+
+
+def _op(draft: Draft, i: int) -> str:
+    text = f"{i} {body_text(draft.graph.ops[i].body)}"
+    if draft.launch_of and (key := draft.launch_of[i]) is not None:
+        text += f" in the launch of stage '{draft.graph.stages[key.stage].label}'"
+    if draft.needs.get(i):
+        needs = (
+            f"{'flag' if n.flag else 'event'} of {n.before}{' at launch' if n.launch else ''}" for n in draft.needs[i]
+        )
+        text += f" waits for {', '.join(needs)}"
+    if i in draft.kernels:
+        text += f" by {draft.kernels[i]}"
+    if i in draft.attributes:
+        text += f" with {draft.attributes[i]}"
+    return text

@@ -9,7 +9,7 @@ from itertools import product
 from ..graph import ir as graph_ir
 from ..graph.budget import Budget, most_ops
 from ..region import Axis, Box, Interval, Region
-from .draft import Draft, launch_of
+from .draft import Draft, LaunchKey, Need, waits_of
 from .ir import (
     VERSION,
     CollectiveCall,
@@ -53,33 +53,12 @@ class _Emitter:
     def __init__(self, draft: Draft) -> None:
         self.draft, self.graph = draft, draft.graph
         self.entries: list[list[_Entry]] = [[] for _ in draft.streams]
-        self.launches: dict[tuple[int, int], _Entry] = {}
+        self.signals = draft.signals
+        self.launches: dict[LaunchKey, _Entry] = {}
         self.tensors = {t.name: t for t in self.graph.tensors}
-        self.flag_homes: list[int] = []
         self.transfers_left = Budget(
             most_ops(), "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
         )
-        self.events: dict[int, int] = {}  # op → event recorded after it
-        self.flags: dict[tuple[int, int], int] = {}  # op, home rank → flag raised after it
-        for v in draft.order:  # ids in the order of the ops that raise them, alike in every run
-            for need in draft.needs.get(v, ()):
-                if need.flag:
-                    home = self.graph.ops[v].where.rank
-                    self.flags.setdefault((need.before, home), -1)
-                else:
-                    self.events.setdefault(need.before, -1)
-        homes: dict[int, list[int]] = {}
-        for u, home in self.flags:
-            homes.setdefault(u, []).append(home)
-        self.raised = {u: sorted(h) for u, h in homes.items()}
-        count = 0
-        for u in draft.order:
-            if u in self.events:
-                self.events[u] = count
-                count += 1
-            for home in self.raised.get(u, ()):
-                self.flags[u, home] = len(self.flag_homes)
-                self.flag_homes.append(home)
 
     def plan(self) -> Plan:
         for v in self.draft.order:
@@ -103,8 +82,8 @@ class _Emitter:
             kernels=graph.kernels,
             claims=graph.claims,
             streams=tuple(streams),
-            events=len(self.events),
-            flag_homes=tuple(self.flag_homes),
+            events=len(self.signals.events),
+            flag_homes=self.signals.flag_homes,
             orders=draft.orders,
         )
 
@@ -115,9 +94,9 @@ class _Emitter:
         elif entry.call is not None:
             yield entry.call
         else:
-            choice = self.draft.choices[entry.first]
+            kernel, attributes = self.draft.kernels[entry.first].kernel, self.draft.attributes[entry.first]
             works, joined = tuple(entry.works), tuple(entry.joined)
-            yield Launch(choice.kernel, works, entry.streamed, choice.attributes, entry.stage, joined)
+            yield Launch(kernel, works, entry.streamed, attributes, entry.stage, joined)
         yield from entry.marks
 
     # -- ops
@@ -128,15 +107,13 @@ class _Emitter:
         stream = self.entries[self.draft.stream_of[v]]
         needs = self.draft.needs.get(v, ())
         origin = op.where.origin
-        if stage.streamed:
-            self._streamed(v)
+        key = self.draft.launch_of[v]
+        if key is not None:
+            self._streamed(v, key)
             return
         waits: list[Command] = []
         for need in needs:
-            if need.flag:
-                waits.append(WaitFlag(self.flags[need.before, op.where.rank], origin))
-            else:
-                waits.append(WaitEvent(self.events[need.before], origin))
+            waits.append(self._wait(need, op))
         if isinstance(op.body, graph_ir.Copy):
             last = stream[-1] if stream else None
             if not waits and last is not None and self._joins(last, v, stage.label):
@@ -144,7 +121,7 @@ class _Emitter:
             else:
                 entry = _Entry(waits, stage=stage.label, first=v)
                 stream.append(entry)
-            if v in self.draft.choices:
+            if v in self.draft.kernels:
                 entry.works.append(self._work(v, (), ()))
             else:
                 entry.transfers.extend(self._transfers(op.body, v))
@@ -156,22 +133,20 @@ class _Emitter:
                 entry.call = CollectiveCall(call.kind, call.group, call.dst, call.src, v, stage.label, origin)
             else:
                 entry.works.append(self._work(v, (), ()))
-        if v in self.events:
-            entry.marks.append(Record(self.events[v], origin))
-        for home in self.raised.get(v, ()):
-            entry.marks.append(SignalFlag(self.flags[v, home], origin))
+        if v in self.signals.events:
+            entry.marks.append(Record(self.signals.events[v], origin))
+        entry.marks += (SignalFlag(flag, origin) for flag in self.signals.raised(v))
 
     def _joins(self, entry: _Entry, v: int, stage: str) -> bool:
         """May copy v go out with the batch? Copies of a batch have no order among themselves."""
         if not entry.ops or entry.marks or entry.stage != stage:
             return False
-        if self.draft.choices.get(entry.first) != self.draft.choices.get(v):
+        if self.draft.attributes.get(entry.first) != self.draft.attributes.get(v):
             return False
         return not any(d.before in entry.ops for d in self.graph.deps[v])
 
-    def _streamed(self, v: int) -> None:
+    def _streamed(self, v: int, key: LaunchKey) -> None:
         op = self.graph.ops[v]
-        key = launch_of(self.draft, op)
         if key not in self.launches:
             stage = self.graph.stages[op.where.stage]
             self.launches[key] = _Entry(stage=stage.label, first=v, streamed=True)
@@ -180,25 +155,23 @@ class _Emitter:
         label = self.graph.stages[op.where.stage].label
         if label != (entry.joined[-1][1] if entry.joined else entry.stage):
             entry.joined.append((len(entry.works), label))
-        waits = []
-        for need in self.draft.needs.get(v, ()):
-            if need.launch and need.flag:
-                entry.waits.append(WaitFlag(self.flags[need.before, op.where.rank], op.where.origin))
-            elif need.launch:
-                entry.waits.append(WaitEvent(self.events[need.before], op.where.origin))
-            else:
-                waits.append(self.flags[need.before, op.where.rank])
-        signals = tuple(self.flags[v, home] for home in self.raised.get(v, ()))
-        entry.works.append(self._work(v, tuple(waits), signals))
-        if v in self.events:
-            entry.marks.append(Record(self.events[v], op.where.origin))
+        entry.waits += (self._wait(need, op) for need in self.draft.needs.get(v, ()) if need.launch)
+        entry.works.append(self._work(v, waits_of(self.draft, v), self.signals.raised(v)))
+        if v in self.signals.events:
+            entry.marks.append(Record(self.signals.events[v], op.where.origin))
+
+    def _wait(self, need: Need, op: graph_ir.Op) -> Command:
+        """A wait of the stream."""
+        if need.flag:
+            return WaitFlag(self.signals.flags[need.before][op.where.rank], op.where.origin)
+        return WaitEvent(self.signals.events[need.before], op.where.origin)
 
     def _work(self, v: int, waits: tuple[int, ...], signals: tuple[int, ...]) -> Work:
         body, origin = self.graph.ops[v].body, self.graph.ops[v].where.origin
         assert not isinstance(body, graph_ir.Collective)
         if isinstance(body, graph_ir.Copy):
             self._transfers(body, v)  # for the budget alone: the kernel's table counts as many
-        grid = tiles(body.out, self.draft.choices[v].tile) if isinstance(body, graph_ir.Gemm) else None
+        grid = tiles(body.out, self.draft.kernels[v].tile) if isinstance(body, graph_ir.Gemm) else None
         return Work(body, waits, signals, v, origin, grid)
 
     # -- transfers

@@ -14,16 +14,15 @@ from .ir import WorkBody
 Look: TypeAlias = Callable[[Region], View]
 
 
-def symbolic(tensors: Iterable[Tensor], written: Callable[[Region], bool]) -> Look:
-    """Views before there is memory: tensors lie where they might, far apart, and aligned as allocations are. `written`
-    tells whether something writes a region's tensor while the launch may run."""
+def symbolic(tensors: Iterable[Tensor]) -> Look:
+    """Views before there is memory: tensors lie where they might, far apart, and aligned as allocations are."""
     places = {t.name: ((i + 1) << 44, t) for i, t in enumerate(tensors)}
 
     def look(region: Region) -> View:
         address, tensor = places[region.tensor]
         # NOTE regions of one launch may lie on several ranks, each in a place of its own
         address += region.rank << 32
-        return View(region, address, tensor.shapes[region.rank], tensor.dtype, written(region))
+        return View(region, address, tensor.shapes[region.rank], tensor.dtype, tensor.kind != "input")
 
     return look
 

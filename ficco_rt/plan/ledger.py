@@ -22,7 +22,7 @@ class Toucher:
     position: int
     bit: int  # -1: none
     origin: Span
-    who: str
+    what: str  # for people
 
     def known(self, clock: Clock, by: Toucher) -> bool:
         """Whether `by`, which knows `clock`, begins after this has ended."""

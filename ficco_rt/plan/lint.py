@@ -133,7 +133,7 @@ def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         return
     tensors = {t.name: t for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}
-    look, sizes = symbolic(graph.tensors, lambda region: False), _launch_sizes(graph)
+    look, sizes = symbolic(graph.tensors), _launch_sizes(graph)
     known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
     for op in graph.ops:
         g = op.body

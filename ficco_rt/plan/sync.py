@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ..graph import ir
 from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
 from .clock import Clock, start
-from .draft import Draft, Need, launch_of
+from .draft import Draft, LaunchKey, Need
 from .ir import Order
-from .room import rest
+from .signals import numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class _Launch:
 
 def synchronise(draft: Draft) -> Draft:
     """After this every dependency is carried by a stream's order, an event or a flag, and every wait is needed:
-    without it some conflicting pair, or an `after` of the text, would have no order.
+    without it some conflicting pair, or an `after` of the text, would have no order. Events and flags have numbers.
 
     Flags carry what works of streamed launches wait for or give; events all else. A streamed launch holds its
     rank's multiprocessors while it waits, so whatever a streamed launch may come to wait for, and needs
@@ -74,7 +74,7 @@ class _Synchroniser:
         self.stamps: dict[int, _Stamp] = {}
         self.choices = Budget(CELLS * most_ops(), "the statements have more than {most} waits to choose from")
         self.memory = Budget(CLOCKS * most_ops(), "the dependencies need clocks of more than {most} entries")
-        self.launches: dict[tuple[int, int], _Launch] = {}
+        self.launches: dict[LaunchKey, _Launch] = {}
         self.works = 0
         self.needs: dict[int, tuple[Need, ...]] = {}
         self.orders: list[Order] = []
@@ -84,22 +84,22 @@ class _Synchroniser:
                 self.users[d.before] += 1
         self.ends: dict[tuple[int, int], list[int]] = {}  # stage, rank → the last op on each of its streams
         self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
-        self.members: dict[tuple[int, int], list[int]] = {}
+        self.members: dict[LaunchKey, list[int]] = {}
         self.holding: dict[int, list[int]] = {}  # rank → first ops of streamed launches that hold multiprocessors
         self.latest: dict[int, int] = {}  # stream → its latest op that some streamed launch waits for in the end
-        self.roomy: set[tuple[int, int]] = set()  # streamed stages that leave multiprocessors to others as they wait
+        self.roomy: set[LaunchKey] = set()  # streamed stages that leave multiprocessors to others as they wait
         last: dict[tuple[int, int, int], int] = {}
         for i in draft.order:
             where = self.graph.ops[i].where
             if where.stage in self.wanted_ends:
                 last[where.stage, where.rank, draft.stream_of[i]] = i
-            if self.graph.stages[where.stage].streamed:
-                self.members.setdefault(launch_of(draft, self.graph.ops[i]), []).append(i)
-        remaining = rest(draft)
+            key = draft.launch_of[i]
+            if key is not None:
+                self.members.setdefault(key, []).append(i)
         for key, works in self.members.items():
             said = self.graph.ops[works[0]].where.resources.sms is not None
             copies = all(isinstance(self.graph.ops[v].body, ir.Copy) for v in works)  # they take half at most
-            if said or copies or key in remaining:
+            if said or copies or key in draft.shares:
                 self.roomy.add(key)
         for (stage, rank, _), i in last.items():
             self.ends.setdefault((stage, rank), []).append(i)
@@ -122,12 +122,12 @@ class _Synchroniser:
                     i += 1
                     group.append(order[i])
                 self._collective(group)
-            elif self.graph.stages[op.where.stage].streamed:
-                self._work(v)
+            elif (key := self.draft.launch_of[v]) is not None:
+                self._work(v, key)
             else:
                 self._single(v)
             i += 1
-        return replace(self.draft, needs=self.needs, orders=tuple(self.orders))
+        return numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
 
     def _awaited(self) -> set[int]:
         """Ops on multiprocessors that works of streamed launches wait for, at any distance: by data, because the
@@ -196,9 +196,10 @@ class _Synchroniser:
 
     def _end_of(self, u: int) -> _Stamp:
         """The stamp of an `after`: of a streamed stage the launch's end."""
-        launch = self.launches.get(launch_of(self.draft, self.graph.ops[u]))
-        if launch is None:
+        key = self.draft.launch_of[u]
+        if key is None:
             return self.stamps[u]
+        launch = self.launches[key]
         return _Stamp(launch.end, self.draft.stream_of[u], launch.position)
 
     # -- entries
@@ -221,7 +222,7 @@ class _Synchroniser:
         candidates |= {u: stamp for u, stamp in ends.items() if not stamp.known_to(clock)}
         if not candidates:
             return clock
-        into_work = not launch and self.graph.stages[self.graph.ops[v].where.stage].streamed
+        into_work = not launch and self.draft.launch_of[v] is not None
         chosen = []
         self.choices.spend(len(candidates) ** 2 if len(candidates) > 1 else 0, self.graph.ops[v].where.origin)
         for u in _irredundant(candidates):
@@ -248,9 +249,8 @@ class _Synchroniser:
             self._keep(v, _Stamp(met, s, self.length[s]))
             self._release(v)
 
-    def _work(self, v: int) -> None:
-        where, s = self.graph.ops[v].where, self.draft.stream_of[v]
-        key = launch_of(self.draft, self.graph.ops[v])
+    def _work(self, v: int, key: LaunchKey) -> None:
+        s = self.draft.stream_of[v]
         if key not in self.launches:
             self._open(key, v)
         launch = self.launches[key]
@@ -259,7 +259,7 @@ class _Synchroniser:
             stamp = self.stamps[u]
             if self.draft.stream_of[u] == s and stamp.position < launch.position:
                 continue  # the stream's order
-            if self._same_processors(u, where.rank) and self.draft.stream_of[u] != s and not self._beside(u, key):
+            if self._same_processors(u, key.rank) and self.draft.stream_of[u] != s and not self._beside(u, key):
                 continue  # waited for before the launch
             candidates[u] = stamp
         clock = self._wait(v, launch.base, candidates, {})
@@ -269,17 +269,17 @@ class _Synchroniser:
         self.clocks[s] = launch.end
         self._release(v)
 
-    def _beside(self, u: int, key: tuple[int, int]) -> bool:
+    def _beside(self, u: int, key: LaunchKey) -> bool:
         """Is u a work of a streamed launch that runs while launch `key` waits? Both leave each other room."""
-        return key in self.roomy and launch_of(self.draft, self.graph.ops[u]) in self.roomy
+        return key in self.roomy and self.draft.launch_of[u] in self.roomy
 
     def _same_processors(self, u: int, rank: int) -> bool:
         s = self.draft.stream_of[u]
         return self.draft.streams[s].rank == rank and self.engine[s] != "copy"
 
-    def _open(self, key: tuple[int, int], first: int) -> None:
+    def _open(self, key: LaunchKey, first: int) -> None:
         """Begin a streamed launch, after what its works need of their own multiprocessors."""
-        s, rank = self.draft.stream_of[first], key[1]
+        s, rank = self.draft.stream_of[first], key.rank
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
         if key not in self.roomy:

@@ -14,6 +14,7 @@ import pytest
 
 from ficco_rt.cli.main import execute
 from ficco_rt.compiler import build, load, plan_of
+from ficco_rt.device.ir import Placement
 from ficco_rt.driver.gpu.gpus import Gpus
 from ficco_rt.driver.gpu.vendor import Grid, Rows, Run
 from ficco_rt.driver.hip.call import call
@@ -61,7 +62,7 @@ def test_copies_between_devices_leave_compute_units_alone(hip: StandIn) -> None:
     hip.set("devices 2")
     vendor = Hip()
     kinds = vendor.hip.hipMemcpyKind
-    gpus = Gpus(vendor, 2, 1, 30)
+    gpus = Gpus(vendor, Placement((0, 1)), 30)
     a, b = (gpus.alloc(device, 4096, "a test") for device in gpus.devices.values())
     stream = gpus.control[1]
     assert vendor.copy(Run(b, a, 64), stream)[1][3] == kinds.hipMemcpyDeviceToDeviceNoCU

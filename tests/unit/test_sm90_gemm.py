@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ficco_rt.errors import InternalError
 from ficco_rt.kernels import compiler, tile_table, tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
@@ -440,48 +438,3 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         producer, consumers = variant.trade(added)
         assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
         assert variant.smem(variant.stages(231424, right_t), right_t) + variants.STATIC_BYTES <= 232448
-
-
-SMALL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
-OPTIONS = ("-arch=sm_80",)
-
-
-def test_the_cache_serves_repairs_and_tells_apart(tmp_path: Path) -> None:
-    first = compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
-    again = compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
-    assert not first.cached
-    assert again.cached
-    assert again.code == first.code
-    other = compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), tmp_path)
-    assert other.key != first.key
-    path = tmp_path / f"{first.key}.cubin"
-    for damage in (b"", path.read_bytes()[:-7], path.read_bytes().replace(b"twice", b"thrice")):
-        path.write_bytes(damage)
-        mended = compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path)
-        assert not mended.cached
-        assert mended.code == first.code
-        assert compiler.compile_text(SMALL, "twice.cu", OPTIONS, tmp_path).cached
-    assert sorted(p.suffix for p in tmp_path.iterdir()) == [".cubin", ".cubin"]
-
-
-def test_a_refused_text_comes_with_the_log(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match=r"(?s)wrong\.cu does not compile.*wrong\.cu\(1\): error.*nothing_here"):
-        compiler.compile_text("__global__ void f() { nothing_here(); }", "wrong.cu", OPTIONS, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert compiler.compile_text(SMALL, "twice.cu", OPTIONS, blocked / "below").code
-
-
-def _compile(folder: str) -> bytes:
-    return compiler.compile_text(SMALL, "twice.cu", OPTIONS, Path(folder)).code
-
-
-def test_processes_share_the_cache(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        codes = pool.map(_compile, [str(tmp_path)] * 8)
-    assert len(set(codes)) == 1
-    assert [p.suffix for p in tmp_path.iterdir()] == [".cubin"]

@@ -27,7 +27,7 @@
 //   STAGING                    buffers of a storing warp, 1 or 2; 0: it stores from registers, which leaves memory for
 //                              one more stage
 //   THROTTLED                  1: outputs may lie on peers. STAGING is then as many buffers as a warp's part of the tile
-//                              takes. They leave one by one among the next tile's steps, so that loads get through between
+//                              takes. They leave one by one among the next tile's steps: loads get through between
 //   PRODUCER_REGS, CONSUMER_REGS   registers of a thread, for setmaxnreg
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in

@@ -101,7 +101,8 @@ struct Consumer {
                 if (before >= 0) give_back(before);
                 before = -1;
                 barrier_wait(memory.full + 8 * ring.stage, ring.parity);
-                const u32 rows = memory.ring + ring.stage * STAGE_BYTES + (ADDEND_STEPS == 1 ? group * BLOCKS_M * ATOM : 0);
+                const u32 own = ADDEND_STEPS == 1 ? group * BLOCKS_M * ATOM : 0;   // where this group's rows start
+                const u32 rows = memory.ring + ring.stage * STAGE_BYTES + own;
 #pragma unroll
                 for (int m = 0; m < BLOCKS_M; ++m) add_addend(d[m], rows, m);
             } else {
@@ -110,7 +111,8 @@ struct Consumer {
                     if (before >= 0) give_back(before);
                     before = -1;
                 }
-                barrier_wait(memory.full + 8 * ring.stage, ring.parity);   // NOTE not given back before it comes: barriers count turns
+                // NOTE not given back before it comes: barriers count turns
+                barrier_wait(memory.full + 8 * ring.stage, ring.parity);
             }
             // all warps of the group have read it. NOTE or seen it come: a warp that counted a signal meanwhile would find
             // it two turns on, and wait for ever
@@ -254,7 +256,8 @@ struct Consumer {
             // NOTE a tile that waits may wait for this very signal: then it must not stay behind. PINGPONG: none does, for
             // the other group multiplies meanwhile, and its tile comes next
             if (pending >= 0 && (PINGPONG || next_waits > 0)) count_pending();
-            if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.table.tiles[next].k_blocks);   // a register less until here
+            // PINGPONG: only now, for registers are few
+            if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.table.tiles[next].k_blocks);
         }
         if constexpr (THROTTLED) boxes.send_all(staging);
         if (lane == 0) wait_stores_done();

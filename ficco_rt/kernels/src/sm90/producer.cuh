@@ -91,8 +91,12 @@ template <bool RIGHT> struct Feeder {
     bool begun = false;        // what the launch before this one has written may be read
 
     // The tile that comes next. It is read a tile ahead: memory takes longer than the ring lasts.
-    Quad place, more, wait, depth;   // left_row right_col · · | · · k_first k_blocks | operands · wait_first wait_count | Depth
-    Quad added, addend;              // first count at gap | map row col ·
+    Quad place;    // left_row right_col · ·
+    Quad more;     // · · k_first k_blocks
+    Quad wait;     // operands · wait_first wait_count
+    Quad depth;    // its first piece of K
+    Quad added;    // first count at gap, as in TileAddends
+    Quad addend;   // matrix row col ·: its first one
 
     __device__ __forceinline__ Feeder(const Parameters& p, const SharedMemory& memory) : p(p), memory(memory) {}
 

@@ -161,7 +161,8 @@ __device__ __forceinline__ void store_shared(u32 at, float x, float y) {
 }
 __device__ __forceinline__ uint4 load_shared(u32 at) {
     uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at) : "memory");
     return v;
 }
 // Four 8×8 matrices between a warp's registers and shared memory; each lane gives the address of a row.

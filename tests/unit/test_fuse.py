@@ -19,8 +19,8 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
+from ficco_rt.plan.fuse import _longest
 from ficco_rt.plan.ir import Launch, Plan, SignalFlag
-from ficco_rt.plan.join import _longest
 from ficco_rt.sim.simulate import simulate
 from tests import cases
 

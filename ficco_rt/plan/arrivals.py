@@ -1,0 +1,63 @@
+"""When what other ranks send has come: estimates by which kernels are chosen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+
+from ..graph import ir
+from ..kernels.catalogue import copy_sms
+from ..machine.cost import gemm_time, store_time, transfer_time
+from ..machine.model import Machine
+from ..types import TYPES
+
+
+class Arrivals:
+    """Of one graph on one machine. Copies of one tensor come one after another."""
+
+    def __init__(self, graph: ir.Graph, machine: Machine) -> None:
+        self._graph, self._machine = graph, machine
+        self._dtypes = {t.name: t.dtype for t in graph.tensors}
+
+    def last(self, where: ir.Where, gemms: Sequence[ir.Gemm]) -> float:
+        """Microseconds from the launch's start until the last piece from another rank has come that these products
+        read. Copies run while earlier products of the rank's queue are made. 0: none comes."""
+        tensors = {r.tensor for g in gemms for r in g.reads}
+        arrival = sum(self._copies.get((where.rank, tensor), 0.0) for tensor in tensors)
+        return max(0.0, arrival - self._busy(where)) if arrival else 0.0
+
+    @cached_property
+    def _copies(self) -> dict[tuple[int, str], float]:
+        """Microseconds of the copies to a rank's tensor from other ranks."""
+        machine = self._machine
+        times: dict[tuple[int, str], float] = defaultdict(float)
+        engines = {q.name: q.engine for q in self._graph.queues}
+        for op in self._graph.ops:
+            if isinstance(copy := op.body, ir.Copy) and copy.src.rank != copy.dst.rank:
+                size = copy.dst.elements * TYPES[self._dtypes[copy.dst.tensor]].bytes
+                if engines[self._graph.stages[op.where.stage].queue] == "sm":
+                    sms = op.where.resources.sms or copy_sms(machine.device.sms)
+                    time = store_time(machine, copy.src.rank, copy.dst.rank, size, sms)
+                else:
+                    time = transfer_time(machine, copy.src.rank, copy.dst.rank, size)
+                times[copy.dst.rank, copy.dst.tensor] += time
+        return dict(times)
+
+    def _busy(self, where: ir.Where) -> float:
+        """Microseconds of the products that the rank makes on the queue before the stage."""
+        stages = self._graph.stages
+        queue = stages[where.stage].queue
+        return sum(self._products[where.rank, s] for s in range(where.stage) if stages[s].queue == queue)
+
+    @cached_property
+    def _products(self) -> dict[tuple[int, int], float]:
+        """Microseconds of the products of a rank and stage, one after another."""
+        times: dict[tuple[int, int], float] = defaultdict(float)
+        for op in self._graph.ops:
+            if isinstance(g := op.body, ir.Gemm):
+                m, n = g.out.shape
+                k = g.left.shape[0 if g.left_transposed else 1]
+                time = gemm_time(self._machine, m, n, k, self._dtypes[g.left.tensor], op.where.resources.sms)
+                times[op.where.rank, op.where.stage] += time
+        return times

@@ -1,0 +1,98 @@
+"""Which dependencies of a draft nothing carries: found by search, sharing no code with `sync`."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+
+from ..graph import ir
+from .draft import Draft, LaunchKey, Need
+
+
+def uncarried(draft: Draft) -> Iterator[tuple[int, int]]:
+    """Pairs of ops: the second depends on the first, and may start before it has ended.
+
+    Most dependencies are carried by the order of a stream, by a wait for the op, or by one for an op behind it on its
+    stream, of the op itself or of one before it on its own stream. The others are searched for.
+    """
+    return _Carriers(draft).uncarried()
+
+
+class _Carriers:
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.needs = draft, draft.needs
+        self.stream_of, self.launch_of = draft.stream_of, draft.launch_of
+        ops = draft.graph.ops
+        self.place = [0] * len(ops)  # op → where it stands in the order
+        self.entry = [0] * len(ops)  # op → its stream's entry; works of a launch have the same
+        self.ends: list[list[list[int]]] = [[] for _ in draft.streams]  # stream, entry → its ops
+        self.groups: dict[int, list[int]] = {}  # a collective's calls
+        begun: dict[LaunchKey, int] = {}
+        for at, v in enumerate(draft.order):
+            entries, key = self.ends[self.stream_of[v]], self.launch_of[v]
+            if key is None or key not in begun:
+                entries.append([])
+            number = len(entries) - 1 if key is None else begun.setdefault(key, len(entries) - 1)
+            entries[number].append(v)
+            self.place[v], self.entry[v] = at, number
+            if isinstance(call := ops[v].body, ir.Collective):
+                self.groups.setdefault(call.group, []).append(v)
+        self.at_launch: dict[LaunchKey, list[Need]] = {}  # what a launch waits for as a whole
+        for v, needs in draft.needs.items():
+            key = self.launch_of[v]
+            if key is not None and (whole := [need for need in needs if need.launch]):
+                self.at_launch.setdefault(key, []).extend(whole)
+
+    def uncarried(self) -> Iterator[tuple[int, int]]:
+        stream_of, entry, deps = self.stream_of, self.entry, self.draft.graph.deps
+        # of each stream: how many entries of others it has directly heard of as over
+        heard: list[defaultdict[int, int]] = [defaultdict(int) for _ in self.draft.streams]
+        for v in self.draft.order:
+            s, known = stream_of[v], heard[stream_of[v]]
+            mine: dict[int, int] = {}  # what a work hears, those beside it do not
+            waits = self._waits(v)
+            for need in waits:
+                u = need.before
+                t, over = stream_of[u], entry[u] + (not need.flag or self.launch_of[u] is None)
+                into = known if need.launch or self.launch_of[v] is None else mine
+                into[t] = max(into.get(t, 0), over)
+            left = {
+                u
+                for u in (d.before for d in deps[v])
+                if (stream_of[u] != s or entry[u] >= entry[v])
+                and max(known[stream_of[u]], mine.get(stream_of[u], 0)) <= entry[u]
+            }
+            left.difference_update(need.before for need in waits)
+            if left:
+                yield from ((u, v) for u in sorted(self._unreached(left, v)))
+
+    def _waits(self, v: int) -> list[Need]:
+        """What v waits for, itself or with its launch."""
+        waits = [need for need in self.needs.get(v, ()) if not need.launch]
+        key = self.launch_of[v]
+        return waits if key is None else [*waits, *self.at_launch.get(key, ())]
+
+    def _unreached(self, wanted: set[int], v: int) -> set[int]:
+        """Those that v does not know to be over, searched for backwards from v, the nearest first."""
+        first = min(self.place[u] for u in wanted)  # nothing before it counts
+        seen = {v}
+        todo = deque(self._before(v))
+        while todo and wanted:
+            w = todo.popleft()
+            if w not in seen and self.place[w] >= first:
+                seen.add(w)
+                wanted.discard(w)
+                todo += self._before(w)
+        return wanted
+
+    def _before(self, v: int) -> Iterator[int]:
+        """What is over when v starts; a call of a collective goes on when all calls have started."""
+        body = self.draft.graph.ops[v].body
+        for u in self.groups[body.group] if isinstance(body, ir.Collective) else (v,):
+            entries, at = self.ends[self.stream_of[u]], self.entry[u]
+            if at:
+                yield from entries[at - 1]
+            for need in self._waits(u):
+                # an event is recorded behind the whole launch
+                w = need.before
+                yield from (w,) if need.flag else self.ends[self.stream_of[w]][self.entry[w]]

@@ -1,0 +1,111 @@
+"""Pass: every launch gets a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
+
+from ..graph import ir
+from ..kernels.catalogue import COPY, REDUCE
+from ..kernels.families import choose
+from ..kernels.family import Chosen, GemmRequest
+from ..kernels.occupancy import Limits, out_of_limits
+from .arrivals import Arrivals
+from .draft import Draft, KernelChoice, LaunchKey, launches, waits_of
+from .kernel_works import kernel_work, symbolic
+
+
+def choose_kernels(draft: Draft) -> Draft:
+    """Every launch has a kernel that takes its works, with the flags that they wait for, and runs with what the text
+    asks of the device. Raises ScheduleError where no kernel does."""
+    chooser = _Chooser(draft)
+    kernels: dict[int, KernelChoice] = {}
+    mistakes: dict[Span, Diagnostic] = {}
+    for ops in launches(draft):
+        found = chooser.choose(ops)
+        if not isinstance(found, str):
+            kernels.update(dict.fromkeys(ops, found))
+            continue
+        firsts = {where.stage: where.origin for where in (draft.graph.ops[i].where for i in reversed(ops))}
+        for origin in firsts.values():  # of each of the launch's stages
+            mistakes.setdefault(origin, Diagnostic(origin, f"{found} ({draft.machine.device.name})"))
+    if mistakes:
+        raise ScheduleError(tuple(sorted(mistakes.values(), key=lambda d: (d.span.line, d.span.column))))
+    return replace(draft, kernels=kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """What a work waits for and raises."""
+
+    waits: tuple[int, ...] = ()
+    signals: tuple[int, ...] = ()
+
+
+class _Chooser:
+    def __init__(self, draft: Draft) -> None:
+        self.draft, self.graph = draft, draft.graph
+        self.limits = Limits.of(draft.machine.device)
+        self.shapes = {t.name: t.shapes for t in draft.graph.tensors}
+        self.look = symbolic(draft.graph.tensors)
+        self.arrivals = Arrivals(draft.graph, draft.machine)
+        self.known: dict[tuple[object, ...], Chosen | str] = {}
+
+    def choose(self, ops: Sequence[int]) -> KernelChoice | str:
+        """The kernel of one launch, or why there is none."""
+        op = self.graph.ops[ops[0]]
+        asked = op.where.resources
+        refusal = out_of_limits(asked.sms, asked.residency, asked.smem, self.limits)
+        if refusal is not None:
+            return refusal
+        bodies = [self.graph.ops[i].body for i in ops]
+        if any(isinstance(body, ir.Gemm) for body in bodies):
+            found = self._gemm(op.where, ops)
+            return found if isinstance(found, str) else KernelChoice(found.kernel, found.tile[:2], found.smem)
+        if isinstance(op.body, ir.KernelCall):
+            return KernelChoice(op.body.kernel, smem=asked.smem or 0)
+        return KernelChoice(COPY if all(isinstance(body, ir.Copy) for body in bodies) else REDUCE)
+
+    def _gemm(self, where: ir.Where, ops: Sequence[int]) -> Chosen | str:
+        """The kernel of a launch that holds products."""
+        asked, streamed = where.resources, self.graph.stages[where.stage].streamed
+        sms = self.draft.shares.get(LaunchKey(where.stage, where.rank), asked.sms)
+        bodies = [self.graph.ops[i].body for i in ops]
+        gemms = [body for body in bodies if isinstance(body, ir.Gemm)]
+        arrival = self.arrivals.last(where, gemms) if streamed else 0.0
+        flags, private = self._flags(ops) if streamed else ([_Flags()] * len(ops), frozenset())
+        key = (asked, sms, len(gemms) == len(ops), streamed, arrival, private, *flags, *self._key(where.rank, gemms))
+        if key not in self.known:
+            works = tuple(
+                kernel_work(body, self.look, f.waits, f.signals)
+                for body, f in zip(bodies, flags, strict=True)
+                if not isinstance(body, ir.Collective)
+            )
+            request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private)
+            self.known[key] = choose(request, self.limits)
+        return self.known[key]
+
+    def _key(self, rank: int, gemms: Sequence[ir.Gemm]) -> tuple[object, ...]:
+        """Alike for products that no kernel can tell from each other: ranks take the same parts of equal tensors, and
+        the graph holds each part's axes once."""
+        key: tuple[object, ...] = ()
+        for g in gemms:
+            shapes = tuple(self.shapes[r.tensor][r.rank] for r in (g.left, g.right, g.out))
+            key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
+            key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
+            key += (g.out.rank != rank, *((a.tensor, id(a.axes)) for a in g.addends))
+        return key
+
+    def _flags(self, ops: Sequence[int]) -> tuple[list[_Flags], frozenset[int]]:
+        """The flags of the works, and those among them that nothing outside the launch waits for. They are numbered
+        anew: ranks alike have the same."""
+        signals = self.draft.signals
+        new: dict[int, int] = {}
+
+        def renumbered(flags: Sequence[int]) -> tuple[int, ...]:
+            return tuple(new.setdefault(flag, 1 + len(new)) for flag in flags)
+
+        found = [_Flags(renumbered(waits_of(self.draft, i)), renumbered(signals.raised(i))) for i in ops]
+        return found, frozenset(number for flag, number in new.items() if flag in signals.private)
