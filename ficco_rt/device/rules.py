@@ -128,6 +128,19 @@ def _completes(action: RecordEvent) -> bool:
     return action.event.kind == "completion" and action.when == "always"
 
 
+def events_stay_in_their_graph(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """In a graph, streams wait for events of the same graph alone: for other devices there are semaphores."""
+    if plan.mode != "graph":
+        return
+    recorded: dict[EventName, int] = {}
+    for action in plan.body:
+        device = plan.stream(action.stream).device
+        if isinstance(action, RecordEvent):
+            recorded[action.event] = device
+        elif isinstance(action, AwaitEvent) and recorded.get(action.event) != device:
+            yield _at(action, f"{action.stream} waits for {action.event}, which is not in the graph of device {device}")
+
+
 def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Every op of the plan writes as much as it should, all of it on one stream."""
     written: Counter[int] = Counter()
@@ -180,7 +193,9 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield Diagnostic(launch.origin, f"{c.entry}: a block of {c.threads} threads does not fit {device.name}")
         if not 1 <= launch.sms <= device.sms:
             yield Diagnostic(launch.origin, f"{c.entry}: a share of {launch.sms} of {device.sms} multiprocessors")
-        elif launch.spins and c.blocks > launch.sms:
+        if not launch.spins and any(flag not in c.unraised for work in launch.works for flag in work.waits):
+            yield Diagnostic(launch.origin, f"{c.entry} waits for flags, and is not said to hold its share meanwhile")
+        if launch.spins and c.blocks > launch.sms:
             yield Diagnostic(
                 launch.origin,
                 f"{c.entry}: {c.blocks} blocks wait while they hold a share of {launch.sms} multiprocessors",
@@ -245,6 +260,18 @@ def _meet(a: Region, b: Region) -> bool:
     if (a.tensor, a.rank) != (b.tensor, b.rank):
         return False
     return any(x.meet(y) is not None for x in a.boxes for y in b.boxes)
+
+
+def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A word that a copy raises is one of another device, since a copy inside a device may need a multiprocessor; and
+    kernels wait for it, since a stream's wait might be issued before the copy."""
+    awaited = {word for action in plan.body for word in _awaited(action)}
+    for action in plan.body:
+        for word in action.words if isinstance(action, CopyMemory) else ():
+            if plan.words[word].device == plan.stream(action.stream).device:
+                yield _at(action, f"word {word} of the same device is raised by a copy")
+            if word in awaited:
+                yield _at(action, f"word {word}, for which a stream waits, is raised by a copy")
 
 
 def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -365,12 +392,14 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     streams_are_known,
     words_lie_apart,
     events_are_recorded,
+    events_stay_in_their_graph,
     ops_stand_once,
     frames_know_their_streams,
     launches_stand_once,
     launches_fit,
     early_starts_are_safe,
     batches_have_no_order,
+    copied_words_are_for_kernels_elsewhere,
     words_are_given_once,
     graphs_are_launched,
     graphs_are_whole,

@@ -36,6 +36,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -64,6 +65,8 @@ LIBRARIES = {  # of each face: name, and where its sources are
 }
 USUAL = {"cuda": "arch sm_75", "hip": "arch gfx908; smem 65536 65536 0"}  # settings of a reset
 
+NO_PRIORITY = -1000  # of a launch that asks for none
+
 # What the codes are called by both vendors' numbering.
 OUT_OF_MEMORY, NOT_READY, ILLEGAL_ADDRESS, LAUNCH_FAILED, UNKNOWN = 2, 600, 700, 719, 999
 
@@ -88,6 +91,24 @@ def folder(face: str) -> Path:
     return target
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Asked:
+    """What a launch asks of the driver. `priority` is NO_PRIORITY if it asks for none."""
+
+    entry: str
+    blocks: int
+    threads: int
+    smem: int
+    cluster: int
+    priority: int
+    early: bool
+
+
+def _asked(entry: str, *numbers: str) -> Asked:
+    blocks, threads, smem, cluster, priority, early = (int(n) if n != "-" else NO_PRIORITY for n in numbers)
+    return Asked(entry, blocks, threads, smem, cluster, priority, bool(early))
+
+
 class StandIn:
     """One loaded library."""
 
@@ -95,9 +116,9 @@ class StandIn:
         self.face = face
         self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
         self._library = self._loaded[0]
-        for name in ("calls", "commands", "copies"):
+        for name in ("calls", "commands", "copies", "timed"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
-        for name in ("violations", "fired", "priorities"):
+        for name in ("violations", "fired", "priorities", "launches"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
         self.reset("devices 0")
 
@@ -135,6 +156,15 @@ class StandIn:
         """Of the kernels of the graph that was made last; 0 if the graph does not keep them."""
         text: bytes = self._library.standin_priorities()
         return [int(n) for n in text.split()]
+
+    def launches(self) -> list[Asked]:
+        """What kernels were launched with since the last `reset` or `calm`, in the order of the calls."""
+        text: bytes = self._library.standin_launches()
+        return [_asked(*line.split()) for line in text.decode().splitlines()]
+
+    def timed(self) -> int:
+        """Live events that take times."""
+        return int(self._library.standin_timed())
 
     def calls(self) -> int:
         return int(self._library.standin_calls())

@@ -199,10 +199,9 @@ def test_a_capture_that_is_not_joined_fails(cuda: StandIn, gpus: Gpus) -> None:
 
 
 def test_a_query_or_a_batch_spoils_a_capture(cuda: StandIn, gpus: Gpus) -> None:
-    one = gpus.streams[0]
+    one, a = gpus.streams[0], gpus.put(np.float32([1]))
     call(cu.cuStreamBeginCapture, one, cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
     assert cu.cuStreamQuery(one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-    a = gpus.put(np.float32([1]))
     assert cu.cuMemcpyDtoDAsync(a, a, 4, one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
     assert cu.cuStreamEndCapture(one)[0] == cu.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
 

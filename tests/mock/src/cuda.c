@@ -32,7 +32,7 @@ static int stream_of(Handle handle, const char *who, Stream **s) {
         Device *d = NULL;
         int code = current(who, &d);
         if (code) return code;
-        if (!d->null_stream) d->null_stream = stream_create(d, 0);
+        if (!d->null_stream) d->null_stream = stream_create(d, 0, false);
         *s = d->null_stream;
         return OK;
     }
@@ -201,7 +201,8 @@ int cuCtxSynchronize(void) {
 int cuMemAlloc_v2(Address *address, size_t bytes) {
     CALL(cuMemAlloc);
     DEVICE(d);
-    return memory_alloc(d, bytes, address);
+    int spoiled = capture_spoiled();
+    return spoiled ? spoiled : memory_alloc(d, bytes, true, address);
 }
 int cuMemFree_v2(Address address) {
     CLOSING(cuMemFree);
@@ -278,12 +279,15 @@ int cuMemcpy2DAsync_v2(const Copy2D *c, Handle stream) {
     return stream_copy(s, dst + c->dst_y * c->dst_pitch + c->dst_x, src + c->src_y * c->src_pitch + c->src_x, c->height,
                        c->width, c->dst_pitch, c->src_pitch, called_.name);
 }
+enum { IN_STREAM_ORDER = 1 };  // CUmemcpySrcAccessOrder, the attributes' first member
+
 int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t count, void *attributes, size_t *at,
                           size_t attribute_count, Handle stream) {
     CALL(cuMemcpyBatchAsync);
     WORK_OF(s, stream);
-    (void)attributes;
     if (world.version < 13000) return NOT_FOUND;
+    // NOTE by any other order the sources might be read before what stands before the batch has written them
+    if (*(const int *)attributes != IN_STREAM_ORDER) violation("cuMemcpyBatchAsync: the sources' access has no order");
     if (!stream || !count || !attribute_count || attribute_count > count || at[0]) return INVALID_VALUE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
     // NOTE the copies of a batch have no order among themselves; those of this project never overlap
@@ -312,7 +316,7 @@ int cuStreamCreateWithPriority(Handle *stream, unsigned flags, int priority) {
     CALL(cuStreamCreateWithPriority);
     DEVICE(d);
     if (flags > 1) return INVALID_VALUE;
-    Stream *s = stream_create(d, priority);
+    Stream *s = stream_create(d, priority, !flags);
     return *stream = s->handle = handle_of(STREAM, s), OK;
 }
 int cuStreamDestroy_v2(Handle stream) {
@@ -493,6 +497,7 @@ int cuLaunchKernelEx(const LaunchConfig *config, Handle function, void **values,
     int code = launch_new(f, s, (int)config->grid[0], (int)config->block[0], (int)config->smem, cluster, priority, values,
                           NULL, 0, &l);
     if (code) return code;
+    launch_noted(l, chained);
     Command *c = command_new(LAUNCH, s->device);
     c->launch = l;
     return stream_submit(s, c);
@@ -521,8 +526,7 @@ enum { USE_NODE_PRIORITY = 8 };
 int cuStreamBeginCapture_v2(Handle stream, int mode) {
     CALL(cuStreamBeginCapture);
     STREAM_OF(s, stream);
-    (void)mode;
-    return stream ? capture_begin(s) : CAPTURE_UNSUPPORTED;
+    return stream ? capture_begin(s, mode) : CAPTURE_UNSUPPORTED;
 }
 int cuStreamEndCapture(Handle stream, Handle *graph) {
     CALL(cuStreamEndCapture);

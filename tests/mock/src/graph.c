@@ -7,13 +7,29 @@
 
 // ---------------------------------------------------------------- capture
 
-int capture_begin(Stream *s) {
-    if (s->capture) return INVALID_VALUE;
-    s->capture = calloc(1, sizeof *s->capture);
-    s->capture->origin = s;
+static Capture *opened;  // captures that have not ended
+
+int capture_begin(Stream *s, int mode) {
+    if (s->capture || mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
+    Capture *c = s->capture = calloc(1, sizeof *s->capture);
+    c->origin = s;
+    c->mode = (CaptureMode)mode;
+    c->thread = pthread_self();
+    c->next = opened;
+    opened = c;
     s->count = 0;
     return OK;
 }
+
+int capture_spoiled(void) {
+    int code = OK;
+    for (Capture *c = opened; c; c = c->next)
+        if (c->mode == GLOBAL || (c->mode == THREAD_LOCAL && pthread_equal(c->thread, pthread_self())))
+            c->invalid = true, code = CAPTURE_UNSUPPORTED;
+    return code;
+}
+
+void captures_reset(void) { opened = NULL; }
 
 static void come_after(Stream *s, int node) {
     for (int i = 0; i < s->count; i++)
@@ -91,6 +107,11 @@ int capture_end(Stream *s, Graph **made) {
     }
     c->nodes = NULL;
     c->count = 0;
+    for (Capture **at = &opened; *at; at = &(*at)->next)
+        if (*at == c) {
+            *at = c->next;
+            break;
+        }
     c->ended = true;  // it stays: events that were recorded in it point to it
     return code;
 }

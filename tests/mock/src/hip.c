@@ -9,6 +9,7 @@ typedef void *Handle;
 
 enum { NO_COMPUTE_UNITS = 1024 };  // the kind of a copy that only copy engines make
 enum { ALL_BITS = -1 };
+enum { FINE_GRAINED = 1 };       // of hipExtMallocWithFlags
 enum { BUFFER = 1, SIZE = 2, END = 3 };  // marks of packed launch arguments
 
 static __thread int current;
@@ -26,7 +27,7 @@ void hip_reset(void) { current = 0; }
 static int stream_of(Handle handle, const char *who, Stream **s) {
     if (!handle) {
         DEVICE(d);
-        if (!d->null_stream) d->null_stream = stream_create(d, 0);
+        if (!d->null_stream) d->null_stream = stream_create(d, 0, false);
         *s = d->null_stream;
         return OK;
     }
@@ -131,12 +132,15 @@ int hipDeviceSynchronize(void) {
 int hipMalloc(uint64_t *address, size_t bytes) {
     CALL(hipMalloc);
     DEVICE(d);
-    return memory_alloc(d, bytes, address);
+    int spoiled = capture_spoiled();
+    return spoiled ? spoiled : memory_alloc(d, bytes, false, address);
 }
 int hipExtMallocWithFlags(uint64_t *address, size_t bytes, unsigned flags) {
     CALL(hipExtMallocWithFlags);
     DEVICE(d);
-    return flags > 3 ? INVALID_VALUE : memory_alloc(d, bytes, address);
+    int spoiled = capture_spoiled();
+    if (flags > 3) return INVALID_VALUE;
+    return spoiled ? spoiled : memory_alloc(d, bytes, flags == FINE_GRAINED, address);
 }
 int hipFree(uint64_t address) {
     CLOSING(hipFree);
@@ -208,7 +212,7 @@ int hipStreamCreateWithPriority(Handle *stream, unsigned flags, int priority) {
     CALL(hipStreamCreateWithPriority);
     DEVICE(d);
     if (flags > 1) return INVALID_VALUE;
-    Stream *s = stream_create(d, priority);
+    Stream *s = stream_create(d, priority, !flags);
     return *stream = s->handle = handle_of(STREAM, s), OK;
 }
 int hipStreamDestroy(Handle stream) {
@@ -348,6 +352,7 @@ int hipModuleLaunchKernel(Handle function, unsigned gx, unsigned gy, unsigned gz
     Launch *l = NULL;
     int code = launch_new(f, s, (int)gx, (int)bx, (int)smem, 1, NULL, values, packed, bytes, &l);
     if (code) return code;
+    launch_noted(l, false);
     Command *c = command_new(LAUNCH, s->device);
     c->launch = l;
     return stream_submit(s, c);
@@ -360,8 +365,7 @@ enum { USE_NODE_PRIORITY = 8 };
 int hipStreamBeginCapture(Handle stream, int mode) {
     CALL(hipStreamBeginCapture);
     STREAM_OF(s, stream);
-    (void)mode;
-    return stream ? capture_begin(s) : CAPTURE_UNSUPPORTED;
+    return stream ? capture_begin(s, mode) : CAPTURE_UNSUPPORTED;
 }
 int hipStreamEndCapture(Handle stream, Handle *graph) {
     CALL(hipStreamEndCapture);

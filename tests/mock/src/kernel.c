@@ -105,6 +105,20 @@ int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluste
     return OK;
 }
 
+// What launches ask for, in the order of the calls: a line each, as long as there is room.
+static char noted[1 << 16];
+static size_t noted_bytes;
+
+void launch_noted(const Launch *l, bool early) {
+    if (noted_bytes + sizeof l->function->name + 96 > sizeof noted) return;
+    char priority[16] = "-";
+    if (l->has_priority) snprintf(priority, sizeof priority, "%d", l->priority);
+    noted_bytes += (size_t)sprintf(noted + noted_bytes, "%s %d %d %d %d %s %d\n", l->function->name, l->grid, l->block,
+                                   l->smem, l->cluster, priority, early);
+}
+void launches_forgotten(void) { noted[noted_bytes = 0] = 0; }
+const char *standin_launches(void) { return noted; }
+
 Launch *launch_again(const Launch *from) {
     Launch *l = malloc(sizeof *l);
     *l = *from;
@@ -138,6 +152,12 @@ bool launch_ready(Launch *l) {
         }
     }
     return false;
+}
+
+// NOTE ordinary memory may stay in a GPU's caches while a kernel runs: then it never sees the flag go up.
+uint32_t launch_sees(const Launch *l, uint64_t flag) {
+    if (!memory_is_fine(flag)) violation("%s waits for a flag in memory that caches keep", l->function->name);
+    return __atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE);
 }
 
 void launch_lowers(const Launch *l, uint64_t flag) {

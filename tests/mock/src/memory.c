@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-typedef struct { uint64_t base, bytes; Device *home; bool live, mapped; } Block;
+typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine; } Block;
 static Block *blocks;   // by base
 static size_t count, room;
 static Block *last;     // found
@@ -25,7 +25,7 @@ static Block *find(uint64_t address) {
     return last = &blocks[low - 1];
 }
 
-int memory_alloc(Device *d, uint64_t bytes, uint64_t *address) {
+int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
     if (!bytes) return INVALID_VALUE;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
     void *at = NULL;
@@ -47,7 +47,7 @@ int memory_alloc(Device *d, uint64_t bytes, uint64_t *address) {
         blocks[place] = blocks[place - 1];
         place--;
     }
-    blocks[place] = (Block){(uint64_t)at, bytes, d, true, mapped};
+    blocks[place] = (Block){(uint64_t)at, bytes, d, true, mapped, fine};
     last = NULL;
     d->used += bytes;
     world.live[ALLOCATION]++;
@@ -73,6 +73,11 @@ Device *memory_home(uint64_t address, uint64_t bytes) {
 }
 
 bool memory_was_device(uint64_t address) { return find(address) != NULL; }
+
+bool memory_is_fine(uint64_t address) {
+    Block *b = find(address);
+    return b && b->fine;
+}
 
 int memory_reach(const Device *d, uint64_t address, uint64_t bytes) {
     const Device *home = bytes ? memory_home(address, bytes) : d;

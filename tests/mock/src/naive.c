@@ -67,7 +67,7 @@ static bool flags_up(const Launch *l, const Sync *s) {
     const uint64_t *flags = (const uint64_t *)t->flags + s->first_wait;
     for (int i = 0; i < s->waits; i++)
         if (memory_reach(l->device, flags[i], 4)) return true;  // `run` faults
-        else if (!__atomic_load_n((uint32_t *)flags[i], __ATOMIC_ACQUIRE)) return false;
+        else if (!launch_sees(l, flags[i])) return false;
     return true;
 }
 static int flags_reached(const Launch *l, const Sync *s) {

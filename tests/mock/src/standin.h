@@ -10,6 +10,7 @@
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     hip.c     the vendors' faces
 #pragma once
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -89,7 +90,7 @@ typedef struct {
     int lose_code;
     long copies, commands, calls;    // counted since the last reset
     uint64_t now;                    // microseconds of the virtual clock
-    long live[KINDS];
+    long live[KINDS], timed;         // timed: of the events
     char violations[4096];
     long violated;
 } World;
@@ -107,10 +108,11 @@ void handles_reset(void);
 
 // ---------------------------------------------------------------- memory.c
 
-int memory_alloc(Device *d, uint64_t bytes, uint64_t *address);
+int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address);   // `fine`: no GPU keeps it in a cache
 int memory_free(uint64_t address, const char *who);
 Device *memory_home(uint64_t address, uint64_t bytes);             // NULL: not (all of it) live memory of a device
 bool memory_was_device(uint64_t address);                          // it belongs to what has been freed
+bool memory_is_fine(uint64_t address);
 int memory_reach(const Device *d, uint64_t address, uint64_t bytes);   // OK if a kernel or copy of `d` may touch it
 void memory_reset(void);
 
@@ -141,6 +143,7 @@ struct Stream {
     void *handle;
     Device *device;
     int priority;
+    bool blocking;                   // it and the device's default stream wait for each other's work
     Command *head, *tail;
     bool active;
     uint64_t rank;                   // for the order of ranked streams
@@ -148,7 +151,7 @@ struct Stream {
     int *nodes, count;               // of the capture: what the next node comes after
     long done;                       // commands
 };
-Stream *stream_create(Device *d, int priority);
+Stream *stream_create(Device *d, int priority, bool blocking);
 int stream_destroy(Stream *s);
 int stream_submit(Stream *s, Command *c);       // takes the command
 bool stream_idle(const Stream *s);
@@ -183,11 +186,22 @@ void stepper_reset(void);        // no stream has commands any more
 // ---------------------------------------------------------------- graph.c
 
 typedef struct { Command *command; int *after, count, priority; bool has_priority; } Node;
-struct Capture { Stream *origin; Node *nodes; int count, room; bool invalid, ended; };
+typedef enum { GLOBAL, THREAD_LOCAL, RELAXED } CaptureMode;   // whose unsafe calls spoil it: anybody's, its thread's, nobody's
+struct Capture {
+    Stream *origin;
+    Node *nodes;
+    int count, room;
+    bool invalid, ended;
+    CaptureMode mode;
+    pthread_t thread;
+    Capture *next;                   // that is open too
+};
 struct Graph { void *handle; Node *nodes; int count; };
 struct Exec { void *handle; Node *nodes; int count; int **next, *nexts, launches; bool running, gone; };
-int capture_begin(Stream *s);
+int capture_begin(Stream *s, int mode);
+int capture_spoiled(void);           // by an unsafe call of this thread: a code
 int capture_end(Stream *s, Graph **made);
+void captures_reset(void);
 int capture_add(Stream *s, Command *c);
 void capture_join(Stream *s, Capture *c, const int *nodes, int count);
 int graph_instantiate(Graph *g, bool keep_priorities, Exec **made);
@@ -236,10 +250,13 @@ void module_unload(Module *m);
 const KernelCode *kernel_named(const char *entry);
 int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluster, const int *priority, void **values,
                const void *packed, size_t packed_bytes, Launch **made);
+void launch_noted(const Launch *l, bool early);      // for `standin_launches`
+void launches_forgotten(void);
 Launch *launch_again(const Launch *l);
 void launch_free(Launch *l);
 bool device_has_room(const Device *d);          // for a block of a copy or fill
 int blocks_per_sm(const Function *f, int threads, int smem);
+uint32_t launch_sees(const Launch *l, uint64_t flag);   // the flag's value, which others change while the kernel runs
 bool launch_ready(Launch *l);
 void launch_lowers(const Launch *l, uint64_t flag);  // who waited for it takes it down
 int launch_step(Launch *l, bool *done);

@@ -30,12 +30,34 @@ void command_free(Command *c) {
     free(c);
 }
 
-int stream_submit(Stream *s, Command *c) {
-    if (s->capture) return capture_add(s, c);
+typedef struct All { Stream *stream; struct All *next; } All;
+static All *all;
+
+static void append(Stream *s, Command *c) {
     if (s->tail) s->tail->next = c;
     else s->head = c;
     s->tail = c;
     if (!s->active) stepper_add(s);
+}
+
+// What comes next on `s` waits for what is on the other stream by now.
+static void follow(Stream *s, Stream *other) {
+    if (!other->head || other->capture) return;
+    Command *record = command_new(RECORD, other->device), *wait = command_new(WAIT_EVENT, s->device);
+    record->record = calloc(1, sizeof *record->record);
+    record->record->refs = 1;
+    wait->record = kept(record->record);
+    append(other, record);
+    append(s, wait);
+}
+
+int stream_submit(Stream *s, Command *c) {
+    if (s->capture) return capture_add(s, c);
+    Stream *null_stream = s->device->null_stream;
+    if (s->blocking && null_stream) follow(s, null_stream);
+    for (All *a = s == null_stream ? all : NULL; a; a = a->next)
+        if (a->stream->blocking && a->stream->device == s->device) follow(s, a->stream);
+    append(s, c);
     return OK;
 }
 
@@ -72,6 +94,7 @@ int stream_fill(Stream *s, uint64_t dst, uint32_t value, int width, uint64_t cou
 
 int stream_value(Stream *s, Verb verb, uint64_t address, uint32_t value, int flags, const char *who) {
     if (address % 4 || side(address, 4, who) != 1) return INVALID_VALUE;
+    if (verb == WRITE_VALUE && flags) violation("%s: what was written before may be seen after the value", who);
     Command *c = command_new(verb, s->device);
     c->dst = address, c->value = value, c->flags = flags;
     return stream_submit(s, c);
@@ -79,13 +102,11 @@ int stream_value(Stream *s, Verb verb, uint64_t address, uint32_t value, int fla
 
 // ---------------------------------------------------------------- streams
 
-typedef struct All { Stream *stream; struct All *next; } All;
-static All *all;
-
-Stream *stream_create(Device *d, int priority) {
+Stream *stream_create(Device *d, int priority, bool blocking) {
     Stream *s = calloc(1, sizeof *s);
     s->device = d;
     s->priority = priority;
+    s->blocking = blocking;
     s->rank = drawn(1u << 30) << 16 | (world.live[STREAM] & 0xFFFF);
     All *entry = malloc(sizeof *entry);
     *entry = (All){s, all};
@@ -155,11 +176,13 @@ Event *event_create(Device *d, bool timing) {
     Event *e = calloc(1, sizeof *e);
     e->device = d;
     e->timing = timing;
+    world.timed += timing;
     return e;
 }
 
 void event_destroy(Event *e) {
     handle_gone(e->handle);
+    world.timed -= e->timing;
     dropped(e->last);
     free(e->nodes);
     free(e);

@@ -93,8 +93,7 @@ static bool up(const Launch *l, int first, int count) {
     for (int i = 0; i < count; i++) {
         uint64_t flag = table->flags[first + i];
         if (memory_reach(l->device, flag, 4)) return true;  // `run` faults
-        if ((int32_t)(__atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE) - goal) < 0 && !(table->abort && *table->abort))
-            return false;
+        if ((int32_t)(launch_sees(l, flag) - goal) < 0 && !(table->abort && *table->abort)) return false;
     }
     return true;
 }

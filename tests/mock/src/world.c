@@ -227,6 +227,8 @@ static void reset(void) {
     cuda_reset();
     hip_reset();
     streams_reset();
+    captures_reset();
+    launches_forgotten();
     memory_reset();
     handles_reset();
     memset(&world, 0, sizeof world);
@@ -256,6 +258,7 @@ void standin_calm(void) {
     world.corrupt_copy = world.delay_copy = world.stop_command = world.lose_call = world.interrupt_call = fail_any = 0;
     fired[0] = 0;
     later_count = 0;
+    launches_forgotten();
     pthread_mutex_unlock(&lock);
 }
 
@@ -263,6 +266,7 @@ void standin_calm(void) {
 void standin_live(long *counts) { memcpy(counts, world.live, sizeof world.live); }
 const char *standin_violations(void) { return world.violations; }
 const char *standin_fired(void) { return fired; }
+long standin_timed(void) { return world.timed; }
 long standin_calls(void) { return world.calls; }
 long standin_commands(void) { return world.commands; }
 long standin_copies(void) { return world.copies; }
