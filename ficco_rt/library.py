@@ -12,7 +12,7 @@ SUFFIX = ".ficco"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ShippedSchedule:
     """A shipped schedule: `ag_gemm/serial`, its file, and the first comment line of it."""
 
     name: str
@@ -27,11 +27,11 @@ def root() -> Path:
     return installed if installed.is_dir() else here.parent / "schedules"
 
 
-def entries() -> tuple[Entry, ...]:
+def entries() -> tuple[ShippedSchedule, ...]:
     """All shipped schedules, by name."""
     base = root()
     return tuple(
-        Entry(
+        ShippedSchedule(
             str(path.relative_to(base).with_suffix("").as_posix()),
             path,
             title(path.read_text(encoding="utf-8", errors="replace")),

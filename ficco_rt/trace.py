@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Clock: TypeAlias = Literal["device", "virtual"]
-Kind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wait"]
+ClockKind: TypeAlias = Literal["device", "virtual"]
+SpanKind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One thing that a stream did, or waited for. Times in microseconds from the run's start."""
 
     rank: int
     stream: int
-    kind: Kind
+    kind: SpanKind
     label: str  # e.g. "gather  A → G@3 rows 512–1023"
     stage: str
     start: float
@@ -53,10 +53,10 @@ class Trace:
 
     schedule: str
     machine: str
-    clock: Clock
+    clock: ClockKind
     ranks: int
     lanes: tuple[Lane, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[TraceSpan, ...]
 
     @property
     def duration(self) -> float:

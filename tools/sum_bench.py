@@ -97,7 +97,7 @@ def bench(shapes: Sequence[dict[str, int | str]], rounds: int) -> int:
             for (a, b, c), s in zip(data, received, strict=True):
                 parts = s.split(m)
                 rows = [(Interval(i * m, i * m + m),) for i in range(TERMS)]
-                addends = tuple(tiles.Addend(tiles.Operand(matrix(s), r, columns), "bf16") for r in rows)
+                addends = tuple(tiles.Addend(tiles.MatrixOperand(matrix(s), r, columns), "bf16") for r in rows)
                 partial_sum = torch.full_like(c, math.nan)
                 alone.append(plain(a, b, c, right_t, choice))
                 fused.append(plain(a, b, c, right_t, choice, addends=addends))

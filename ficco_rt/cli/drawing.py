@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from ..trace import Span, Trace, base_name
+from ..trace import Trace, TraceSpan, base_name
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black.
@@ -67,7 +67,7 @@ def stage_colours(trace: Trace) -> tuple[StageColour, ...]:
     return tuple(colours)
 
 
-def stack(spans: Sequence[Span]) -> list[int]:
+def stack(spans: Sequence[TraceSpan]) -> list[int]:
     """A row for every span, the lowest that is free, so that no two of a row overlap."""
     rows = [0] * len(spans)
     busy: list[tuple[float, int]] = []  # (free from, row)

@@ -6,7 +6,7 @@ import json
 from html import escape
 from importlib.resources import files
 
-from ..trace import Span, Trace, base_name
+from ..trace import Trace, TraceSpan, base_name
 from .drawing import about, show_time, stack, stage_colours
 
 
@@ -19,14 +19,14 @@ def draw(trace: Trace) -> str:
     def text(words: str) -> int:
         return texts.setdefault(words, len(texts))
 
-    def record(span: Span, lane: int, row: int) -> list[object]:
+    def record(span: TraceSpan, lane: int, row: int) -> list[object]:
         stage = -1 if span.kind == "wait" else stage_of[base_name(span.stage)]
         times = [round(span.start, 4), round(span.stop - span.start, 4)]
         peer = -1 if span.peer is None else span.peer
         words = [text(" ".join(span.label.split())), text(span.stage), text(span.place)]
         return [lane, row, stage, *times, *words, span.bytes, span.flops, peer]
 
-    by_lane: dict[tuple[int, int], list[Span]] = {}
+    by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
     for span in trace.spans:
         by_lane.setdefault((span.rank, span.stream), []).append(span)
     lanes: list[dict[str, object]] = []

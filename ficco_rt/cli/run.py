@@ -334,7 +334,7 @@ def _execute(
                 with progress.step(f"run {number + 1} of {options.warmup + timed}"):
                     executor.run(progress=progress.report)
                 times.append(executor.duration)
-        if backend != "host":  # marks cost time, so a run of its own has them, when all is warm
+        if backend != "host":  # timestamps cost time, so a run of its own has them, when all is warm
             with progress.step("tracing a run"):
                 executor.traced = True
                 executor.run(progress=progress.report)

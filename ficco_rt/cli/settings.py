@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..errors import UsageError
 from ..types import TYPES
 
-Value: TypeAlias = "int | str | tuple[Value, ...]"
+SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
@@ -19,9 +19,9 @@ _DEPTH = 8
 _LONG = 40
 
 
-def parse_settings(texts: Iterable[str]) -> dict[str, Value]:
+def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
     """`("M=16_384", "shares=[4, 2, 1]", "T=fp32")` as a mapping; UsageError names the one that is wrong."""
-    settings: dict[str, Value] = {}
+    settings: dict[str, SettingValue] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
@@ -49,7 +49,7 @@ def show_params(params: Iterable[tuple[str, object]]) -> str:
     return ", ".join(shown)
 
 
-def _value(text: str, value: str) -> Value:
+def _value(text: str, value: str) -> SettingValue:
     if "=" in value:
         raise UsageError(f"--set {text}: one param a --set; repeat the option for the next: --set M=1 --set N=2")
     tokens = _TOKEN.findall(value)
@@ -61,13 +61,13 @@ def _value(text: str, value: str) -> Value:
     return parsed
 
 
-def _parse(text: str, tokens: list[str], at: int, depth: int = 0) -> tuple[Value, int]:
+def _parse(text: str, tokens: list[str], at: int, depth: int = 0) -> tuple[SettingValue, int]:
     token = tokens[at] if at < len(tokens) else ""
     if token != "[":
         return _atom(text, token, depth), at + 1
     if depth == _DEPTH:
         raise UsageError(f"--set {text}: lists nest at most {_DEPTH} deep")
-    items: list[Value] = []
+    items: list[SettingValue] = []
     at += 1
     while at < len(tokens) and tokens[at] != "]":
         item, at = _parse(text, tokens, at, depth + 1)
@@ -81,7 +81,7 @@ def _parse(text: str, tokens: list[str], at: int, depth: int = 0) -> tuple[Value
     return tuple(items), at + 1
 
 
-def _atom(text: str, token: str, depth: int) -> Value:
+def _atom(text: str, token: str, depth: int) -> SettingValue:
     if depth == 0 and ":" in token:  # shares; a list that no shell takes for a pattern
         return tuple(_atom(text, share, 1) for share in token.split(":"))
     if _INT.match(token):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..trace import Launched, Span, Trace, base_name
+from ..trace import Launched, Trace, TraceSpan, base_name
 from .drawing import (
     StageColour,
     about,
@@ -53,7 +53,7 @@ class _Row:
 
     top: float
     height: float
-    spans: tuple[Span, ...]
+    spans: tuple[TraceSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class _Mark:
     left: float
     width: float
     css: str
-    span: Span | None
+    span: TraceSpan | None
 
 
 def draw(trace: Trace) -> str:
@@ -83,7 +83,7 @@ def draw(trace: Trace) -> str:
     bands: list[str] = []
     marks: list[str] = []
     use = lane_use(trace)
-    by_lane: dict[tuple[int, int], list[Span]] = {}
+    by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
     for span in trace.spans:
         by_lane.setdefault((span.rank, span.stream), []).append(span)
     for rank in sorted({lane.rank for lane in trace.lanes}):
@@ -140,12 +140,12 @@ def _lane_height(lanes: int) -> float:
     return 4.0
 
 
-def _rows(spans: Sequence[Span], top: float, height: float) -> tuple[list[_Row], float]:
+def _rows(spans: Sequence[TraceSpan], top: float, height: float) -> tuple[list[_Row], float]:
     """The lane's lines and its height: works that run at the same time stand below each other."""
     numbers = stack(spans)
     count = min(max(numbers, default=0) + 1, MAX_ROWS)
     total = max(height, count * 5.0) if count > 1 else height
-    lines: list[list[Span]] = [[] for _ in range(count)]
+    lines: list[list[TraceSpan]] = [[] for _ in range(count)]
     for span, number in zip(spans, numbers, strict=True):
         lines[min(number, count - 1)].append(span)
     each = total / count
@@ -215,7 +215,7 @@ def _draw_row(row: _Row, scale: float, css_of: dict[str, str], bin_width: float,
         yield f'<path class="{css}" d="{"".join(paths)}"/>'
 
 
-def _marks(spans: Sequence[Span], scale: float, css_of: dict[str, str], bin_width: float) -> Iterator[_Mark]:
+def _marks(spans: Sequence[TraceSpan], scale: float, css_of: dict[str, str], bin_width: float) -> Iterator[_Mark]:
     """Spans at least a bin wide one by one; shorter ones as runs of bins, each in the colour it has most of."""
     bins: dict[int, dict[str, float]] = {}
     for span in spans:
@@ -239,7 +239,7 @@ def _marks(spans: Sequence[Span], scale: float, css_of: dict[str, str], bin_widt
         yield _Mark(LEFT + run[0] * bin_width, (run[1] - run[0]) * bin_width, run[2], None)
 
 
-def _fitting(span: Span, width: float) -> str | None:
+def _fitting(span: TraceSpan, width: float) -> str | None:
     """The longest description that fits into the span's rectangle."""
     if span.kind == "wait":
         return None
@@ -250,7 +250,7 @@ def _fitting(span: Span, width: float) -> str | None:
     return None
 
 
-def _details(span: Span) -> str:
+def _details(span: TraceSpan) -> str:
     """What a tooltip says."""
     length = span.stop - span.start
     lines = [" ".join(span.label.split()), f"{show_time(span.start)} – {show_time(span.stop)}, {show_time(length)}"]

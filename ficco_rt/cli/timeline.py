@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files import check_target, read_text, write_atomic
-from ..trace import Span, Trace, base_name
+from ..trace import Trace, TraceSpan, base_name
 from . import tracefile
 from .console import Style
 from .drawing import clock_words, show_time, stage_colours
@@ -59,7 +59,7 @@ def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
     if columns is None:
         columns = shutil.get_terminal_size((100, 24)).columns
     width = max(_NARROWEST, min(columns - margin, _WIDEST))
-    by_lane: dict[tuple[int, int], list[Span]] = {}
+    by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
     for span in trace.spans:
         if span.kind != "wait":
             by_lane.setdefault((span.rank, span.stream), []).append(span)
@@ -87,7 +87,7 @@ def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _cells(spans: list[Span], duration: float, width: int) -> list[tuple[float, str]]:
+def _cells(spans: list[TraceSpan], duration: float, width: int) -> list[tuple[float, str]]:
     """For every column: the share of its time that is worked, and the stage that has most of it."""
     shares: list[dict[str, float]] = [{} for _ in range(width)]
     scale = width / (duration or 1.0)

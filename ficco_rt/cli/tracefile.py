@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 
 from ..errors import UsageError
-from ..trace import Clock, Kind, Lane, Launched, Span, Trace
+from ..trace import ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
 from .drawing import stack
 
 FORMAT = "ficco-trace"
@@ -69,7 +69,7 @@ def from_json(text: str, path: str) -> Trace:
         raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
     if other.get("version") != VERSION:
         raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads version {VERSION}")
-    read = _Reader(path)
+    read = _TraceReader(path)
     ranks = read.field(other, "ranks", _count)
     lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))
     known = {(lane.rank, lane.stream) for lane in lanes}
@@ -77,11 +77,11 @@ def from_json(text: str, path: str) -> Trace:
     for number, event in enumerate(read.field(data, "traceEvents", _list)):
         if isinstance(event, dict) and event.get("ph") == "M":
             continue
-        spans.append(_span(_Reader(f"{path}: event {number}"), event, known))
+        spans.append(_span(_TraceReader(f"{path}: event {number}"), event, known))
     return Trace(
         schedule=read.field(other, "schedule", _text),
         machine=read.field(other, "machine", _text),
-        clock=cast(Clock, read.field(other, "clock", _one_of(get_args(Clock)))),
+        clock=cast(ClockKind, read.field(other, "clock", _one_of(get_args(ClockKind)))),
         ranks=ranks,
         lanes=lanes,
         spans=tuple(spans),
@@ -101,7 +101,7 @@ def _meta(what: str, rank: int, thread: int, **args: object) -> dict[str, object
     return {"ph": "M", "name": what, "pid": rank, "tid": thread, "args": args}
 
 
-def _event(span: Span, thread: int) -> dict[str, object]:
+def _event(span: TraceSpan, thread: int) -> dict[str, object]:
     args: dict[str, object] = {"stage": span.stage, "place": span.place, "stream": span.stream}
     if span.bytes:
         args["bytes"] = span.bytes
@@ -118,7 +118,7 @@ def _event(span: Span, thread: int) -> dict[str, object]:
 # ---------------------------------------------------------------- reading
 
 
-class _Reader:
+class _TraceReader:
     """Takes fields out of decoded JSON; a wrong one is a UsageError that names file, event and field."""
 
     def __init__(self, place: str) -> None:
@@ -166,10 +166,10 @@ def _one_of(words: tuple[str, ...]) -> Callable[[object], str | None]:
     return kind
 
 
-_KIND = _one_of(get_args(Kind))
+_KIND = _one_of(get_args(SpanKind))
 
 
-def _lane(read: _Reader, entry: object, ranks: int) -> Lane:
+def _lane(read: _TraceReader, entry: object, ranks: int) -> Lane:
     if isinstance(entry, list) and len(entry) == 4:
         rank, stream, name, engine = entry
         good = _count(rank) is not None and _count(stream) is not None and rank < ranks
@@ -178,7 +178,7 @@ def _lane(read: _Reader, entry: object, ranks: int) -> Lane:
     raise UsageError(f"{read.place}: a lane is [rank, stream, name, engine], not {json.dumps(entry)[:60]}")
 
 
-def _launched(read: _Reader, entry: dict[str, Any]) -> Launched:
+def _launched(read: _TraceReader, entry: dict[str, Any]) -> Launched:
     def maybe(name: str) -> int | None:
         return None if entry.get(name) is None else read.field(entry, name, _count)
 
@@ -186,7 +186,7 @@ def _launched(read: _Reader, entry: dict[str, Any]) -> Launched:
     return Launched(kernel, smem, maybe("residency"), maybe("blocks"))
 
 
-def _span(read: _Reader, event: object, known: set[tuple[int, int]]) -> Span:
+def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> TraceSpan:
     if not isinstance(event, dict) or event.get("ph") != "X":
         raise UsageError(f'{read.place}: expected a complete event ("ph": "X")')
     args = read.field(event, "args", _record)
@@ -194,10 +194,10 @@ def _span(read: _Reader, event: object, known: set[tuple[int, int]]) -> Span:
     if (rank, stream) not in known:
         raise UsageError(f"{read.place}: rank {rank} has no stream {stream} in the list of lanes")
     start, length = read.field(event, "ts", _number), read.field(event, "dur", _number)
-    return Span(
+    return TraceSpan(
         rank=rank,
         stream=stream,
-        kind=cast(Kind, read.field(event, "cat", _KIND)),
+        kind=cast(SpanKind, read.field(event, "cat", _KIND)),
         label=read.field(event, "name", _text),
         stage=read.field(args, "stage", _text),
         start=start,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,7 +46,7 @@ from .ir import (
     StreamName,
     WordChange,
 )
-from .launches import Launches
+from .launches import LaunchPlanner
 from .words import Words, words_of
 
 
@@ -71,7 +72,7 @@ def layout_of(
 ) -> Layout:
     """`unaligned`: the launches (stream, command) that plain kernels do, because tuned ones cannot take the memory that
     the tensors lie in."""
-    launches = Launches(plan, device, placement, features, unaligned).all()
+    launches = LaunchPlanner(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     words = words_of(plan, placement, by_kernel, unraised)
@@ -100,7 +101,7 @@ class _Builder:
             self.launches.setdefault((launch.stream, launch.command), []).append(i)
         self.calls = calls_of(self.plan)
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
-        self.sides = _Sides(self) if mode == "streams" else None
+        self.side_streams = _SideStreams(self) if mode == "streams" else None
         self.timestamps = [0] * len(self.plan.streams)
 
     def made(self) -> DevicePlan:
@@ -122,15 +123,29 @@ class _Builder:
             streams=streams,
             words=self.words.table,
             launches=self.layout.launches,
+            written=self._written(),
             body=tuple(body),
             own=frames.frame(called=False),
             called=frames.frame(called=True),
         )
 
+    def _written(self) -> tuple[int, ...]:
+        """Elements that each op writes. A collective's call writes what its part says, on other ranks too."""
+        written: Counter[int] = Counter()
+        for stream, command in self.plan.commands():
+            if isinstance(command, CollectiveCall):
+                part = part_of(stream.rank, self.calls[command.group])
+                sums = [] if part.sum is None else [part.sum.out]
+                written[command.op] += sum(region.elements for region in (*sums, *(pair.dst for pair in part.copies)))
+                continue
+            for done in command.parts:
+                written[done.op] += sum(region.elements for region in done.writes)
+        return tuple(written[op] for op in range(max(written, default=-1) + 1))
+
     def _streams(self) -> Iterator[DeviceStream]:
         for stream in self.plan.streams:
             device = self.layout.placement.devices[stream.rank]
-            kinds = ("plan", *(self.sides.of(stream.id) if self.sides is not None else ()))
+            kinds = ("plan", *(self.side_streams.of(stream.id) if self.side_streams is not None else ()))
             for kind in kinds:
                 name = StreamName(kind, stream.id)
                 yield DeviceStream(name, device, stream.priority, stream.rank, stream.name)
@@ -188,7 +203,7 @@ class _Builder:
         moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, stage, t.origin) for t in command.transfers]
         alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
-        words = self.sides.with_copy(s, p) if self.sides is not None else ()
+        words = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
         together = self.mode == "streams" and self.features.copy_batches and len(runs) + len(words) > 1
         if not together or not runs:
             return alone
@@ -239,23 +254,23 @@ class _Builder:
             yield ChangeWords(name, (WordChange(word, False),), cause)
 
     def _signal(self, s: int, p: int, word: int, cause: Cause) -> Iterator[Action]:
-        """A flag of a stream. What carries it is told by `_Sides`."""
+        """A flag of a stream. What carries it is told by `_SideStreams`."""
         name, raised = StreamName("plan", s), (WordChange(word, True),)
-        carrier = self.sides.carrier(s, p) if self.sides is not None else "stream"
+        carrier = self.side_streams.carrier(s, p) if self.side_streams is not None else "stream"
         if carrier == "side":
             side, event = StreamName("raise", s), EventName("raise", s)
             yield RecordEvent(name, event, cause)
             yield AwaitEvent(side, event, cause)
             yield ChangeWords(side, raised, cause)
         elif carrier == "batch":
-            assert self.sides is not None
-            yield CopyMemory(name, (), self.sides.batch_at(s, p), True, cause)
+            assert self.side_streams is not None
+            yield CopyMemory(name, (), self.side_streams.batch_at(s, p), True, cause)
         elif carrier == "stream":
             yield ChangeWords(name, raised, cause)
 
     def _wait(self, s: int, p: int, word: int, cause: Cause) -> Iterator[Action]:
         name, awaited = StreamName("plan", s), (WordChange(word, False),)
-        if self.sides is not None and self.sides.waits_beside(s, p):
+        if self.side_streams is not None and self.side_streams.waits_on_side(s, p):
             side, event = StreamName("wait", s), EventName("wait", s)
             yield ChangeWords(side, awaited, cause)
             yield RecordEvent(side, event, cause)
@@ -294,12 +309,14 @@ class _Builder:
         part = part_of(stream.rank, self.calls[command.group])
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
         for pair in part.copies:
-            move = Move(pair.dst, pair.src, self._pitched(pair.dst, pair.src), -1, command.stage, command.origin)
+            move = Move(
+                pair.dst, pair.src, self._pitched(pair.dst, pair.src), command.op, command.stage, command.origin
+            )
             actions.append(CopyMemory(name, (move,), (), False, cause))
         yield from self._timed(s, [tuple(actions)], cause)
 
 
-class _Sides:
+class _SideStreams:
     """Which flags of copy streams go by other ways than the stream itself, where a run is on streams.
 
     A flag that a copy follows is not written by the copy stream: that would delay the copy. Where one launch alone
@@ -316,7 +333,7 @@ class _Sides:
         self.devices = builder.layout.placement.devices
         self.carriers: dict[tuple[int, int], str] = {}
         self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, that takes them along
-        self.beside: set[tuple[int, int]] = set()
+        self.side_waits: set[tuple[int, int]] = set()
         for stream in self.plan.streams:
             if stream.engine == "copy":
                 self._stream(stream, builder)
@@ -327,7 +344,7 @@ class _Sides:
         pending: list[int] = []  # flags right before
         for p, command in enumerate(stream.commands):
             if isinstance(command, WaitFlag) and p > first and self.features.side_waits:
-                self.beside.add((stream.id, p))
+                self.side_waits.add((stream.id, p))
             if isinstance(command, SignalFlag) and p < last:
                 self.carriers[stream.id, p] = "side"
                 if self._copyable(stream, command.flag):
@@ -352,7 +369,7 @@ class _Sides:
     def of(self, stream: int) -> list[str]:
         """The side streams of a stream."""
         raises = any(s == stream and carrier == "side" for (s, _), carrier in self.carriers.items())
-        waits = any(s == stream for s, _ in self.beside)
+        waits = any(s == stream for s, _ in self.side_waits)
         return ["raise"] * raises + ["wait"] * waits
 
     def carrier(self, stream: int, place: int) -> str:
@@ -366,8 +383,8 @@ class _Sides:
     def batch_at(self, stream: int, place: int) -> tuple[int, ...]:
         return self.copied[stream, place]
 
-    def waits_beside(self, stream: int, place: int) -> bool:
-        return (stream, place) in self.beside
+    def waits_on_side(self, stream: int, place: int) -> bool:
+        return (stream, place) in self.side_waits
 
 
 def _together(body: Sequence[Action]) -> Iterator[Action]:

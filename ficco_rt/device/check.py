@@ -25,7 +25,7 @@ from ..graph.budget import CLOCKS, Budget, most_ops
 from ..graph.ir import Gemm
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
-from ..plan.ledger import Ledger, Race, Toucher
+from ..plan.ledger import Ledger, Race, Toucher, Unwritten
 from ..region import Region, describe, whole
 from .ir import (
     Action,
@@ -55,11 +55,11 @@ def check(plan: DevicePlan) -> None:
         if mistakes:
             raise PlanError(mistakes[:MOST_MISTAKES])
     for runs in ([_CALLED, _BEHIND, _BEHIND_OTHERS, _OWN_BEHIND], [_OWN]):
-        _Runs(plan, runs).check()
+        _RunSequence(plan, runs).check()
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RunCase:
     """How a run is made. `callers` numbers sets of callers' streams; none: nobody's. `uses`: the callers touch their
     tensors before it, and after it. NOTE other callers have other tensors: these use theirs in none of the runs."""
 
@@ -70,14 +70,14 @@ class _Run:
     uses: tuple[bool, bool] = (False, False)
 
 
-_OWN = _Run(None, behind=False, timed=True)
-_CALLED = _Run(0, behind=False, uses=(True, True))
-_BEHIND = _Run(0, behind=True, uses=(True, False))
-_BEHIND_OTHERS = _Run(1, behind=True, others=True, timed=True)
-_OWN_BEHIND = _Run(None, behind=True, others=True, timed=True)
+_OWN = _RunCase(None, behind=False, timed=True)
+_CALLED = _RunCase(0, behind=False, uses=(True, True))
+_BEHIND = _RunCase(0, behind=True, uses=(True, False))
+_BEHIND_OTHERS = _RunCase(1, behind=True, others=True, timed=True)
+_OWN_BEHIND = _RunCase(None, behind=True, others=True, timed=True)
 
 # Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph.
-_Key: TypeAlias = tuple[StreamName, int]
+_QueueName: TypeAlias = tuple[StreamName, int]
 _OUTSIDE, _GRAPH = -1, -2
 
 
@@ -88,6 +88,7 @@ class _Node:
 
     queue: int
     position: int  # in its queue, from 1
+    run: int
     action: Action | None
     place: Span
     awaits: _Node | None = None
@@ -103,20 +104,21 @@ class _Node:
             self.awaits, other.awaited = other, True
 
 
-class _Runs:
+class _RunSequence:
     """Runs of a device plan, one behind the other, as queues of nodes."""
 
-    def __init__(self, plan: DevicePlan, runs: Sequence[_Run]) -> None:
+    def __init__(self, plan: DevicePlan, runs: Sequence[_RunCase]) -> None:
         self.plan = plan
         self.queues: list[list[_Node]] = []
-        self.names: list[_Key] = []
+        self.names: list[_QueueName] = []
         self.devices: list[int] = []  # of the queues
         self.of_streams = {s.name: s for s in plan.streams}
         self.groups = [_groups(launch) for launch in plan.launches]
-        self._numbers: dict[_Key, int] = {}
+        self._numbers: dict[_QueueName, int] = {}
         self._recorded: dict[EventName, _Node] = {}  # the record that was issued last
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
-        for run in runs:
+        self._run = 0
+        for self._run, run in enumerate(runs):
             self._add(run)
 
     def check(self) -> None:
@@ -138,7 +140,7 @@ class _Runs:
 
     # ---- the queues
 
-    def _add(self, run: _Run) -> None:
+    def _add(self, run: _RunCase) -> None:
         frame = self.plan.own if run.callers is None else self.plan.called
         before, after = run.uses
         self._use(run.callers, before)
@@ -153,7 +155,7 @@ class _Runs:
             self._outside(action, run)
         self._use(run.callers, after)
 
-    def _graphs(self, frame: Frame, run: _Run) -> None:
+    def _graphs(self, frame: Frame, run: _RunCase) -> None:
         """The graphs' insides. Whoever launched a graph goes on when the graph's control stream is through."""
         launched: dict[int, _Node] = {}
         for action in frame.begin:
@@ -179,10 +181,10 @@ class _Runs:
             queue = self._queue((StreamName("caller", rank), callers), device)
             self._append(queue, None, PLACELESS).uses = rank
 
-    def _outside(self, action: Action, run: _Run) -> None:
+    def _outside(self, action: Action, run: _RunCase) -> None:
         self._node(self._of(action, run), action)
 
-    def _of(self, action: Action, run: _Run) -> int:
+    def _of(self, action: Action, run: _RunCase) -> int:
         """The queue of an action outside of graphs."""
         stream = self.of_streams[action.stream]
         among = run.callers if stream.name.kind == "caller" and run.callers is not None else _OUTSIDE
@@ -196,11 +198,11 @@ class _Runs:
             node.wait_for(self._recorded.get(action.event))
 
     def _append(self, queue: int, action: Action | None, place: Span) -> _Node:
-        node = _Node(queue, len(self.queues[queue]) + 1, action, place)
+        node = _Node(queue, len(self.queues[queue]) + 1, self._run, action, place)
         self.queues[queue].append(node)
         return node
 
-    def _queue(self, key: _Key, device: int) -> int:
+    def _queue(self, key: _QueueName, device: int) -> int:
         if key not in self._numbers:
             self._numbers[key] = len(self.queues)
             self.queues.append([])
@@ -209,7 +211,7 @@ class _Runs:
         return self._numbers[key]
 
 
-def _taking_part(actions: Sequence[Action], run: _Run) -> Iterator[Action]:
+def _taking_part(actions: Sequence[Action], run: _RunCase) -> Iterator[Action]:
     for action in actions:
         if issued(action.when, behind=run.behind, timed=run.timed, others=run.others):
             yield action
@@ -251,7 +253,7 @@ class _Walk:
     """Goes through the queues in the abstract, in any order. The works of a kernel are taken one by one in their order,
     as on a device with room for one block only: if this comes to an end, so does every device."""
 
-    def __init__(self, runs: _Runs, holders: Sequence[_Holder] = ()) -> None:
+    def __init__(self, runs: _RunSequence, holders: Sequence[_Holder] = ()) -> None:
         self.runs, self.plan = runs, runs.plan
         self.at = [0] * len(runs.queues)
         self.up: set[int] = set()
@@ -388,7 +390,7 @@ class _Walk:
 class _Races:
     """Vector clocks over the nodes, in an order that can happen."""
 
-    def __init__(self, runs: _Runs) -> None:
+    def __init__(self, runs: _RunSequence) -> None:
         self.runs, self.plan = runs, runs.plan
         self.mistakes: dict[tuple[Span, Span, str], Diagnostic] = {}
         self.holders: list[_Holder] = []
@@ -411,7 +413,8 @@ class _Races:
         written = chain(
             writes(self.plan), chain.from_iterable(self.bound.values()), map(_word, range(len(self.plan.words)))
         )
-        self.ledger = Ledger(shapes, written, self._race)
+        made = {t.name for t in self.plan.tensors if t.kind != "input"}
+        self.ledger = Ledger(shapes, written, self._tell, made)
 
     def run(self, order: Sequence[tuple[_Node, int]]) -> None:
         for node, part in order:
@@ -432,7 +435,7 @@ class _Races:
         q, action = node.queue, node.action
         match action:
             case None if node.uses is not None:
-                me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}")
+                me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}", run=-1)
                 for region in self.bound[node.uses]:
                     self.ledger.write(region, self.clocks[q], me)
             case ChangeWords(changes=changes):
@@ -443,13 +446,14 @@ class _Races:
                 else:
                     self.clocks[q] = self._see(change.word, self.clocks[q], me)
             case CopyMemory(moves=moves, words=words):
-                for word in words:  # they tell what stood before them, and nothing of the copies beside them
+                for word in words:  # they tell what stood before them, and nothing of the copies in the same batch
                     bit, self.bits = self.bits, self.bits + 1
                     tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
                     self._raise(word, self.clocks[q], self._me(node, bit), tells)
                 for move in moves:
-                    self.ledger.read(move.src, self.clocks[q], self._me(node, -1, move.origin))
-                    self.ledger.write(move.dst, self.clocks[q], self._me(node, -1, move.origin))
+                    me = self._me(node, -1, move.origin, (move.op, 1))
+                    self.ledger.read(move.src, self.clocks[q], me)
+                    self.ledger.write(move.dst, self.clocks[q], me)
             case ResetWords():
                 me = self._me(node, -1)
                 for word in self.runs.reset(q, action):
@@ -471,11 +475,15 @@ class _Races:
         base = clock = self.base[q]
         for word in self.runs.words(group.waits):
             clock = self._see(word, clock, me)
-        for work in group.works:
+        for i, work in enumerate(group.works):
+            mine = self._me(node, bit, work.origin, (work.op, 0))
             early = _before_waits(launch, work)
+            # sums stay in registers: the first work reads what it adds to, the last one writes
             for region in work.reads:
-                self.ledger.read(region, base if region in early else clock, me)
-        self.ledger_writes(group, clock, me)
+                if i == 0 or region not in work.writes:
+                    self.ledger.read(region, base if region in early else clock, mine)
+            for region in work.writes if i == len(group.works) - 1 else ():
+                self.ledger.write(region, clock, mine)
         done = clock.at(q, node.position - 1).with_work(bit)
         for word in self.runs.words(group.signals):
             self._raise(word, clock, me, done)
@@ -483,12 +491,6 @@ class _Races:
         if part == len(groups) - 1:
             for word in self.runs.words(launch.config.resets):
                 self.ledger.write(_word(word), self.clocks[q], self._me(node, -1))
-
-    def ledger_writes(self, group: _Group, clock: Clock, me: Toucher) -> None:
-        """What the group writes; sums that stay in registers are written once, by the last of the works."""
-        for work in group.works[-1:]:
-            for region in work.writes:
-                self.ledger.write(region, clock, me)
 
     # ---- words
 
@@ -503,24 +505,31 @@ class _Races:
         self.ledger.read(_word(word), tells, me)
         return tells
 
-    def _me(self, node: _Node, bit: int, origin: Span | None = None) -> Toucher:
+    def _me(self, node: _Node, bit: int, origin: Span | None = None, order: tuple[int, int] = (0, 0)) -> Toucher:
         assert node.action is not None
         who = f"{node.action.cause.text} ({self.runs.names[node.queue][0]})"
-        return Toucher(node.queue, node.position, bit, origin or node.place, who)
+        return Toucher(node.queue, node.position, bit, origin or node.place, who, node.run, order)
 
-    def _race(self, race: Race) -> None:
-        where = f"{race.region.tensor}@{race.region.rank} {describe(race.box)}"
-        word = _number(race.region)
+    def _tell(self, found: Race | Unwritten) -> None:
+        where = f"{found.region.tensor}@{found.region.rank} {describe(found.box)}"
+        word = _number(found.region)
         if word is not None:
             where = f"word {word} ({self.plan.words[word].purpose})"
-        key = (race.earlier.origin, race.later.origin, where if word is not None else race.region.tensor)
-        if key not in self.mistakes:
-            message = (
-                f"race on {where}: {race.later.what} {race.does} it, {race.earlier.what} {race.did} it, "
-                "and nothing orders the two"
-            )
-            note = Note(f"the other access: {race.earlier.what} {race.did} here", race.earlier.origin)
-            self.mistakes[key] = Diagnostic(race.later.origin, message, (note,))
+        if isinstance(found, Unwritten):
+            message = f"{found.reader.what} reads {where}, which nothing has written in the run"
+            key = (found.reader.origin, found.reader.origin, found.region.tensor)
+            self.mistakes.setdefault(key, Diagnostic(found.reader.origin, message))
+            return
+        earlier, later = found.earlier, found.later
+        key = (earlier.origin, later.origin, found.region.tensor)
+        if found.kind == "race":
+            message = f"race on {where}: {later.what} {found.does} it, {earlier.what} {found.did} it, "
+            message += "and nothing orders the two"
+        else:
+            message = f"{earlier.what} {found.did} {where} before {later.what} {found.does} it; the schedule has them "
+            message += "the other way round"
+        note = Note(f"the other access: {earlier.what} {found.did} here", earlier.origin)
+        self.mistakes.setdefault(key, Diagnostic(later.origin, message, (note,)))
 
 
 def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:

@@ -21,7 +21,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CollectivePart:
     """What a rank does: the sum, if any, then the copies in order."""
 
     sum: Reduce | None
@@ -38,7 +38,7 @@ def calls_of(plan: Plan) -> dict[int, list[CollectiveCall]]:
     return {group: [calls[rank] for rank in sorted(calls)] for group, calls in found.items()}
 
 
-def part_of(rank: int, calls: Sequence[CollectiveCall]) -> Part:
+def part_of(rank: int, calls: Sequence[CollectiveCall]) -> CollectivePart:
     """A rank's part of a collective; `calls` are those of all ranks."""
     command, ranks = calls[rank], len(calls)
     peers = [(rank + i) % ranks for i in range(1, ranks)]
@@ -46,21 +46,21 @@ def part_of(rank: int, calls: Sequence[CollectiveCall]) -> Part:
         case "all_gather":
             starts = _starts([c.src.shape[0] for c in calls])
             pushes = [Pair(part(calls[p].dst, starts[rank], starts[rank + 1]), command.src) for p in (*peers, rank)]
-            return Part(None, tuple(push for push in pushes if push.dst != push.src))
+            return CollectivePart(None, tuple(push for push in pushes if push.dst != push.src))
         case "all_to_all":
-            return Part(None, tuple(_exchange(rank, calls)))
+            return CollectivePart(None, tuple(_exchange(rank, calls)))
         case "reduce_scatter":
             starts = _starts([c.dst.shape[0] for c in calls])
             a, b = starts[rank], starts[rank + 1]
-            return Part(Reduce(command.dst, tuple(part(calls[p].src, a, b) for p in (rank, *peers))))
+            return CollectivePart(Reduce(command.dst, tuple(part(calls[p].src, a, b) for p in (rank, *peers))))
         case "all_reduce":  # every rank sums a share of the rows and pushes it to all
             rows = command.src.shape[0]
             a, b = rank * rows // ranks, (rank + 1) * rows // ranks
             if a == b:
-                return Part(None)
+                return CollectivePart(None)
             mine = part(command.dst, a, b)
             terms = tuple(part(calls[p].src, a, b) for p in (rank, *peers))
-            return Part(Reduce(mine, terms), tuple(Pair(part(calls[p].dst, a, b), mine) for p in peers))
+            return CollectivePart(Reduce(mine, terms), tuple(Pair(part(calls[p].dst, a, b), mine) for p in peers))
 
 
 def _exchange(rank: int, calls: Sequence[CollectiveCall]) -> Iterator[Pair]:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..plan.ir import Plan
-from ..plan.ir import Stream as PlanStream
+from ..plan.ir import Plan, Stream
 from .ir import (
     Action,
     AwaitEvent,
@@ -201,7 +200,7 @@ def _host_stream(device: int, host: int | None) -> StreamName:
     return StreamName("control", device) if host is None else StreamName("caller", host)
 
 
-def touched(stream: PlanStream, plan: Plan) -> set[int]:
+def touched(stream: Stream, plan: Plan) -> set[int]:
     """The ranks whose inputs and outputs the stream's commands touch, and its own. A collective touches those of all,
     but holds all ranks' streams together itself, so that it adds none."""
     bound = {t.name for t in plan.tensors if t.kind != "scratch"}

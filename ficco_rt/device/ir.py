@@ -204,7 +204,7 @@ class Move:
     dst: Region
     src: Region
     pitched: bool
-    op: int  # of the plan; -1: a part of a collective
+    op: int  # of the plan
     stage: str
     origin: Span = field(compare=False)
 
@@ -302,6 +302,7 @@ class DevicePlan:
     streams: tuple[DeviceStream, ...]
     words: tuple[Word, ...]
     launches: tuple[DeviceLaunch, ...]
+    written: tuple[int, ...]  # by op of the plan: elements that it writes, on all ranks
     body: tuple[Action, ...]
     own: Frame
     called: Frame

@@ -17,7 +17,7 @@ from .ir import DeviceLaunch, Features, Placement
 from .words import private_flags
 
 
-class Launches:
+class LaunchPlanner:
     """Configures the launches of one plan; see `build.layout_of`."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Launches:
             smem=command.attributes.smem,
             streamed=command.streamed,
             resets=tuple(sorted(awaited & self.private)),
-            cluster=self._cluster_beside(stream) if command.streamed else 1,
+            cluster=self._cluster_of_others(stream) if command.streamed else 1,
         )
         behind = p > 0 and isinstance(stream.commands[p - 1], Launch)
         configs = (plain if (stream.id, p) in self.unaligned else configure)(request, self.limits)
@@ -86,7 +86,7 @@ class Launches:
         total = part_of(stream.rank, self.calls[command.group]).sum
         if total is None:
             return
-        work = Work(total, (), (), -1, command.origin)
+        work = Work(total, (), (), command.op, command.origin)
         request = LaunchRequest(REDUCE, (kernel_work(total, self.look),), self.limits.sms)
         for config in configure(request, self.limits):
             yield DeviceLaunch(
@@ -114,10 +114,10 @@ class Launches:
                 if isinstance(c, CopyAsync):
                     devices = self.placement.devices
                     local = local or any(devices[t.src.rank] == devices[t.dst.rank] for t in c.transfers)
-        beside = sum(map(bool, wanted)) > 1
-        alone = len(self.placement.ranks(device)) == 1 and not local and not (beside and needed)
+        concurrent = sum(map(bool, wanted)) > 1
+        alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))
-        if sum(wanted) <= left or (alone and not beside):
+        if sum(wanted) <= left or (alone and not concurrent):
             return sms
         return max(1, left * sms // sum(wanted))
 
@@ -127,14 +127,14 @@ class Launches:
         wanted = [c.attributes.sms or self.limits.sms for c in streamed]
         return max(wanted, default=0)
 
-    def _cluster_beside(self, stream: Stream) -> int:
+    def _cluster_of_others(self, stream: Stream) -> int:
         """How many single blocks of a streamed launch start side by side: as many as a cluster of the kernels that may
-        run beside it has. One here and one there would leave multiprocessors that no cluster can use."""
-        beside = {
+        run at the same time has. One here and one there would leave multiprocessors that no cluster can use."""
+        others = {
             CLUSTERS.get(c.kernel, 1)
             for s in self.plan.streams
             if s.id != stream.id and self._device(s) == self._device(stream)
             for c in s.commands
             if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
         }
-        return min(beside, default=1)
+        return min(others, default=1)

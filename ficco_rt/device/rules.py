@@ -6,11 +6,12 @@ What passes them all, and then `check`, a driver can issue as it stands.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations, product
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
+from ..graph.ir import Gemm
 from ..plan.ir import Work
 from ..region import Region
 from .ir import (
@@ -26,6 +27,7 @@ from .ir import (
     RecordEvent,
     ResetWords,
     StreamName,
+    issued,
 )
 
 PLACELESS = Span("device plan", 1, 1, 1, 1)
@@ -81,15 +83,49 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """An event is recorded by one stream of its frame or body, before whoever waits for it is issued."""
-    of_runs = {e.event for e in plan.actions if isinstance(e, RecordEvent) and e.event.kind == "completion"}
+    """Whoever waits for an event is issued behind its record, in every run that takes part; of the run before there are
+    completions alone. A graph's events stay inside it."""
+    graph = plan.mode == "graph"
+    if graph:
+        yield from _unrecorded(plan.body, set())
     for frame in (plan.own, plan.called):
-        recorded = set(of_runs)  # those of the run before
-        for action in (*frame.begin, *plan.body, *frame.end):
-            if isinstance(action, RecordEvent):
-                recorded.add(action.event)
-            elif isinstance(action, AwaitEvent) and action.event not in recorded:
-                yield _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+        completions = {a.event for a in frame.end if isinstance(a, RecordEvent) and a.event.kind == "completion"}
+        for behind, timed, others in product((False, True), repeat=3):
+            actions = [
+                action
+                for action in (*frame.begin, *(() if graph else plan.body), *frame.end)
+                if issued(action.when, behind=behind, timed=timed, others=others)
+            ]
+            yield from _unrecorded(actions, completions if behind else set())
+
+
+def _unrecorded(actions: Iterable[Action], recorded: set[EventName]) -> Iterator[Diagnostic]:
+    recorded = set(recorded)
+    for action in actions:
+        if isinstance(action, RecordEvent):
+            recorded.add(action.event)
+        elif isinstance(action, AwaitEvent) and action.event not in recorded:
+            yield _at(action, f"{action.stream} waits for {action.event}, which nothing records before it")
+
+
+def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A run on nobody's streams uses no caller's. What completes a run is recorded by a stream of its device."""
+    for action in (*plan.own.begin, *plan.own.end):
+        if action.stream.kind == "caller":
+            yield _at(action, f"{action.stream} in a run that nobody calls")
+    for action in plan.actions:
+        if not isinstance(action, RecordEvent) or action.event.kind not in ("begin", "end", "completion"):
+            continue
+        if plan.stream(action.stream).device != action.event.number:
+            yield _at(action, f"{action.event} is recorded by {action.stream}, of another device")
+    for frame in (plan.own, plan.called):
+        completed = Counter(a.event.number for a in frame.end if isinstance(a, RecordEvent) and _completes(a))
+        if completed != Counter(plan.placement.ordinals):
+            yield Diagnostic(PLACELESS, "a run records the completion of each device once")
+
+
+def _completes(action: RecordEvent) -> bool:
+    return action.event.kind == "completion" and action.when == "always"
 
 
 def events_stay_in_their_graph(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -106,26 +142,24 @@ def events_stay_in_their_graph(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 
 def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Every op of the plan is done once: by the works of one launch, or by the copies of one stream."""
+    """Every op of the plan writes as much as it should, all of it on one stream."""
+    written: Counter[int] = Counter()
     places: dict[int, set[str]] = defaultdict(set)
-    for i, launch in enumerate(plan.launches):
+    for launch in plan.launches:
         for work in launch.works:
-            if work.op >= 0:
-                places[work.op].add(f"launch {i} for op {work.op}" if len(places[work.op]) else f"launch {i}")
-    copies = Counter((m.op, m.dst, m.src) for a in plan.body if isinstance(a, CopyMemory) for m in a.moves)
-    for (op, dst, src), count in copies.items():
-        if count > 1 and op >= 0:
-            yield Diagnostic(PLACELESS, f"the copy {dst} <- {src} of op {op} is issued {count} times")
+            written[work.op] += sum(region.elements for region in work.writes)
+            places[work.op].add(str(StreamName("plan", launch.stream)))
     for action in plan.body:
         for move in action.moves if isinstance(action, CopyMemory) else ():
+            written[move.op] += move.dst.elements
             places[move.op].add(str(action.stream))
-    places.pop(-1, None)
     for op, where in places.items():
         if len(where) > 1:
             yield Diagnostic(PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
-    missing = set(range(max(places, default=-1) + 1)) - places.keys()
-    if missing:
-        yield Diagnostic(PLACELESS, f"nothing does op {min(missing)}")
+    for op in sorted({*written, *range(len(plan.written))}):
+        wanted = plan.written[op] if 0 <= op < len(plan.written) else 0
+        if written[op] != wanted:
+            yield Diagnostic(PLACELESS, f"op {op} writes {written[op]} elements; it should write {wanted}")
 
 
 def launches_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -187,6 +221,8 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
         if not (isinstance(action, RecordEvent) and action.event.kind == "timestamp"):
             last[action.stream] = action
     for launch in plan.launches:
+        if any(launch.config.read_only) and not all(isinstance(work.body, Gemm) for work in launch.works):
+            yield Diagnostic(launch.origin, f"{launch.config.entry} has no operands that are read-only")
         for region in read_only(launch.config.read_only, launch.works):
             if (region.tensor, region.rank) in written:
                 yield Diagnostic(
@@ -195,12 +231,13 @@ def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
                 )
 
 
-def read_only(sides: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
+def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[Region]:
     """The operands that a launch reads before it waits."""
     for work in works:
-        for side, name in zip(sides, ("left", "right"), strict=True):
-            if side:
-                yield getattr(work.body, name)
+        if isinstance(work.body, Gemm):
+            left, right = operands
+            yield from (work.body.left,) if left else ()
+            yield from (work.body.right,) if right else ()
 
 
 def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -293,6 +330,36 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
                 yield _at(action, f"the graph of device {action.device} on a stream of another one")
 
 
+def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A graph begins on its device's control stream: every other stream joins it by waiting for an event of a stream
+    that is in it. It ends there too: the control stream waits for the last record of each."""
+    if plan.mode != "graph":
+        return
+    joined = {StreamName("control", device) for device in plan.placement.ordinals}
+    by: dict[EventName, StreamName] = {}
+    last: dict[StreamName, Action] = {}
+    awaited: dict[StreamName, set[Action]] = defaultdict(set)  # by control streams: records
+    records: dict[EventName, Action] = {}
+    devices = {stream.name: stream.device for stream in plan.streams}
+    for action in plan.body:
+        if isinstance(action, AwaitEvent) and action.event in by:
+            other = by[action.event]
+            if other in joined and devices[other] == devices[action.stream]:
+                joined.add(action.stream)
+            elif devices[other] != devices[action.stream]:
+                yield _at(action, f"{action.stream} waits for {action.event} of another device's graph")
+            awaited[action.stream].add(records[action.event])
+        if action.stream not in joined:
+            yield _at(action, f"{action.stream} does something before it has joined its device's graph")
+        if isinstance(action, RecordEvent):
+            by[action.event], records[action.event] = action.stream, action
+        last[action.stream] = action
+    for stream, action in last.items():
+        control = StreamName("control", devices[stream])
+        if stream != control and action not in awaited[control]:
+            yield _at(action, f"{control} does not wait for the end of {stream}")
+
+
 def _raised(action: Action) -> Iterator[int]:
     match action:
         case ChangeWords(changes=changes):
@@ -327,6 +394,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     events_are_recorded,
     events_stay_in_their_graph,
     ops_stand_once,
+    frames_know_their_streams,
     launches_stand_once,
     launches_fit,
     early_starts_are_safe,
@@ -334,4 +402,5 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     copied_words_are_for_kernels_elsewhere,
     words_are_given_once,
     graphs_are_launched,
+    graphs_are_whole,
 )

@@ -21,7 +21,7 @@ from typing import Any, Literal, NewType, Protocol, TypeAlias, runtime_checkable
 
 import numpy.typing as npt
 
-from ..trace import Clock, Span
+from ..trace import ClockKind, TraceSpan
 from ..types import Dtype
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -30,7 +30,7 @@ Buffer = NewType("Buffer", int)
 Binding = NewType("Binding", object)  # whatever the driver makes of a plan on buffers
 
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
-Progress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
+OnProgress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
 DriverName: TypeAlias = Literal["host", "cuda", "hip"]
 
 
@@ -69,7 +69,7 @@ class Driver(Protocol):
         """What messages call it: host, cuda or hip."""
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> ClockKind:
         """Whether `spans` are measured on devices; if not, `ficco_rt.sim` models them for a machine."""
 
     @property
@@ -119,17 +119,17 @@ class Driver(Protocol):
         any more. No event is recorded, no flag is up at first. `graph`: by captured graphs. After an error nothing of
         it is left."""
 
-    def synchronize(self, progress: Progress | None = None) -> None:
+    def synchronize(self, progress: OnProgress | None = None) -> None:
         """Return when all that was issued is complete on all ranks. A run that cannot end is a DeviceError
         that names who waits for what."""
 
     def elapsed(self) -> float | None:
         """Microseconds from the last run's begin to its end; None if only the spans tell. UsageError: it was
-        on callers' streams, and not timed (`Marked`)."""
+        on callers' streams, and not timed (`Traceable`)."""
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TraceSpan, ...]:
         """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
-        that is `Marked` has one only of runs that were issued while it was marking."""
+        that is `Traceable` has one only of runs that were issued while `tracing` was set."""
 
     def holdings(self) -> Holdings:
         """What is held now; running a plan again and again adds nothing to it."""
@@ -146,8 +146,8 @@ class Stepped(Protocol):
 
 
 @runtime_checkable
-class Marked(Protocol):
-    """A driver that records spans on demand, since marks cost time: of GPUs."""
+class Traceable(Protocol):
+    """A driver that records spans on demand, since timestamps cost time: of GPUs."""
 
-    marking: bool
+    tracing: bool
     timing: bool  # runs on callers' streams are timed, too

@@ -27,9 +27,9 @@ from ..driver.api import (
     Driver,
     DriverName,
     Holdings,
-    Marked,
-    Progress,
+    OnProgress,
     Stepped,
+    Traceable,
 )
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
@@ -144,7 +144,7 @@ class Executor:
         /,
         *,
         streams: Sequence[object] | None = None,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
         **tensors: object,
     ) -> None:
         """Run the plan once: to its end, or, given the callers' `streams`, to be run on the devices.
@@ -195,24 +195,24 @@ class Executor:
 
     @property
     def traced(self) -> bool:
-        """Whether runs are recorded for `trace`. On GPUs that puts marks between the commands, which cost some time,
+        """Whether runs are recorded for `trace`. On GPUs that puts timestamps between the commands, which cost time,
         and a run is then issued command by command, with `graph` too."""
-        return isinstance(self.driver, Marked) and self.driver.marking
+        return isinstance(self.driver, Traceable) and self.driver.tracing
 
     @traced.setter
     def traced(self, on: bool) -> None:
-        if isinstance(self.driver, Marked):
-            self.driver.marking = on
+        if isinstance(self.driver, Traceable):
+            self.driver.tracing = on
 
     @property
     def timed(self) -> bool:
         """Whether GPUs take the time of runs on callers' streams, too, for `duration`; it costs the host two calls a
         GPU and run. Other runs are always timed."""
-        return not isinstance(self.driver, Marked) or self.driver.timing
+        return not isinstance(self.driver, Traceable) or self.driver.timing
 
     @timed.setter
     def timed(self, on: bool) -> None:
-        if isinstance(self.driver, Marked):
+        if isinstance(self.driver, Traceable):
             self.driver.timing = on
 
     @property

@@ -75,13 +75,13 @@ def _compute(plan: Plan, machine: Machine) -> float:
 
 
 @dataclass(slots=True)
-class _Passed:
+class _PortLoad:
     bytes: int = 0
     pairs: set[tuple[int, int]] = field(default_factory=set)  # that copies go between
 
 
 def _communication(plan: Plan, machine: Machine) -> float:
-    ports: dict[Port, _Passed] = defaultdict(_Passed)
+    ports: dict[Port, _PortLoad] = defaultdict(_PortLoad)
     dtypes = {t.name: t.dtype for t in plan.tensors}
 
     def size(region: Region) -> int:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ..driver.api import Array, Progress
+from ..driver.api import Array, OnProgress
 from ..errors import NumbersError
 from ..graph.ir import Claim, Gemm, Reduce
 from ..plan.ir import CollectiveCall, Plan, Work
@@ -19,7 +19,7 @@ from ..types import ACCUMULATOR, TYPES, Dtype, numpy_dtype
 from .executor import Executor
 from .reference import Inputs, evaluate, extent, take
 
-Values: TypeAlias = Literal["normal", "exact"]
+InputValues: TypeAlias = Literal["normal", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Verification:
 
 
 def verified_run(
-    executor: Executor, *, seed: int = 0, values: Values = "normal", progress: Progress | None = None
+    executor: Executor, *, seed: int = 0, values: InputValues = "normal", progress: OnProgress | None = None
 ) -> Verification:
     """Run the executor's plan on fresh inputs in the executor's own buffers, and compare.
 
@@ -95,7 +95,7 @@ def check_replay(executor: Executor) -> None:
             raise NumbersError(f"the replayed graph differs from the run on streams: {worst}")
 
 
-def fresh_inputs(plan: Plan, seed: int = 0, values: Values = "normal") -> dict[str, list[Array]]:
+def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> dict[str, list[Array]]:
     """Random inputs, the same for the same seed.
 
     normal: the standard normal distribution, scaled so that claimed products come out of the order of 1.
@@ -129,7 +129,7 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: Values = "normal") -> dict[s
 
 
 def compare(
-    plan: Plan, inputs: Inputs, outputs: Mapping[str, Sequence[Array]], values: Values = "normal"
+    plan: Plan, inputs: Inputs, outputs: Mapping[str, Sequence[Array]], values: InputValues = "normal"
 ) -> Verification:
     """The outputs (one array a rank) against the claims."""
     claimed = {target.tensor for claim in plan.claims for target in claim.targets}

@@ -2,7 +2,7 @@
 they take, their table, and the kernel's parameters.
 
 Used as `sm90.tables`, less the tensor maps: `build` a launch of the works' geometry, put its table's constants into
-device memory with zeroed scratch beside it, launch with `Launch.parameters(…)`.
+device memory with zeroed scratch after it, launch with `PackedLaunch.parameters(…)`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from ..types import ACCUMULATOR
 from .family import Encode, KernelConfig, LaunchRequest, Tables
-from .gemm import ALIGNMENT, Gemm, gemm_of
+from .gemm import ALIGNMENT, MatrixGemm, gemm_of
 from .occupancy import Limits, resident
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
-from .tiles import Work, common, depths_of
-from .works import Work as Given
+from .tiles import MatrixWork, common, depths_of
+from .works import Work
 
 PARAMETER_BYTES = 112
 
@@ -45,7 +45,7 @@ class Variant(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PackedLaunch:
     """A launch, ready but for device addresses."""
 
     table: Table
@@ -62,7 +62,7 @@ class Launch:
         return np.array(pointers, np.uint64).tobytes() + sizes.tobytes() + addends.tobytes()
 
 
-def refusal(works: Sequence[Work], signature: Signature, longest: int) -> str | None:
+def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> str | None:
     """Why these works cannot be one launch of such a kernel, or None. `longest`: bytes of a stored row, at most."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
     if out_dtype not in (dtype, ACCUMULATOR):
@@ -74,12 +74,12 @@ def refusal(works: Sequence[Work], signature: Signature, longest: int) -> str | 
     )
 
 
-def _refusal(work: Work, signature: Signature, longest: int) -> str | None:
+def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None:
     """Pieces end anywhere; where they begin is what 16-byte accesses need."""
     left_transposed, right_transposed = signature.transposed
-    sides = [("left", work.left, signature.item), ("right", work.right, signature.item)]
-    sides += [("out", work.out, signature.out_item), *(("added", a.operand.matrix, a.item) for a in work.addends)]
-    for name, matrix, size in sides:
+    matrices = [("left", work.left, signature.item), ("right", work.right, signature.item)]
+    matrices += [("out", work.out, signature.out_item), *(("added", a.operand.matrix, a.item) for a in work.addends)]
+    for name, matrix, size in matrices:
         if matrix.address % ALIGNMENT or matrix.pitch * size % ALIGNMENT:
             return f"the {name} operand's address or pitch is no multiple of {ALIGNMENT} bytes"
         if matrix.pitch * size > longest:
@@ -104,7 +104,7 @@ def _refusal(work: Work, signature: Signature, longest: int) -> str | None:
 
 
 def build(
-    works: Sequence[Work],
+    works: Sequence[MatrixWork],
     variant: Variant,
     signature: Signature,
     *,
@@ -112,7 +112,7 @@ def build(
     stages: int,
     tail_splits: int = 1,
     band: int | None = None,
-) -> Launch:
+) -> PackedLaunch:
     """The launch that makes `works`, in their order, with `blocks` at work at once; see `tile_table.table`. The works
     are such that the kernel's `refusal` is None."""
     made = table(
@@ -125,10 +125,10 @@ def build(
         band=band,
         more=(_operand_rows(works, signature), _addend_rows(works)),
     )
-    return Launch(made, stages)
+    return PackedLaunch(made, stages)
 
 
-def _operand_rows(works: Sequence[Work], signature: Signature) -> Rows:
+def _operand_rows(works: Sequence[MatrixWork], signature: Signature) -> Rows:
     """Different (left, right, out) triples as kernels with plain pointers read them: addresses, pitches in bytes."""
     item, out_item = signature.item, signature.out_item
     triples = dict.fromkeys((w.left, w.right, w.out) for w in works)
@@ -139,7 +139,7 @@ def _operand_rows(works: Sequence[Work], signature: Signature) -> Rows:
     return np.array(rows, np.uint64)
 
 
-def _addend_rows(works: Sequence[Work]) -> Rows:
+def _addend_rows(works: Sequence[MatrixWork]) -> Rows:
     """Different matrices of addends as kernels with plain pointers read them: address, pitch in bytes, bytes of an
     element."""
     items = {a.operand.matrix: a.item for w in works for a in w.addends}
@@ -162,7 +162,14 @@ def wave(variant: Variant, smem: int, sms: int, limits: Limits) -> int:
 
 
 def configure(
-    compiled: Compiled, gemm: Gemm, request: LaunchRequest, limits: Limits, *, stages: int, smem: int, tail_splits: int
+    compiled: Compiled,
+    gemm: MatrixGemm,
+    request: LaunchRequest,
+    limits: Limits,
+    *,
+    stages: int,
+    smem: int,
+    tail_splits: int,
 ) -> KernelConfig:
     v, signature = compiled.variant, gemm.signature
     fitting = resident(v.threads, v.registers, smem, limits)
@@ -193,9 +200,9 @@ def configure(
     )
 
 
-def tables(config: KernelConfig, works: Sequence[Given], variant: Variant) -> Tables:
+def tables(config: KernelConfig, works: Sequence[Work], variant: Variant) -> Tables:
     gemm = gemm_of(works)
-    assert isinstance(gemm, Gemm)
+    assert isinstance(gemm, MatrixGemm)
     made = build(
         gemm.works,
         variant,

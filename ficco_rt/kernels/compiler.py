@@ -66,7 +66,7 @@ HIPRTC = Compiler(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KernelSource:
     """A kernel's source text, and the text of each header that it includes."""
 
     name: str  # stands in the compiler's messages
@@ -74,7 +74,7 @@ class Source:
     headers: tuple[tuple[str, str], ...] = ()  # (as the `#include` spells it, text)
 
     @classmethod
-    def of(cls, path: Path) -> Source:
+    def of(cls, path: Path) -> KernelSource:
         """A source file with all that it includes, directly or not, by paths relative to the including file.
 
         NVRTC looks a header up by the directive's spelling alone. So within one source, each header must have one
@@ -108,15 +108,17 @@ class Code:
 
 def compile_file(source: Path, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
     """A source file of ours as machine code. `options` names the architecture."""
-    return compile_source(Source.of(source), options, cache, by)
+    return compile_source(KernelSource.of(source), options, cache, by)
 
 
 def compile_text(text: str, name: str, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
     """A text that includes nothing. `name` stands in the compiler's messages."""
-    return compile_source(Source(name, text), options, cache, by)
+    return compile_source(KernelSource(name, text), options, cache, by)
 
 
-def compile_source(source: Source, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC) -> Code:
+def compile_source(
+    source: KernelSource, options: Sequence[str], cache: Path | None = None, by: Compiler = NVRTC
+) -> Code:
     """A source as machine code.
 
     Raises DeviceError if there is no compiler, InternalError with its log if it refuses the source.
@@ -133,7 +135,7 @@ def compile_source(source: Source, options: Sequence[str], cache: Path | None = 
     return Code(code, key, False, log)
 
 
-def _key(source: Source, options: Sequence[str], compiler: str) -> str:
+def _key(source: KernelSource, options: Sequence[str], compiler: str) -> str:
     h = hashlib.sha256()
     headers = [part for header in source.headers for part in header]
     for part in (compiler, str(len(options)), *options, source.text, *headers):
@@ -194,7 +196,7 @@ class _Rtc:
             raise DeviceError(f"{by.name} cannot be loaded ({reason}): {by.comes}") from e
         return result
 
-    def compile(self, source: Source, options: Sequence[str]) -> tuple[bytes, str]:
+    def compile(self, source: KernelSource, options: Sequence[str]) -> tuple[bytes, str]:
         """Machine code and log."""
         by = self._compiler
         if by is NVRTC:

@@ -14,10 +14,10 @@ ALIGNMENT = 16  # bytes, of every tensor: of TMA, cp.async and 16-byte accesses
 
 
 @dataclass(frozen=True, slots=True)
-class Gemm:
+class MatrixGemm:
     """Products on matrices, of one signature."""
 
-    works: tuple[tiles.Work, ...]
+    works: tuple[tiles.MatrixWork, ...]
     signature: Signature
     read_only: tuple[bool, bool]  # nothing writes the left operands, the right ones
 
@@ -42,7 +42,7 @@ class Gemm:
         return max(len(w.addends) for w in self.works)
 
 
-def gemm_of(works: Sequence[Work]) -> Gemm | str:
+def gemm_of(works: Sequence[Work]) -> MatrixGemm | str:
     """A launch's works; a text says why no kernel for tensor cores takes them."""
     products = [w for w in works if isinstance(w, Product)]
     if len(products) < len(works):
@@ -61,4 +61,4 @@ def gemm_of(works: Sequence[Work]) -> Gemm | str:
         return "an operand's columns are not side by side"
     signature = Signature(dtype, out_dtype, *transposed, addends=any(w.addends for w in made))
     read_only = (not any(w.left.written for w in products), not any(w.right.written for w in products))
-    return Gemm(made, signature, read_only)
+    return MatrixGemm(made, signature, read_only)

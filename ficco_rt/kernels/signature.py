@@ -32,7 +32,7 @@ class Signature:
 
     def entry(self, variant: str) -> str:
         """The kernel's name: of the entry point, the trace and the cache alike."""
-        layout = "".join("nt"[turned] for turned in self.transposed)
+        layout = "".join("nt"[transposed] for transposed in self.transposed)
         return f"{variant}{'_sum' if self.addends else ''}_{self.dtype}_{self.out_dtype}_{layout}"
 
     def defines(self, variant: str) -> dict[str, object]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..region import Interval
-from .tiles import DEPTH, Matrix, Work, common, depths_of
+from .tiles import DEPTH, Matrix, MatrixWork, common, depths_of
 
 MAX_SPLITS = 16  # of a tile's K; `sm90_gemm` counts no further than 31
 
@@ -180,14 +180,20 @@ class _Parts:
     count: int = 0  # of addends
 
     def add(
-        self, w: Work, tile: tuple[int, int], transposed: tuple[bool, bool], groups: int, cluster: int, band: int | None
+        self,
+        w: MatrixWork,
+        tile: tuple[int, int],
+        transposed: tuple[bool, bool],
+        groups: int,
+        cluster: int,
+        band: int | None,
     ) -> Rows:
         """A work's tiles; see `table`."""
         k_pieces = common(*depths_of(w, *transposed))
         left_axis, right_axis = _outer_axes(w, transposed)
         assert w.addends or not w.addend_waits
         assert k_pieces
-        assert not w.addends or not w.depth_waits  # a kernel looks for flags of pieces, or of addends, in a tile's turn
+        assert not w.addends or not w.depth_waits  # a kernel looks for flags of either as a tile comes
         rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.addends)), tile[0])
         columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.addends)), tile[1])
         if len(rows) % cluster:  # a neighbour with nothing to store
@@ -228,7 +234,7 @@ class _Parts:
         self.flags += addresses
         return first, len(addresses)
 
-    def _add_addends(self, part: Rows, w: Work, from_rows: Sequence[Rows], from_columns: Sequence[Rows]) -> None:
+    def _add_addends(self, part: Rows, w: MatrixWork, from_rows: Sequence[Rows], from_columns: Sequence[Rows]) -> None:
         records = np.zeros((len(part), len(w.addends)), TERM)
         for i, addend in enumerate(w.addends):
             records["matrix"][:, i] = self.matrices[addend.operand.matrix]
@@ -240,7 +246,7 @@ class _Parts:
 
 
 def table(
-    works: Sequence[Work],
+    works: Sequence[MatrixWork],
     tile: tuple[int, int],
     warps: int,
     transposed: tuple[bool, bool],
@@ -309,7 +315,7 @@ def table(
 
 
 def count(
-    works: Sequence[Work],
+    works: Sequence[MatrixWork],
     tile: tuple[int, int],
     transposed: tuple[bool, bool],
     *,
@@ -339,7 +345,7 @@ def count(
     return parts * cluster
 
 
-def _outer_axes(w: Work, transposed: tuple[bool, bool]) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
+def _outer_axes(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     """Rows of the left operand and columns of the right one, as they are stored."""
     return w.left_columns if transposed[0] else w.left_rows, w.right_rows if transposed[1] else w.right_columns
 
@@ -387,23 +393,23 @@ def _split_all(
     out, partials = [], 0
     for tiles, splits in runs:
         if splits > 1 and len(tiles):
-            cut, more = _split(tiles, splits, cluster, depths)
-            cut["slot"] += partials
+            parts, more = _split(tiles, splits, cluster, depths)
+            parts["slot"] += partials
             partials += more
-            out.append(cut)
+            out.append(parts)
         else:
             out.append(tiles)
     return np.concatenate(out), partials
 
 
-def _split(rest: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
-    """Cut K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
+def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple[Rows, int]:
+    """Split K of each tile into parts, the parts of one share of all tiles together; how many partials that leaves."""
     splits = min(splits, MAX_SPLITS)
     out = []
     made: dict[tuple[int, int], list[tuple[int, int]]] = {}  # pieces of K → (first, blocks) of each part
     slot = 0
-    groups = rest.reshape(-1, cluster)
-    cuts = []
+    groups = tiles.reshape(-1, cluster)
+    splits_of = []
     for group in groups:
         key = (int(group[0]["k_first"]), int(group[0]["k_blocks"]))
         if key not in made:
@@ -421,17 +427,17 @@ def _split(rest: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tuple
                         size = min((b - a) * DEPTH, d.size - skipped)
                         depths.append(_Depth(d.left + skipped, d.right + skipped, b - a, size, d.waits))
                     at, i = at + d.blocks, i + 1
-        cuts.append(made[key])
+        splits_of.append(made[key])
     slots = []
-    for cut in cuts:
+    for spans in splits_of:
         slots.append(slot)
-        slot += len(cut) * cluster
+        slot += len(spans) * cluster
     for s in range(splits):
-        for group, cut, base in zip(groups, cuts, slots, strict=True):
-            if s < len(cut):
-                part = group.copy()
-                part["k_first"], part["k_blocks"] = cut[s]
-                part["splits"], part["split"] = len(cut), s
-                part["slot"] = base + np.arange(cluster) * len(cut)
-                out.append(part)
+        for group, spans, base in zip(groups, splits_of, slots, strict=True):
+            if s < len(spans):
+                tile = group.copy()
+                tile["k_first"], tile["k_blocks"] = spans[s]
+                tile["splits"], tile["split"] = len(spans), s
+                tile["slot"] = base + np.arange(cluster) * len(spans)
+                out.append(tile)
     return np.concatenate(out), slot

@@ -25,7 +25,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class MatrixOperand:
     """A matrix, and the pieces of its rows and columns that a work takes, in their logical order."""
 
     matrix: Matrix
@@ -37,7 +37,7 @@ class Operand:
 class Addend:
     """What is added to a product: an operand of the output's shape."""
 
-    operand: Operand
+    operand: MatrixOperand
     dtype: str
 
     @property
@@ -47,7 +47,7 @@ class Addend:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MatrixWork:
     """out (+)= left · right over pieces, or out = left · right + addends, in the coordinates of the stored matrices;
     pieces of one axis follow each other in the logical operand. A transposed left is stored [K, M], a transposed right
     [N, K].
@@ -81,21 +81,21 @@ class Work:
     @classmethod
     def of(
         cls,
-        left: Operand,
-        right: Operand,
-        out: Operand,
+        left: MatrixOperand,
+        right: MatrixOperand,
+        out: MatrixOperand,
         accumulate: bool,
         waits: tuple[int, ...] = (),
         signals: tuple[int, ...] = (),
         addends: tuple[Addend, ...] = (),
         addend_waits: tuple[int, ...] = (),
-    ) -> Work:
+    ) -> MatrixWork:
         """The work on three operands and its addends."""
         pieces = (left.rows, left.columns, right.rows, right.columns, out.rows, out.columns)
         return cls(left.matrix, right.matrix, out.matrix, *pieces, accumulate, waits, signals, addends, addend_waits)
 
 
-def operand(view: View) -> Operand | None:
+def operand(view: View) -> MatrixOperand | None:
     """A view as a matrix and its pieces; None if its second dimension is not the tensor's last: then columns are not
     side by side."""
     region, shape = view.region, view.shape
@@ -109,27 +109,27 @@ def operand(view: View) -> Operand | None:
         fixed = sum(a.segments[0].start * n for a, n in zip(region.axes, steps, strict=True) if a.dropped)
         address, pitch = address + fixed * TYPES[view.dtype].bytes, steps[row]
     matrix = Matrix(address, shape[row], shape[column], pitch)
-    return Operand(matrix, region.axes[row].segments, region.axes[column].segments)
+    return MatrixOperand(matrix, region.axes[row].segments, region.axes[column].segments)
 
 
-def work_of(product: Product) -> Work | None:
+def work_of(product: Product) -> MatrixWork | None:
     """The product on matrices; None if an operand's columns are not side by side."""
-    sides = []
+    operands = []
     for view in (product.left, product.right, product.out, *product.addends):
-        side = operand(view)
-        if side is None:
+        found = operand(view)
+        if found is None:
             return None
-        sides.append(side)
-    left, right, out, *others = sides
+        operands.append(found)
+    left, right, out, *others = operands
     addends = tuple(Addend(o, v.dtype) for o, v in zip(others, product.addends, strict=True))
     # a product of what nothing writes need not wait for what comes to its addends, or for who still reads its output
     late = bool(addends) and not (product.left.written or product.right.written)
     waits, addend_waits = ((), product.waits) if late else (product.waits, ())
-    return Work.of(left, right, out, product.accumulate, waits, product.signals, addends, addend_waits)
+    return MatrixWork.of(left, right, out, product.accumulate, waits, product.signals, addends, addend_waits)
 
 
 def depths_of(
-    work: Work, left_transposed: bool, right_transposed: bool
+    work: MatrixWork, left_transposed: bool, right_transposed: bool
 ) -> tuple[tuple[Interval, ...], tuple[Interval, ...]]:
     return (
         work.left_rows if left_transposed else work.left_columns,
@@ -137,7 +137,7 @@ def depths_of(
     )
 
 
-def depth_of(works: Sequence[Work], transposed: tuple[bool, bool]) -> int:
+def depth_of(works: Sequence[MatrixWork], transposed: tuple[bool, bool]) -> int:
     """Elements of K, the most of these works; `transposed`: the left and the right operand are stored transposed."""
     return max(sum(s.size for s in depths_of(w, *transposed)[0]) for w in works)
 
@@ -146,11 +146,11 @@ def depth_of(works: Sequence[Work], transposed: tuple[bool, bool]) -> int:
 class Merged:
     """Works of which some stand for several: `groups` are the indices of the works that each is made of."""
 
-    works: tuple[Work, ...]
+    works: tuple[MatrixWork, ...]
     groups: tuple[tuple[int, ...], ...]
 
 
-def in_registers(works: Sequence[Work], transposed: tuple[bool, bool], private: Container[int] = ()) -> Merged:
+def in_registers(works: Sequence[MatrixWork], transposed: tuple[bool, bool], private: Container[int] = ()) -> Merged:
     """Works that add pieces of K to one product, one after another, as one work: its sums stay in registers, and each
     piece waits for its own flags.
 
@@ -159,7 +159,7 @@ def in_registers(works: Sequence[Work], transposed: tuple[bool, bool], private: 
     """
     inside = Counter(flag for w in works for flag in set(w.flags))
 
-    def goes_on(last: Work, index: int) -> bool:
+    def goes_on(last: MatrixWork, index: int) -> bool:
         w = works[index]
         unseen = all(f in private and inside[f] == (f in w.waits) for f in last.signals)
         return unseen and _goes_on(last, w, transposed)
@@ -167,14 +167,18 @@ def in_registers(works: Sequence[Work], transposed: tuple[bool, bool], private: 
     return _merged(works, transposed, goes_on)
 
 
-def merged(works: Sequence[Work], transposed: tuple[bool, bool], groups: Sequence[Sequence[int]]) -> tuple[Work, ...]:
+def merged(
+    works: Sequence[MatrixWork], transposed: tuple[bool, bool], groups: Sequence[Sequence[int]]
+) -> tuple[MatrixWork, ...]:
     """Works merged as `in_registers` has said."""
     firsts = {group[0] for group in groups}
     return _merged(works, transposed, lambda last, index: index not in firsts).works
 
 
-def _merged(works: Sequence[Work], transposed: tuple[bool, bool], goes_on: Callable[[Work, int], bool]) -> Merged:
-    made: list[Work] = []
+def _merged(
+    works: Sequence[MatrixWork], transposed: tuple[bool, bool], goes_on: Callable[[MatrixWork, int], bool]
+) -> Merged:
+    made: list[MatrixWork] = []
     groups: list[tuple[int, ...]] = []
     for i, w in enumerate(works):
         if made and goes_on(made[-1], i):
@@ -185,7 +189,7 @@ def _merged(works: Sequence[Work], transposed: tuple[bool, bool], goes_on: Calla
     return Merged(tuple(made), tuple(groups))
 
 
-def _added(a: Work, b: Work, transposed: tuple[bool, bool]) -> Work:
+def _added(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> MatrixWork:
     """Both as one work, b's K behind a's."""
     waits = tuple(f for f in b.waits if f not in a.signals)
     return replace(
@@ -199,7 +203,7 @@ def _added(a: Work, b: Work, transposed: tuple[bool, bool]) -> Work:
     )
 
 
-def _goes_on(a: Work, b: Work, transposed: tuple[bool, bool]) -> bool:
+def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> bool:
     """Does b add more of K to what a makes? A tile that waits among its steps waits before the first, too: storing
     warps look at that alone."""
     if not b.accumulate or a.addends or b.addends:

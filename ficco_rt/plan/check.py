@@ -22,7 +22,7 @@ from ..graph.budget import CLOCKS, Budget, most_ops
 from ..region import describe
 from .clock import Clock, start
 from .ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, Stream, Work
-from .ledger import Ledger, Race, Toucher
+from .ledger import Ledger, Race, Toucher, Unwritten
 from .rules import RULES
 
 MOST_MISTAKES = 20
@@ -343,7 +343,8 @@ class _Races:
         stream = self.plan.streams[access.stream]
         return f"{access.what} on rank {stream.rank} stream {stream.name}"
 
-    def _race(self, race: Race) -> None:
+    def _race(self, race: Race | Unwritten) -> None:
+        assert isinstance(race, Race)
         key = (race.earlier.origin, race.later.origin)
         if key not in self.mistakes:
             where = f"{race.region.tensor}@{race.region.rank} {describe(race.box)}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ficco_dsl.diagnostics import Span
 
@@ -23,6 +24,11 @@ class Toucher:
     bit: int  # -1: none
     origin: Span
     what: str  # for people
+    run: int = 0
+    order: tuple[int, int] = (
+        0,
+        0,
+    )  # where it stands in the meaning: of conflicting accesses of a run the earlier first
 
     def known(self, clock: Clock, by: Toucher) -> bool:
         """Whether `by`, which knows `clock`, begins after this has ended."""
@@ -44,8 +50,10 @@ _FRESH = _Cell(None, ())
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """Two accesses to the same elements that nothing orders, at least one of which writes."""
+    """Two accesses to the same elements, at least one of which writes, that nothing orders (`race`), or that come in
+    another order than the meaning has them (`order`)."""
 
+    kind: Literal["race", "order"]
     region: Region
     box: Box
     earlier: Toucher
@@ -54,18 +62,29 @@ class Race:
     does: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """A read of elements that nothing has written in the run."""
+
+    region: Region
+    box: Box
+    reader: Toucher
+
+
 class Ledger:
     """The last writer and the readers since of every element of tensors that are written. `shapes` are those of the
-    tensors by name and rank; `told` is called with each race that is found. Raises PlanError where the accesses meet in
-    too many pieces (`graph.budget`)."""
+    tensors by name and rank; `told` is called with each mistake that is found. What is read of `made` tensors must have
+    been written in the same run. Raises PlanError where the accesses meet in too many pieces (`graph.budget`)."""
 
     def __init__(
         self,
         shapes: Mapping[str, tuple[tuple[int, ...], ...]],
         written: Iterable[Region],
-        told: Callable[[Race], None],
+        told: Callable[[Race | Unwritten], None],
+        made: Container[str] = (),
     ) -> None:
         self._told = told
+        self._made = made
         self._cells: dict[tuple[str, int], BoxMap[_Cell]] = {}
         for region in written:
             key = (region.tensor, region.rank)
@@ -78,12 +97,15 @@ class Ledger:
         cells = self._cells.get((region.tensor, region.rank))
         if cells is None:
             return
+        made = region.tensor in self._made
         for box in region.boxes:
             renewed: dict[_Cell, _Cell] = {}
 
             def read(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
-                if cell.writer is not None and cell.writer is not me and not cell.writer.known(clock, me):
-                    self._told(Race(region, box, cell.writer, "writes", me, "reads"))
+                if cell.writer is not None:
+                    self._compare(region, box, cell.writer, "writes", me, "reads", clock)
+                if made and (cell.writer is None or cell.writer.run != me.run):
+                    self._told(Unwritten(region, box, me))
                 new = renewed.get(cell)
                 if new is not None:
                     return new
@@ -105,11 +127,20 @@ class Ledger:
         for box in region.boxes:
 
             def write(cell: _Cell, box: Box = box) -> _Cell:
-                if cell.writer is not None and cell.writer is not me and not cell.writer.known(clock, me):
-                    self._told(Race(region, box, cell.writer, "writes", me, "writes"))
+                if cell.writer is not None:
+                    self._compare(region, box, cell.writer, "writes", me, "writes", clock)
                 for reader in cell.readers:
-                    if reader is not me and not reader.known(clock, me):
-                        self._told(Race(region, box, reader, "reads", me, "writes"))
+                    self._compare(region, box, reader, "reads", me, "writes", clock)
                 return mine
 
             self._left.spend(cells.update(box, write), me.origin)
+
+    def _compare(
+        self, region: Region, box: Box, earlier: Toucher, did: str, me: Toucher, does: str, clock: Clock
+    ) -> None:
+        if earlier is me:
+            return
+        if not earlier.known(clock, me):
+            self._told(Race("race", region, box, earlier, did, me, does))
+        elif earlier.run == me.run and earlier.order > me.order:
+            self._told(Race("order", region, box, earlier, did, me, does))

@@ -19,7 +19,7 @@ class _Flow:
     done: Callable[[], None]
     since: float = 0.0
     rate: float = 0.0
-    turn: int = 0  # how often its rate has changed: an end that was foreseen at another one is none
+    version: int = 0  # how often its rate has changed: an end that was foreseen at another one is none
 
 
 class Flows:
@@ -38,24 +38,24 @@ class Flows:
         self._share(flow.ports, now)
 
     def _share(self, ports: tuple[Port, ...], now: float) -> None:
-        """Rates of the flows on these ports, which others have joined or left."""
+        """Rates of the flows on these ports, where others have begun or ended."""
         for flow in {flow: None for port in ports for flow in self._on[port]}:
             rate = self._machine.links.rate / max(len(self._on[port]) for port in flow.ports)
             if rate != flow.rate:
                 flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
                 flow.since, flow.rate = now, rate
-                flow.turn += 1
+                flow.version += 1
                 self._foresee(flow, now + flow.left / rate)
 
     def _foresee(self, flow: _Flow, stop: float) -> None:
-        turn = flow.turn
-        self._at(stop, lambda: self._end(flow, turn, stop))
+        version = flow.version
+        self._at(stop, lambda: self._end(flow, version, stop))
 
-    def _end(self, flow: _Flow, turn: int, now: float) -> None:
-        if turn != flow.turn:
+    def _end(self, flow: _Flow, version: int, now: float) -> None:
+        if version != flow.version:
             return
         for port in flow.ports:
             del self._on[port][flow]
-        flow.turn += 1
+        flow.version += 1
         self._share(flow.ports, now)
         flow.done()

@@ -34,13 +34,13 @@ from ..device.ir import (
     RecordEvent,
     StreamName,
 )
-from ..errors import Span as Place
+from ..errors import Span
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..machine import cost
 from ..machine.model import Machine
-from ..plan.ir import Plan, Work
+from ..plan.ir import CollectiveCall, Plan, Work
 from ..region import Region, called, peer_of, summary, way
-from ..trace import Kind, Lane, Launched, Span, Trace
+from ..trace import Lane, Launched, SpanKind, Trace, TraceSpan
 from ..types import TYPES
 from .links import Flows
 
@@ -48,7 +48,7 @@ from .links import Flows
 def simulate(plan: Plan, machine: Machine) -> Trace:
     """What would happen when, with a device for each rank. The plan must have passed its check: whatever waits is
     signalled."""
-    clock = _Clock(plan, machine)
+    clock = _VirtualClock(plan, machine)
     clock.run()
     return Trace(
         schedule=plan.schedule,
@@ -61,7 +61,7 @@ def simulate(plan: Plan, machine: Machine) -> Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class _Signal:
+class _SignalKey:
     """An event, or a word by its number."""
 
     of: EventName | int
@@ -77,7 +77,7 @@ class _Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stream:
+class _SimStream:
     """A stream with its actions. Side streams have no lane in the trace."""
 
     name: StreamName
@@ -99,20 +99,21 @@ class _Stream:
         return ""
 
 
-class _Clock:
+class _VirtualClock:
     def __init__(self, plan: Plan, machine: Machine) -> None:
         layout = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
         made = device_plan(layout, "streams")
         self.machine = machine
         self.launches, self.words = made.launches, made.words
         self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
+        self.calls = {command.op for _, command in plan.commands() if isinstance(command, CollectiveCall)}
         self.dtypes: dict[str, str] = {t.name: t.dtype for t in plan.tensors}
-        self.spans: list[Span] = []
+        self.spans: list[TraceSpan] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = 0.0
         self.counter = count()  # events of one time happen as they were made
-        self.raised: dict[_Signal, _Raised] = {}
-        self.waiting: dict[_Signal, list[Callable[[], None]]] = {}
+        self.raised: dict[_SignalKey, _Raised] = {}
+        self.waiting: dict[_SignalKey, list[Callable[[], None]]] = {}
         self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
         self.flows = Flows(machine, self.at)
         actions: dict[StreamName, list[Action]] = {}
@@ -131,14 +132,14 @@ class _Clock:
 
     # ---- signals
 
-    def seen(self, signal: _Signal, rank: int) -> float | None:
+    def seen(self, signal: _SignalKey, rank: int) -> float | None:
         """When `rank` sees the signal up; None while nothing has raised it."""
         raised = self.raised.get(signal)
         if raised is None:
             return None
         return raised.time if raised.rank == rank else raised.time + self.machine.links.signal_time
 
-    def lift(self, signal: _Signal, time: float, by: _Stream) -> None:
+    def lift(self, signal: _SignalKey, time: float, by: _SimStream) -> None:
         label = f"{self._text(signal)} of rank {by.rank} stream {by.label}"
         if by.name.kind == "wait":  # what a side stream has waited for is what its event tells
             label = self.heard[by.name]
@@ -146,11 +147,17 @@ class _Clock:
         for action in self.waiting.pop(signal, ()):
             action()
 
-    def _text(self, signal: _Signal) -> str:
+    def _text(self, signal: _SignalKey) -> str:
         return str(signal.of) if isinstance(signal.of, EventName) else self.words[signal.of].purpose
 
     def wait(
-        self, stream: _Stream, stage: str, place: Place | None, signals: Sequence[_Signal], start: float, stop: float
+        self,
+        stream: _SimStream,
+        stage: str,
+        place: Span | None,
+        signals: Sequence[_SignalKey],
+        start: float,
+        stop: float,
     ) -> None:
         """Record a wait of a stage that ended when the last of the signals was seen."""
         last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
@@ -158,25 +165,25 @@ class _Clock:
         if stream.shown and stop > start:
             where = "" if place is None else place.place
             label = f"waits for {last.label}"
-            self.spans.append(Span(stream.rank, stream.name.number, "wait", label, stage, start, stop, where))
+            self.spans.append(TraceSpan(stream.rank, stream.name.number, "wait", label, stage, start, stop, where))
 
     # ---- a stream, from action to action; `now` is when it is free
 
-    def proceed(self, stream: _Stream, position: int, now: float) -> None:
+    def proceed(self, stream: _SimStream, position: int, now: float) -> None:
         while position < len(stream.actions):
             action = stream.actions[position]
             match action:
                 case RecordEvent(event=event):
-                    self.lift(_Signal(event), now, stream)
+                    self.lift(_SignalKey(event), now, stream)
                 case AwaitEvent(event=event):
-                    if not self._passed(stream, position, 0, [_Signal(event)], now):
+                    if not self._passed(stream, position, 0, [_SignalKey(event)], now):
                         return
                 case ChangeWords():
                     self._words(stream, position, 0, now)
                     return
                 case CopyMemory():
                     for word in action.words:
-                        self.lift(_Signal(word), now, stream)
+                        self.lift(_SignalKey(word), now, stream)
                     self._copy(stream, action.moves, 0, position, now)
                     return
                 case LaunchKernel(launch=number):
@@ -188,7 +195,7 @@ class _Clock:
                     pass
             position += 1
 
-    def _passed(self, stream: _Stream, position: int, index: int, signals: list[_Signal], now: float) -> bool:
+    def _passed(self, stream: _SimStream, position: int, index: int, signals: list[_SignalKey], now: float) -> bool:
         """Whether the stream need not wait. Else it goes on with the action's next part when it sees the signal."""
         (signal,) = signals
         seen = self.seen(signal, stream.rank)
@@ -211,20 +218,20 @@ class _Clock:
             self.later(stream, position + 1, seen)
         return False
 
-    def _words(self, stream: _Stream, position: int, index: int, now: float) -> None:
+    def _words(self, stream: _SimStream, position: int, index: int, now: float) -> None:
         """Changes `index` and those behind it, from `now` on."""
         action = stream.actions[position]
         assert isinstance(action, ChangeWords)
         while index < len(action.changes):
             change = action.changes[index]
             if change.raises:
-                self.lift(_Signal(change.word), now, stream)
-            elif not self._passed(stream, position, index, [_Signal(change.word)], now):
+                self.lift(_SignalKey(change.word), now, stream)
+            elif not self._passed(stream, position, index, [_SignalKey(change.word)], now):
                 return
             index += 1
         self.proceed(stream, position + 1, now)
 
-    def later(self, stream: _Stream, position: int, time: float) -> None:
+    def later(self, stream: _SimStream, position: int, time: float) -> None:
         self.at(time, lambda: self.proceed(stream, position, time))
 
     # ---- what takes time
@@ -232,7 +239,7 @@ class _Clock:
     def _size(self, region: Region) -> int:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
 
-    def _copy(self, stream: _Stream, moves: Sequence[Move], index: int, position: int, now: float) -> None:
+    def _copy(self, stream: _SimStream, moves: Sequence[Move], index: int, position: int, now: float) -> None:
         """Copy `index` and those behind it, from `now` on."""
         if index == len(moves):
             self.proceed(stream, position + 1, now)
@@ -243,9 +250,9 @@ class _Clock:
 
         def done() -> None:
             label = f"{move.stage}  {way(dst, src, stream.rank)}"
-            kind: Kind = "collective" if move.op < 0 else "copy"
+            kind: SpanKind = "collective" if move.op in self.calls else "copy"
             peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
-            span = Span(stream.rank, number, kind, label, move.stage, now, self.now, place, bytes=size, peer=peer)
+            span = TraceSpan(stream.rank, number, kind, label, move.stage, now, self.now, place, bytes=size, peer=peer)
             self.spans.append(span)
             self._copy(stream, moves, index + 1, position, self.now)
 
@@ -255,22 +262,22 @@ class _Clock:
             begin = now + self.machine.links.copy_time
             self.at(begin, lambda: self.flows.begin(begin, src.rank, dst.rank, size, done))
 
-    def _launch(self, stream: _Stream, launch: DeviceLaunch, position: int, now: float) -> None:
+    def _launch(self, stream: _SimStream, launch: DeviceLaunch, position: int, now: float) -> None:
         for index in range(len(launch.works)):  # several: copies
             now = self.work(stream, launch, index, now, first=index == 0)
         self.later(stream, position + 1, now)
 
-    def _spinning(self, stream: _Stream, launch: DeviceLaunch, position: int, now: float) -> None:
+    def _spinning(self, stream: _SimStream, launch: DeviceLaunch, position: int, now: float) -> None:
         begin = now + self.machine.device.launch_time
         self.at(begin, lambda: self._next_work(stream, launch, position, 0, begin))
 
-    def _next_work(self, stream: _Stream, launch: DeviceLaunch, position: int, index: int, now: float) -> None:
+    def _next_work(self, stream: _SimStream, launch: DeviceLaunch, position: int, index: int, now: float) -> None:
         """Work `index` is next from `now` on: it begins when all of its flags are seen, or looks again at the next."""
         if index == len(launch.works):
             self.proceed(stream, position + 1, now)
             return
         work = launch.works[index]
-        signals = [_Signal(self.flags[flag]) for flag in work.waits if flag in self.flags]
+        signals = [_SignalKey(self.flags[flag]) for flag in work.waits if flag in self.flags]
         begin = now
         for signal in signals:
             seen = self.seen(signal, stream.rank)
@@ -286,22 +293,22 @@ class _Clock:
         def end() -> None:
             for flag in work.signals:
                 if flag in self.flags:
-                    self.lift(_Signal(self.flags[flag]), self.now, stream)
+                    self.lift(_SignalKey(self.flags[flag]), self.now, stream)
             self._next_work(stream, launch, position, index + 1, self.now)
 
         self.at(stop, end)
 
-    def work(self, stream: _Stream, launch: DeviceLaunch, index: int, now: float, *, first: bool) -> float:
+    def work(self, stream: _SimStream, launch: DeviceLaunch, index: int, now: float, *, first: bool) -> float:
         """Record work `index` of a launch from `now` on; `first`: of a launch that does not wait, whose cost it has."""
         work, config = launch.works[index], launch.config
         kind, label, moved, flops, time = self._price(work, launch, first, stream.rank)
         stop = now + time + (self.machine.device.launch_time if first else 0.0)
         stage = launch.stages[index]
         self.spans.append(
-            Span(
+            TraceSpan(
                 stream.rank,
                 stream.name.number,
-                kind if work.op >= 0 else "collective",
+                "collective" if work.op in self.calls else kind,
                 f"{stage}  {label}",
                 stage,
                 now,
@@ -315,7 +322,7 @@ class _Clock:
         )
         return stop
 
-    def _price(self, work: Work, launch: DeviceLaunch, alone: bool, rank: int) -> tuple[Kind, str, int, int, float]:
+    def _price(self, work: Work, launch: DeviceLaunch, alone: bool, rank: int) -> tuple[SpanKind, str, int, int, float]:
         """Kind, label, bytes, operations and microseconds of a work."""
         machine = self.machine
         sms = launch.sms if launch.sms < machine.device.sms else None
@@ -345,9 +352,9 @@ class _Clock:
                 return "kernel", kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
 
-def _stream(stream: DeviceStream, actions: Sequence[Action]) -> _Stream:
+def _stream(stream: DeviceStream, actions: Sequence[Action]) -> _SimStream:
     assert stream.rank is not None  # control streams and callers' are not in the body of a run on streams
-    return _Stream(stream.name, stream.rank, stream.label, tuple(actions))
+    return _SimStream(stream.name, stream.rank, stream.label, tuple(actions))
 
 
 def _peer(work: Work, rank: int) -> int | None:

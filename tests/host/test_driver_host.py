@@ -14,7 +14,7 @@ import pytest
 from ficco_rt.driver.api import Binding
 from ficco_rt.driver.host.driver import HostDriver
 from ficco_rt.driver.host.order import parse_order
-from ficco_rt.driver.host.views import View
+from ficco_rt.driver.host.views import HostView
 from ficco_rt.errors import DeviceError, PlanError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.graph.ir import Argument, Kernel, KernelCall
@@ -447,10 +447,10 @@ def test_an_indexed_dimension_is_dropped() -> None:
 
 def test_one_box_is_the_memory_itself() -> None:
     memory = np.zeros((4, 4), np.float32)
-    view = View(memory, box("X", 0, (1, 3), (0, 2)), line(1))
+    view = HostView(memory, box("X", 0, (1, 3), (0, 2)), line(1))
     assert np.shares_memory(view.load(), memory)
     assert np.shares_memory(view.load32(), memory)
-    scattered = View(memory, segments("X", 0, [(3, 4), (0, 1)], [(0, 4)]), line(1))
+    scattered = HostView(memory, segments("X", 0, [(3, 4), (0, 1)], [(0, 4)]), line(1))
     assert not np.shares_memory(scattered.load(), memory)
     scattered.store(np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32))
     assert memory.tolist() == [[5, 6, 7, 8], [0, 0, 0, 0], [0, 0, 0, 0], [1, 2, 3, 4]]

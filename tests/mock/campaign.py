@@ -2,7 +2,8 @@
 
     python -m tests.mock.campaign --full [--driver hip]     # all of it; prints the table of docs/testing.md
 
-A life is: make the executor; verify a traced run on streams, one without marks, and a replayed graph; close. Faults are
+A life is: make the executor; verify a traced run on streams, one without timestamps, and a replayed graph; close.
+Faults are
 
     call       one driver call gives an error, each in turn
     interrupt  Ctrl-C while one driver call is made, each in turn

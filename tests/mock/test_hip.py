@@ -16,7 +16,7 @@ from ficco_rt.cli.main import execute
 from ficco_rt.compiler import build, load, plan_of
 from ficco_rt.device.ir import Placement
 from ficco_rt.driver.gpu.gpus import Gpus
-from ficco_rt.driver.gpu.vendor import Grid, Rows, Run
+from ficco_rt.driver.gpu.vendor import Grid, LinearCopy, PitchedCopy
 from ficco_rt.driver.hip.call import call
 from ficco_rt.driver.hip.vendor import Hip
 from ficco_rt.driver.registry import device_count, discover
@@ -65,9 +65,9 @@ def test_copies_between_devices_leave_compute_units_alone(hip: StandIn) -> None:
     gpus = Gpus(vendor, Placement((0, 1)), 30)
     a, b = (gpus.alloc(device, 4096, "a test") for device in gpus.devices.values())
     stream = gpus.control[1]
-    assert vendor.copy(Run(b, a, 64), stream)[1][3] == kinds.hipMemcpyDeviceToDeviceNoCU
-    assert vendor.copy_rows(Rows(b, a, 64, 2, 128, 128), stream)[1][6] == kinds.hipMemcpyDeviceToDeviceNoCU
-    assert vendor.copy(Run(a, a + 64, 64), stream)[1][3] == kinds.hipMemcpyDeviceToDevice
+    assert vendor.copy(LinearCopy(b, a, 64), stream)[1][3] == kinds.hipMemcpyDeviceToDeviceNoCU
+    assert vendor.copy_rows(PitchedCopy(b, a, 64, 2, 128, 128), stream)[1][6] == kinds.hipMemcpyDeviceToDeviceNoCU
+    assert vendor.copy(LinearCopy(a, a + 64, 64), stream)[1][3] == kinds.hipMemcpyDeviceToDevice
     # a signal is such a copy too, to its own device as well: of a word that its stream's device has
     for flag in (a, b):
         function, arguments = vendor.signal_action(flag, stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device.launches import Launches
+from ficco_rt.device.launches import LaunchPlanner
 from ficco_rt.driver.gpu import binding, runs
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
@@ -42,6 +42,6 @@ def test_without_that_room_nothing_goes_on(cuda: StandIn, monkeypatch: pytest.Mo
     """So the stand-in's multiprocessors are held as a GPU's are."""
     monkeypatch.setattr(runs, "DRAIN", 0.1)
     monkeypatch.setattr(binding, "check", lambda plan: None)  # it would say so
-    monkeypatch.setattr(Launches, "_share", lambda self, device, sms: sms)
+    monkeypatch.setattr(LaunchPlanner, "_share", lambda self, device, sms: sms)
     with pytest.raises(DeviceError, match=r"whose works wait for flags"):
         shared(cuda, "ag_gemm/streamed", 4, 1, timeout=0.3)

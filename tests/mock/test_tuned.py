@@ -97,7 +97,7 @@ def test_tiles_wait_along_k(cuda: StandIn, sms: int, monkeypatch: pytest.MonkeyP
     assert works == [5, 5]  # the own rows, a piece, and three of K
     made = []
 
-    def noted(*arguments: Any, **options: Any) -> tables.Launch:
+    def noted(*arguments: Any, **options: Any) -> tables.PackedLaunch:
         made.append(tables.build(*arguments, **options))
         return made[-1]
 

@@ -45,13 +45,14 @@ def addends(draw: st.DrawFn, m: int, n: int, step: int, dtypes: tuple[str, ...])
         # one shape: addends that lie in one matrix name the same one
         found.append(
             tiles.Addend(
-                tiles.Operand(tiles.Matrix(address, 4096, 4096, 4096), rows, columns), draw(st.sampled_from(dtypes))
+                tiles.MatrixOperand(tiles.Matrix(address, 4096, 4096, 4096), rows, columns),
+                draw(st.sampled_from(dtypes)),
             )
         )
     return tuple(found)
 
 
-def assert_addends(table: Table, work: tiles.Work, staged: bool) -> None:
+def assert_addends(table: Table, work: tiles.MatrixWork, staged: bool) -> None:
     """Each element of the output has each of its addends once, if `staged` by one of its splits, else by all."""
     if not work.addends:
         assert len(table.added) == len(table.addends) == 0
@@ -77,7 +78,7 @@ def assert_addends(table: Table, work: tiles.Work, staged: bool) -> None:
             assert from_columns[c : c + wide].tolist() == list(range(record["col"], record["col"] + wide))
 
 
-def assert_whole(table: Table, work: tiles.Work, left_transposed: bool, right_transposed: bool) -> None:
+def assert_whole(table: Table, work: tiles.MatrixWork, left_transposed: bool, right_transposed: bool) -> None:
     """Every element of the work's output is made once, from its row of the left and its column of the right operand,
     over all of K."""
     # where each element of the output must come from

@@ -9,7 +9,7 @@ import pytest
 
 from ficco_rt.errors import InternalError
 from ficco_rt.kernels import compiler, mfma, sm80, sm90
-from ficco_rt.kernels.compiler import KERNELS, Source
+from ficco_rt.kernels.compiler import KERNELS, KernelSource
 
 SMALL = 'extern "C" __global__ void twice(float* x) { x[threadIdx.x] *= 2; }'
 OPTIONS = ("-arch=sm_80",)
@@ -76,7 +76,7 @@ INCLUDING = {
 
 
 def test_headers_go_with_their_source(tmp_path: Path) -> None:
-    source = Source.of(files(tmp_path / "all", INCLUDING))
+    source = KernelSource.of(files(tmp_path / "all", INCLUDING))
     assert source.name == "main.cu"
     assert source.headers == (
         ("parts/part.cuh", INCLUDING["parts/part.cuh"]),
@@ -106,15 +106,15 @@ def test_the_cache_tells_headers_apart(tmp_path: Path) -> None:
 def test_a_header_has_one_spelling_in_a_source(tmp_path: Path) -> None:
     two = {**INCLUDING, "main.cu": '#include "number.h"\n' + INCLUDING["main.cu"]}
     with pytest.raises(InternalError, match=r'main\.cu: \S+/two/number\.h is "number\.h" and "\.\./number\.h"'):
-        Source.of(files(tmp_path / "two", two))
+        KernelSource.of(files(tmp_path / "two", two))
     same = {"main.cu": '#include "a.h"\n#include "d/b.h"\n', "a.h": "", "d/b.h": '#include "a.h"\n', "d/a.h": ""}
     with pytest.raises(InternalError, match=r'main\.cu: "a\.h" is \S+/same/a\.h and \S+/same/d/a\.h'):
-        Source.of(files(tmp_path / "same", same))
+        KernelSource.of(files(tmp_path / "same", same))
 
 
 def test_each_header_of_ours_is_included_by_a_source() -> None:
     sources = [sm90.SOURCE, sm80.SOURCE, mfma.SOURCE, KERNELS / "naive.cu"]
-    included = {spelling.split("/")[-1] for source in sources for spelling, _ in Source.of(source).headers}
+    included = {spelling.split("/")[-1] for source in sources for spelling, _ in KernelSource.of(source).headers}
     headers = {f.name for f in KERNELS.rglob("*") if f.suffix in (".h", ".cuh")}
     assert included == headers
     assert {f.name for f in KERNELS.iterdir() if f.is_file()} - headers == {source.name for source in sources}

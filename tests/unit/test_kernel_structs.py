@@ -11,7 +11,7 @@ import pytest
 
 from ficco_dsl.diagnostics import Span
 from ficco_rt.driver.gpu import naive
-from ficco_rt.driver.gpu.tensors import Tensor
+from ficco_rt.driver.gpu.tensors import DeviceTensor
 from ficco_rt.kernels import mfma, sm80, sm90, tiles
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.plan.ir import CopyWork, GemmWork, Launch, LaunchAttributes, ReduceWork, Work
@@ -57,10 +57,10 @@ def test_records_of_the_table(name: str, dtype: np.dtype[np.void], of_tiles: dic
     assert of_tiles[name].size == dtype.itemsize
 
 
-def work() -> tiles.Work:
+def work() -> tiles.MatrixWork:
     a, b, c, d = (tiles.Matrix(address << 12, 256, 256, 256) for address in (1, 2, 3, 4))
-    term = tiles.Term(tiles.Operand(d, WHOLE, WHOLE), "bf16")
-    return tiles.Work(
+    term = tiles.Term(tiles.MatrixOperand(d, WHOLE, WHOLE), "bf16")
+    return tiles.MatrixWork(
         a, b, c, *(6 * (WHOLE,)), waits=(64, 128), signals=(192,), terms=(term,), term_waits=(256,)
     )  # fmt: skip
 
@@ -143,8 +143,8 @@ def packed(works: list[Work]) -> tuple[bytes, bytes]:
     """The kernel's argument, and what lies at address 0x10000."""
     places = {"A": 1 << 20, "B": 2 << 20, "C": 3 << 20, "D": 4 << 20}
 
-    def resolve(region: Region) -> Tensor:
-        return Tensor(places[region.tensor], (300, 500), "fp32" if region.tensor == "D" else "bf16", 0, False)
+    def resolve(region: Region) -> DeviceTensor:
+        return DeviceTensor(places[region.tensor], (300, 500), "fp32" if region.tensor == "D" else "bf16", 0, False)
 
     command = Launch("naive", tuple(works), True, LaunchAttributes(0, None, None, None), "mm")
     (made,) = naive.pack(command, resolve, lambda flag: 8 * flag, ("-std=c++17",), 4, (96, 104, 112))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,10 @@ MACHINE = {"ficco_rt.machine"}
 GRAPH = {"ficco_rt.graph"}
 KERNELS = {"ficco_rt.kernels"}
 PLAN = {"ficco_rt.plan"}
+DEVICE = {"ficco_rt.device"}
 DRIVER_API = {"ficco_rt.driver.api", "ficco_rt.driver.registry"}
 IRS = {"ficco_rt.plan.ir", "ficco_rt.graph.ir"}
+FINISHED = {"ficco_rt.plan.issue", "ficco_rt.plan.kernel_works"}  # read a finished plan: the order of issue, works
 
 ALLOWED: dict[str, set[str]] = {
     "ficco_dsl": set(),
@@ -36,10 +40,12 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.kernels": LEAVES | NODES | MACHINE,
     "ficco_rt.graph": LEAVES | NODES,
     "ficco_rt.plan": LEAVES | NODES | MACHINE | GRAPH | KERNELS,
+    # a device plan is made of a finished plan, and says more of it
+    "ficco_rt.device": LEAVES | NODES | MACHINE | KERNELS | PLAN | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     # a driver carries plans out: it knows their commands, not how they came about
-    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | IRS | {"ficco_rt.library"},
+    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | DEVICE | IRS | FINISHED | {"ficco_rt.library"},
     "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir", "ficco_rt.sim"},
-    "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | {"ficco_rt.graph.ir"},
+    "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir"},
     "ficco_rt.compiler": LEAVES | MACHINE | GRAPH | PLAN | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files"},
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
@@ -117,6 +123,40 @@ def test_imports_follow_the_arrows(name: str) -> None:
         if not good:
             wrong.append(f"{MODULES[name].relative_to(ROOT)}:{line} imports {target}")
     assert not wrong, "\n".join(wrong)
+
+
+def circle(graph: Mapping[str, set[str]], start: str) -> list[str]:
+    """The shortest way along the imports from a module back to it; nothing if there is none."""
+    came_from: dict[str, str] = {}
+    ahead = deque([start])
+    while ahead:
+        name = ahead.popleft()
+        for target in sorted(graph[name]):
+            if target == start:
+                way = [name]
+                while way[-1] != start:
+                    way.append(came_from[way[-1]])
+                return [*reversed(way), start]
+            if target not in came_from:
+                came_from[target] = name
+                ahead.append(target)
+    return []
+
+
+def test_no_circle_of_imports() -> None:
+    """Imports inside functions and under TYPE_CHECKING count too: two modules that need each other are one thing."""
+    graph = {
+        name: {target for _, target, _ in imports(name, ast.parse(path.read_text(encoding="utf-8")))} & set(MODULES)
+        for name, path in MODULES.items()
+    }
+    circles = {frozenset(way): " → ".join(way) for name in MODULES if (way := circle(graph, name))}
+    assert not circles, "\n".join(circles.values())
+
+
+def test_a_circle_of_imports_is_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}
+    assert circle(graph, "a") == ["a", "b", "c", "a"]
+    assert circle(graph, "d") == []
 
 
 def test_only_the_command_line_prints_and_exits() -> None:

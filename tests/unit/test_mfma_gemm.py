@@ -17,7 +17,7 @@ from ficco_rt.kernels import by_address
 from ficco_rt.kernels.mfma import choice, cost
 from ficco_rt.kernels.mfma import variants as mfma
 from ficco_rt.kernels.signature import Signature
-from ficco_rt.kernels.tiles import Addend, Matrix, Operand, Work
+from ficco_rt.kernels.tiles import Addend, Matrix, MatrixOperand, MatrixWork
 from ficco_rt.region import Interval
 from tests.simt import amd
 from tests.unit.gemm_tables import addends, assert_addends
@@ -56,12 +56,12 @@ def matrix(address: int, rows: Spans, columns: Spans) -> Matrix:
 
 
 @st.composite
-def works(draw: st.DrawFn) -> Work:
+def works(draw: st.DrawFn) -> MatrixWork:
     m, n, k = draw(st.integers(1, 700)), draw(st.integers(1, 700)), draw(st.integers(1, 800))
     left_rows, out_rows = draw(pieces(m, 1)), draw(pieces(m, 1))
     right_columns, out_columns = draw(pieces(n, 8)), draw(pieces(n, 8))
     left_columns, right_rows = draw(pieces(k, 8)), draw(pieces(k, 8))
-    return Work(
+    return MatrixWork(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
         out_columns, signals=(4096,), addends=draw(addends(m, n, 8, ("bf16", "fp32"))),
@@ -71,7 +71,7 @@ def works(draw: st.DrawFn) -> Work:
 @settings(deadline=None)
 @given(works(), st.sampled_from(mfma.VARIANTS), st.integers(1, 140), st.integers(1, 6), st.sampled_from([None, 1, 3]))
 def test_tiles_make_every_element_once_from_the_right_operands(
-    work: Work, variant: mfma.Variant, units: int, splits: int, band: int | None
+    work: MatrixWork, variant: mfma.Variant, units: int, splits: int, band: int | None
 ) -> None:
     signature = Signature("bf16", "bf16", False, False)
     made_of = by_address.build([work], variant, signature, blocks=units, stages=2, tail_splits=splits, band=band)
@@ -119,7 +119,10 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     good = Matrix(0, 256, 256, 256)
 
     def reason(left: Matrix = good, k: Spans = whole, n: Spans = whole, turned: bool = False) -> str | None:
-        work, signature = Work(left, good, good, whole, k, k, n, whole, n), Signature("bf16", "bf16", False, turned)
+        work, signature = (
+            MatrixWork(left, good, good, whole, k, k, n, whole, n),
+            Signature("bf16", "bf16", False, turned),
+        )
         return by_address.refusal([work], signature, mfma.LONGEST)
 
     assert reason() is None
@@ -250,7 +253,7 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
     added, terms, held = [], [], []
     for i, kind in enumerate(case.terms):
         if kind == "out":
-            terms.append(Addend(Operand(c.matrix, whole_m, case.cut[1]), case.out))
+            terms.append(Addend(MatrixOperand(c.matrix, whole_m, case.cut[1]), case.out))
             continue
         # in two pieces of rows, the other way round; columns end with the memory
         memory = Memory(m + 9, n + 8, kind)
@@ -260,10 +263,10 @@ def run(case: Case, tmp_path: Path, seed: int) -> None:
         data = draw.integers(-4, 5, (m, n))
         memory.values[np.ix_(flat(spans), flat(beside))] = data
         added.append(data)
-        terms.append(Addend(Operand(memory.matrix, spans, beside), kind))
+        terms.append(Addend(MatrixOperand(memory.matrix, spans, beside), kind))
         held.append(memory)
     r, d = case.cut[0], case.cut[2]
-    work = Work(
+    work = MatrixWork(
         a.matrix, b.matrix, c.matrix, *((d, r) if left_t else (r, d)), *((whole_n, d) if right_t else (d, whole_n)),
         whole_m, case.cut[1], case.accumulate, (places[0],), (places[1], places[2]), tuple(terms),
         (places[3],) if terms else (),

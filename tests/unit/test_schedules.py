@@ -30,7 +30,7 @@ def test_the_library_is_whole() -> None:
 
 
 @pytest.mark.parametrize("entry", library.entries(), ids=lambda e: e.name)
-def test_a_schedule_says_what_it_is(entry: library.Entry) -> None:
+def test_a_schedule_says_what_it_is(entry: library.ShippedSchedule) -> None:
     """A title, when it is right, its source; the name is that of the file."""
     text = entry.path.read_text(encoding="utf-8")
     assert ficco_dsl.format_text(text, str(entry.path)) == text

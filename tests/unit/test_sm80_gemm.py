@@ -25,7 +25,7 @@ from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix
 Spans = tuple[Interval, ...]
 
 
-def refusal(work: tiles.Work, dtype: str = "bf16", left_t: bool = False, right_t: bool = False) -> str | None:
+def refusal(work: tiles.MatrixWork, dtype: str = "bf16", left_t: bool = False, right_t: bool = False) -> str | None:
     return by_address.refusal([work], Signature(dtype, dtype, left_t, right_t), sm80.LONGEST)
 
 
@@ -37,7 +37,7 @@ def ragged(draw: st.DrawFn, size: int) -> Spans:
 
 
 @st.composite
-def works(draw: st.DrawFn) -> tuple[tiles.Work, bool, bool]:
+def works(draw: st.DrawFn) -> tuple[tiles.MatrixWork, bool, bool]:
     m, n, k = draw(st.integers(1, 700)), draw(st.integers(1, 600)), draw(st.integers(1, 500))
     left_t, right_t = draw(st.booleans()), draw(st.booleans())
     rows = ragged(m) if left_t else pieces(m, 1)
@@ -49,7 +49,7 @@ def works(draw: st.DrawFn) -> tuple[tiles.Work, bool, bool]:
     matrices = (matrix(1 << 20, *left), matrix(2 << 20, *right), matrix(3 << 20, out_m, out_n))
     terms = draw(addends(m, n, 8, ("bf16", "fp32")))
     waits = (64, 128) if terms else ()
-    work = tiles.Work(*matrices, *left, *right, out_m, out_n, signals=(4096,), addends=terms, addend_waits=waits)
+    work = tiles.MatrixWork(*matrices, *left, *right, out_m, out_n, signals=(4096,), addends=terms, addend_waits=waits)
     assume(refusal(work, left_t=left_t, right_t=right_t) is None)  # terms may cut rows that lie together
     return work, left_t, right_t
 
@@ -57,7 +57,7 @@ def works(draw: st.DrawFn) -> tuple[tiles.Work, bool, bool]:
 @settings(deadline=None)
 @given(works(), st.sampled_from(sm80.VARIANTS), st.integers(1, 300), st.integers(1, 6), st.sampled_from([None, 1, 3]))
 def test_tiles_make_every_element_once_from_the_right_operands(
-    made: tuple[tiles.Work, bool, bool], variant: sm80.Variant, blocks: int, splits: int, band: int | None
+    made: tuple[tiles.MatrixWork, bool, bool], variant: sm80.Variant, blocks: int, splits: int, band: int | None
 ) -> None:
     work, *turned = made
     signature = Signature("bf16", "bf16", *turned)
@@ -74,10 +74,11 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     a, b, c, d = (tiles.Matrix(address, 256, 256, 264) for address in (0x1000, 0x2000, 0x3000, 0x4000))
     e = tiles.Matrix(0x5000, 512, 256, 264)
     terms = [
-        tiles.Addend(tiles.Operand(m, (Interval(r, r + 256),), spans), "fp32") for m, r in ((c, 0), (e, 0), (e, 256))
+        tiles.Addend(tiles.MatrixOperand(m, (Interval(r, r + 256),), spans), "fp32")
+        for m, r in ((c, 0), (e, 0), (e, 256))
     ]
     works = [
-        tiles.Work(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,), addends=tuple(terms))
+        tiles.MatrixWork(a, b, out, spans, spans, spans, spans, spans, spans, waits=(0x40,), addends=tuple(terms))
         for out in (c, d)
     ]
     launch = by_address.build(works, sm80.VARIANTS[2], Signature("bf16", "fp32", False, True), blocks=264, stages=3)
@@ -102,7 +103,7 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     good = tiles.Matrix(0, 256, 256, 256)
 
     def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
-        return refusal(tiles.Work(left, good, good, whole, k, k, n, whole, n))
+        return refusal(tiles.MatrixWork(left, good, good, whole, k, k, n, whole, n))
 
     assert reason() is None
     assert reason(k=(Interval(0, 13), Interval(16, 17))) is None
@@ -114,8 +115,8 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
     assert "more than" in str(reason(tiles.Matrix(0, 256, 256, 1 << 25)))
 
     def of_term(dtype: str, address: int, rows: Spans, column: int = 0, left_t: bool = False) -> str | None:
-        place = tiles.Operand(tiles.Matrix(address, 512, 512, 512), rows, (Interval(column, column + 256),))
-        work = tiles.Work(
+        place = tiles.MatrixOperand(tiles.Matrix(address, 512, 512, 512), rows, (Interval(column, column + 256),))
+        work = tiles.MatrixWork(
             good, good, good, whole, whole, whole, whole, whole, whole, addends=(tiles.Addend(place, dtype),)
         )
         return refusal(work, left_t=left_t)

@@ -32,7 +32,7 @@ def named(name: str) -> variants.Variant:
 
 
 @st.composite
-def works(draw: st.DrawFn) -> tiles.Work:
+def works(draw: st.DrawFn) -> tiles.MatrixWork:
     m, n = draw(st.integers(1, 700)), draw(st.integers(1, 90)) * 8
     left_rows, out_rows = draw(pieces(m, 1)), draw(pieces(m, 1))
     right_columns, out_columns = draw(pieces(n, 8)), draw(pieces(n, 8))
@@ -42,7 +42,7 @@ def works(draw: st.DrawFn) -> tiles.Work:
     else:
         k = draw(st.integers(1, 100)) * 8
         left_columns = right_rows = (Interval(0, k),)
-    return tiles.Work(
+    return tiles.MatrixWork(
         matrix(1 << 20, left_rows, left_columns), matrix(2 << 20, right_rows, right_columns),
         matrix(3 << 20, out_rows, out_columns), left_rows, left_columns, right_rows, right_columns, out_rows,
         out_columns, signals=(4096,), addends=(added := draw(addends(m, n, 8, ("bf16",)))),
@@ -60,7 +60,7 @@ def works(draw: st.DrawFn) -> tiles.Work:
     st.booleans(),
 )
 def test_tiles_make_every_element_once_from_the_right_operands(
-    work: tiles.Work, variant: variants.Variant, sms: int, splits: int, band: int | None, whole: bool
+    work: tiles.MatrixWork, variant: variants.Variant, sms: int, splits: int, band: int | None, whole: bool
 ) -> None:
     split_k = SplitK(works=(splits,)) if whole else SplitK(tail=splits)
     clusters = variant.clusters(sms)
@@ -93,7 +93,7 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     assert table.signals[0]["target"] == len(table.tiles) * variant.warps
 
 
-def in_pieces(*rows: int, n: int = 2560, k: int = 8192, signals: bool = False) -> list[tiles.Work]:
+def in_pieces(*rows: int, n: int = 2560, k: int = 8192, signals: bool = False) -> list[tiles.MatrixWork]:
     """A product's rows in pieces, of which all but the first wait for a flag."""
     edges = [sum(rows[:i]) for i in range(len(rows) + 1)]
     left, right, out = (tiles.Matrix(i << 20, *shape, shape[1])
@@ -101,7 +101,7 @@ def in_pieces(*rows: int, n: int = 2560, k: int = 8192, signals: bool = False) -
     depth, columns = (Interval(0, k),), (Interval(0, n),)
     pieces = [(Interval(a, b),) for a, b in pairwise(edges)]
     return [
-        tiles.Work(left, right, out, piece, depth, depth, columns, piece, columns, waits=(64 * i,) if i else (),
+        tiles.MatrixWork(left, right, out, piece, depth, depth, columns, piece, columns, waits=(64 * i,) if i else (),
                    signals=(4096,) if signals else ())
         for i, piece in enumerate(pieces)
     ]  # fmt: skip
@@ -137,7 +137,7 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     parts = choice.split_k_of(v, in_pieces(*[128] * 64), [2560], 8192, 132).works
     assert list(parts) == sorted(parts)
     # their ends are hidden where consumers take turns; the last ones stay whole if they come early, or along K
-    late = choice.phases(works, 8192, 92.0)
+    late = choice.wait_groups(works, 8192, 92.0)
     by_turns = choice.choose([512] * 4, [2560], 8192, 132, False, late=late).variant
     assert by_turns.pingpong
     assert by_turns.tile == v.tile
@@ -147,12 +147,12 @@ def test_works_that_come_one_by_one_and_make_few_tiles_are_cut() -> None:
     assert choice.split_k_of(v, [*firsts, along_k], [2560], 8192, 132) == SplitK(works=(2, 2, 1, 1))
 
 
-def added_late(works: Sequence[tiles.Work], signals: int = 0) -> list[tiles.Work]:
+def added_late(works: Sequence[tiles.MatrixWork], signals: int = 0) -> list[tiles.MatrixWork]:
     """The same with a term each, whose flags are waited for in place of the operands'; the first `signals` signal."""
     term = tiles.Matrix(9 << 20, works[0].out.rows, works[0].out.columns, works[0].out.pitch)
     return [
         replace(w, waits=(), addend_waits=w.waits, signals=(4096 + 64 * i,) if i < signals else (),
-                addends=(tiles.Addend(tiles.Operand(term, w.out_rows, w.out_columns), "bf16"),))
+                addends=(tiles.Addend(tiles.MatrixOperand(term, w.out_rows, w.out_columns), "bf16"),))
         for i, w in enumerate(works)
     ]  # fmt: skip
 
@@ -176,22 +176,22 @@ def test_the_last_wave_is_cut_if_nothing_in_it_signals(rows: tuple[int, ...], ta
 def test_what_is_added_comes_behind_the_operands() -> None:
     """A wait for it is for the end of a work: the operands are there."""
     works = added_late(in_pieces(512, 512, 512))
-    free, *late = choice.phases(works, 8192)
+    free, *late = choice.wait_groups(works, 8192)
     assert (free.first, free.last, free.share) == (0.0, 0.0, 1.0)
     assert [p.first for p in late] == [0.0, 0.0]
     assert [p.share for p in late] == [0.0, 0.0]
     assert 0 < late[0].last < late[1].last
     assert late[1].last == pytest.approx(2 * late[0].last)
-    waited = choice.phases(in_pieces(512, 512, 512), 8192)  # 8192 operands a row, 2560 that are added
+    waited = choice.wait_groups(in_pieces(512, 512, 512), 8192)  # 8192 operands a row, 2560 that are added
     assert late[1].last < waited[2].last
-    assert choice.phases(works, 8192, 50.0)[-1].last == pytest.approx(50.0)
+    assert choice.wait_groups(works, 8192, 50.0)[-1].last == pytest.approx(50.0)
 
 
 def test_of_variants_that_wait_alike_the_fastest_is_chosen() -> None:
     """If what is added comes last of all, no variant ends before another: then what one does alone counts."""
     sizes = ([512] * 4, [2560], 8192, 132, False)
     alone = choice.choose(*sizes, addends=1)
-    late = choice.phases(added_late(in_pieces(512, 512, 512, 512)), 8192, 10_000.0)
+    late = choice.wait_groups(added_late(in_pieces(512, 512, 512, 512)), 8192, 10_000.0)
     found = choice.choose(*sizes, late=late, addends=1)
     assert found.variant == alone.variant != variants.VARIANTS[0]
     assert found.estimate == pytest.approx(10_000, abs=20)
@@ -199,7 +199,7 @@ def test_of_variants_that_wait_alike_the_fastest_is_chosen() -> None:
 
 def in_depth(
     *sizes: int, waits: Sequence[tuple[int, ...]], signals: Sequence[tuple[int, ...]] = ()
-) -> list[tiles.Work]:
+) -> list[tiles.MatrixWork]:
     """A product as a work for each piece of K, each but the first added to what is there."""
     m, n, k = 512, 512, sum(sizes)
     a, b, c = (tiles.Matrix(i << 20, *shape, shape[1]) for i, shape in enumerate([(m, k), (k, n), (m, n)]))
@@ -207,7 +207,9 @@ def in_depth(
     edges = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
     pieces = [(Interval(low, high),) for low, high in pairwise(edges)]
     return [
-        tiles.Work(a, b, c, rows, piece, piece, columns, rows, columns, i > 0, waits[i], signals[i] if signals else ())
+        tiles.MatrixWork(
+            a, b, c, rows, piece, piece, columns, rows, columns, i > 0, waits[i], signals[i] if signals else ()
+        )
         for i, piece in enumerate(pieces)
     ]
 
@@ -274,15 +276,15 @@ def test_pieces_of_k_keep_their_flags_however_k_is_split(
 
 
 def test_stores_of_short_products_are_spread_where_that_was_measured_to_pay() -> None:
-    def paced(m: int, k: int, **more: Any) -> bool:
+    def throttled(m: int, k: int, **more: Any) -> bool:
         return choice.choose([m], [4096], k, 132, False, **more).variant.throttled
 
-    assert paced(16384, 1024)
-    assert not paced(16384, 1088)
-    assert not paced(2048, 1024)  # two waves
-    assert not paced(16384, 1024, addends=1)
-    assert not paced(16384, 1024, late=[cost.Phase((16384,), 10.0, 10.0)])
-    assert not paced(16384, 1024, throttled=False)
+    assert throttled(16384, 1024)
+    assert not throttled(16384, 1088)
+    assert not throttled(2048, 1024)  # two waves
+    assert not throttled(16384, 1024, addends=1)
+    assert not throttled(16384, 1024, late=[cost.WaitGroup((16384,), 10.0, 10.0)])
+    assert not throttled(16384, 1024, throttled=False)
 
 
 @pytest.mark.parametrize(("k", "rows"), [(1024, 4), (1088, 8)])
@@ -290,7 +292,7 @@ def test_paced_tiles_of_short_products_are_walked_in_narrow_bands(k: int, rows: 
     """So many rows of clusters' tiles come before the first tile of the next ones."""
     m, n, depth = ((Interval(0, size),) for size in (16384, 4096, k))
     left, right, out = matrix(1 << 20, m, depth), matrix(2 << 20, depth, n), matrix(3 << 20, m, n)
-    work = tiles.Work(left, right, out, m, depth, depth, n, m, n)
+    work = tiles.MatrixWork(left, right, out, m, depth, depth, n, m, n)
     v = named("sm90_gemm_128x256_c2_paced")
     band = choice.band(v, [work], PLAIN.transposed, 132)
     made = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=3, band=band)
@@ -330,7 +332,7 @@ def test_parts_of_works_lie_apart() -> None:
 def test_parameters_hold_what_the_kernel_reads() -> None:
     spans = (Interval(0, 256),)
     a, b, c = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000))
-    work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, waits=(0x40, 0x80), signals=(0xC0,))
+    work = tiles.MatrixWork(a, b, c, spans, spans, spans, spans, spans, spans, waits=(0x40, 0x80), signals=(0xC0,))
     launch = tables.build([work], variants.VARIANTS[0], TURNED, clusters=66, stages=4)
     maps = [bytes([i + 1]) * 128 for i in range(3)]
     table = launch.table
@@ -353,9 +355,9 @@ def test_parameters_hold_the_maps_of_terms() -> None:
     spans = (Interval(0, 256),)
     a, b, c, d = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000, 0x4000))
     e = tiles.Matrix(0x5000, 512, 256, 264)
-    added = [tiles.Addend(tiles.Operand(m, rows, spans), "bf16")
+    added = [tiles.Addend(tiles.MatrixOperand(m, rows, spans), "bf16")
              for m, rows in ((d, spans), (e, (Interval(256, 512),)), (e, spans))]  # fmt: skip
-    work = tiles.Work(a, b, c, spans, spans, spans, spans, spans, spans, addends=tuple(added))
+    work = tiles.MatrixWork(a, b, c, spans, spans, spans, spans, spans, spans, addends=tuple(added))
     launch = tables.build([work], variants.VARIANTS[0], TURNED, clusters=66, stages=4)
     maps = [bytes([i + 1]) * 128 for i in range(5)]
     data = launch.parameters(0x10000, 0x20000, maps)
@@ -375,8 +377,8 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
         terms = []
         for i, dtype in enumerate(dtypes):
             place = tiles.Matrix(address + i * apart, 256, 512, 512)
-            terms.append(tiles.Addend(tiles.Operand(place, whole, (Interval(column, column + 256),)), dtype))
-        work = tiles.Work(good, good, good, whole, whole, whole, whole, whole, whole, addends=tuple(terms))
+            terms.append(tiles.Addend(tiles.MatrixOperand(place, whole, (Interval(column, column + 256),)), dtype))
+        work = tiles.MatrixWork(good, good, good, whole, whole, whole, whole, whole, whole, addends=tuple(terms))
         return tables.refusal([work], Signature("bf16", out, False, False))
 
     assert of_terms(*["bf16"] * 9) is None
@@ -388,14 +390,14 @@ def test_what_the_kernel_cannot_take_is_said() -> None:
 
     def to_peers(count: int) -> str | None:
         outs = [tiles.Matrix(p << 32, 256, 256, 256) for p in range(count)]
-        works = [tiles.Work(good, good, out, whole, whole, whole, whole, whole, whole) for out in outs]
+        works = [tiles.MatrixWork(good, good, out, whole, whole, whole, whole, whole, whole) for out in outs]
         return tables.refusal(works, PLAIN)
 
     assert to_peers(8) is None
     assert to_peers(9) == "more than 8 different triples of operands in one launch"
 
     def reason(left: tiles.Matrix = good, k: Spans = whole, n: Spans = whole) -> str | None:
-        return tables.fits(tiles.Work(left, good, good, whole, k, k, n, whole, n), PLAIN)
+        return tables.fits(tiles.MatrixWork(left, good, good, whole, k, k, n, whole, n), PLAIN)
 
     assert reason() is None
     assert "no multiple of 16 bytes" in str(reason(tiles.Matrix(2, 256, 256, 256)))

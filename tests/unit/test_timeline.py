@@ -28,7 +28,7 @@ from ficco_rt.cli.drawing import (
 )
 from ficco_rt.cli.timeline import draw_file, sketch
 from ficco_rt.errors import UsageError
-from ficco_rt.trace import Lane, Span, Trace
+from ficco_rt.trace import Lane, Trace, TraceSpan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,7 +36,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def overlapped(ranks: int = 4, chunks: int = 4, copy: float = 9.0, gemm: float = 8.0) -> Trace:
     """All-gather + GEMM as it would look: pushes on one stream, GEMMs that wait for pieces on the other."""
     lanes: list[Lane] = []
-    spans: list[Span] = []
+    spans: list[TraceSpan] = []
     arrived: dict[tuple[int, int, int], float] = {}
     for rank in range(ranks):
         lanes += [Lane(2 * rank, rank, "dma", "copy"), Lane(2 * rank + 1, rank, "compute", "sm")]
@@ -46,19 +46,25 @@ def overlapped(ranks: int = 4, chunks: int = 4, copy: float = 9.0, gemm: float =
                 peer = (rank + k) % ranks
                 label, stop = f"gather  A → G@{peer} piece {c}", now + copy
                 spans.append(
-                    Span(rank, 2 * rank, "copy", label, "gather", now, stop, "x.ficco:24", bytes=1 << 21, peer=peer)
+                    TraceSpan(
+                        rank, 2 * rank, "copy", label, "gather", now, stop, "x.ficco:24", bytes=1 << 21, peer=peer
+                    )
                 )
                 now = arrived[peer, rank, c] = stop
     for rank in range(ranks):
         now = 3.0 + gemm
-        spans.append(Span(rank, 2 * rank + 1, "gemm", "own  C", "own", 3.0, now, "x.ficco:28", flops=10**9))
+        spans.append(TraceSpan(rank, 2 * rank + 1, "gemm", "own  C", "own", 3.0, now, "x.ficco:28", flops=10**9))
         for c in range(chunks):
             for k in range(1, ranks):
                 start = max(now, arrived[rank, (rank - k) % ranks, c])
                 if start > now:
-                    spans.append(Span(rank, 2 * rank + 1, "wait", "waits for gather", "rest", now, start, "x.ficco:33"))
+                    spans.append(
+                        TraceSpan(rank, 2 * rank + 1, "wait", "waits for gather", "rest", now, start, "x.ficco:33")
+                    )
                 now = start + gemm / 3
-                spans.append(Span(rank, 2 * rank + 1, "gemm", "rest  C", "rest", start, now, "x.ficco:33", flops=10**8))
+                spans.append(
+                    TraceSpan(rank, 2 * rank + 1, "gemm", "rest  C", "rest", start, now, "x.ficco:33", flops=10**8)
+                )
     return Trace("ag_gemm_test", "h200-switch", "virtual", ranks, tuple(lanes), tuple(spans))
 
 
@@ -99,7 +105,7 @@ def test_trace_file_is_what_perfetto_reads() -> None:
 
 
 def test_works_that_run_together_get_threads_of_their_own() -> None:
-    spans = tuple(Span(0, 0, "gemm", f"work {i}", "mm", float(i), i + 2.5, "x.ficco:1") for i in range(4))
+    spans = tuple(TraceSpan(0, 0, "gemm", f"work {i}", "mm", float(i), i + 2.5, "x.ficco:1") for i in range(4))
     trace = Trace("streamed", "h200-switch", "virtual", 1, (Lane(0, 0, "compute", "sm"),), spans)
     events = json.loads(tracefile.to_json(trace))["traceEvents"]
     assert [e["tid"] for e in events if e["ph"] == "X"] == [0, 1, 2, 0]
@@ -154,10 +160,10 @@ def test_bad_trace_files(text: str, message: str) -> None:
 def test_rank_use() -> None:
     lanes = (Lane(0, 0, "dma", "copy"), Lane(1, 0, "compute", "sm"))
     spans = (
-        Span(0, 0, "copy", "c", "move", 0.0, 10.0, "x:1"),
-        Span(0, 1, "wait", "w", "mm", 0.0, 4.0, "x:2"),
-        Span(0, 1, "gemm", "g", "mm", 4.0, 9.0, "x:2"),
-        Span(0, 1, "gemm", "g", "mm", 12.0, 20.0, "x:2"),
+        TraceSpan(0, 0, "copy", "c", "move", 0.0, 10.0, "x:1"),
+        TraceSpan(0, 1, "wait", "w", "mm", 0.0, 4.0, "x:2"),
+        TraceSpan(0, 1, "gemm", "g", "mm", 4.0, 9.0, "x:2"),
+        TraceSpan(0, 1, "gemm", "g", "mm", 12.0, 20.0, "x:2"),
     )
     trace = Trace("t", "m", "virtual", 1, lanes, spans)
     (use,) = rank_uses(trace)
@@ -166,7 +172,7 @@ def test_rank_use() -> None:
 
 
 def test_rows_hold_no_overlap() -> None:
-    spans = [Span(0, 0, "gemm", "", "s", a, b, "x:1") for a, b in ((0, 3), (1, 2), (2, 5), (3, 4), (2.5, 6))]
+    spans = [TraceSpan(0, 0, "gemm", "", "s", a, b, "x:1") for a, b in ((0, 3), (1, 2), (2, 5), (3, 4), (2.5, 6))]
     assert stack(spans) == [0, 1, 1, 0, 2]
 
 
@@ -274,7 +280,7 @@ def test_html_needs_nothing_else_and_holds_every_span() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_small_and_empty_traces_draw(ranks: int) -> None:
     lanes = tuple(Lane(r, r, "compute", "sm") for r in range(ranks))
-    for spans in ((), (Span(0, 0, "gemm", "g", "mm", 0.0, 0.0, "x:1"),)):
+    for spans in ((), (TraceSpan(0, 0, "gemm", "g", "mm", 0.0, 0.0, "x:1"),)):
         trace = Trace("t", "m", "virtual", ranks, lanes, spans)
         ET.fromstring(svg.draw(trace))
         html.draw(trace)
@@ -296,9 +302,9 @@ def test_many_spans_stay_small_and_quick() -> None:
 def test_sketch() -> None:
     lanes = (Lane(0, 0, "dma", "copy"), Lane(1, 0, "compute", "sm"))
     spans = (
-        Span(0, 0, "copy", "c", "gather", 0.0, 20.0, "x:1"),
-        Span(0, 1, "wait", "w", "rest", 0.0, 10.0, "x:2"),
-        Span(0, 1, "gemm", "g", "rest", 10.0, 40.0, "x:2"),
+        TraceSpan(0, 0, "copy", "c", "gather", 0.0, 20.0, "x:1"),
+        TraceSpan(0, 1, "wait", "w", "rest", 0.0, 10.0, "x:2"),
+        TraceSpan(0, 1, "gemm", "g", "rest", 10.0, 40.0, "x:2"),
     )
     trace = Trace("t", "m", "virtual", 1, lanes, spans)
     assert sketch(trace, Style(io.StringIO()), 59).splitlines() == [

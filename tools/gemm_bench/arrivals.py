@@ -15,7 +15,7 @@ from ficco_rt.kernels import tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.sm90.choice import choose
-from ficco_rt.kernels.sm90.cost import Phase
+from ficco_rt.kernels.sm90.cost import WaitGroup
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.region import Interval
 
@@ -86,10 +86,13 @@ class Product:
         """With the operands of `at`; a work for each piece, which waits for its flag, but the first."""
         a, b, c = self.data[at]
         works = [
-            tiles.Work(matrix(a), matrix(b), matrix(c), (s,), whole(a.shape[1]), whole(b.shape[0]), whole(b.shape[1]),
-                       (s,), whole(c.shape[1]), waits=(self.comes.flags.data_ptr() + 4 * i,) if i else ())
+            tiles.MatrixWork(
+                *(matrix(a), matrix(b), matrix(c)),
+                *((s,), whole(a.shape[1]), whole(b.shape[0]), whole(b.shape[1]), (s,), whole(c.shape[1])),
+                waits=(self.comes.flags.data_ptr() + 4 * i,) if i else (),
+            )
             for i, s in enumerate(self.cut)
-        ]  # fmt: skip
+        ]
         key = Key(v, Signature("bf16", "bf16", False, self.right_t))
         split_k = SplitK(works=(splits,) * len(self.cut))
         return Launch(build(works, key, blocks=sms(), stages=key.stages(SMEM), split_k=split_k), source)
@@ -111,7 +114,7 @@ def in_pieces(m: int, n: int, k: int, count: int, every: float, rounds: int, onl
     print(f"{m} × {n} × {k} in {count} pieces, one every {comes.every:.1f} µs")
     print(f"{'layout':7} {'kernel':24} {'all there µs':>12} {'one by one':>10}" + "      beside" * bool(beside))
     for right_t, layout in LAYOUTS:
-        late = [Phase((s.size,), every * i, every * i) for i, s in enumerate(cut)]
+        late = [WaitGroup((s.size,), every * i, every * i) for i, s in enumerate(cut)]
         chosen = choose([s.size for s in cut], [n], k, sms(), right_t, late=late).variant
         product = Product(layout, right_t, sets(m, n, k, right_t), cut, comes)
         found = entries(product, only, chosen, (None, beside) if beside else (None,))

@@ -36,7 +36,7 @@ class Addends:
         m, n = (sum(s.size for s in spans) for spans in (out_m, out_n))
         self.total = torch.zeros(m, n, dtype=torch.float64, device="cuda")
         self.out = out_dtype == dtype and rng.random() < 0.3  # what is there is an addend too
-        addends = [tiles.Addend(tiles.Operand(matrix(out), out_m, out_n), out_dtype)] if self.out else []
+        addends = [tiles.Addend(tiles.MatrixOperand(matrix(out), out_m, out_n), out_dtype)] if self.out else []
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for _ in range(rng.randint(1, 3)):
             kind = dtype if isinstance(key.variant, sm90.Variant) else rng.choice((out_dtype, "fp32"))
@@ -53,7 +53,7 @@ class Addends:
                     data[rng.randrange(m), rng.randrange(n)] = math.nan
                 host[torch.meshgrid(index(rows).cpu(), index(columns).cpu(), indexing="ij")] = data
                 self.total += data.cuda().double()
-                addends.append(tiles.Addend(tiles.Operand(matrix(device), rows, columns), kind))
+                addends.append(tiles.Addend(tiles.MatrixOperand(matrix(device), rows, columns), kind))
             self.copies.append((device, host))
         self.addends = tuple(addends)
         self.side = torch.cuda.Stream()
@@ -101,7 +101,7 @@ class Case:
     def launch(self, source: Path | None) -> Launch:
         left_t, right_t = self.key.signature.transposed
         g, flag, added = self.shape, self.flag, self.added
-        work = tiles.Work(
+        work = tiles.MatrixWork(
             matrix(self.left), matrix(self.right), matrix(self.out),
             g.left_k if left_t else g.left_m, g.left_m if left_t else g.left_k,
             g.right_n if right_t else g.right_k, g.right_k if right_t else g.right_n,

@@ -102,7 +102,9 @@ def check_chain(rng: random.Random, key: Key, source: Path | None) -> str | None
     flags = torch.zeros(links, dtype=torch.int32, device="cuda")
     flag = [flags.data_ptr() + 4 * i for i in range(links)]
     works = [
-        tiles.Work.of(operand(a), operand(right_store), operand(b), False, (flag[i - 1],) if i else (), (flag[i],))
+        tiles.MatrixWork.of(
+            operand(a), operand(right_store), operand(b), False, (flag[i - 1],) if i else (), (flag[i],)
+        )
         for i, (a, b) in enumerate(pairwise(chain))
     ]
     stages = rng.randint(2, key.stages(shared(1) - 1024))

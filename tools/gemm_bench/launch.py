@@ -17,7 +17,7 @@ from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import tables
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import WHOLE_K, SplitK
-from ficco_rt.kernels.tiles import Work
+from ficco_rt.kernels.tiles import MatrixWork
 
 from .device import SMEM, arch, call
 from .variants import Key
@@ -30,13 +30,13 @@ class Built:
     """A launch of a kernel, before it has memory."""
 
     key: Key
-    made: by_address.Launch | tables.Launch
+    made: by_address.PackedLaunch | tables.PackedLaunch
     blocks: int
     smem: int
 
 
 def build(
-    works: Sequence[Work],
+    works: Sequence[MatrixWork],
     key: Key,
     *,
     blocks: int,
@@ -91,7 +91,7 @@ class Launch:
         self.scratch = torch.zeros(max(256, table.scratch_bytes), dtype=torch.uint8, device="cuda")
         places = (self.constants.data_ptr(), self.scratch.data_ptr())
         cluster = built.key.variant.cluster
-        if isinstance(made, tables.Launch):
+        if isinstance(made, tables.PackedLaunch):
             block = made.parameters(*places, [encode(m) for m in made.maps])
         else:
             block = made.parameters(*places)

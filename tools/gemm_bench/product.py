@@ -26,8 +26,8 @@ def matrix(t: torch.Tensor) -> tiles.Matrix:
     return tiles.Matrix(t.data_ptr(), t.shape[0], t.shape[1], t.stride(0))
 
 
-def operand(t: torch.Tensor) -> tiles.Operand:
-    return tiles.Operand(matrix(t), whole(t.shape[0]), whole(t.shape[1]))
+def operand(t: torch.Tensor) -> tiles.MatrixOperand:
+    return tiles.MatrixOperand(matrix(t), whole(t.shape[0]), whole(t.shape[1]))
 
 
 def whole(n: int) -> tuple[Interval, ...]:
@@ -63,7 +63,7 @@ def plain(
     """c = a · b + addends over whole matrices."""
     m, k = a.shape
     n = c.shape[1]
-    work = tiles.Work(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
+    work = tiles.MatrixWork(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
                       whole(m), whole(n), addends=addends)  # fmt: skip
     key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
     stages = key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))

@@ -14,7 +14,7 @@ import numpy as np
 from ficco_rt.errors import NumbersError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.reference import take
-from ficco_rt.exec.verify import Values, tolerance
+from ficco_rt.exec.verify import InputValues, tolerance
 from ficco_rt.graph.ir import Claim
 from ficco_rt.plan.ir import Plan
 from ficco_rt.types import TYPES
@@ -30,7 +30,7 @@ class Draw:
     """Which random inputs."""
 
     seed: int
-    values: Values
+    values: InputValues
 
     def __str__(self) -> str:
         return f"{self.values} data, seed {self.seed}"

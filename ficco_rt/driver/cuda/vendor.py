@@ -10,11 +10,11 @@ from typing import Any
 from ... import env
 from ...device.features import usual
 from ...device.ir import Features
-from ...kernels.compiler import Source, compile_source
+from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.vendor import Action, Function, Grid, Handle, Opened, Rows, Run, Word
+from ..gpu.vendor import DriverCall, DriverFunction, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
 from .call import api, call
 from .tensor_map import encode
 
@@ -37,7 +37,7 @@ class Cuda:
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
 
-    def failure(self, function: Function, code: Any) -> Refused:
+    def failure(self, function: DriverFunction, code: Any) -> Refused:
         return call.failure(function, code)
 
     # ---- devices
@@ -103,10 +103,10 @@ class Cuda:
     def enter(self, context: Handle) -> None:
         call(self.cu.cuCtxSetCurrent, context)
 
-    def enter_action(self, context: Handle) -> Action:
+    def enter_action(self, context: Handle) -> DriverCall:
         return self.cu.cuCtxSetCurrent, (context,)
 
-    def anywhere(self, action: Action) -> bool:
+    def anywhere(self, action: DriverCall) -> bool:
         """A call whose handles know where they belong (`_placed`: which argument is the stream). NOTE the default
         streams do not: each is the current context's."""
         function, arguments = action
@@ -213,7 +213,7 @@ class Cuda:
 
     # ---- kernels
 
-    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+    def compile(self, source: KernelSource, options: Sequence[str]) -> bytes:
         return compile_source(source, options).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
@@ -246,10 +246,10 @@ class Cuda:
 
     # ---- actions
 
-    def copy(self, run: Run, stream: Handle) -> Action:
+    def copy(self, run: LinearCopy, stream: Handle) -> DriverCall:
         return self.cu.cuMemcpyDtoDAsync, (run.dst, run.src, run.size, stream)
 
-    def copy_rows(self, rows: Rows, stream: Handle) -> Action:
+    def copy_rows(self, rows: PitchedCopy, stream: Handle) -> DriverCall:
         box = self.cu.CUDA_MEMCPY2D()
         box.srcMemoryType = box.dstMemoryType = self.cu.CUmemorytype.CU_MEMORYTYPE_UNIFIED
         box.dstDevice, box.srcDevice = rows.dst, rows.src
@@ -257,7 +257,7 @@ class Cuda:
         box.WidthInBytes, box.Height = rows.width, rows.rows
         return self.cu.cuMemcpy2DAsync, (box, stream)
 
-    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action:
+    def copy_batch(self, runs: Sequence[LinearCopy], stream: Handle) -> DriverCall:
         """NOTE it cannot be captured into a graph: the copies would be missing from it."""
         cu = self.cu
         attributes = cu.CUmemcpyAttributes()
@@ -267,29 +267,29 @@ class Cuda:
         sizes = [r.size for r in runs]
         return cu.cuMemcpyBatchAsync, (to, of, sizes, len(runs), [attributes], [0], 1, stream)
 
-    def zero_action(self, address: int, words: int, stream: Handle) -> Action:
+    def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
         return self.cu.cuMemsetD32Async, (address, 0, words, stream)
 
-    def record_action(self, event: Handle, stream: Handle) -> Action:
+    def record_action(self, event: Handle, stream: Handle) -> DriverCall:
         return self.cu.cuEventRecord, (event, stream)
 
-    def wait_action(self, stream: Handle, event: Handle) -> Action:
+    def wait_action(self, stream: Handle, event: Handle) -> DriverCall:
         return self.cu.cuStreamWaitEvent, (stream, event, 0)
 
-    def signal_action(self, address: int, stream: Handle) -> Action:
+    def signal_action(self, address: int, stream: Handle) -> DriverCall:
         return self.cu.cuStreamWriteValue32, (stream, address, 1, 0)
 
-    def wait_flag_action(self, address: int, stream: Handle) -> Action:
+    def wait_flag_action(self, address: int, stream: Handle) -> DriverCall:
         until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         return self.cu.cuStreamWaitValue32, (stream, address, 1, until)
 
-    def words_actions(self, words: Sequence[Word], stream: Handle) -> Sequence[Action]:
+    def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
         if len(words) == 1:
             (word,) = words
             return [(self.signal_action if word.raised else self.wait_flag_action)(word.address, stream)]
         return [(self.cu.cuStreamBatchMemOp, (stream, len(words), [self._operation(word) for word in words], 0))]
 
-    def _operation(self, word: Word) -> Any:
+    def _operation(self, word: WordOp) -> Any:
         """A raise or a wait as a part of a batch."""
         kinds = self.cu.CUstreamBatchMemOpType
         made = self.cu.CUstreamBatchMemOpParams()
@@ -306,10 +306,10 @@ class Cuda:
         value.value = self.cu.cuuint32_t(1)
         return made
 
-    def graph_action(self, graph: Handle, stream: Handle) -> Action:
+    def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         return self.cu.cuGraphLaunch, (graph, stream)
 
-    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action:
+    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed: the call reads them from memory that the action keeps."""
         cu = self.cu
         config = cu.CUlaunchConfig()

@@ -28,17 +28,16 @@ from ...region import Region
 from ...trace import Launched
 from ...types import TYPES
 from .gpus import Gpus
-from .launches import BoundLaunch, Launches
+from .launches import BoundLaunch, LaunchBinder
 from .refused import Closing, concerning
-from .resources import Resources
-from .steps import ENTERS, Step, entered
-from .tensors import Tensor
-from .vendor import Action as DriverCall
-from .vendor import Handle, Rows, Run, Word
+from .resources import RunResources
+from .steps import ENTERS, DriverStep, entered
+from .tensors import DeviceTensor
+from .vendor import DriverCall, Handle, LinearCopy, PitchedCopy, WordOp
 
 KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
 
-Memory = Mapping[tuple[str, int], Tensor]
+Memory = Mapping[tuple[str, int], DeviceTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class Setting:
 class Calls:
     """The calls of a run. `enters`: some of them change the context."""
 
-    steps: tuple[Sequence[Step], ...]
+    steps: tuple[Sequence[DriverStep], ...]
     enters: bool
 
 
@@ -78,14 +77,14 @@ class Plans:
 
 
 @dataclass(slots=True, eq=False)
-class Binding:
+class BoundPlan:
     """One set of tensors, bound. `graphs` are by device."""
 
     plans: Plans
     memory: Memory
     launches: list[BoundLaunch] = field(default_factory=list)
     graphs: dict[int, Handle] = field(default_factory=dict)
-    bodies: dict[Mode, Sequence[Step]] = field(default_factory=dict)
+    bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
     calls: dict[Setting, Calls] = field(default_factory=dict)
 
     @property
@@ -97,15 +96,15 @@ class Binding:
 class Binder:
     """Makes bindings, and the calls of their runs."""
 
-    def __init__(self, gpus: Gpus, resources: Resources, launches: Launches) -> None:
+    def __init__(self, gpus: Gpus, resources: RunResources, launches: LaunchBinder) -> None:
         self._gpus = gpus
         self._resources = resources
         self._launches = launches
-        self.bindings: set[Binding] = set()
+        self.bindings: set[BoundPlan] = set()
 
-    def bind(self, plans: Plans, memory: Memory) -> Binding:
+    def bind(self, plans: Plans, memory: Memory) -> BoundPlan:
         """Raises DeviceError; nothing is left of it then."""
-        binding = Binding(plans, memory)
+        binding = BoundPlan(plans, memory)
         self.bindings.add(binding)
         try:
             streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
@@ -120,7 +119,7 @@ class Binder:
             raise
         return binding
 
-    def release(self, binding: Binding) -> None:
+    def release(self, binding: BoundPlan) -> None:
         """Give back what a binding holds."""
         self.bindings.discard(binding)
         closing = Closing()
@@ -129,7 +128,7 @@ class Binder:
             closing(self._launches.release, binding.launches.pop())
         closing.end()
 
-    def drop_graphs(self, binding: Binding) -> None:
+    def drop_graphs(self, binding: BoundPlan) -> None:
         closing = Closing()
         while binding.graphs:
             ordinal, graph = binding.graphs.popitem()
@@ -147,7 +146,7 @@ class Binder:
 
     # ---- the calls of a run
 
-    def calls(self, binding: Binding, setting: Setting) -> Calls:
+    def calls(self, binding: BoundPlan, setting: Setting) -> Calls:
         """Made once for each set of callers' streams; those used longest ago are forgotten."""
         found = binding.calls.pop(setting, None)
         if found is None:
@@ -157,11 +156,11 @@ class Binder:
         binding.calls[setting] = found
         return found
 
-    def _calls(self, binding: Binding, setting: Setting) -> Calls:
+    def _calls(self, binding: BoundPlan, setting: Setting) -> Calls:
         plan = binding.plans.of(setting.mode)
         frame = plan.called if setting.callers else plan.own
 
-        def made(actions: Iterable[Action]) -> list[Step]:
+        def made(actions: Iterable[Action]) -> list[DriverStep]:
             part = (
                 a for a in actions if issued(a.when, behind=setting.behind, timed=setting.timed, others=setting.others)
             )
@@ -171,28 +170,28 @@ class Binder:
         body = () if setting.mode == "graph" else self._body(binding, setting.mode)
         return Calls((begin, body, end), any(step.what is ENTERS for part in (begin, body, end) for step in part))
 
-    def _body(self, binding: Binding, mode: Mode) -> Sequence[Step]:
+    def _body(self, binding: BoundPlan, mode: Mode) -> Sequence[DriverStep]:
         if mode not in binding.bodies:
             plan = binding.plans.of(mode)
             binding.bodies[mode] = list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
         return binding.bodies[mode]
 
-    def captured(self, binding: Binding) -> list[Step]:
+    def captured(self, binding: BoundPlan) -> list[DriverStep]:
         """What is captured into the graphs."""
         plan = binding.plans.of("graph")
         return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
 
     def _steps(
-        self, binding: Binding, plan: DevicePlan, actions: Iterable[Action], callers: Sequence[Handle]
-    ) -> Iterator[Step]:
+        self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Sequence[Handle]
+    ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
         for action in actions:
             device, stream = streams[action.stream]
             with concerning(device, action.cause.text, action.cause.origin):
                 for call in self._made(binding, action, device.ordinal, stream):
-                    yield Step(device, *call, action.cause.text, action.cause.origin)
+                    yield DriverStep(device, *call, action.cause.text, action.cause.origin)
 
-    def _made(self, binding: Binding, action: Action, ordinal: int, stream: Handle) -> Iterator[DriverCall]:
+    def _made(self, binding: BoundPlan, action: Action, ordinal: int, stream: Handle) -> Iterator[DriverCall]:
         vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]
         match action:
             case RecordEvent(event=event):
@@ -200,16 +199,18 @@ class Binder:
             case AwaitEvent(event=event):
                 yield vendor.wait_action(stream, resources.recorded(event))
             case ChangeWords(changes=changes):
-                yield from vendor.words_actions([Word(resources.addresses[c.word], c.raises) for c in changes], stream)
+                yield from vendor.words_actions(
+                    [WordOp(resources.addresses[c.word], c.raises) for c in changes], stream
+                )
             case CopyMemory(moves=moves, words=words, batch=True):
-                runs = [Run(resources.addresses[word], self._gpus.ones[ordinal], 4) for word in words]
-                runs += [part for move in moves for part in parts(move, binding.memory) if isinstance(part, Run)]
+                runs = [LinearCopy(resources.addresses[word], self._gpus.ones[ordinal], 4) for word in words]
+                runs += [part for move in moves for part in parts(move, binding.memory) if isinstance(part, LinearCopy)]
                 yield vendor.copy_batch(runs, stream)
             case CopyMemory(moves=moves, words=words):
                 for word in words:
-                    yield vendor.copy(Run(resources.addresses[word], self._gpus.ones[ordinal], 4), stream)
+                    yield vendor.copy(LinearCopy(resources.addresses[word], self._gpus.ones[ordinal], 4), stream)
                 for part in (part for move in moves for part in parts(move, binding.memory)):
-                    yield vendor.copy(part, stream) if isinstance(part, Run) else vendor.copy_rows(part, stream)
+                    yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
             case LaunchKernel(launch=launch):
                 yield binding.launches[launch].call(stream)
             case ResetWords(first=first, count=count):
@@ -218,7 +219,7 @@ class Binder:
                 yield vendor.graph_action(binding.graphs[ordinal], stream)
 
 
-def parts(move: Move, memory: Memory) -> Iterator[Run | Rows]:
+def parts(move: Move, memory: Memory) -> Iterator[LinearCopy | PitchedCopy]:
     """A copy as the copies that devices make: runs of bytes, and rows of one pitch."""
     to, of = _tensor(move.dst, memory), _tensor(move.src, memory)
     item = TYPES[to.dtype].bytes
@@ -227,10 +228,10 @@ def parts(move: Move, memory: Memory) -> Iterator[Run | Rows]:
         at, start = to.address + a.offset * item, of.address + b.offset * item
         width = cell.columns * item
         if cell.rows == 1:
-            yield Run(at, start, width)
+            yield LinearCopy(at, start, width)
         else:
-            yield Rows(at, start, width, cell.rows, a.pitch * item, b.pitch * item)
+            yield PitchedCopy(at, start, width, cell.rows, a.pitch * item, b.pitch * item)
 
 
-def _tensor(region: Region, memory: Memory) -> Tensor:
+def _tensor(region: Region, memory: Memory) -> DeviceTensor:
     return memory[region.tensor, region.rank]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .refused import Refused
-from .vendor import Function
+from .vendor import DriverFunction
 
 
 class Checked:
@@ -15,21 +15,21 @@ class Checked:
     def __init__(self, advice: Mapping[str, str]) -> None:
         self._advice = advice
 
-    def __call__(self, function: Function, *arguments: Any, what: str = "") -> Any:
+    def __call__(self, function: DriverFunction, *arguments: Any, what: str = "") -> Any:
         """Make a call; its value, or a tuple of several. `what` it is for goes into the error."""
         result = function(*arguments)
         if result[0]:
             raise self.failure(function, result[0], what)
         return result[1] if len(result) == 2 else result[1:]
 
-    def succeeds(self, function: Function, *arguments: Any, unless: str, what: str = "") -> bool:
+    def succeeds(self, function: DriverFunction, *arguments: Any, unless: str, what: str = "") -> bool:
         """Make a call that may also answer `unless`: True if it succeeded, False if it gave that."""
         code = function(*arguments)[0]
         if code and code.name != unless:
             raise self.failure(function, code, what)
         return not code
 
-    def failure(self, function: Function, code: Any, what: str = "") -> Refused:
+    def failure(self, function: DriverFunction, code: Any, what: str = "") -> Refused:
         """The error of a call that gave `code`, for `what` it was made."""
         name = getattr(function, "__name__", str(function))
         return Refused(name, code.name, what, self._advice.get(code.name, ""))

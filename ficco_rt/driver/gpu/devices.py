@@ -11,7 +11,7 @@ from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...machine.model import Machine
 from .refused import Closing, concerning
-from .vendor import Device, Handle, Vendor
+from .vendor import Gpu, Handle, Vendor
 
 
 def placed(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> Placement:
@@ -30,14 +30,14 @@ def placed(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> Placement:
     return Placement(tuple(rank // ranks_per_gpu for rank in range(ranks)))
 
 
-def open_devices(vendor: Vendor, ordinals: tuple[int, ...]) -> dict[int, Device]:
+def open_devices(vendor: Vendor, ordinals: tuple[int, ...]) -> dict[int, Gpu]:
     """The devices, each with its context retained and direct access to every other one's memory."""
-    devices: dict[int, Device] = {}
+    devices: dict[int, Gpu] = {}
     try:
         for i in ordinals:
             facts = facts_of(vendor, i)
             with concerning(f"{facts.name} (device {i})"):
-                devices[i] = Device(i, facts, vendor.retain(i))
+                devices[i] = Gpu(i, facts, vendor.retain(i))
         for i, device in devices.items():
             for j, other in devices.items():
                 if i != j:
@@ -56,7 +56,7 @@ def facts_of(vendor: Vendor, ordinal: int) -> DeviceFacts:
 
 
 @contextmanager
-def inside(vendor: Vendor, device: Device) -> Iterator[None]:
+def inside(vendor: Vendor, device: Gpu) -> Iterator[None]:
     """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
     with concerning(device):
         callers = vendor.current()
@@ -79,7 +79,7 @@ def _restore(vendor: Vendor, callers: Handle) -> None:
         raise
 
 
-def _connect(vendor: Vendor, device: Device, other: Device) -> None:
+def _connect(vendor: Vendor, device: Gpu, other: Gpu) -> None:
     with concerning(device):
         reached = vendor.can_access(device.ordinal, other.ordinal)
     if not reached:
@@ -91,7 +91,7 @@ def _connect(vendor: Vendor, device: Device, other: Device) -> None:
         vendor.enable_access(other.ordinal, other.context)
 
 
-def close_devices(vendor: Vendor, devices: dict[int, Device]) -> None:
+def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
     """Let go of the contexts; peer access stays, as others in the process may count on it."""
     closing = Closing()
     for ordinal in list(devices):
@@ -100,7 +100,7 @@ def close_devices(vendor: Vendor, devices: dict[int, Device]) -> None:
     closing.end()
 
 
-def _release(vendor: Vendor, device: Device) -> None:
+def _release(vendor: Vendor, device: Gpu) -> None:
     with concerning(device):
         vendor.release(device.ordinal)
 

@@ -24,19 +24,19 @@ from ...graph.ir import KernelCall
 from ...machine.discover import machine as machine_from
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...region import Region
-from ...trace import Clock, Launched, Span
+from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
-from ..api import Array, Buffer, DeviceArray, Holdings, Memory, Pool, Progress
-from .binding import Binder, Binding, Plans
+from ..api import Array, Buffer, DeviceArray, Holdings, Memory, OnProgress, Pool
+from .binding import Binder, BoundPlan, Plans
 from .devices import placed
 from .gpus import Gpus
-from .launches import Launches, fits
+from .launches import LaunchBinder, fits
 from .refused import Closing, concerning
-from .resources import Resources
+from .resources import RunResources
 from .runs import Runs, handles
 from .spans import raisers_of, spans_of
-from .tensors import Tensor
+from .tensors import DeviceTensor
 from .vendor import Vendor
 
 
@@ -48,7 +48,7 @@ class GpuDriver:
         self._vendor = vendor
         self._plan = plan
         self._numbers = count()
-        self._buffers: dict[Buffer, Tensor] = {}
+        self._buffers: dict[Buffer, DeviceTensor] = {}
         self._closed = False
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
@@ -58,8 +58,8 @@ class GpuDriver:
             self._features = vendor.features(self._device.arch)
             layout = layout_of(plan, self._device, placement, self._features)
             self._plans = {frozenset[tuple[int, int]](): Plans(layout)}  # by the launches that plain kernels do
-            self._resources = Resources(self._gpus, layout.words.table)
-            self._launches = Launches(self._gpus, {k.name: k for k in plan.kernels})
+            self._resources = RunResources(self._gpus, layout.words.table)
+            self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
             self._binder = Binder(self._gpus, self._resources, self._launches)
             self._runs = Runs(self._gpus, plan, self._resources, self._binder)
         except BaseException:
@@ -69,7 +69,7 @@ class GpuDriver:
             raise
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> ClockKind:
         return "device"
 
     @property
@@ -77,12 +77,12 @@ class GpuDriver:
         return True
 
     @property
-    def marking(self) -> bool:
-        return self._gpus.marking
+    def tracing(self) -> bool:
+        return self._gpus.tracing
 
-    @marking.setter
-    def marking(self, on: bool) -> None:
-        self._gpus.marking = on
+    @tracing.setter
+    def tracing(self, on: bool) -> None:
+        self._gpus.tracing = on
 
     @property
     def timing(self) -> bool:
@@ -111,9 +111,9 @@ class GpuDriver:
     def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
         self._runs.answers()
         device = self._gpus.device(rank)
-        tensor = Tensor(0, shape, dtype, rank, owned=True)
+        tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
         address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
-        return self._buffer(Tensor(address, shape, dtype, rank, owned=True))
+        return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         if not isinstance(array, DeviceArray):
@@ -123,9 +123,9 @@ class GpuDriver:
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.ordinal:
             raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
-        return self._buffer(Tensor(array.address, array.shape, dtype, rank, owned=False))
+        return self._buffer(DeviceTensor(array.address, array.shape, dtype, rank, owned=False))
 
-    def _buffer(self, tensor: Tensor) -> Buffer:
+    def _buffer(self, tensor: DeviceTensor) -> Buffer:
         buffer = Buffer(next(self._numbers))
         self._buffers[buffer] = tensor
         return buffer
@@ -169,7 +169,7 @@ class GpuDriver:
         }
         return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
 
-    def _plans_for(self, tensors: Mapping[tuple[str, int], Tensor]) -> Plans:
+    def _plans_for(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> Plans:
         """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
         kernels take."""
         layout = self._plans[frozenset()].layout
@@ -180,27 +180,27 @@ class GpuDriver:
         return self._plans[unaligned]
 
     def unbind(self, binding: api.Binding) -> None:
-        assert isinstance(binding, Binding)
+        assert isinstance(binding, BoundPlan)
         self._runs.quiet()
         self._binder.release(binding)
 
     # ---- running
 
     def capture(self, binding: api.Binding) -> None:
-        assert isinstance(binding, Binding)
+        assert isinstance(binding, BoundPlan)
         self._runs.capture(binding)
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
-        assert isinstance(binding, Binding)
+        assert isinstance(binding, BoundPlan)
         self._runs.run(binding, handles(streams, self._plan.ranks), graph=graph)
 
-    def synchronize(self, progress: Progress | None = None) -> None:
+    def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()
 
     def elapsed(self) -> float:
         return self._runs.microseconds()
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TraceSpan, ...]:
         """Of the last run, if it was recorded."""
         binding = self._runs.traced
         if binding is None:
@@ -213,7 +213,7 @@ class GpuDriver:
         launched: dict[tuple[int, int], Launched] = {}
         for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
             launched.setdefault((launch.stream, launch.command), bound.launched)
-        found: list[Span] = []
+        found: list[TraceSpan] = []
         for stream in self._plan.streams:
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):

@@ -15,7 +15,7 @@ from ...device.ir import Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
 from .refused import Closing, Refused, concerning, concerns
-from .vendor import Device, Handle, Vendor
+from .vendor import Gpu, Handle, Vendor
 
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
 
@@ -30,19 +30,19 @@ class Gpus:
         self.vendor = vendor
         self.timeout = timeout
         self.placement = placement
-        self.current: Device | None = None  # whose context is current, while a run is issued
-        self.marking = False  # what is issued is recorded for a trace
+        self.current: Gpu | None = None  # whose context is current, while a run is issued
+        self.tracing = False  # what is issued is recorded for a trace
         self.timing = False  # and timed, if it is on callers' streams; else it always is
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
         self.devices = open_devices(vendor, placement.ordinals)
         self.first = next(iter(self.devices.values()))
-        self.control: dict[int, Handle] = {}  # a stream of each device, for what is done beside the plan
+        self.control: dict[int, Handle] = {}  # a stream of each device, for what the plan does not say
         self.ones: dict[int, int] = {}  # a word of each device's memory that holds 1: what raises a flag by a copy
-        self._streams: list[tuple[Device, Handle]] = []
-        self._events: dict[int, tuple[Device, Handle]] = {}
-        self._memory: dict[int, tuple[Device, int]] = {}  # address → size, too
+        self._streams: list[tuple[Gpu, Handle]] = []
+        self._events: dict[int, tuple[Gpu, Handle]] = {}
+        self._memory: dict[int, tuple[Gpu, int]] = {}  # address → size, too
         try:
             with self.inside(self.first):
                 self._least, self._greatest = vendor.priorities()
@@ -56,12 +56,12 @@ class Gpus:
                 self.close()
             raise
 
-    def device(self, rank: int) -> Device:
+    def device(self, rank: int) -> Gpu:
         return self.devices[self.placement.devices[rank]]
 
     # ---- contexts
 
-    def inside(self, device: Device) -> AbstractContextManager[None]:
+    def inside(self, device: Gpu) -> AbstractContextManager[None]:
         """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
         return inside(self.vendor, device)
 
@@ -79,7 +79,7 @@ class Gpus:
                 self.vendor.restore(self._callers)
             self._issuing = False
 
-    def enter(self, device: Device) -> None:
+    def enter(self, device: Gpu) -> None:
         """Make the device's context current, while a run is issued."""
         if self.current is not device:
             self.current = None
@@ -95,13 +95,13 @@ class Gpus:
     def priority(self, name: str) -> int:
         return self._greatest + round(_SHARES[name] * (self._least - self._greatest))
 
-    def new_stream(self, device: Device, priority: str = "normal") -> Handle:
+    def new_stream(self, device: Gpu, priority: str = "normal") -> Handle:
         with self.inside(device):
             stream = self.vendor.new_stream(self.priority(priority))
             self._streams.append((device, stream))
         return stream
 
-    def new_event(self, device: Device, *, timing: bool = False) -> Handle:
+    def new_event(self, device: Gpu, *, timing: bool = False) -> Handle:
         with self.inside(device):
             event = self.vendor.new_event(timing)
             self._events[id(event)] = (device, event)
@@ -112,7 +112,7 @@ class Gpus:
         with concerning(device):
             self.vendor.destroy_event(event)
 
-    def rest(self) -> tuple[bool, DeviceError | None]:
+    def idle(self) -> tuple[bool, DeviceError | None]:
         """Whether all streams are through, but for those of devices whose work failed; the first of these errors."""
         through, first = True, None
         for device, stream in self._streams:
@@ -122,7 +122,7 @@ class Gpus:
                 first = first or error
         return through, first
 
-    def _idle(self, device: Device, stream: Handle) -> bool:
+    def _idle(self, device: Gpu, stream: Handle) -> bool:
         with concerning(device):
             return self.vendor.idle(stream)
 
@@ -143,7 +143,7 @@ class Gpus:
         for ordinal, stream in self.control.items():
             self._idle(self.devices[ordinal], stream)
 
-    def finish(self, device: Device, stream: Handle) -> None:
+    def finish(self, device: Gpu, stream: Handle) -> None:
         """The host waits for a stream. DeviceError if that takes longer than `timeout`."""
         begun = time.monotonic()
         while not self._idle(device, stream):
@@ -156,7 +156,7 @@ class Gpus:
 
     # ---- memory
 
-    def alloc(self, device: Device, size: int, what: str, *, flags: bool = False) -> int:
+    def alloc(self, device: Gpu, size: int, what: str, *, flags: bool = False) -> int:
         """Bytes of the device's memory: their address. `flags`: what other devices write while kernels look."""
         with self.inside(device):
             make = self.vendor.alloc_flags if flags else self.vendor.alloc
@@ -172,7 +172,7 @@ class Gpus:
             del self._memory[address]  # whatever the call says: it may tell of an earlier error
             self.vendor.free(address)
 
-    def put(self, device: Device, address: int, values: npt.NDArray[np.generic]) -> None:
+    def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None:
         """Done on return: the copy goes by a stream that does not wait for the default one, as the plan's do not."""
         with self.inside(device):
             stream = self.control[device.ordinal]
@@ -198,6 +198,6 @@ class Gpus:
         closing(close_devices, self.vendor, self.devices)
         closing.end()
 
-    def _drop_stream(self, device: Device, stream: Handle) -> None:
+    def _drop_stream(self, device: Gpu, stream: Handle) -> None:
         with concerning(device):
             self.vendor.destroy_stream(stream)

@@ -18,9 +18,9 @@ from ...plan.kernel_works import kernel_work
 from ...region import Region
 from ...trace import Launched
 from .gpus import Gpus
-from .modules import Entry, Modules
-from .tensors import Tensor
-from .vendor import Action, Device, Grid, Handle
+from .modules import LoadedKernel, Modules
+from .tensors import DeviceTensor
+from .vendor import DriverCall, Gpu, Grid, Handle
 
 _ALIGNED = 256  # bytes
 
@@ -30,15 +30,15 @@ class BoundLaunch:
     """A launch that is ready to be made. Its table lies at `table`; `counters` words from `scratch` on must be 0 before
     a run, as a whole run leaves them."""
 
-    device: Device
+    device: Gpu
     table: int
     scratch: int
     counters: int
-    call: Callable[[Handle], Action]  # of the stream
+    call: Callable[[Handle], DriverCall]  # of the stream
     launched: Launched
 
 
-class Launches:
+class LaunchBinder:
     """Makes launches ready. `kernels` are the user kernels, by name."""
 
     def __init__(self, gpus: Gpus, kernels: Mapping[str, Kernel]) -> None:
@@ -51,7 +51,11 @@ class Launches:
         self._modules.close()
 
     def bind(
-        self, launch: DeviceLaunch, device: Device, memory: Mapping[tuple[str, int], Tensor], flags: Mapping[int, int]
+        self,
+        launch: DeviceLaunch,
+        device: Gpu,
+        memory: Mapping[tuple[str, int], DeviceTensor],
+        flags: Mapping[int, int],
     ) -> BoundLaunch:
         """`flags` are their addresses."""
         config = launch.config
@@ -74,7 +78,7 @@ class Launches:
         with self._gpus.inside(device):
             arguments = made.arguments(address, address + scratch_at, self._gpus.vendor.tensor_map)
 
-        def call(stream: Handle) -> Action:
+        def call(stream: Handle) -> DriverCall:
             return self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
 
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
@@ -83,13 +87,13 @@ class Launches:
     def release(self, bound: BoundLaunch) -> None:
         self._gpus.free(bound.table)
 
-    def _entry(self, launch: DeviceLaunch, device: Device) -> Entry:
+    def _entry(self, launch: DeviceLaunch, device: Gpu) -> LoadedKernel:
         config, body = launch.config, launch.works[0].body
         if isinstance(body, KernelCall):
             return self._modules.users(self._kernels[body.kernel], device)
         return self._modules.own(config.source, config.entry, device, config.options)
 
-    def _fits(self, config: KernelConfig, entry: Entry, device: Device, what: str) -> None:
+    def _fits(self, config: KernelConfig, entry: LoadedKernel, device: Gpu, what: str) -> None:
         """A launch counts with so many blocks a multiprocessor: the device must say so too."""
         vendor, function = self._gpus.vendor, entry.handle
         with self._gpus.inside(device):
@@ -110,7 +114,9 @@ class Launches:
         return Grid((config.blocks,), (config.threads,), config.smem, priority, config.cluster, launch.early)
 
 
-def works_of(launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor], flags: Mapping[int, int]) -> list[Work]:
+def works_of(
+    launch: DeviceLaunch, memory: Mapping[tuple[str, int], DeviceTensor], flags: Mapping[int, int]
+) -> list[Work]:
     """A launch's works on memory. Flags between works that are made as one have no address."""
 
     def look(region: Region) -> View:
@@ -123,7 +129,7 @@ def works_of(launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor], fla
     return [kernel_work(w.body, look, addresses(w.waits), addresses(w.signals)) for w in launch.works]
 
 
-def fits(launch: DeviceLaunch, memory: Mapping[tuple[str, int], Tensor]) -> bool:
+def fits(launch: DeviceLaunch, memory: Mapping[tuple[str, int], DeviceTensor]) -> bool:
     """Whether the memory is aligned as the launch's kernel counts with."""
     works = works_of(launch, memory, {})
     return all(view.address % launch.config.alignment == 0 for work in works for view in work.views)

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
-from ...kernels.compiler import KERNELS, Source
+from ...kernels.compiler import KERNELS, KernelSource
 from ...kernels.target import options
 from .gpus import Gpus
 from .refused import Closing
-from .vendor import Device, Handle
+from .vendor import Gpu, Handle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class LoadedKernel:
     """A kernel, ready to be launched on its device."""
 
     name: str
@@ -30,17 +30,17 @@ class Modules:
     def __init__(self, gpus: Gpus) -> None:
         self._gpus = gpus
         self._loaded: dict[tuple[int, bytes], Handle] = {}
-        self._own: dict[tuple[str, str, int, tuple[str, ...]], Entry] = {}
+        self._own: dict[tuple[str, str, int, tuple[str, ...]], LoadedKernel] = {}
 
-    def own(self, source: str, entry: str, device: Device, options: tuple[str, ...]) -> Entry:
+    def own(self, source: str, entry: str, device: Gpu, options: tuple[str, ...]) -> LoadedKernel:
         """An entry of one of our own sources, compiled with `options`."""
         key = (source, entry, device.ordinal, options)
         if key not in self._own:
-            code = self._gpus.vendor.compile(Source.of(KERNELS / source), options)
+            code = self._gpus.vendor.compile(KernelSource.of(KERNELS / source), options)
             self._own[key] = self._entry(code, entry, entry, device)
         return self._own[key]
 
-    def users(self, kernel: Kernel, device: Device) -> Entry:
+    def users(self, kernel: Kernel, device: Gpu) -> LoadedKernel:
         """A user kernel: source, or what the vendor's compiler made of it, beside the schedule."""
         vendor = self._gpus.vendor
         place = f"{kernel.origin.place}: kernel '{kernel.name}'"
@@ -51,7 +51,7 @@ class Modules:
             raise UsageError(f"{place}: cannot read '{path}': {error.strerror}") from error
         if path.suffix in vendor.sources:
             try:
-                image = vendor.compile(Source(str(path), code.decode("utf-8")), options(device.facts.arch))
+                image = vendor.compile(KernelSource(str(path), code.decode("utf-8")), options(device.facts.arch))
             except (InternalError, UnicodeDecodeError) as error:  # the user's source, so no bug of ours
                 raise UsageError(f"{place}: {error}") from error
         else:
@@ -65,7 +65,7 @@ class Modules:
         what = f"kernel '{kernel.name}' of {kernel.file}, declared at {kernel.origin.place}"
         return self._entry(image, kernel.entry, kernel.name, device, what)
 
-    def _entry(self, code: bytes, entry: str, name: str, device: Device, what: str = "") -> Entry:
+    def _entry(self, code: bytes, entry: str, name: str, device: Gpu, what: str = "") -> LoadedKernel:
         vendor = self._gpus.vendor
         what = what or f"kernel {name}"
         key = (device.ordinal, hashlib.sha256(code).digest())
@@ -73,7 +73,7 @@ class Modules:
             if key not in self._loaded:
                 self._loaded[key] = vendor.load(code, what)
             handle = vendor.function(self._loaded[key], entry, f"{what}, entry '{entry}'")
-            return Entry(name, handle, vendor.static_smem(handle, what))
+            return LoadedKernel(name, handle, vendor.static_smem(handle, what))
 
     def close(self) -> None:
         """Unload everything."""

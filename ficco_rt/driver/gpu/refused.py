@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...errors import DeviceError
-from ...errors import Span as Place
+from ...errors import DeviceError, Span
 
 
 class Refused(DeviceError):
@@ -21,7 +20,7 @@ class Refused(DeviceError):
         self.advice = advice
         self.device = ""
         self.command = ""  # of the plan
-        self.place: Place | None = None  # of the command, in the schedule
+        self.place: Span | None = None  # of the command, in the schedule
 
     def __str__(self) -> str:
         where = f"{self.place.place}: " if self.place is not None else ""
@@ -31,7 +30,7 @@ class Refused(DeviceError):
 
 
 @contextmanager
-def concerning(device: object = "", command: str = "", place: Place | None = None) -> Iterator[None]:
+def concerning(device: object = "", command: str = "", place: Span | None = None) -> Iterator[None]:
     """Calls that are refused inside concern this device, and this command of the plan. The innermost counts."""
     try:
         yield
@@ -40,7 +39,7 @@ def concerning(device: object = "", command: str = "", place: Place | None = Non
         raise
 
 
-def concerns(error: Refused, device: object = "", command: str = "", place: Place | None = None) -> None:
+def concerns(error: Refused, device: object = "", command: str = "", place: Span | None = None) -> None:
     error.device = error.device or str(device)
     if not error.command:
         error.command, error.place = command, place

@@ -9,10 +9,10 @@ import numpy as np
 from ...device.ir import DevicePlan, DeviceStream, EventName, StreamName, Word
 from .gpus import Gpus
 from .refused import Closing
-from .vendor import Device, Handle
+from .vendor import Gpu, Handle
 
 
-class Resources:
+class RunResources:
     """Of one placement. `words` are those of all its device plans: 32-bit words in device memory, 0 between runs."""
 
     def __init__(self, gpus: Gpus, words: Sequence[Word]) -> None:
@@ -29,9 +29,9 @@ class Resources:
         self.addresses = [self.word(word.device, word.index) for word in words]
         self.clear()
 
-    def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Device, Handle]]:
+    def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Gpu, Handle]]:
         """All streams of a device plan, with their devices; `callers` are the callers', one a rank, or none."""
-        found: dict[StreamName, tuple[Device, Handle]] = {}
+        found: dict[StreamName, tuple[Gpu, Handle]] = {}
         for stream in plan.streams:
             device = self._gpus.devices[stream.device]
             if stream.name.kind != "caller":
@@ -47,7 +47,7 @@ class Resources:
             self._streams[stream.name] = self._gpus.new_stream(self._gpus.devices[stream.device], stream.priority)
         return self._streams[stream.name]
 
-    def event(self, name: EventName, device: Device) -> Handle:
+    def event(self, name: EventName, device: Gpu) -> Handle:
         """An event that a stream of the device records."""
         if name not in self._events:
             self._events[name] = self._gpus.new_event(device, timing=name.timing)

@@ -11,13 +11,13 @@ import numpy as np
 from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
-from .binding import Binder, Binding, Setting
+from .binding import Binder, BoundPlan, Setting
 from .gpus import SPIN, Gpus
 from .refused import concerning
-from .resources import Resources
-from .spans import Passed, stuck
+from .resources import RunResources
+from .spans import HasPassed, stuck
 from .steps import make
-from .vendor import Device, Handle
+from .vendor import Gpu, Handle
 
 DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
 
@@ -25,7 +25,7 @@ DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced
 class Runs:
     """The runs of one plan."""
 
-    def __init__(self, gpus: Gpus, plan: Plan, resources: Resources, binder: Binder) -> None:
+    def __init__(self, gpus: Gpus, plan: Plan, resources: RunResources, binder: Binder) -> None:
         self._gpus = gpus
         self._plan = plan
         self._resources = resources
@@ -33,21 +33,21 @@ class Runs:
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: words and counters may be up
-        self._last: Binding | None = None  # what the last run ran
+        self._last: BoundPlan | None = None  # what the last run ran
         self._setting: Setting | None = None  # and how
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
 
     @property
-    def traced(self) -> Binding | None:
+    def traced(self) -> BoundPlan | None:
         """What the last run ran, if it was recorded."""
         return self._last if self._setting is not None and self._setting.mode == "traced" else None
 
     # ---- issuing
 
-    def run(self, binding: Binding, callers: Sequence[Handle], *, graph: bool) -> None:
-        """On streams, recorded if `Gpus.marking`; or by the binding's graphs."""
+    def run(self, binding: BoundPlan, callers: Sequence[Handle], *, graph: bool) -> None:
+        """On streams, recorded if `Gpus.tracing`; or by the binding's graphs."""
         gpus = self._gpus
-        mode: Mode = "graph" if graph else "traced" if gpus.marking else "streams"
+        mode: Mode = "graph" if graph else "traced" if gpus.tracing else "streams"
         try:
             self._prepare()
             before = self._setting
@@ -102,7 +102,7 @@ class Runs:
 
     # ---- graphs
 
-    def capture(self, binding: Binding) -> None:
+    def capture(self, binding: BoundPlan) -> None:
         """The binding's run as a graph for each device, if it has none yet."""
         if binding.graphs:
             return
@@ -119,11 +119,11 @@ class Runs:
                 self._binder.drop_graphs(binding)
             raise
 
-    def _record(self, binding: Binding) -> None:
+    def _record(self, binding: BoundPlan) -> None:
         """Capture all devices' control streams at once, with the streams behind them, and make graphs of that."""
         gpus, vendor = self._gpus, self._gpus.vendor
         steps = self._binder.captured(binding)
-        recording: list[Device] = []
+        recording: list[Gpu] = []
         recorded: dict[int, Handle] = {}
         try:
             for ordinal, device in gpus.devices.items():
@@ -272,7 +272,7 @@ class Runs:
         return ["the same commands, issued one by one:", *report] if report else []
 
     @property
-    def _passed(self) -> Passed:
+    def _passed(self) -> HasPassed:
         def passed(event: EventName) -> bool:
             try:
                 return self._gpus.vendor.ended(self._resources.recorded(event))
@@ -296,7 +296,7 @@ class Runs:
         begun = time.monotonic()
         self._trouble = None
         while True:
-            through, error = self._gpus.rest()
+            through, error = self._gpus.idle()
             self.lost = self.lost or (error is not None and self._trouble is not None)  # again: no single call's
             self._trouble = self._trouble or error
             if through and (error is None or self.lost):

@@ -23,12 +23,12 @@ from ...plan.ir import (
     Work,
 )
 from ...region import Region, called, peer_of, summary, way
-from ...trace import Kind, Launched, Span, base_name
+from ...trace import Launched, SpanKind, TraceSpan, base_name
 from ...types import TYPES
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
 
-Passed: TypeAlias = Callable[[EventName], bool]  # whether an event's record has been passed
+HasPassed: TypeAlias = Callable[[EventName], bool]  # whether an event's record has been passed
 
 
 def events_of(stream: Stream) -> list[list[EventName]]:
@@ -47,7 +47,7 @@ def spans_of(
     time: Callable[[EventName], float],
     raisers: Mapping[Signal, str],
     launched: Mapping[tuple[int, int], Launched],
-) -> Iterator[Span]:
+) -> Iterator[TraceSpan]:
     """What a stream did in a recorded run. `time` of an event is microseconds from the run's begin; `launched` is how
     the command at a place (stream, command) launches its first kernel."""
     free = 0.0
@@ -61,7 +61,7 @@ def spans_of(
         if waited is not None and times[0] - free > WAIT_SHOWN:
             (signal,) = waited.waits
             label = f"waits for {signal} of {raisers.get(signal, 'nobody')}"
-            yield Span(stream.rank, stream.id, "wait", label, command.stage, free, times[0], waited.origin.place)
+            yield TraceSpan(stream.rank, stream.id, "wait", label, command.stage, free, times[0], waited.origin.place)
         waited = None
         yield from _timed(stream, command, times, dtypes, launched.get((stream.id, position)))
         free = times[-1]
@@ -73,7 +73,7 @@ def _timed(
     times: Sequence[float],
     dtypes: Mapping[str, str],
     how: Launched | None,
-) -> Iterator[Span]:
+) -> Iterator[TraceSpan]:
     rank, number, stage = stream.rank, stream.id, command.stage
 
     def size(region: Region) -> int:
@@ -83,13 +83,13 @@ def _timed(
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
             label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
             place = t.origin.place
-            yield Span(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
+            yield TraceSpan(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
         return
     start, stop, place = times[0], times[-1], command.origin.place
     if isinstance(command, CollectiveCall):
         label = f"{stage}  {command.kind} {command.src.tensor} → {command.dst.tensor}"
         moved = size(command.dst if command.kind == "all_gather" else command.src)
-        yield Span(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
+        yield TraceSpan(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
         return
     moved = flops = 0
     peers = set()
@@ -102,7 +102,9 @@ def _timed(
     kind, label = _launch(command, rank)
     peer = peers.pop() if len(peers) == 1 else None
     label = f"{_stages(command)}  {label}"
-    yield Span(rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how)
+    yield TraceSpan(
+        rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how
+    )
 
 
 def _stages(command: Launch) -> str:
@@ -110,12 +112,12 @@ def _stages(command: Launch) -> str:
     return ", ".join(dict.fromkeys(map(base_name, command.stages))) if len(command.stages) > 1 else command.stage
 
 
-def _launch(command: Launch, rank: int | None = None) -> tuple[Kind, str]:
+def _launch(command: Launch, rank: int | None = None) -> tuple[SpanKind, str]:
     kind, label = _work(command.works[0], rank)
     return kind, label if len(command.works) == 1 else f"{label} and {len(command.works) - 1} more works"
 
 
-def _work(work: Work, rank: int | None) -> tuple[Kind, str]:
+def _work(work: Work, rank: int | None) -> tuple[SpanKind, str]:
     match work.body:
         case Gemm(out=out):
             return "gemm", f"{out.tensor if rank is None else called(out, rank)} {summary(out)}"
@@ -148,7 +150,7 @@ def words(command: Command) -> str:
     return f"{text} ({command.origin.place})"
 
 
-def stuck(plan: Plan, devices: Sequence[str], passed: Passed, *, traced: bool) -> list[str]:
+def stuck(plan: Plan, devices: Sequence[str], passed: HasPassed, *, traced: bool) -> list[str]:
     """How far each stream got that is not through, a line each; `devices` are those of the streams, for people."""
     raisers = raisers_of(plan)
     lines = []
@@ -159,7 +161,7 @@ def stuck(plan: Plan, devices: Sequence[str], passed: Passed, *, traced: bool) -
     return lines
 
 
-def _stuck(stream: Stream, device: str, passed: Passed, raisers: Mapping[Signal, str], traced: bool) -> str | None:
+def _stuck(stream: Stream, device: str, passed: HasPassed, raisers: Mapping[Signal, str], traced: bool) -> str | None:
     last: Command | None = None
     pending: Command | None = None
     for command, events in zip(stream.commands, events_of(stream), strict=True):
@@ -180,7 +182,7 @@ def _stuck(stream: Stream, device: str, passed: Passed, raisers: Mapping[Signal,
     return text
 
 
-def _over(stream: Stream, command: Command, events: Sequence[EventName], passed: Passed, traced: bool) -> bool:
+def _over(stream: Stream, command: Command, events: Sequence[EventName], passed: HasPassed, traced: bool) -> bool:
     """Whether a command has ended, as far as anything tells."""
     if traced:
         return passed(events[-1])

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ...errors import Span as Place
+from ...errors import Span
 from .gpus import Gpus
 from .refused import concerns
-from .vendor import Device, Function, Vendor
+from .vendor import DriverFunction, Gpu, Vendor
 
 ENTERS = "its context"  # what a call is for that makes a device's context current
 
 
-class Step(NamedTuple):
+class DriverStep(NamedTuple):
     """A driver call with the device whose context it needs, and what it is for: words, and the schedule's line."""
 
-    device: Device
-    function: Function
+    device: Gpu
+    function: DriverFunction
     arguments: tuple[Any, ...]
     what: str
-    place: Place | None = None
+    place: Span | None = None
 
 
-def entered(vendor: Vendor, steps: Iterable[Step]) -> Iterator[Step]:
+def entered(vendor: Vendor, steps: Iterable[DriverStep]) -> Iterator[DriverStep]:
     """The steps, with those between them that make a device's context current for what needs it."""
-    current: Device | None = None
+    current: Gpu | None = None
     for step in steps:
         if step.device is not current and not vendor.anywhere((step.function, step.arguments)):
             current = step.device
-            yield Step(current, *vendor.enter_action(current.context), ENTERS)
+            yield DriverStep(current, *vendor.enter_action(current.context), ENTERS)
         yield step
 
 
-def make(gpus: Gpus, steps: Iterable[Step]) -> None:
+def make(gpus: Gpus, steps: Iterable[DriverStep]) -> None:
     """Make the calls, among which are those that change contexts (`entered`)."""
     gpus.current = None
     for device, function, arguments, what, place in steps:

@@ -8,7 +8,7 @@ from ...types import TYPES, Dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class DeviceTensor:
     """A dense row-major tensor in a device's memory."""
 
     address: int

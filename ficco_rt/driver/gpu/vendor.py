@@ -20,18 +20,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ...device.ir import Features
-from ...kernels.compiler import Source
+from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from .refused import Refused
 
-Function: TypeAlias = Callable[..., tuple[Any, ...]]
-Action: TypeAlias = tuple[Function, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
+DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
+DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Device:
+class Gpu:
     """A GPU with its context, which other libraries of the process share."""
 
     ordinal: int
@@ -43,7 +43,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LinearCopy:
     """Bytes that lie together on both sides of a copy."""
 
     dst: int
@@ -52,7 +52,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PitchedCopy:
     """Rows of one pitch on each side of a copy."""
 
     dst: int
@@ -64,7 +64,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class WordOp:
     """A 32-bit word of some device's memory that a stream raises, or waits for until it is up."""
 
     address: int
@@ -87,19 +87,19 @@ class Grid:
 class Opened(Protocol):
     """The devices of a run, as `prepare` finds them. What is made with it is given back with it."""
 
-    devices: dict[int, Device]
-    control: dict[int, Handle]  # a stream of each device, for what is done beside the plan
+    devices: dict[int, Gpu]
+    control: dict[int, Handle]  # a stream of each device, for what the plan does not say
     ones: dict[int, int]  # a word of each device's memory that holds 1
 
-    def inside(self, device: Device) -> AbstractContextManager[None]: ...
+    def inside(self, device: Gpu) -> AbstractContextManager[None]: ...
 
-    def alloc(self, device: Device, size: int, what: str) -> int: ...
+    def alloc(self, device: Gpu, size: int, what: str) -> int: ...
 
     def free(self, address: int) -> None: ...
 
-    def put(self, device: Device, address: int, values: npt.NDArray[np.generic]) -> None: ...
+    def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None: ...
 
-    def finish(self, device: Device, stream: Handle) -> None: ...
+    def finish(self, device: Gpu, stream: Handle) -> None: ...
 
 
 class Vendor(Protocol):
@@ -112,7 +112,7 @@ class Vendor(Protocol):
 
     # ---- errors
 
-    def failure(self, function: Function, code: Any) -> Refused:
+    def failure(self, function: DriverFunction, code: Any) -> Refused:
         """The error of an action that gave `code`."""
 
     # ---- devices
@@ -129,7 +129,7 @@ class Vendor(Protocol):
         """Whether device a may read and write b's memory directly."""
 
     def linked(self, a: int, b: int) -> bool:
-        """Whether a link of GPUs (NVLink, xGMI) joins them, and not only the host's bus."""
+        """Whether a link of GPUs (NVLink, xGMI) connects them, and not only the host's bus."""
 
     def retain(self, ordinal: int) -> Handle:
         """The device's context, shared with the process's other libraries."""
@@ -149,9 +149,9 @@ class Vendor(Protocol):
     def enter(self, context: Handle) -> None:
         """Make a context current."""
 
-    def enter_action(self, context: Handle) -> Action: ...
+    def enter_action(self, context: Handle) -> DriverCall: ...
 
-    def anywhere(self, action: Action) -> bool:
+    def anywhere(self, action: DriverCall) -> bool:
         """Whether it may be made while another device's context is current."""
 
     def restore(self, current: Handle) -> None: ...
@@ -223,7 +223,7 @@ class Vendor(Protocol):
 
     # ---- kernels
 
-    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+    def compile(self, source: KernelSource, options: Sequence[str]) -> bytes:
         """Machine code. InternalError with the compiler's log if it refuses the source."""
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
@@ -247,30 +247,30 @@ class Vendor(Protocol):
 
     # ---- actions
 
-    def copy(self, run: Run, stream: Handle) -> Action: ...
+    def copy(self, run: LinearCopy, stream: Handle) -> DriverCall: ...
 
-    def copy_rows(self, rows: Rows, stream: Handle) -> Action: ...
+    def copy_rows(self, rows: PitchedCopy, stream: Handle) -> DriverCall: ...
 
-    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action:
+    def copy_batch(self, runs: Sequence[LinearCopy], stream: Handle) -> DriverCall:
         """All of them in one call, with no order among them, where the features have such. It need not be fit for
         capture."""
 
-    def zero_action(self, address: int, words: int, stream: Handle) -> Action:
+    def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
         """32-bit words."""
 
-    def record_action(self, event: Handle, stream: Handle) -> Action: ...
+    def record_action(self, event: Handle, stream: Handle) -> DriverCall: ...
 
-    def wait_action(self, stream: Handle, event: Handle) -> Action: ...
+    def wait_action(self, stream: Handle, event: Handle) -> DriverCall: ...
 
-    def signal_action(self, address: int, stream: Handle) -> Action:
+    def signal_action(self, address: int, stream: Handle) -> DriverCall:
         """The flag at `address`, of any device, is up once the stream gets there."""
 
-    def wait_flag_action(self, address: int, stream: Handle) -> Action: ...
+    def wait_flag_action(self, address: int, stream: Handle) -> DriverCall: ...
 
-    def words_actions(self, words: Sequence[Word], stream: Handle) -> Sequence[Action]:
+    def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
         """What `signal_action` and `wait_flag_action` do for each, in order, in as few calls as there are."""
 
-    def graph_action(self, graph: Handle, stream: Handle) -> Action:
+    def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         """A launch of an instantiated graph."""
 
-    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action: ...
+    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall: ...

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import DeviceError
 from ..gpu.checked import Checked
-from ..gpu.vendor import Function
+from ..gpu.vendor import DriverFunction
 
 
 @cache
@@ -35,7 +35,7 @@ def api() -> Any:
     return hip
 
 
-def filled(function: Function, make: Callable[[], Any], *arguments: Any, what: str = "") -> Any:
+def filled(function: DriverFunction, make: Callable[[], Any], *arguments: Any, what: str = "") -> Any:
     """Make a call that fills a struct: bindings of ROCm 10 return it, earlier ones are given it first."""
     try:
         return call(function, *arguments, what=what)

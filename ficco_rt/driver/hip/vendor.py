@@ -19,11 +19,11 @@ from ... import env
 from ...device.features import usual
 from ...device.ir import Features
 from ...errors import DeviceError, InternalError
-from ...kernels.compiler import HIPRTC, Source, compile_source
+from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.vendor import Action, Device, Function, Grid, Handle, Opened, Rows, Run, Word
+from ..gpu.vendor import DriverCall, DriverFunction, Gpu, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
 from .call import api, call, filled
 
 LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Hip:
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
         self._ones: Mapping[int, int] = {}  # see `Gpus.ones`
 
-    def failure(self, function: Function, code: Any) -> Refused:
+    def failure(self, function: DriverFunction, code: Any) -> Refused:
         return call.failure(function, code)
 
     # ---- devices
@@ -119,7 +119,7 @@ class Hip:
                 self._between = self._plain
                 return
 
-    def _arrives(self, gpus: Opened, here: Device, there: Device) -> bool:
+    def _arrives(self, gpus: Opened, here: Gpu, there: Gpu) -> bool:
         """Whether bytes that a device sends to another, and then gets back, come at all. DeviceError: they come as
         others."""
         half, what = _CHECKED // 2, "to see that copies arrive"
@@ -133,8 +133,8 @@ class Hip:
         with gpus.inside(here):
             for to, of in ((target, source), (back, target)):
                 for function, arguments in (  # lying together, and by rows
-                    self._copy(Run(to, of, half), stream, self._between),
-                    self._copy_rows(Rows(to + half, of + half, 64, half // 64, 64, 64), stream, self._between),
+                    self._copy(LinearCopy(to, of, half), stream, self._between),
+                    self._copy_rows(PitchedCopy(to + half, of + half, 64, half // 64, 64, 64), stream, self._between),
                 ):
                     came = call.succeeds(function, *arguments, unless="hipErrorInvalidValue", what=what) and came
         gpus.finish(here, stream)
@@ -153,10 +153,10 @@ class Hip:
     def enter(self, context: Handle) -> None:
         call(self.hip.hipSetDevice, context)
 
-    def enter_action(self, context: Handle) -> Action:
+    def enter_action(self, context: Handle) -> DriverCall:
         return self.hip.hipSetDevice, (context,)
 
-    def anywhere(self, action: Action) -> bool:
+    def anywhere(self, action: DriverCall) -> bool:
         return False
 
     def restore(self, current: Handle) -> None:
@@ -254,7 +254,7 @@ class Hip:
 
     # ---- kernels
 
-    def compile(self, source: Source, options: Sequence[str]) -> bytes:
+    def compile(self, source: KernelSource, options: Sequence[str]) -> bytes:
         return compile_source(source, options, by=HIPRTC).code
 
     def image(self, suffix: str, code: bytes) -> bytes | None:
@@ -285,10 +285,10 @@ class Hip:
 
     # ---- actions
 
-    def copy(self, run: Run, stream: Handle) -> Action:
+    def copy(self, run: LinearCopy, stream: Handle) -> DriverCall:
         return self._copy(run, stream, self._kind(run.dst, run.src))
 
-    def copy_rows(self, rows: Rows, stream: Handle) -> Action:
+    def copy_rows(self, rows: PitchedCopy, stream: Handle) -> DriverCall:
         return self._copy_rows(rows, stream, self._kind(rows.dst, rows.src))
 
     def _kind(self, dst: int, src: int) -> Any:
@@ -296,43 +296,43 @@ class Hip:
         inside = self.owner(dst, "a copy's target") == self.owner(src, "a copy's source")
         return self._plain if inside else self._between
 
-    def _copy(self, run: Run, stream: Handle, kind: Any) -> Action:
+    def _copy(self, run: LinearCopy, stream: Handle, kind: Any) -> DriverCall:
         return self.hip.hipMemcpyAsync, (run.dst, run.src, run.size, kind, stream)
 
-    def _copy_rows(self, rows: Rows, stream: Handle, kind: Any) -> Action:
+    def _copy_rows(self, rows: PitchedCopy, stream: Handle, kind: Any) -> DriverCall:
         places = (rows.dst, rows.dst_pitch, rows.src, rows.src_pitch)
         return self.hip.hipMemcpy2DAsync, (*places, rows.width, rows.rows, kind, stream)
 
-    def copy_batch(self, runs: Sequence[Run], stream: Handle) -> Action:
+    def copy_batch(self, runs: Sequence[LinearCopy], stream: Handle) -> DriverCall:
         raise InternalError(f"a batch of {len(runs)} copies, and HIP has none")
 
-    def zero_action(self, address: int, words: int, stream: Handle) -> Action:
+    def zero_action(self, address: int, words: int, stream: Handle) -> DriverCall:
         return self.hip.hipMemsetD32Async, (address, 0, words, stream)
 
-    def record_action(self, event: Handle, stream: Handle) -> Action:
+    def record_action(self, event: Handle, stream: Handle) -> DriverCall:
         return self.hip.hipEventRecord, (event, stream)
 
-    def wait_action(self, stream: Handle, event: Handle) -> Action:
+    def wait_action(self, stream: Handle, event: Handle) -> DriverCall:
         return self.hip.hipStreamWaitEvent, (stream, event, 0)
 
-    def signal_action(self, address: int, stream: Handle) -> Action:
+    def signal_action(self, address: int, stream: Handle) -> DriverCall:
         """By a copy of a word, without compute units on its own device too: writing a value is a kernel, which slows a
         running GEMM down, and may find no unit free."""
         device = int(call(self.hip.hipStreamGetDevice, stream))
-        return self._copy(Run(address, self._ones[device], 4), stream, self._between)
+        return self._copy(LinearCopy(address, self._ones[device], 4), stream, self._between)
 
-    def wait_flag_action(self, address: int, stream: Handle) -> Action:
+    def wait_flag_action(self, address: int, stream: Handle) -> DriverCall:
         until = self.hip.hipStreamWaitValueGte
         return self.hip.hipStreamWaitValue32, (stream, address, 1, until, _ANY)
 
-    def words_actions(self, words: Sequence[Word], stream: Handle) -> Sequence[Action]:
+    def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
         """One by one: what raises a word is a copy."""
         return [(self.signal_action if w.raised else self.wait_flag_action)(w.address, stream) for w in words]
 
-    def graph_action(self, graph: Handle, stream: Handle) -> Action:
+    def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         return self.hip.hipGraphLaunch, (graph, stream)
 
-    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> Action:
+    def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed into a buffer that the action keeps. HIP launches have no priority of their own:
         the stream's counts."""
         values = ctypes.create_string_buffer(_packed(arguments))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ...errors import Span as Place
+from ...errors import Span
 from ...plan.ir import Launch
-from .stepping import CollectiveTask, HostStream, Signal, Task, WaitTask, WorkTask
+from .tasks import CollectiveTask, HostSignal, HostStream, Task, WaitTask, WorkTask
 
 SHOWN = 8  # streams that are written out; in a large run they all wait for a few
 
 
-def at(place: Place) -> str:
+def at(place: Span) -> str:
     return f"{place.path}:{place.line}"
 
 
@@ -47,7 +47,7 @@ def _waits(stream: HostStream, arrived: dict[int, list[CollectiveTask]], ranks: 
             raise AssertionError(f"{task} cannot wait")
 
 
-def _raiser(signal: Signal) -> str:
+def _raiser(signal: HostSignal) -> str:
     task, place = signal.raiser, signal.raiser_place
     verb = "records" if signal.name.startswith("event") else "raises"
     if task is None or place is None:

@@ -15,8 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ...errors import DeviceError, InternalError, PlanError, UsageError
-from ...errors import Span as Place
+from ...errors import DeviceError, InternalError, PlanError, Span, UsageError
 from ...graph.ir import KernelCall
 from ...plan.ir import (
     CollectiveCall,
@@ -25,33 +24,23 @@ from ...plan.ir import (
     Launch,
     Plan,
     Record,
+    Signal,
     SignalFlag,
     WaitEvent,
     WaitFlag,
 )
-from ...plan.ir import Signal as PlanSignal
 from ...plan.issue import issue_order
 from ...region import Region
-from ...trace import Clock, Span
+from ...trace import ClockKind, TraceSpan
 from ...types import Dtype, numpy_dtype
-from ..api import Array, Binding, Buffer, Holdings, Memory, Pool, Progress
+from ..api import Array, Binding, Buffer, Holdings, Memory, OnProgress, Pool
 from .deadlock import at, describe_deadlock
 from .kernels import bind_transfers, bind_work, host_function
 from .memory import available
 from .order import parse_order, ready_pool
-from .stepping import (
-    CollectiveTask,
-    HostStream,
-    Job,
-    RaiseTask,
-    Signal,
-    Stepper,
-    Task,
-    WaitTask,
-    WorkTask,
-    unfinished,
-)
-from .views import View
+from .stepping import Stepper, unfinished
+from .tasks import CollectiveTask, HostJob, HostSignal, HostStream, RaiseTask, Task, WaitTask, WorkTask
+from .views import HostView
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +49,10 @@ class _Resolver:
 
     arrays: dict[Buffer, Array]
     memory: Memory
-    place: Place
+    place: Span
 
-    def __call__(self, region: Region) -> View:
-        return View(self.arrays[self.memory[region.tensor, region.rank]], region, self.place)
+    def __call__(self, region: Region) -> HostView:
+        return HostView(self.arrays[self.memory[region.tensor, region.rank]], region, self.place)
 
 
 class HostDriver:
@@ -79,7 +68,7 @@ class HostDriver:
         issued = count()
         self._streams = [HostStream(stream, issued) for stream in plan.streams]
         signals = (s for stream in plan.streams for c in stream.commands for s in (*c.waits, *c.signals))
-        self._signals = {s: Signal(str(s)) for s in signals}
+        self._signals = {s: HostSignal(str(s)) for s in signals}
         modules: dict[Path, ModuleType] = {}
         used = {w.body.kernel for _, launch in plan.launches() for w in launch.works if isinstance(w.body, KernelCall)}
         self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
@@ -89,7 +78,7 @@ class HostDriver:
         return "host"
 
     @property
-    def clock(self) -> Clock:
+    def clock(self) -> ClockKind:
         return "virtual"
 
     @property
@@ -153,7 +142,7 @@ class HostDriver:
             case CopyAsync():
                 task = WorkTask(stream, command, command)
                 run = bind_transfers(command.transfers, self._resolver(memory, command.origin))
-                task.jobs.append(Job(run, max(t.op for t in command.transfers), 0, [task], command.origin))
+                task.jobs.append(HostJob(run, max(t.op for t in command.transfers), 0, [task], command.origin))
                 return task
             case Launch():
                 return self._launch(stream, command, memory)
@@ -173,14 +162,14 @@ class HostDriver:
         for index, work in enumerate(command.works):
             run = bind_work(work, self._resolver(memory, work.origin), self._functions)
             waits, signals = (
-                tuple(self._signals[PlanSignal("flag", flag)] for flag in flags) for flags in (work.waits, work.signals)
+                tuple(self._signals[Signal("flag", flag)] for flag in flags) for flags in (work.waits, work.signals)
             )
             for signal in signals:
                 signal.raiser, signal.raiser_place = task, work.origin
-            task.jobs.append(Job(run, work.op, index, [task], work.origin, waits, signals))
+            task.jobs.append(HostJob(run, work.op, index, [task], work.origin, waits, signals))
         return task
 
-    def _resolver(self, memory: Memory, place: Place) -> _Resolver:
+    def _resolver(self, memory: Memory, place: Span) -> _Resolver:
         return _Resolver(self._arrays, memory, place)
 
     def unbind(self, binding: Binding) -> None:
@@ -205,7 +194,7 @@ class HostDriver:
         for task in binding:
             task()
 
-    def synchronize(self, progress: Progress | None = None) -> None:
+    def synchronize(self, progress: OnProgress | None = None) -> None:
         streams = self._streams
         stepper = Stepper(streams, self._ranks, ready_pool(self._parsed_order))
         try:
@@ -224,7 +213,7 @@ class HostDriver:
     def elapsed(self) -> float | None:
         return None
 
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TraceSpan, ...]:
         return ()  # nothing here has a clock worth reading; see `ficco_rt.sim`
 
     def holdings(self) -> Holdings:

@@ -14,21 +14,20 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...errors import DeviceError, UsageError
-from ...errors import Span as Place
+from ...errors import DeviceError, Span, UsageError
 from ...graph.ir import Copy, Gemm, Kernel, KernelCall, Reduce
 from ...library import located
 from ...plan.ir import CollectiveCall, Transfer, Work
 from ...region import Region
 from ..api import Array
-from .views import View, malformed
+from .views import HostView, malformed
 
-Run: TypeAlias = Callable[[], None]
-Resolve: TypeAlias = Callable[[Region], View]
+HostCall: TypeAlias = Callable[[], None]
+Resolve: TypeAlias = Callable[[Region], HostView]
 HostFunction: TypeAlias = Callable[..., object]
 
 
-def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> Run:
+def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> HostCall:
     """Copies that go out together, as bits."""
     moves: list[tuple[Array, Array]] = []
     for t in transfers:
@@ -50,7 +49,7 @@ def bind_transfers(transfers: Sequence[Transfer], resolve: Resolve) -> Run:
     return run
 
 
-def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) -> Run:
+def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) -> HostCall:
     """The work as a function; `functions` are the user kernels' host functions by kernel name."""
     match work.body:
         case Gemm() as gemm:
@@ -63,7 +62,7 @@ def bind_work(work: Work, resolve: Resolve, functions: dict[str, HostFunction]) 
             return _user(call, work.origin, resolve, functions[call.kernel])
 
 
-def _gemm(gemm: Gemm, place: Place, resolve: Resolve) -> Run:
+def _gemm(gemm: Gemm, place: Span, resolve: Resolve) -> HostCall:
     out, left, right = resolve(gemm.out), resolve(gemm.left), resolve(gemm.right)
     rows, inner = left.shape[-2:] if not gemm.left_transposed else left.shape[:-3:-1]
     inner2, columns = right.shape[-2:] if not gemm.right_transposed else right.shape[:-3:-1]
@@ -73,7 +72,7 @@ def _gemm(gemm: Gemm, place: Place, resolve: Resolve) -> Run:
     if any(t.shape != out.shape for t in terms):
         raise malformed(place, f"the terms of a sum must have the shape of {gemm.out}")
 
-    def operand(view: View, transposed: bool) -> Callable[[], Array]:
+    def operand(view: HostView, transposed: bool) -> Callable[[], Array]:
         if view.one is None:
             return (lambda: view.load32().swapaxes(-1, -2)) if transposed else view.load32
         array = view.one.swapaxes(-1, -2) if transposed else view.one
@@ -99,7 +98,7 @@ def _matmul_into(a: Array, b: Array, out: Array) -> None:
     np.matmul(a, b, out=out)
 
 
-def _reduce(total: Reduce, place: Place, resolve: Resolve) -> Run:
+def _reduce(total: Reduce, place: Span, resolve: Resolve) -> HostCall:
     out = resolve(total.out)
     first, *rest = [resolve(t) for t in total.terms]
     if any(t.shape != out.shape for t in (first, *rest)):
@@ -114,7 +113,7 @@ def _reduce(total: Reduce, place: Place, resolve: Resolve) -> Run:
     return run
 
 
-def _copy(copy: Copy, place: Place, resolve: Resolve) -> Run:
+def _copy(copy: Copy, place: Span, resolve: Resolve) -> HostCall:
     """As bits."""
     dst, src = resolve(copy.dst), resolve(copy.src)
     if dst.shape != src.shape or dst.dtype != src.dtype:
@@ -122,12 +121,12 @@ def _copy(copy: Copy, place: Place, resolve: Resolve) -> Run:
     return lambda: dst.store(src.load())
 
 
-def _user(call: KernelCall, place: Place, resolve: Resolve, function: HostFunction) -> Run:
-    given: list[View | int] = [resolve(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments]
+def _user(call: KernelCall, place: Span, resolve: Resolve, function: HostFunction) -> HostCall:
+    given: list[HostView | int] = [resolve(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments]
     written = [i for i, a in enumerate(call.arguments) if a.mode in ("write", "update") and isinstance(a.value, Region)]
 
     def run() -> None:
-        values = [v.load() if isinstance(v, View) else v for v in given]
+        values = [v.load() if isinstance(v, HostView) else v for v in given]
         try:
             function(*values)
         except Exception as error:  # the user's code: whatever it raises is reported with its place
@@ -137,7 +136,7 @@ def _user(call: KernelCall, place: Place, resolve: Resolve, function: HostFuncti
             ) from error
         for i in written:
             view, value = given[i], values[i]
-            if isinstance(view, View) and view.one is None and isinstance(value, np.ndarray):
+            if isinstance(view, HostView) and view.one is None and isinstance(value, np.ndarray):
                 view.store(value)
 
     return run
@@ -150,7 +149,7 @@ def _rank(call: KernelCall) -> int:
 # ---------------------------------------------------------------- collectives
 
 
-def collective(calls: Sequence[tuple[CollectiveCall, View, View]]) -> None:
+def collective(calls: Sequence[tuple[CollectiveCall, HostView, HostView]]) -> None:
     """One collective: every rank's (call, dst, src), in the order of ranks. Pieces go along the first
     dimension. What all ranks read is read before anything is written: a call may be in place."""
     command = calls[0][0]
@@ -181,7 +180,7 @@ def collective(calls: Sequence[tuple[CollectiveCall, View, View]]) -> None:
         dst.store(value.copy() if value.base is not None else value)
 
 
-def _sum(calls: Sequence[tuple[CollectiveCall, View, View]]) -> Array:
+def _sum(calls: Sequence[tuple[CollectiveCall, HostView, HostView]]) -> Array:
     command, _, first = calls[0]
     total = first.load().astype(np.float32)
     for _, _, src in calls[1:]:

@@ -17,41 +17,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from ...errors import UsageError
+from .tasks import HostJob
 
-if TYPE_CHECKING:
-    from .stepping import Job
-
-Key: TypeAlias = tuple[int, ...]
+SortKey: TypeAlias = tuple[int, ...]
 
 
 class ReadyPool(Protocol):
     """The works that may run now."""
 
-    def push(self, job: Job) -> None: ...
+    def push(self, job: HostJob) -> None: ...
 
-    def pop(self) -> Job:
+    def pop(self) -> HostJob:
         """The next one to run. IndexError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StepOrder:
     kind: str
     number: int  # the seed of random, the stream of lazy
 
 
-def parse_order(text: str) -> Order:
+def parse_order(text: str) -> StepOrder:
     match = re.fullmatch(r"(fifo|adversarial)|(random|lazy)\((\d+)\)", text.strip())
     if match is None:
         raise UsageError(
             f"'{text}' is no order; there are fifo, adversarial, random(SEED) and lazy(STREAM), e.g. random(7)"
         )
-    return Order(match[1] or match[2], int(match[3] or 0))
+    return StepOrder(match[1] or match[2], int(match[3] or 0))
 
 
-def ready_pool(order: Order) -> ReadyPool:
+def ready_pool(order: StepOrder) -> ReadyPool:
     """An empty pool that gives works out in the order."""
     match order.kind:
         case "fifo":
@@ -65,32 +63,32 @@ def ready_pool(order: Order) -> ReadyPool:
             return _Random(order.number)
 
 
-def _latest(job: Job) -> Key:
+def _latest(job: HostJob) -> SortKey:
     return (-job.op, -job.task.number, -job.index)
 
 
 class _Sorted:
-    def __init__(self, key: Callable[[Job], Key]) -> None:
+    def __init__(self, key: Callable[[HostJob], SortKey]) -> None:
         self.key = key
-        self.heap: list[tuple[Key, int, Job]] = []
+        self.heap: list[tuple[SortKey, int, HostJob]] = []
         self.counter = count()
 
-    def push(self, job: Job) -> None:
+    def push(self, job: HostJob) -> None:
         heappush(self.heap, (self.key(job), next(self.counter), job))
 
-    def pop(self) -> Job:
+    def pop(self) -> HostJob:
         return heappop(self.heap)[2]
 
 
 class _Random:
     def __init__(self, seed: int) -> None:
         self.uniform = random.Random(seed).random
-        self.jobs: list[Job] = []
+        self.jobs: list[HostJob] = []
 
-    def push(self, job: Job) -> None:
+    def push(self, job: HostJob) -> None:
         self.jobs.append(job)
 
-    def pop(self) -> Job:
+    def pop(self) -> HostJob:
         jobs = self.jobs
         i = int(self.uniform() * len(jobs))
         jobs[i], jobs[-1] = jobs[-1], jobs[i]  # IndexError when empty, as promised

@@ -1,124 +1,17 @@
-"""The host driver's queues: tasks wait in streams, jobs run.
+"""The host driver's steps: jobs run one after another, in the order of a pool of those that may run.
 
-A task is a bound command. What it does to data is one job (a copy, a launch of one work, a collective of all
-ranks) or several (a streamed launch). Waits, records and signals do nothing to data, so they are passed at
-once when they can be; only jobs are chosen among. That loses no order of jobs that a device could show.
+Waits, records and signals are passed at once when they can be; only jobs are chosen among. That loses no order of jobs
+that a device could show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from time import monotonic
-from typing import TypeAlias
 
-from ...errors import Span as Place
-from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch
-from ...plan.ir import Stream as PlanStream
-from ..api import Progress
+from ..api import OnProgress
 from .kernels import collective
 from .order import ReadyPool
-from .views import View
-
-
-@dataclass(slots=True, eq=False)
-class HostStream:
-    """A virtual queue. `head` is the task that is next, or being done."""
-
-    plan: PlanStream
-    counter: Iterator[int]  # numbers the tasks of all streams as they are issued
-    queue: list[Task] = field(default_factory=list)
-    head: int = 0
-
-    @property
-    def id(self) -> int:
-        return self.plan.id
-
-    @property
-    def rank(self) -> int:
-        return self.plan.rank
-
-    def __str__(self) -> str:
-        return f"rank {self.plan.rank} stream {self.plan.name}"
-
-
-@dataclass(slots=True, eq=False)
-class Signal:
-    """An event or a flag."""
-
-    name: str
-    up: bool = False
-    waiters: list[HostStream | Job] = field(default_factory=list)
-    raiser: Task | None = None  # the bound command that raises it
-    raiser_place: Place | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """Something that is done to data, at once and whole."""
-
-    run: Callable[[], None]
-    op: int  # where it stands in the schedule
-    index: int  # among the works of its launch
-    tasks: list[Doing]  # done when this and their other jobs are; several for a collective
-    place: Place
-    waits: tuple[Signal, ...] = ()
-    signals: tuple[Signal, ...] = ()
-    missing: int = 0  # waits that are not up
-
-    @property
-    def task(self) -> Doing:
-        return self.tasks[-1]
-
-
-@dataclass(slots=True, eq=False)
-class _Task:
-    """A bound command; calling it issues it."""
-
-    stream: HostStream
-    command: Command
-    number: int = field(default=0, init=False)  # in the order of issue
-
-    def __call__(self) -> None:
-        self.number = next(self.stream.counter)
-        self.stream.queue.append(self)  # type: ignore[arg-type]  # only the subclasses below are made
-
-
-@dataclass(slots=True, eq=False)
-class RaiseTask(_Task):
-    """Record, SignalFlag."""
-
-    signal: Signal
-
-
-@dataclass(slots=True, eq=False)
-class WaitTask(_Task):
-    """WaitEvent, WaitFlag."""
-
-    signal: Signal
-
-
-@dataclass(slots=True, eq=False)
-class WorkTask(_Task):
-    """CopyAsync, Launch."""
-
-    body: CopyAsync | Launch
-    jobs: list[Job] = field(default_factory=list)
-    left: int = 0  # jobs that have not run
-
-
-@dataclass(slots=True, eq=False)
-class CollectiveTask(_Task):
-    """One rank's call; it has a job only together with the others'."""
-
-    call: CollectiveCall
-    dst: View
-    src: View
-    left: int = 0
-
-
-Doing: TypeAlias = WorkTask | CollectiveTask
-Task: TypeAlias = RaiseTask | WaitTask | Doing
+from .tasks import CollectiveTask, Doing, HostJob, HostSignal, HostStream, RaiseTask, WaitTask, WorkTask
 
 
 class Stepper:
@@ -131,9 +24,9 @@ class Stepper:
         self.waiting = 0  # jobs in the pool
         self.arrived: dict[int, list[CollectiveTask]] = {}  # by group
         self.awake: list[HostStream] = []  # streams whose head may have become ready
-        self.current: Job | None = None  # for whoever reports an error
+        self.current: HostJob | None = None  # for whoever reports an error
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self, progress: OnProgress | None) -> None:
         """Returns when nothing can go on: all is done, or the rest is deadlocked."""
         pool = self.pool
         total = sum(len(t.jobs) if isinstance(t, WorkTask) else 1 for s in self.streams for t in s.queue)
@@ -196,11 +89,11 @@ class Stepper:
                     return
             stream.head += 1
 
-    def _raise(self, signal: Signal) -> None:
+    def _raise(self, signal: HostSignal) -> None:
         signal.up = True
         waiters, signal.waiters = signal.waiters, []
         for waiter in waiters:
-            if isinstance(waiter, Job):
+            if isinstance(waiter, HostJob):
                 waiter.missing -= 1
                 if not waiter.missing:
                     self.waiting += 1
@@ -209,12 +102,12 @@ class Stepper:
                 self.awake.append(waiter)
 
 
-def _collective_job(arrived: list[CollectiveTask]) -> Job:
+def _collective_job(arrived: list[CollectiveTask]) -> HostJob:
     members = sorted(arrived, key=lambda t: t.stream.rank)
     calls = [(t.call, t.dst, t.src) for t in members]
     tasks: list[Doing] = [*sorted(arrived, key=lambda t: t.number)]
     call = calls[0][0]
-    return Job(lambda: collective(calls), max(c.op for c, _, _ in calls), 0, tasks, call.origin)
+    return HostJob(lambda: collective(calls), max(c.op for c, _, _ in calls), 0, tasks, call.origin)
 
 
 def unfinished(streams: list[HostStream]) -> list[HostStream]:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...errors import Diagnostic, PlanError
-from ...errors import Span as Place
+from ...errors import Diagnostic, PlanError, Span
 from ...region import Box, Region
 from ..api import Array
 
 
-class View:
+class HostView:
     """A region of one rank's array. A region of one box is the array's own memory and is never copied to be
     read; one of several segments is gathered for reading and scattered back."""
 
     __slots__ = ("dtype", "one", "pieces", "region", "shape")
 
-    def __init__(self, array: Array, region: Region, place: Place) -> None:
+    def __init__(self, array: Array, region: Region, place: Span) -> None:
         if len(region.axes) != array.ndim or any(
             a.segments and max(s.stop for s in a.segments) > n for a, n in zip(region.axes, array.shape, strict=True)
         ):
@@ -63,7 +62,7 @@ def _part(array: Array, region: Region, box: Box) -> Array:
     return array[(*index, ...)]  # the ellipsis keeps a fully indexed element a view
 
 
-def malformed(place: Place, message: str) -> PlanError:
+def malformed(place: Span, message: str) -> PlanError:
     """The plan asks for something that has no meaning. `check` refuses such plans (`plan/rules.py`); a driver that
     is given one unchecked must not go on."""
     return PlanError((Diagnostic(place, message),))

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ..by_address import Compiled, configure, refusal, tables
 from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
-from ..gemm import Gemm, gemm_of
+from ..gemm import MatrixGemm, gemm_of
 from ..occupancy import Limits, window
 from ..works import Work
 from .choice import choose
@@ -18,7 +18,7 @@ from .variants import ARCHS, LONGEST, SOURCE, STAGES, VARIANTS, Variant, options
 _chosen = lru_cache(maxsize=4096)(choose)
 
 
-def _gemm(works: Sequence[Work]) -> Gemm | str:
+def _gemm(works: Sequence[Work]) -> MatrixGemm | str:
     gemm = gemm_of(works)
     if isinstance(gemm, str):
         return gemm

@@ -19,7 +19,7 @@ _COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, t
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockNeeds:
     """What a block of a kernel takes, as its compilers say (tests/unit/test_gpu_parts.py, test_naive_amd.py)."""
 
     threads: int
@@ -29,9 +29,9 @@ class Block:
 
 
 BLOCKS = {
-    GEMM: Block(tables.THREADS, 128, 168, 2064),
-    REDUCE: Block(tables.THREADS, 128, 112, 4),
-    COPY: Block(tables.COPY_THREADS, 128, 80, 4),
+    GEMM: BlockNeeds(tables.THREADS, 128, 168, 2064),
+    REDUCE: BlockNeeds(tables.THREADS, 128, 112, 4),
+    COPY: BlockNeeds(tables.COPY_THREADS, 128, 80, 4),
 }
 
 
@@ -52,20 +52,20 @@ PLAIN = Plain()
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _WorkKind:
     """Works that one kernel makes: the same kind, and of the same types."""
 
     kernel: str
     types: tuple[str, ...]  # of operands and result; copies have none
 
 
-def _kind(work: Work) -> _Kind:
+def _kind(work: Work) -> _WorkKind:
     if isinstance(work, Product):
-        return _Kind(GEMM, (work.left.dtype, work.out.dtype))
+        return _WorkKind(GEMM, (work.left.dtype, work.out.dtype))
     if isinstance(work, Sum):
-        return _Kind(REDUCE, (work.out.dtype,))
+        return _WorkKind(REDUCE, (work.out.dtype,))
     assert isinstance(work, Copy)
-    return _Kind(COPY, ())
+    return _WorkKind(COPY, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Naive:
         return tuple(self._configs(groups, request, limits))
 
     def _configs(
-        self, groups: Sequence[tuple[_Kind, list[Work]]], request: LaunchRequest, limits: Limits
+        self, groups: Sequence[tuple[_WorkKind, list[Work]]], request: LaunchRequest, limits: Limits
     ) -> Iterator[KernelConfig]:
         first = 0
         for number, (kind, works) in enumerate(groups):
@@ -186,7 +186,7 @@ def _tiles(work: Work, tile: tuple[int, int]) -> int:
     return sum(1 for _ in tables.copied_blocks(work, tile[1]))
 
 
-def _defines(kind: _Kind, entry: str) -> Iterator[str]:
+def _defines(kind: _WorkKind, entry: str) -> Iterator[str]:
     yield f"-D{kind.kernel.removeprefix('naive_').upper()}={entry}"
     if kind.types:
         yield f"-DIN={TYPES[kind.types[0]].number}"

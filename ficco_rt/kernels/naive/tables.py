@@ -147,7 +147,7 @@ def _runs(packed: Packed, axis: Axis) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _SumPart:
     """A part of a sum that is rows of one pitch on every side: the result's, then the terms'."""
 
     cell: Cell
@@ -156,7 +156,7 @@ class _Job:
     tiles: int
 
 
-def _jobs(work: Sum) -> list[_Job]:
+def _jobs(work: Sum) -> list[_SumPart]:
     views = (work.out, *work.terms)
     dtype = work.out.dtype
     wide = 16 // TYPES[dtype].bytes
@@ -169,7 +169,7 @@ def _jobs(work: Sum) -> list[_Job]:
         vector = alike and cell.columns % wide == 0
         vector = vector and all(a % 16 == 0 and (cell.rows == 1 or p % wide == 0) for a, p in sides)
         width = wide if vector else 1
-        jobs.append(_Job(cell, sides, width, -(-cell.rows * cell.columns // (SUM_TILE * width))))
+        jobs.append(_SumPart(cell, sides, width, -(-cell.rows * cell.columns // (SUM_TILE * width))))
     return jobs
 
 
@@ -202,7 +202,7 @@ def sums(works: Sequence[Sum]) -> Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _CopyTile:
     """Rows of one pitch on both sides: addresses, pitches in bytes, rows, bytes a row."""
 
     to: int
@@ -224,7 +224,7 @@ def size_of_copy(work: Copy) -> int:
     return work.dst.region.elements * TYPES[work.dst.dtype].bytes
 
 
-def copied_blocks(work: Copy, about: int) -> Iterator[_Block]:
+def copied_blocks(work: Copy, about: int) -> Iterator[_CopyTile]:
     """A copy cut into tiles of about so many bytes: whole rows, or parts of one."""
     item = TYPES[work.dst.dtype].bytes
     for cell in cells((work.dst.region, work.src.region), (work.dst.shape, work.src.shape)):
@@ -238,7 +238,7 @@ def copied_blocks(work: Copy, about: int) -> Iterator[_Block]:
             rows = min(together, cell.rows - row)
             for at in range(0, width, part) if rows == 1 else (0,):
                 size = min(part, width - at) if rows == 1 else width
-                yield _Block(to + row * to_pitch + at, of + row * of_pitch + at, to_pitch, of_pitch, rows, size)
+                yield _CopyTile(to + row * to_pitch + at, of + row * of_pitch + at, to_pitch, of_pitch, rows, size)
 
 
 def copies(works: Sequence[Copy], about: int) -> Packed:

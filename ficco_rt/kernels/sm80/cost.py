@@ -47,5 +47,5 @@ def alone(
     step = residency * _STEP * size / reached
     moved = 2 * (sum(rows) * k + k * sum(columns) + sum(rows) * sum(columns)) / _BANDWIDTH
     split = (_SPLIT[0], _SPLIT[1] * size)
-    cost, cut = best_splits(tiles, blocks, ceil(k / DEPTH), step, _TILE * size, split, moved)
-    return _LAUNCH + cost, cut
+    cost, splits = best_splits(tiles, blocks, ceil(k / DEPTH), step, _TILE * size, split, moved)
+    return _LAUNCH + cost, splits

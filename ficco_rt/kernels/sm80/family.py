@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from ..by_address import Compiled, configure, refusal, tables, wave
 from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
-from ..gemm import Gemm, gemm_of
+from ..gemm import MatrixGemm, gemm_of
 from ..occupancy import Limits, window
 from ..tiles import DEPTH
 from ..works import Work
@@ -24,7 +24,7 @@ def _chosen(
     return choose(rows, columns, k, sms, dict(budgets), exactly)
 
 
-def _gemm(works: Sequence[Work]) -> Gemm | str:
+def _gemm(works: Sequence[Work]) -> MatrixGemm | str:
     gemm = gemm_of(works)
     if isinstance(gemm, str):
         return gemm

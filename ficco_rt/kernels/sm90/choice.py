@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
 from ..tile_table import WHOLE_K, SplitK, band_of
-from ..tiles import Work, depth_of
+from ..tiles import MatrixWork, depth_of
 from . import cost
-from .cost import Phase
+from .cost import WaitGroup
 from .variants import VARIANTS, Variant
 
 
@@ -22,37 +22,37 @@ class Choice:
     estimate: float  # microseconds, for ranking only
 
 
-def band(v: Variant, works: Sequence[Work], transposed: tuple[bool, bool], sms: int) -> int | None:
+def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool], sms: int) -> int | None:
     """Rows of clusters' tiles that are best walked together; None: so many that a wave is about square."""
     if not v.throttled or depth_of(works, transposed) > cost.SHORT:
         return None
     return max(1, band_of(v.clusters(sms), v.tile, v.cluster) // 2)
 
 
-def split_k_of(v: Variant, works: Sequence[Work], columns: Sequence[int], k: int, sms: int) -> SplitK:
+def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], k: int, sms: int) -> SplitK:
     """How K of the works' tiles is best split. Works that wait for flags come one after another, and one that makes few
     tiles leaves multiprocessors idle until the next has come: then all are split, if what a split costs is hidden."""
     addends = max(len(w.addends) for w in works)
-    found = phases(works, k)
-    rows = [n for phase in found for n in phase.rows]
+    found = wait_groups(works, k)
+    rows = [n for group in found for n in group.rows]
     tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends)[1])
-    if any(w.signals for w in works):  # these come to an end one by one, and are never split; what is behind them is
-        behind = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
+    if any(w.signals for w in works):  # these come to an end one by one, and are never split; what follows them is
+        after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
         over = cost.cluster_tiles(v, rows, columns) % v.clusters(sms)
-        return tail if over <= cost.cluster_tiles(v, behind, columns) else WHOLE_K
-    _, parts = cost.in_turn(v, found, columns, k, sms, addends)
+        return tail if over <= cost.cluster_tiles(v, after, columns) else WHOLE_K
+    _, parts = cost.staggered(v, found, columns, k, sms, addends)
     if any(n > 1 for n in parts):
         groups = [list(group) for _, group in groupby(works, key=_awaited)]
         return SplitK(works=tuple(n for n, group in zip(parts, groups, strict=True) for _ in group))
     return tail
 
 
-def _awaited(work: Work) -> tuple[int, ...]:
+def _awaited(work: MatrixWork) -> tuple[int, ...]:
     """What its first flags are."""
     return work.waits or work.addend_waits
 
 
-def phases(works: Sequence[Work], k: int, arrival: float | None = None) -> tuple[Phase, ...]:
+def wait_groups(works: Sequence[MatrixWork], k: int, arrival: float | None = None) -> tuple[WaitGroup, ...]:
     """Works in the order in which they wait. What they wait for comes one after another, at the pace of the links, or
     evenly until `arrival`."""
     found, at = [], 0.0
@@ -60,16 +60,16 @@ def phases(works: Sequence[Work], k: int, arrival: float | None = None) -> tuple
         members = list(group)
         rows = tuple(s.size for w in members for s in w.out_rows)
         if not waits:
-            found.append(Phase(rows, at, at))
+            found.append(WaitGroup(rows, at, at))
             continue
         if members[0].addend_waits:  # what is added at the end
             at += 2 * sum(rows) * sum(s.size for s in members[0].out_columns) / cost.ARRIVING + cost.PIECE
-            found.append(Phase(rows, 0.0, at, 0.0))
+            found.append(WaitGroup(rows, 0.0, at, 0.0))
             continue
         places = [place for place, _ in members[-1].depth_waits]
         time = 2 * sum(rows) * k / cost.ARRIVING + cost.PIECE * (1 + len(places))
         first, last = at + time * (places[0] if places else k) / k, at + time
-        found.append(Phase(rows, first, last, (k - places[-1]) / k if places else 1.0))
+        found.append(WaitGroup(rows, first, last, (k - places[-1]) / k if places else 1.0))
         at = last
     scale = 1.0 if arrival is None or not at else arrival / at
     return tuple(replace(p, first=p.first * scale, last=p.last * scale) for p in found)
@@ -82,18 +82,19 @@ def choose(
     sms: int,
     right_transposed: bool,
     smem: int = 232448 - 1024,
-    late: Sequence[Phase] = (),
+    late: Sequence[WaitGroup] = (),
     addends: int = 0,
     throttled: bool | None = None,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
-    `addends` are added to each; `late`: the phases of a launch whose works wait; `throttled`: whether to take a variant
-    of that kind if one fits; None: where it pays. ValueError: none fits `smem`."""
-    by_turns = bool(late) and not addends  # taken by turns, smaller tiles pay where they are split, and in nothing else
+    `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
+    a variant of that kind if one fits; None: where it pays. ValueError: none fits `smem`."""
+    # where consumers alternate, smaller tiles pay if they are split, and in nothing else
+    alternating = bool(late) and not addends
     fitting = [
         v
         for v in VARIANTS
-        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (by_turns or not v.pingpong)
+        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (alternating or not v.pingpong)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
@@ -103,13 +104,13 @@ def choose(
         estimate = alone
         if late:
             start = cost.start(v)
-            span, parts = cost.in_turn(v, late, columns, k, sms, addends)
+            span, parts = cost.staggered(v, late, columns, k, sms, addends)
             if any(n > 1 for n in parts):
                 estimate = start + span
             else:
                 last = late[-1]
-                rest = last.share * cost.alone(v, last.rows, columns, k, sms, addends)[0]
-                estimate = max(estimate, start + span, last.last + rest)
+                after = last.share * cost.alone(v, last.rows, columns, k, sms, addends)[0]
+                estimate = max(estimate, start + span, last.last + after)
         found.append((alone, Choice(v, parts_of_tail, estimate)))
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
     least = min(choice.estimate for _, choice in found)

@@ -26,7 +26,7 @@ _STEP = {
     (64, 128): 0.20,
     (64, 64): 0.165,
 }
-# … and where consumers take turns; with it the share of a tile's other costs (start, store, addends, split) that the
+# … and where consumers alternate; with it the share of a tile's other costs (start, store, addends, split) that the
 # other consumer's steps do not hide, but for the last tile; on an H200, with --pieces.
 _PINGPONG = {
     (128, 160): (0.375, 0.7),
@@ -45,7 +45,7 @@ PIECE = 6.0  # … and what each piece that is waited for adds
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
-_FIRST = 4  # so many of the last phases may stay whole where the first ones are cut
+_FIRST = 4  # so many of the last groups may stay whole where the first ones are split
 
 
 def cluster_tiles(v: Variant, rows: Sequence[int], columns: Sequence[int]) -> int:
@@ -54,7 +54,7 @@ def cluster_tiles(v: Variant, rows: Sequence[int], columns: Sequence[int]) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class WaitGroup:
     """Works that wait for the same. Their operands come from `first` to `last`, µs; the last are `share` of K, 0 where
     it is what is added at the end."""
 
@@ -69,7 +69,7 @@ class _Costs:
     """What a tile of a product costs, µs."""
 
     tiles: int  # of clusters
-    groups: int  # clusters at work at once
+    clusters: int  # at work at once
     steps: int
     step: float
     tile: float
@@ -82,13 +82,13 @@ def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms:
     m, n = v.tile
     size = m * n / (128 * 256)
     tiles = cluster_tiles(v, rows, columns)
-    groups = max(1, sms // v.cluster)
+    clusters = max(1, sms // v.cluster)
     step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
-    if tiles > 2 * groups:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
+    if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
         step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
     return _Costs(
         tiles=tiles,
-        groups=groups,
+        clusters=clusters,
         steps=ceil(k / DEPTH),
         step=step,
         tile=(_TILE + _ADDEND * addends) * size,
@@ -106,85 +106,85 @@ def start(v: Variant) -> float:
 def alone(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it."""
     c = _costs(v, rows, columns, k, sms, addends)
-    cost, cut = best_splits(c.tiles, c.groups, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
-    return start(v) + cost + c.tile * (1 - c.shown), cut
+    cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
+    return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
-def in_turn(
-    v: Variant, phases: Sequence[Phase], columns: Sequence[int], k: int, sms: int, addends: int
+def staggered(
+    v: Variant, groups: Sequence[WaitGroup], columns: Sequence[int], k: int, sms: int, addends: int
 ) -> tuple[float, list[int]]:
-    """The least time of phases, each of which may begin when its operands come, and into how many parts K of each one's
+    """The least time of groups, each of which may begin when its operands come, and into how many parts K of each one's
     tiles is split: of none, of all that make few tiles, or of the first of these."""
-    costs = [_costs(v, phase.rows, columns, k, sms, addends) for phase in phases]
-    whole = [1] * len(phases)
-    few = [c.groups // c.tiles > 1 for c in costs]
-    if len(phases) == 1:
+    costs = [_costs(v, group.rows, columns, k, sms, addends) for group in groups]
+    whole = [1] * len(groups)
+    few = [c.clusters // c.tiles > 1 for c in costs]
+    if len(groups) == 1:
         return 0.0, whole
-    cut = [best_splits(c.tiles, c.groups, c.steps, c.step, c.tile, c.split, 0.0)[1] if f else 1
+    splits = [best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile, c.split, 0.0)[1] if f else 1
            for c, f in zip(costs, few, strict=True)]  # fmt: skip
-    # NOTE partials are kept for each tile of a launch: only the last products are cut if they are many
-    room = _PARTIALS // (4 * v.tile[0] * v.tile[1] * v.cluster)
-    for i in reversed(range(len(cut))):
-        room -= costs[i].tiles * cut[i] if cut[i] > 1 else 0
-        if room < 0:
-            cut[i] = 1
-    every = alone(v, [n for phase in phases for n in phase.rows], columns, k, sms, addends)[1]
-    tail = sum(c.tiles for c in costs) % costs[0].groups
+    # NOTE partials are kept for each tile of a launch: only the last products are split if they are many
+    left = _PARTIALS // (4 * v.tile[0] * v.tile[1] * v.cluster)
+    for i in reversed(range(len(splits))):
+        left -= costs[i].tiles * splits[i] if splits[i] > 1 else 0
+        if left < 0:
+            splits[i] = 1
+    every = alone(v, [n for group in groups for n in group.rows], columns, k, sms, addends)[1]
+    tail = sum(c.tiles for c in costs) % costs[0].clusters
     if not any(few):
-        return _makespan(costs, phases, whole, tail, every), whole
-    best = (_makespan(costs, phases, whole, tail, every), whole)
-    first = max(1, len(cut) - _FIRST)
-    begun = _Clusters([0.0] * costs[0].groups)
+        return _makespan(costs, groups, whole, tail, every), whole
+    best = (_makespan(costs, groups, whole, tail, every), whole)
+    first = max(1, len(splits) - _FIRST)
+    begun = _Clusters([0.0] * costs[0].clusters)
     for i in range(first):
-        begun.take(costs[i], phases[i], costs[i].tiles, cut[i])
-    for n in range(first, len(cut) + 1):
-        choice, clusters = cut[:n] + whole[n:], begun.copy()
-        for i in range(first, len(cut)):
-            clusters.take(costs[i], phases[i], costs[i].tiles, choice[i])
+        begun.take(costs[i], groups[i], costs[i].tiles, splits[i])
+    for n in range(first, len(splits) + 1):
+        choice, clusters = splits[:n] + whole[n:], begun.copy()
+        for i in range(first, len(splits)):
+            clusters.take(costs[i], groups[i], costs[i].tiles, choice[i])
         best = min(best, (clusters.end, choice))
     return best
 
 
 @dataclass(slots=True)
 class _Clusters:
-    """Clusters that take tiles, and parts of them, by turns."""
+    """Clusters that take tiles, and parts of them, one after another, round and round."""
 
     free: list[float]  # when each has done what it has taken
-    turn: int = 0
+    next: int = 0  # cluster
     hides: float = 0.0  # what the last tile's end takes beyond that
 
     @property
     def end(self) -> float:
-        return round(max(self.free) + self.hides, 6)  # equal times are equal: then the least is cut
+        return round(max(self.free) + self.hides, 6)  # equal times are equal: then the least is split
 
     def copy(self) -> _Clusters:
-        return _Clusters(self.free[:], self.turn, self.hides)
+        return _Clusters(self.free[:], self.next, self.hides)
 
-    def take(self, c: _Costs, phase: Phase, tiles: int, parts: int) -> None:
-        """So many tiles of a phase, each in so many parts."""
+    def take(self, c: _Costs, group: WaitGroup, tiles: int, parts: int) -> None:
+        """So many tiles of a group, each in so many parts."""
         if not tiles:
             return
         ends = c.tile + (c.split[0] + c.split[1] * parts if parts > 1 else 0.0)
         time = ceil(c.steps / parts) * c.step * _LOADED + ends * c.shown
-        soonest, first = phase.last + min(1.0, phase.share * parts) * time, phase.first + time
+        soonest, first = group.last + min(1.0, group.share * parts) * time, group.first + time
         free, count = self.free, len(self.free)
         rounds, over = divmod(tiles * parts, count)
         for i in range(count if rounds else over):  # a cluster's first of them may have to wait, no other
-            at = (self.turn + i) % count
+            at = (self.next + i) % count
             free[at] = max(free[at] + time, first, soonest) + (rounds - 1 + (i < over)) * time
-        self.turn = (self.turn + over) % count
+        self.next = (self.next + over) % count
         self.hides = ends * (1 - c.shown)
 
 
 def _makespan(
-    costs: Sequence[_Costs], phases: Sequence[Phase], parts: Sequence[int], tail: int, tail_parts: int
+    costs: Sequence[_Costs], groups: Sequence[WaitGroup], parts: Sequence[int], tail: int, tail_parts: int
 ) -> float:
-    """The time of all phases; the last `tail` tiles are cut into parts of their own."""
-    clusters = _Clusters([0.0] * costs[0].groups)
-    behind = sum(c.tiles for c in costs)
-    for c, phase, n in zip(costs, phases, parts, strict=True):
-        behind -= c.tiles
-        last = max(0, min(c.tiles, tail - behind))
-        clusters.take(c, phase, c.tiles - last, n)
-        clusters.take(c, phase, last, tail_parts)
+    """The time of all groups; the last `tail` tiles are split into parts of their own."""
+    clusters = _Clusters([0.0] * costs[0].clusters)
+    after = sum(c.tiles for c in costs)
+    for c, group, n in zip(costs, groups, parts, strict=True):
+        after -= c.tiles
+        last = max(0, min(c.tiles, tail - after))
+        clusters.take(c, group, c.tiles - last, n)
+        clusters.take(c, group, last, tail_parts)
     return clusters.end

@@ -9,12 +9,12 @@ from functools import lru_cache
 from ...types import ACCUMULATOR
 from .. import tiles
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
-from ..gemm import ALIGNMENT, Gemm, gemm_of
+from ..gemm import ALIGNMENT, MatrixGemm, gemm_of
 from ..occupancy import Limits, resident, window
 from ..tile_table import count
 from ..works import Product, Work
-from .choice import band, choose, phases, split_k_of
-from .cost import Phase
+from .choice import band, choose, split_k_of, wait_groups
+from .cost import WaitGroup
 from .tables import build, refusal
 from .variants import ARCH, SOURCE, STATIC_BYTES, VARIANTS, Variant, options
 
@@ -22,7 +22,7 @@ _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and 
 _chosen = lru_cache(maxsize=4096)(choose)
 
 
-def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[Gemm, tuple[tuple[int, ...], ...]] | str:
+def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[MatrixGemm, tuple[tuple[int, ...], ...]] | str:
     """The works, those that add to one product merged in registers, and which works each is made of."""
     gemm = gemm_of(works)
     if isinstance(gemm, str):
@@ -32,7 +32,7 @@ def _merged(works: Sequence[Work], private: frozenset[int]) -> tuple[Gemm, tuple
     return reason if reason is not None else (replace(gemm, works=merged.works), merged.groups)
 
 
-def _throttled(request: GemmRequest, gemm: Gemm) -> bool | None:
+def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool | None:
     """Whether stores are to be spread over the next tile's steps: those at peers are; those of a streamed launch end
     too late for whom they are signalled. None: where it pays."""
     if gemm.signature.out_dtype == ACCUMULATOR:
@@ -65,17 +65,17 @@ class Sm90:
         if isinstance(left, str):
             return left
         gemm, _ = found
-        turned, most = gemm.signature.right_transposed, left.most - _ROUNDED
-        if all(v.stages(most, turned) < 2 for v in self.variants):
+        transposed, most = gemm.signature.right_transposed, left.most - _ROUNDED
+        if all(v.stages(most, transposed) < 2 for v in self.variants):
             return f"no variant fits {left.most} bytes of shared memory"
-        late: tuple[Phase, ...] = ()
+        late: tuple[WaitGroup, ...] = ()
         if request.streamed and request.arrival:
-            late = phases(gemm.works, gemm.depth, request.arrival)
+            late = wait_groups(gemm.works, gemm.depth, request.arrival)
         sms = request.sms or limits.sms
         throttled = _throttled(request, gemm)
-        v = _chosen(gemm.rows, gemm.columns, gemm.depth, sms, turned, most, late, gemm.addends, throttled).variant
-        stages = v.stages(most, turned)
-        smem = request.smem if request.smem is not None else max(v.smem(stages, turned), left.least)
+        v = _chosen(gemm.rows, gemm.columns, gemm.depth, sms, transposed, most, late, gemm.addends, throttled).variant
+        stages = v.stages(most, transposed)
+        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed), left.least)
         return Chosen(self.name, v.name, (*v.tile, tiles.DEPTH), stages, smem, request.residency, request.sms)
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
@@ -85,13 +85,13 @@ class Sm90:
             return found
         gemm, groups = found
         works, signature = gemm.works, gemm.signature
-        turned = signature.right_transposed
+        transposed = signature.right_transposed
         if not v.stores(signature.out_dtype):
             return f"{v.name} stores no {signature.out_dtype}"
-        stages = v.stages(request.smem, turned)
+        stages = v.stages(request.smem, transposed)
         if stages < 2:
             return f"{v.name} does not fit {request.smem} bytes of shared memory"
-        smem = max(request.smem, v.smem(stages, turned))
+        smem = max(request.smem, v.smem(stages, transposed))
         clusters = v.clusters(request.sms)
         split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms)
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k)
@@ -131,7 +131,7 @@ class Sm90:
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         gemm = gemm_of(works)
-        assert isinstance(gemm, Gemm)
+        assert isinstance(gemm, MatrixGemm)
         v = next(v for v in self.variants if v.name == config.kernel)
         made = build(
             tiles.merged(gemm.works, gemm.signature.transposed, config.merged),

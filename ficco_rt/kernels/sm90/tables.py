@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ..family import TensorMap
 from ..signature import Signature
 from ..tile_table import WHOLE_K, SplitK, Table, table
-from ..tiles import DEPTH, Matrix, Work, common, depths_of
+from ..tiles import DEPTH, Matrix, MatrixWork, common, depths_of
 from .variants import Variant
 
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
@@ -36,7 +36,7 @@ ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where a
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PackedLaunch:
     """A launch, ready but for device addresses."""
 
     variant: Variant
@@ -67,7 +67,7 @@ class Launch:
         return bytes(block)
 
 
-def refusal(works: Sequence[Work], signature: Signature) -> str | None:
+def refusal(works: Sequence[MatrixWork], signature: Signature) -> str | None:
     """Why these works cannot be one launch of this kernel, or None."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
     ends = _ends(works, signature)
@@ -91,7 +91,7 @@ def refusal(works: Sequence[Work], signature: Signature) -> str | None:
     return None
 
 
-def _ends(works: Sequence[Work], signature: Signature) -> dict[Matrix, int]:
+def _ends(works: Sequence[MatrixWork], signature: Signature) -> dict[Matrix, int]:
     """Where K ends in each operand: a piece of K may end anywhere if the tensor map ends there too."""
     ends: dict[Matrix, int] = {}
     for w in works:
@@ -100,7 +100,7 @@ def _ends(works: Sequence[Work], signature: Signature) -> dict[Matrix, int]:
     return ends
 
 
-def fits(work: Work, signature: Signature) -> str | None:
+def fits(work: MatrixWork, signature: Signature) -> str | None:
     """Why the work cannot run here, or None. Rows of the output are free; the rest has the limits of TMA."""
     item, out_item, right_transposed = signature.item, signature.out_item, signature.right_transposed
     if signature.left_transposed:
@@ -125,7 +125,7 @@ def fits(work: Work, signature: Signature) -> str | None:
 
 
 def build(
-    works: Sequence[Work],
+    works: Sequence[MatrixWork],
     variant: Variant,
     signature: Signature,
     *,
@@ -135,7 +135,7 @@ def build(
     band: int | None = None,
     read_only: tuple[bool, bool] = (False, False),
     resets: Sequence[int] = (),
-) -> Launch:
+) -> PackedLaunch:
     """The launch that makes `works`, in their order, with so many clusters at work at once; see `tile_table.table`.
 
     `read_only`: nothing writes the left, or the right operands while the plan runs, so that they may be read before the
@@ -169,7 +169,7 @@ def build(
     for i, m in enumerate(made.matrices):
         at = ADDEND_MAPS_AT + 128 * i
         maps.append(TensorMap(m.address, signature.dtype, (m.columns, m.rows), m.pitch * signature.item, box, at))
-    return Launch(
+    return PackedLaunch(
         variant=variant,
         table=made,
         stages=stages,

@@ -29,7 +29,7 @@ class Variant:
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
-    pingpong: bool = False  # consumers take a block's tiles by turns: while one stores, the other multiplies
+    pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
     producer_registers: int = 56
     consumer_registers: int = 224
 

@@ -1,0 +1,102 @@
+"""A damaged device plan is refused by its check, or runs right in whatever order streams and blocks go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.device.build import Layout, device_plan, layout_of
+from ficco_rt.device.check import check
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import DevicePlan, Mode, Placement
+from ficco_rt.driver.gpu import binding, driver, runs
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError, PlanError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from tests import cases
+from tests.mock.device_damage import Damage, damaged
+from tests.mock.standin import StandIn
+
+RANKS = 2
+SEEDS = 80  # drawn for each schedule and mode; about two of three make a damage
+ORDERS = 12
+TIMEOUT = 0.25  # seconds; no run takes a tenth of that
+
+
+def made(library: StandIn, name: str) -> Layout:
+    library.reset(f"devices {RANKS}")
+    machine = discover(library.face, RANKS)
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
+    return layout_of(plan, machine.device, Placement((0, 1)), usual(machine.device.arch))
+
+
+def damages(plan: DevicePlan) -> Iterator[Damage]:
+    """Damaged plans of one mode that the check accepts."""
+    for seed in range(SEEDS):
+        found = damaged(plan, seed)
+        if found is None:
+            continue
+        try:
+            check(found.plan)
+        except PlanError:
+            continue
+        yield found
+
+
+def runs_right(library: StandIn, layout: Layout, plan: DevicePlan, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """What went wrong, in which order; None: all is right."""
+    given = replace(layout, launches=plan.launches, words=replace(layout.words, table=plan.words))
+    monkeypatch.setattr(driver, "layout_of", lambda *_: given)
+    monkeypatch.setattr(
+        binding, "device_plan", lambda of, mode: plan if mode == plan.mode else device_plan(layout, mode)
+    )
+    monkeypatch.setattr(binding, "check", lambda plan: None)
+    library.reset(f"devices {RANKS}")
+    try:
+        with Executor(layout.plan, library.face, graph=plan.mode == "graph", timeout=TIMEOUT) as executor:
+            for seed in range(ORDERS):
+                library.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+                result = verified_run(executor, seed=seed, values="exact")
+                if not result.ok:
+                    return f"order {seed}: {result.worst}"
+    except DeviceError as error:
+        return str(error).splitlines()[0]
+    return library.violations() or None
+
+
+@pytest.mark.parametrize("mode", ["streams", "graph"])
+@pytest.mark.parametrize("name", cases.SCHEDULES)
+def test_what_the_check_accepts_runs_right(
+    cuda: StandIn, name: str, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "DRAIN", 0.1)
+    layout = made(cuda, name)
+    plan = device_plan(layout, mode)
+    for damage in damages(plan):
+        wrong = runs_right(cuda, layout, damage.plan, monkeypatch)
+        assert wrong is None, f"{name}, {mode}: {damage.what}: {wrong}"
+
+
+@pytest.mark.parametrize("mode", ["streams", "graph"])
+def test_most_damages_are_refused(cuda: StandIn, mode: Mode) -> None:
+    """At least 1,000 are made of all schedules, and the check looks at more than words."""
+    made_of_all = refused = 0
+    for name in cases.SCHEDULES:
+        plan = device_plan(made(cuda, name), mode)
+        found = [d for seed in range(SEEDS) if (d := damaged(plan, seed)) is not None]
+        made_of_all += len(found)
+        refused += len(found) - sum(1 for _ in damages(plan))
+    assert made_of_all > 1000
+    assert refused > 0.7 * made_of_all
+
+
+def test_the_same_seed_gives_the_same_damage(cuda: StandIn) -> None:
+    plan = device_plan(made(cuda, "ag_gemm/streamed"), "streams")
+    assert [damaged(plan, seed) for seed in range(20)] == [damaged(plan, seed) for seed in range(20)]
+    assert np.all([d is None or d.plan != plan for d in (damaged(plan, seed) for seed in range(50))])
