@@ -1,0 +1,476 @@
+"""Every rule of device plans refuses what breaks it, with its message, and so do the walks behind the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any, TypeAlias
+
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.device import rules
+from ficco_rt.device.build import device_plan, layout_of
+from ficco_rt.device.check import check
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import (
+    Action,
+    AwaitEvent,
+    ChangeWords,
+    CopyMemory,
+    DevicePlan,
+    EventName,
+    LaunchGraph,
+    LaunchKernel,
+    Mode,
+    Placement,
+    RecordEvent,
+    ResetWords,
+    StreamName,
+)
+from ficco_rt.errors import PlanError
+from ficco_rt.machine.profiles import profile
+from tests import cases
+
+Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
+
+PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
+    "gather": ("ag_gemm/streamed", "streams", {"chunks": 2}),
+    "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
+    "graph": ("gemm_rs/serial", "graph", {}),
+    "shared": ("ag_gemm/streamed", "streams", {"chunks": 2}),
+}
+
+
+@cache
+def made(plan: str) -> DevicePlan:
+    """Each rank has a device; in `shared` they share one."""
+    name, mode, more = PLANS[plan]
+    machine = profile("h200-switch", 2)
+    sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
+    lowered = plan_of(build(cases.schedule(name), 2, sizes), machine)
+    return device_plan(
+        layout_of(
+            lowered, machine.device, Placement((0, 0) if plan == "shared" else (0, 1)), usual(machine.device.arch)
+        ),
+        mode,
+    )
+
+
+# ---------------------------------------------------------------- damages
+
+
+def changed(kind: type[Action], n: int = 0, **fields: Any) -> Damage:
+    """The n-th action of a kind in the body."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        at = [i for i, a in enumerate(plan.body) if isinstance(a, kind)][n]
+        return replace(plan, body=(*plan.body[:at], replace(plan.body[at], **fields), *plan.body[at + 1 :]))
+
+    return damage
+
+
+def dropped(kind: type[Action], n: int = 0, times: int = 0) -> Damage:
+    """The n-th action of a kind; or so many of it."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        at = [i for i, a in enumerate(plan.body) if isinstance(a, kind)][n]
+        return replace(plan, body=(*plan.body[:at], *[plan.body[at]] * times, *plan.body[at + 1 :]))
+
+    return damage
+
+
+def without(kind: type[Action], part: str, frame: str = "own") -> Damage:
+    """All actions of a kind in a part of a frame."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        kept = tuple(a for a in getattr(getattr(plan, frame), part) if not isinstance(a, kind))
+        return replace(plan, **{frame: replace(getattr(plan, frame), **{part: kept})})
+
+    return damage
+
+
+def launched(n: int = 0, config: dict[str, Any] | None = None, **fields: Any) -> Damage:
+    """The n-th launch of the table."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        launch = plan.launches[n]
+        new = replace(launch, config=replace(launch.config, **config or {}), **fields)
+        return replace(plan, launches=(*plan.launches[:n], new, *plan.launches[n + 1 :]))
+
+    return damage
+
+
+def worded(n: int, **fields: Any) -> Damage:
+    return lambda plan: replace(plan, words=(*plan.words[:n], replace(plan.words[n], **fields), *plan.words[n + 1 :]))
+
+
+def streamed(n: int, **fields: Any) -> Damage:
+    return lambda plan: replace(
+        plan, streams=(*plan.streams[:n], replace(plan.streams[n], **fields), *plan.streams[n + 1 :])
+    )
+
+
+def batched(change: Callable[[CopyMemory], CopyMemory]) -> Damage:
+    """The first batch."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        at, batch = next((i, a) for i, a in enumerate(plan.body) if isinstance(a, CopyMemory) and a.batch)
+        return replace(plan, body=(*plan.body[:at], change(batch), *plan.body[at + 1 :]))
+
+    return damage
+
+
+def with_words(*words: int) -> Damage:
+    return batched(lambda batch: replace(batch, words=words))
+
+
+def twice(batch: CopyMemory) -> CopyMemory:
+    return replace(batch, moves=(*batch.moves, replace(batch.moves[0], op=-1)))
+
+
+def waiting_for(n: int, word: int) -> Damage:
+    """The n-th wait of a stream for words."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        waits = [i for i, a in enumerate(plan.body) if isinstance(a, ChangeWords) and not a.changes[0].raises]
+        action = plan.body[waits[n]]
+        assert isinstance(action, ChangeWords)
+        new = replace(action, changes=(replace(action.changes[0], word=word),))
+        return replace(plan, body=(*plan.body[: waits[n]], new, *plan.body[waits[n] + 1 :]))
+
+    return damage
+
+
+def semaphoreless(plan: DevicePlan) -> DevicePlan:
+    """Whoever waits for another device's semaphore waits for it behind the launch."""
+    body = list(plan.body)
+    at = next(i for i, a in enumerate(body) if isinstance(a, ChangeWords) and not a.changes[0].raises)
+    launch = next(
+        i for i in range(at, len(body)) if isinstance(body[i], LaunchKernel) and body[i].stream == body[at].stream
+    )
+    body.insert(launch, body.pop(at))
+    return replace(plan, body=tuple(body))
+
+
+def completionless(plan: DevicePlan) -> DevicePlan:
+    """A run does not wait for the one before on the other device."""
+    begin = (a for a in plan.called.begin if not (isinstance(a, AwaitEvent) and a.event == EventName("completion", 1)))
+    return replace(plan, called=replace(plan.called, begin=tuple(begin)))
+
+
+def circle(plan: DevicePlan) -> DevicePlan:
+    """The launch on each device stands behind a wait for what the other one signals."""
+    launches = [a for a in plan.body if isinstance(a, LaunchKernel)]
+    rest = [a for a in plan.body if not isinstance(a, LaunchKernel)]
+    waits = [a for a in rest if isinstance(a, ChangeWords) and a.stream.kind == "plan" and not a.changes[0].raises]
+    moved = [replace(wait, stream=launch.stream) for wait, launch in zip(waits, launches, strict=True)]
+    return replace(plan, body=(*moved, *launches, *(a for a in rest if a not in waits)))
+
+
+def crowded(plan: DevicePlan) -> DevicePlan:
+    """Either launch takes all multiprocessors while it waits for copies inside the device."""
+    return launched(1, sms=plan.device.sms)(launched(0, sms=plan.device.sms)(plan))
+
+
+def works_of(n: int, take: slice) -> Damage:
+    return lambda plan: launched(n, works=plan.launches[n].works[take])(plan)
+
+
+KERNEL = "sm90_gemm_64x64_c1_bf16_bf16_nn"
+LAUNCH, COPY = "Launch on rank 0 stream compute", "CopyAsync on rank 0 stream dma"
+COPIED = "G@1[64:128, 0:128] <- A@0[64:128, 0:128]"
+RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
+    (
+        "version",
+        rules.version_is_known,
+        "gather",
+        lambda p: replace(p, version=9),
+        "the device plan has version 9; this ficco reads version 1",
+    ),
+    (
+        "stream twice",
+        rules.streams_are_known,
+        "gather",
+        lambda p: replace(p, streams=(p.streams[0], *p.streams)),
+        "stream 0 stands 2 times",
+    ),
+    (
+        "stream on no device",
+        rules.streams_are_known,
+        "gather",
+        streamed(4, device=5),
+        "control 0 is on device 5, which has no rank",
+    ),
+    ("stream elsewhere", rules.streams_are_known, "gather", streamed(0, device=1), "stream 0 of rank 0 is on device 1"),
+    (
+        "no stream",
+        rules.streams_are_known,
+        "gather",
+        changed(LaunchKernel, stream=StreamName("plan", 9)),
+        f"{LAUNCH}: there is no stream 9",
+    ),
+    (
+        "callers in the body",
+        rules.streams_are_known,
+        "gather",
+        changed(LaunchKernel, when="behind"),
+        f"{LAUNCH}: stream 1, behind: the body of a run knows neither callers nor conditions",
+    ),
+    (
+        "place taken",
+        rules.words_lie_apart,
+        "gather",
+        worded(1, index=0),
+        "the place 0 of a word on device 0 is taken or no place",
+    ),
+    ("no word", rules.words_lie_apart, "gather", with_words(7), f"{COPY}: there is no word 7"),
+    (
+        "wait elsewhere",
+        rules.words_lie_apart,
+        "relay",
+        waiting_for(0, 4),
+        "WaitFlag on rank 0 stream dma: stream 1 of device 0 waits for word 4 of another device",
+    ),
+    (
+        "reset behind the end",
+        rules.words_lie_apart,
+        "graph",
+        changed(ResetWords, count=2),
+        "the end of a run: words 0 to 1 of 1 are reset",
+    ),
+    (
+        "not recorded",
+        rules.events_are_recorded,
+        "graph",
+        dropped(RecordEvent, 2),
+        "WaitEvent on rank 0 stream dma: stream 1 waits for event 0, which nothing records before it",
+    ),
+    (
+        "other graph",
+        rules.events_stay_in_their_graph,
+        "graph",
+        changed(AwaitEvent, 0, event=EventName("captured", 1)),
+        "the begin of a run: stream 0 waits for captured of device 1, which is not in the graph of device 0",
+    ),
+    (
+        "op twice",
+        rules.ops_stand_once,
+        "gather",
+        dropped(CopyMemory, 0, 2),
+        "the copy G@1[0:64, 0:128] <- A@0[0:64, 0:128] of op 0 is issued 2 times",
+    ),
+    ("op nowhere", rules.ops_stand_once, "gather", works_of(0, slice(1, None)), "nothing does op 4"),
+    (
+        "no launch",
+        rules.launches_stand_once,
+        "gather",
+        changed(LaunchKernel, launch=4),
+        f"{LAUNCH}: there is no launch 4",
+    ),
+    (
+        "launch elsewhere",
+        rules.launches_stand_once,
+        "gather",
+        changed(LaunchKernel, launch=1),
+        f"{LAUNCH}: launch 1 is issued to stream 1",
+    ),
+    ("launch dropped", rules.launches_stand_once, "gather", dropped(LaunchKernel), "launch 0 is issued 0 times"),
+    (
+        "half a cluster",
+        rules.launches_fit,
+        "gather",
+        launched(0, {"cluster": 3}),
+        f"{KERNEL}: 4 blocks in clusters of 3",
+    ),
+    (
+        "shared memory",
+        rules.launches_fit,
+        "gather",
+        launched(0, {"smem": 232448}),
+        f"{KERNEL}: a block takes 232448 + 272 bytes of shared memory, and has at most 232448",
+    ),
+    (
+        "not resident",
+        rules.launches_fit,
+        "gather",
+        launched(0, {"resident": 0}),
+        f"{KERNEL}: a block of 256 threads does not fit NVIDIA H200",
+    ),
+    ("share", rules.launches_fit, "gather", launched(0, sms=133), f"{KERNEL}: a share of 133 of 132 multiprocessors"),
+    (
+        "share exceeded",
+        rules.launches_fit,
+        "gather",
+        launched(0, sms=3),
+        f"{KERNEL}: 4 blocks wait while they hold a share of 3 multiprocessors",
+    ),
+    (
+        "wait unsaid",
+        rules.launches_fit,
+        "gather",
+        launched(0, spins=False),
+        f"{KERNEL} waits for flags, and is not said to hold its share meanwhile",
+    ),
+    (
+        "early alone",
+        rules.early_starts_are_safe,
+        "gather",
+        launched(0, early=True),
+        f"{LAUNCH}: {KERNEL} may begin early, and no kernel stands right before it",
+    ),
+    (
+        "early unchained",
+        rules.early_starts_are_safe,
+        "gather",
+        launched(0, {"chained": False}, early=True),
+        f"{LAUNCH}: {KERNEL} may not begin early: it does not wait for the kernel before",
+    ),
+    (
+        "read-only",
+        rules.early_starts_are_safe,
+        "gather",
+        launched(0, {"read_only": (True, True)}),
+        f"{KERNEL} takes G@0 for read-only, and it is written",
+    ),
+    (
+        "batch in a graph",
+        rules.batches_have_no_order,
+        "graph",
+        changed(CopyMemory, batch=True),
+        f"{COPY}: a batch of copies where there are none",
+    ),
+    (
+        "no batch",
+        rules.batches_have_no_order,
+        "gather",
+        batched(lambda batch: replace(batch, batch=False)),
+        f"{COPY}: 1 copies and 1 words that are no batch",
+    ),
+    (
+        "batch needs order",
+        rules.batches_have_no_order,
+        "gather",
+        batched(twice),
+        f"{COPY}: a batch holds {COPIED} and {COPIED}, which need an order",
+    ),
+    (
+        "copied word here",
+        rules.copied_words_are_for_kernels_elsewhere,
+        "gather",
+        with_words(0),
+        f"{COPY}: word 0 of the same device is raised by a copy",
+    ),
+    (
+        "copied word awaited",
+        rules.copied_words_are_for_kernels_elsewhere,
+        "relay",
+        changed(CopyMemory, 0, words=(4,)),
+        f"{COPY}: word 4, for which a stream waits, is raised by a copy",
+    ),
+    (
+        "raised twice",
+        rules.words_are_given_once,
+        "gather",
+        dropped(ChangeWords, 0, 2),
+        "word 3 (flag 1) is raised 2 times a run, for whoever waits",
+    ),
+    (
+        "never raised",
+        rules.words_are_given_once,
+        "gather",
+        dropped(ChangeWords),
+        "word 3 (flag 1) is raised 0 times a run, for whoever waits",
+    ),
+    ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
+    (
+        "not reset by its kernel",
+        rules.words_are_given_once,
+        "gather",
+        launched(0, {"resets": (2,)}),
+        "word 1 (flag 3) is reset 0 times in a run (own)",
+    ),
+    (
+        "reset by who does not wait",
+        rules.words_are_given_once,
+        "gather",
+        launched(0, {"resets": (2, 3, 0)}),
+        f"{KERNEL} resets flag 0, for which it does not wait",
+    ),
+    (
+        "never reset",
+        rules.words_are_given_once,
+        "graph",
+        dropped(ResetWords),
+        "word 0 (semaphore of event 3) is reset 0 times in a run (own)",
+    ),
+    (
+        "no graph",
+        rules.graphs_are_launched,
+        "graph",
+        without(LaunchGraph, "begin"),
+        "a frame launches each device's graph once, and only in the mode 'graph'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "plan", "damage", "message"), [r[1:] for r in RULES], ids=[r[0] for r in RULES])
+def test_rules(rule: Callable[..., Any], plan: str, damage: Damage, message: str) -> None:
+    check(made(plan))
+    damaged = damage(made(plan))
+    assert message in [found.message for found in rule(damaged)]
+    with pytest.raises(PlanError):
+        check(damaged)
+
+
+WALKS: list[tuple[str, str, Damage, str]] = [
+    (
+        "no event of the side stream",
+        "relay",
+        dropped(AwaitEvent, 0),
+        "deadlock: stream 1 waits for begin of device 0 of control 0",
+    ),
+    (
+        "side stream not behind the run before",
+        "relay",
+        without(AwaitEvent, "begin", "called"),
+        "deadlock: stream 0 waits for word 3 (flag 7)",
+    ),
+    (
+        "callers do not wait",
+        "gather",
+        without(AwaitEvent, "end", "called"),
+        "deadlock: stream 3 waits for word 2 (flag 0)",
+    ),
+    (
+        "no semaphore",
+        "graph",
+        semaphoreless,
+        "race on S@0 rows 128–255, columns 0–127: CopyAsync on rank 1 stream dma (stream 3) writes it, "
+        f"{LAUNCH} (stream 0) reads it, and nothing orders the two",
+    ),
+    (
+        "no completion",
+        "gather",
+        completionless,
+        f"race on G@1 rows 0–63, columns 0–127: {COPY} (stream 0) writes it, "
+        "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
+    ),
+    ("a circle", "relay", circle, "deadlock: stream 0 waits for word 0 (flag 0)"),
+    ("no room", "shared", crowded, "deadlock: stream 1 waits for the multiprocessors of device 0"),
+]
+
+
+@pytest.mark.parametrize(("plan", "damage", "message"), [w[1:] for w in WALKS], ids=[w[0] for w in WALKS])
+def test_walks(plan: str, damage: Damage, message: str) -> None:
+    """What keeps all rules, and deadlocks or races."""
+    damaged = damage(made(plan))
+    assert not [found for rule in rules.RULES for found in rule(damaged)]
+    with pytest.raises(PlanError) as refused:
+        check(damaged)
+    assert message in [found.message for found in refused.value.diagnostics]
+
+
+def test_every_rule_is_broken_once() -> None:
+    assert {rule for _, rule, *_ in RULES} == set(rules.RULES)
