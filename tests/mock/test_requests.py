@@ -20,7 +20,7 @@ from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.ir import DeviceLaunch, Mode, Placement, RecordEvent
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.gpu.gpus import Gpus
-from ficco_rt.driver.gpu.vendor import Run
+from ficco_rt.driver.gpu.vendor import LinearCopy
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
@@ -175,7 +175,7 @@ def test_batches_of_copies_read_in_order_and_leave_multiprocessors_alone(cuda: S
     vendor = VENDORS["cuda"]()
     cu = vendor.cu  # type: ignore[attr-defined]
     _, (_, _, sizes, count, (attributes,), *_) = vendor.copy_batch(
-        [Run(512, 256, 4), Run(1024, 768, 8)], cu.CUstream(7)
+        [LinearCopy(512, 256, 4), LinearCopy(1024, 768, 8)], cu.CUstream(7)
     )
     assert (sizes, count) == ([4, 8], 2)
     assert attributes.srcAccessOrder == cu.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
