@@ -244,12 +244,13 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device.check import check
     from ..device.features import usual
     from ..device.ir import Placement
+    from ..plan.codec import content_hash
 
     if options.ranks_per_gpu < 1:
         raise UsageError(f"--ranks-per-gpu {options.ranks_per_gpu}: at least one rank runs on a GPU")
     device = job.machine.device
     placement = Placement(tuple(rank // options.ranks_per_gpu for rank in range(job.plan.ranks)))
-    layout = layout_of(job.plan, device, placement, usual(device.arch))
+    layout = layout_of(job.plan, device, placement, usual(device.arch), content_hash(job.plan))
     made = device_plan(layout, "graph" if options.graph else "streams")
     check(made)
     sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))

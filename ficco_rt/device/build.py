@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from ..cells import cells
 from ..machine.model import Device
-from ..plan.codec import content_hash
 from ..plan.ir import (
     CollectiveCall,
     Command,
@@ -68,15 +67,16 @@ def layout_of(
     device: Device,
     placement: Placement,
     features: Features,
+    plan_hash: str = "",
     unaligned: frozenset[tuple[int, int]] = frozenset(),
 ) -> Layout:
-    """`unaligned`: the launches (stream, command) that plain kernels do, because tuned ones cannot take the memory that
-    the tensors lie in."""
+    """`plan_hash` stands in the device plans, which say so what they were made of. `unaligned`: the launches (stream,
+    command) that plain kernels do, because tuned ones cannot take the memory that the tensors lie in."""
     launches = LaunchPlanner(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     words = words_of(plan, placement, by_kernel, unraised)
-    return Layout(plan, content_hash(plan), device, placement, features, words, launches)
+    return Layout(plan, plan_hash, device, placement, features, words, launches)
 
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
@@ -100,6 +100,7 @@ class _Builder:
         for i, launch in enumerate(layout.launches):
             self.launches.setdefault((launch.stream, launch.command), []).append(i)
         self.calls = calls_of(self.plan)
+        self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.side_streams = _SideStreams(self) if mode == "streams" else None
         self.timestamps = [0] * len(self.plan.streams)
@@ -211,8 +212,12 @@ class _Builder:
         return [batch, *(copy for copy, move in zip(alone, moves, strict=True) if move.pitched)]
 
     def _pitched(self, dst: Region, src: Region) -> bool:
+        """NOTE ranks copy the same parts of equal tensors: the graph holds each part's axes once."""
         shapes = [self.shapes[r.tensor][r.rank] for r in (dst, src)]
-        return any(cell.rows > 1 for cell in cells((dst, src), shapes))
+        key = (id(dst.axes), id(src.axes), *shapes)
+        if key not in self.pitched:
+            self.pitched[key] = any(cell.rows > 1 for cell in cells((dst, src), shapes))
+        return self.pitched[key]
 
     # ---- launches
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..graph.ir import Gemm, KernelCall
 from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
 from ..kernels.families import configure, plain
-from ..kernels.family import LaunchRequest
+from ..kernels.family import KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
@@ -36,6 +37,8 @@ class LaunchPlanner:
         self.look = symbolic(plan.tensors)
         self.private = private_flags(plan)
         self.calls = calls_of(plan)
+        self.shapes = {t.name: t.shapes for t in plan.tensors}
+        self.known: dict[tuple[object, ...], tuple[KernelConfig, ...]] = {}
 
     def all(self) -> tuple[DeviceLaunch, ...]:
         """In the order of the plan's streams and their commands."""
@@ -64,8 +67,7 @@ class LaunchPlanner:
             cluster=self._cluster_of_others(stream) if command.streamed else 1,
         )
         behind = p > 0 and isinstance(stream.commands[p - 1], Launch)
-        configs = (plain if (stream.id, p) in self.unaligned else configure)(request, self.limits)
-        for config in configs:
+        for config in self._configs(request, (stream.id, p) in self.unaligned, stream.rank, command):
             first, count = config.works
             yield DeviceLaunch(
                 config=replace(config, works=(0, count)),
@@ -80,6 +82,26 @@ class LaunchPlanner:
                 origin=command.origin,
             )
             behind = True
+
+    def _configs(self, request: LaunchRequest, unaligned: bool, rank: int, command: Launch) -> tuple[KernelConfig, ...]:
+        """Launches without flags are made alike on all ranks: NOTE the graph holds each part's axes once."""
+        make = plain if unaligned else configure
+        if request.streamed or len(command.works) > 1:
+            return make(request, self.limits)
+        (work,) = command.works
+        regions = tuple(
+            (r.tensor, self.shapes[r.tensor][r.rank], id(r.axes), r.rank == rank) for r in (*work.reads, *work.writes)
+        )
+        body = work.body
+        how: object = type(body)
+        if isinstance(body, Gemm):
+            how = (body.left_transposed, body.right_transposed, body.accumulate)
+        elif isinstance(body, KernelCall):
+            how = body
+        key = (request.kernel, request.sms, request.smem, unaligned, regions, how)
+        if key not in self.known:
+            self.known[key] = make(request, self.limits)
+        return self.known[key]
 
     def _sum(self, stream: Stream, p: int, command: CollectiveCall) -> Iterator[DeviceLaunch]:
         """The sum that is a rank's part of a collective."""

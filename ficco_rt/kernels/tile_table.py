@@ -44,14 +44,11 @@ TILE = np.dtype(
 )
 # What is added to a tile's product. In a pipeline the first of the addends' steps comes behind `at` steps of K, and
 # each other `gap` steps of K further on.
-ADDED = np.dtype(
-    [
-        (name, np.int32)
-        for name in ("first", "count", "at", "gap", "term_wait_first", "term_wait_count", "unused_0", "unused_1")
-    ]
+TILE_ADDENDS = np.dtype(
+    [(name, np.int32) for name in ("first", "count", "at", "gap", "wait_first", "wait_count", "unused_0", "unused_1")]
 )
-_BOTH = np.dtype(TILE.descr + ADDED.descr)
-TERM = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
+_BOTH = np.dtype([("tile", TILE), ("addends", TILE_ADDENDS)])  # ordered and split together, then written apart
+ADDEND = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
 DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
 DEPTH_WAITS = np.dtype([(name, np.int32) for name in ("first", "count")])  # of flags
 SIGNAL = np.dtype([(name, np.uint32) for name in ("target", "flag_first", "flag_count", "unused")])
@@ -63,8 +60,8 @@ Rows = npt.NDArray[Any]
 class Table:
     """What the blocks of a launch do, ready but for the addresses of device memory.
 
-    `constants` holds tiles, depths, flags, signals, added, addends, the depths' waits and what else a kernel reads at
-    `offsets`, in this order.
+    `constants` holds tiles, depths, flags, signals, the tiles' addends, addends, the depths' waits and what else a
+    kernel reads at `offsets`, in this order.
     """
 
     tile: tuple[int, int]  # rows, columns of a block's tile
@@ -73,7 +70,7 @@ class Table:
     depths: Rows
     flags: Rows
     signals: Rows
-    added: Rows  # one for each tile, if any has addends
+    tile_addends: Rows  # one for each tile, if any has addends
     addends: Rows
     depth_waits: Rows  # one for each of `depths`
     operands: tuple[tuple[Matrix, Matrix, Matrix], ...]  # left, right, out; a tile names one triple
@@ -176,7 +173,7 @@ class _Parts:
     depths: list[_Depth] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
     signals: list[tuple[int, int]] = field(default_factory=list)  # first flag, flags
-    addends: list[Rows] = field(default_factory=lambda: [np.zeros(0, TERM)])
+    addends: list[Rows] = field(default_factory=lambda: [np.zeros(0, ADDEND)])
     count: int = 0  # of addends
 
     def add(
@@ -205,7 +202,8 @@ class _Parts:
         r, c = _grid(high, len(columns), walk)
         r = (r[:, None] * cluster + np.arange(cluster)).ravel()
         c = np.repeat(c, cluster)
-        part = np.zeros(len(r), _BOTH)
+        both = np.zeros(len(r), _BOTH)
+        part = both["tile"]
         part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
         part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
         part["k_first"] = len(self.depths)
@@ -225,8 +223,8 @@ class _Parts:
             self.signals.append(self._flags(w.signals))
         part["splits"] = 1
         if w.addends:
-            self._add_addends(part, w, from_rows, from_columns)
-        return part
+            self._add_addends(both["addends"], w, from_rows, from_columns)
+        return both
 
     def _flags(self, addresses: Sequence[int]) -> tuple[int, int]:
         """Appended: the first one's number, and how many."""
@@ -234,13 +232,13 @@ class _Parts:
         self.flags += addresses
         return first, len(addresses)
 
-    def _add_addends(self, part: Rows, w: MatrixWork, from_rows: Sequence[Rows], from_columns: Sequence[Rows]) -> None:
-        records = np.zeros((len(part), len(w.addends)), TERM)
+    def _add_addends(self, tiles: Rows, w: MatrixWork, from_rows: Sequence[Rows], from_columns: Sequence[Rows]) -> None:
+        records = np.zeros((len(tiles), len(w.addends)), ADDEND)
         for i, addend in enumerate(w.addends):
             records["matrix"][:, i] = self.matrices[addend.operand.matrix]
             records["row"][:, i], records["col"][:, i] = from_rows[i], from_columns[i]
-        part["first"], part["count"] = self.count + np.arange(len(part)) * len(w.addends), len(w.addends)
-        part["term_wait_first"], part["term_wait_count"] = self._flags(w.addend_waits)
+        tiles["first"], tiles["count"] = self.count + np.arange(len(tiles)) * len(w.addends), len(w.addends)
+        tiles["wait_first"], tiles["wait_count"] = self._flags(w.addend_waits)
         self.addends.append(records.ravel())
         self.count += records.size
 
@@ -274,14 +272,12 @@ def table(
     """
     parts = _Parts({m: i for i, m in enumerate(dict.fromkeys(t.operand.matrix for w in works for t in w.addends))})
     whole = [parts.add(w, tile, transposed, groups, cluster, band) for w in works]
-    tiles, partials = _split_all(whole, split_k, groups, cluster, parts.depths)
-    _place_addends(tiles, addend_steps, addend_gap)
+    both, partials = _split_all(whole, split_k, groups, cluster, parts.depths)
+    _place_addends(both, addend_steps, addend_gap)
+    tiles = np.ascontiguousarray(both["tile"])
     if serpentine:
         _serpentine(tiles, groups * cluster, parts.depths)
-    numbers = tiles.view(np.int32).reshape(len(tiles), -1)
-    width = len(TILE.names or ())
-    tiles = np.ascontiguousarray(numbers[:, :width]).view(TILE).ravel()
-    added = np.ascontiguousarray(numbers[:, width:]).view(ADDED).ravel() if parts.matrices else np.zeros(0, ADDED)
+    tile_addends = np.ascontiguousarray(both["addends"][: len(tiles) if parts.matrices else 0])
     records = np.concatenate(parts.addends)
     depths = np.array([d[:4] for d in parts.depths], np.int32).reshape(-1, 4)
     depth_waits = np.array([d.waits for d in parts.depths], np.int32).reshape(-1, 2)
@@ -291,7 +287,7 @@ def table(
     flags = np.array([*parts.flags, *resets], np.uint64)
     blob = bytearray()
     offsets = []
-    for array in (tiles, depths, flags, signals, added, records, depth_waits, *more):
+    for array in (tiles, depths, flags, signals, tile_addends, records, depth_waits, *more):
         offsets.append(len(blob))
         blob += array.tobytes()
         blob += bytes(-len(blob) % 64)
@@ -302,7 +298,7 @@ def table(
         depths=depths.view(DEPTHS).ravel(),
         flags=flags,
         signals=signals.view(SIGNAL).ravel(),
-        added=added,
+        tile_addends=tile_addends,
         addends=records,
         depth_waits=depth_waits.view(DEPTH_WAITS).ravel(),
         operands=tuple(parts.triples),
@@ -350,16 +346,17 @@ def _outer_axes(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[tuple[Int
     return w.left_columns if transposed[0] else w.left_rows, w.right_rows if transposed[1] else w.right_columns
 
 
-def _place_addends(tiles: Rows, addend_steps: int, gap: int) -> None:
+def _place_addends(both: Rows, addend_steps: int, gap: int) -> None:
     """Addends that take steps of a pipeline belong to the first of a tile's splits. Their steps stand late, for they
     come late, and apart, for memory is slower than the multiplication."""
     if not addend_steps:
         return
-    for name in ("count", "term_wait_count"):
-        tiles[name][tiles["split"] > 0] = 0
-    steps = tiles["count"] * addend_steps
-    tiles["gap"] = np.minimum(gap, tiles["k_blocks"] // (steps + 1))
-    tiles["at"] = tiles["k_blocks"] - steps * tiles["gap"]
+    tiles, addends = both["tile"], both["addends"]
+    for name in ("count", "wait_count"):
+        addends[name][tiles["split"] > 0] = 0
+    steps = addends["count"] * addend_steps
+    addends["gap"] = np.minimum(gap, tiles["k_blocks"] // (steps + 1))
+    addends["at"] = tiles["k_blocks"] - steps * addends["gap"]
 
 
 def _serpentine(tiles: Rows, wave: int, depths: list[_Depth]) -> None:
@@ -394,7 +391,7 @@ def _split_all(
     for tiles, splits in runs:
         if splits > 1 and len(tiles):
             parts, more = _split(tiles, splits, cluster, depths)
-            parts["slot"] += partials
+            parts["tile"]["slot"] += partials
             partials += more
             out.append(parts)
         else:
@@ -411,7 +408,8 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
     groups = tiles.reshape(-1, cluster)
     splits_of = []
     for group in groups:
-        key = (int(group[0]["k_first"]), int(group[0]["k_blocks"]))
+        first = group["tile"][0]
+        key = (int(first["k_first"]), int(first["k_blocks"]))
         if key not in made:
             parts = min(splits, key[1])
             edges = [key[1] * s // parts for s in range(parts + 1)]
@@ -435,9 +433,10 @@ def _split(tiles: Rows, splits: int, cluster: int, depths: list[_Depth]) -> tupl
     for s in range(splits):
         for group, spans, base in zip(groups, splits_of, slots, strict=True):
             if s < len(spans):
-                tile = group.copy()
-                tile["k_first"], tile["k_blocks"] = spans[s]
-                tile["splits"], tile["split"] = len(spans), s
-                tile["slot"] = base + np.arange(cluster) * len(spans)
-                out.append(tile)
+                both = group.copy()
+                part = both["tile"]
+                part["k_first"], part["k_blocks"] = spans[s]
+                part["splits"], part["split"] = len(spans), s
+                part["slot"] = base + np.arange(cluster) * len(spans)
+                out.append(both)
     return np.concatenate(out), slot

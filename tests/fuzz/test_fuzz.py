@@ -332,7 +332,7 @@ def rehashed(text: str) -> str:
     """The text with the hash that its content has, where it has one: damage that the hash does not find."""
     data = json.loads(text)
     try:
-        plan = codec._Reader("x", "x").read(
+        plan = codec.Reader("x", "x").read(
             Plan, {k: v for k, v in data.items() if k not in ("ficco_plan", "hash", "path")}, "plan"
         )
     except ScheduleError:

@@ -17,6 +17,7 @@ from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Mode, Placement
 from ficco_rt.device.text import to_text
 from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.codec import content_hash
 from tests import cases
 
 HERE = Path(__file__).parent / "device_plans"
@@ -28,7 +29,7 @@ def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3)) -> Layout:
     machine = profile("h200-switch", len(devices))
     sizes = cases.sizes(name, len(devices), even=True) | {"T": "bf16"} | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), len(devices), sizes), machine)
-    return layout_of(plan, machine.device, Placement(devices), usual(machine.device.arch))
+    return layout_of(plan, machine.device, Placement(devices), usual(machine.device.arch), content_hash(plan))
 
 
 @pytest.mark.parametrize("mode", GOLDEN)

@@ -83,7 +83,7 @@ def test_a_flag_before_rows_of_a_pitch_goes_out_before_them(cuda: StandIn) -> No
     }  # fmt: skip
 
 
-def test_a_driver_without_batches_raises_them_beside(cuda: StandIn) -> None:
+def test_a_driver_without_batches_raises_them_on_a_side_stream(cuda: StandIn) -> None:
     counts, _ = calls_of_a_run(cuda, "ag_gemm/streamed", {"chunks": 2}, version=12080)
     assert counts == {
         "cuMemcpyBatchAsync": 0, "cuMemcpyDtoDAsync": 4, "cuMemcpy2DAsync": 0,
@@ -91,7 +91,7 @@ def test_a_driver_without_batches_raises_them_beside(cuda: StandIn) -> None:
     }  # fmt: skip
 
 
-def test_flags_of_the_own_device_are_raised_beside(cuda: StandIn) -> None:
+def test_flags_of_the_own_device_are_raised_on_a_side_stream(cuda: StandIn) -> None:
     """A word's copy inside a device might need a multiprocessor."""
     counts, _ = calls_of_a_run(cuda, "ag_gemm/streamed", {"chunks": 2}, each=RANKS)
     assert (counts["cuMemcpyBatchAsync"], counts["cuStreamWriteValue32"]) == (0, 4)
@@ -162,7 +162,7 @@ def test_flags_in_a_row_go_out_together(cuda: StandIn) -> None:
     }  # fmt: skip
 
 
-def test_copies_flags_that_streams_wait_for_are_raised_beside(cuda: StandIn) -> None:
+def test_copies_flags_that_streams_wait_for_are_raised_on_a_side_stream(cuda: StandIn) -> None:
     """The compiler makes events of these; plans may come from elsewhere."""
     plan = planned(cuda, "ag_gemm/streamed", {"chunks": 2})  # four copies a stream, a flag behind each
 
@@ -180,7 +180,7 @@ def test_copies_flags_that_streams_wait_for_are_raised_beside(cuda: StandIn) -> 
     }  # fmt: skip
 
 
-def test_copies_wait_beside_but_the_first(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_wait_on_a_side_stream_but_the_first(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event each, and one for the stream beside to begin behind."""
     given = {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}
     counts = {}

@@ -64,7 +64,7 @@ def planned(library: StandIn, schedule: str, options: str, ranks: int = 2, **par
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_launch_takes_its_own_flags_down(library: StandIn, graph: bool) -> None:
+def test_a_launch_resets_its_own_flags(library: StandIn, graph: bool) -> None:
     """The naive kernels and the Hopper one do it in the kernel; the others' flags are zeroed behind the launch, all by
     one call."""
     plan = planned(library, "ag_gemm/oneshot", {"cuda": "arch sm_90", "hip": "arch gfx90a"}[library.face], ranks=4)
@@ -124,7 +124,7 @@ def test_what_stands_between_launches_keeps_the_second_behind(cuda: StandIn, mon
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_80", "sm_75"])
 def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) -> None:
-    """Whoever takes them down: the Hopper kernel, the stream behind another tuned one, the naive kernels."""
+    """Whoever resets them: the Hopper kernel, the stream behind another tuned one, the naive kernels."""
     ends = Counter[str]()
     for trial in range(40):
         plan = planned(cuda, "ag_gemm/streamed", f"arch {arch}; query_steps 3000; seed {trial}", T="bf16")
@@ -143,7 +143,7 @@ def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) 
     assert ends["right"] > 20
 
 
-def test_the_last_of_a_launch_s_kernels_takes_down_the_flags_of_all(library: StandIn) -> None:
+def test_the_last_of_a_launch_s_kernels_resets_the_flags_of_all(library: StandIn) -> None:
     """Sums and products are two kernels, each of which waits for flags of its own."""
     library.reset("devices 2")
     plan = plan_of(build(ficco_dsl.parse(MIXED, "mixed.ficco"), 2, {}), discover(library.face, 2))

@@ -13,7 +13,7 @@ from cuda.bindings import driver as cu
 from ficco_rt.driver.cuda.call import api, call
 from ficco_rt.driver.registry import discover
 from ficco_rt.kernels.compiler import compile_text
-from ficco_rt.kernels.naive.tables import ADDED, FLAG, GEMM, RUN, TABLE
+from ficco_rt.kernels.naive.tables import ADDEND, FLAG, GEMM, RUN, TABLE
 from ficco_rt.types import TYPES
 from tests.mock.standin import StandIn
 
@@ -256,7 +256,7 @@ def test_the_naive_gemm_reads_its_table(cuda: StandIn, gpus: Gpus, dtype: str, s
     flag = gpus.put(np.uint32([0]))
     more = rng.integers(-9, 10, (m, n)).astype(np.float32)
     runs = b"".join(RUN.pack(size, 0) for size in (m, n, m, k, k, n))
-    added = b"".join(ADDED.pack(t, n, 1, 0, 1, 1, 1, TYPES["fp32"].number, 0) for t in (out, gpus.put(more)))
+    added = b"".join(ADDEND.pack(t, n, 1, 0, 1, 1, 1, TYPES["fp32"].number, 0) for t in (out, gpus.put(more)))
     works = b""
     for number, (waits, signals) in enumerate(((0, 1), (1, 0))):
         maps = [v for i in range(6) for v in (i, 1)]

@@ -79,7 +79,7 @@ def test_other_tiles_in_clusters(cuda: StandIn, name: str, variant: str) -> None
     right(cuda, replace(plan, streams=streams), seeds=2)
 
 
-def test_k_cut_in_parts_for_the_last_wave(cuda: StandIn) -> None:
+def test_split_k_for_the_last_wave(cuda: StandIn) -> None:
     """Few tiles and a deep K: it is cut, and its parts are added up."""
     cuda.reset("devices 2; arch sm_90; sms 16")
     plan = compiled(cuda, "ag_gemm/serial", 2, {"M": 64, "N": 128, "K": 4096, "T": "bf16"})

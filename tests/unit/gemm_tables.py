@@ -55,17 +55,17 @@ def addends(draw: st.DrawFn, m: int, n: int, step: int, dtypes: tuple[str, ...])
 def assert_addends(table: Table, work: tiles.MatrixWork, staged: bool) -> None:
     """Each element of the output has each of its addends once, if `staged` by one of its splits, else by all."""
     if not work.addends:
-        assert len(table.added) == len(table.addends) == 0
+        assert len(table.tile_addends) == len(table.addends) == 0
         return
-    assert len(table.added) == len(table.tiles)
+    assert len(table.tile_addends) == len(table.tiles)
     rows, columns = ({e: i for i, e in enumerate(flat(s).tolist())} for s in (work.out_rows, work.out_columns))
     places = [(t.operand.matrix, flat(t.operand.rows), flat(t.operand.columns)) for t in work.addends]
-    for t, a in zip(table.tiles, table.added, strict=True):
+    for t, a in zip(table.tiles, table.tile_addends, strict=True):
         wanted = 0 if staged and t["split"] else len(places)
         assert a["count"] == wanted
-        assert a["term_wait_count"] == (len(work.addend_waits) if wanted else 0)
-        first = int(a["term_wait_first"])
-        assert table.flags[first : first + int(a["term_wait_count"])].tolist() == list(work.addend_waits)[: 9 * wanted]
+        assert a["wait_count"] == (len(work.addend_waits) if wanted else 0)
+        first = int(a["wait_first"])
+        assert table.flags[first : first + int(a["wait_count"])].tolist() == list(work.addend_waits)[: 9 * wanted]
         if not t["rows"]:
             continue
         r, c = rows[int(t["out_row"])], columns[int(t["out_col"])]

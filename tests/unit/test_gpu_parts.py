@@ -113,7 +113,7 @@ def _logical(region: Region, shape: tuple[int, ...]) -> list[int]:
 
 
 def test_structs_have_the_sizes_of_the_source() -> None:
-    kinds = (naive.GEMM, naive.ADDED, naive.REDUCE, naive.COPY, naive.TERM, naive.RUN, naive.TABLE)
+    kinds = (naive.GEMM, naive.ADDEND, naive.REDUCE, naive.COPY, naive.TERM, naive.RUN, naive.TABLE)
     assert [s.size for s in kinds] == [176, 48, 80, 72, 24, 16, 64]
 
 
@@ -418,7 +418,7 @@ def test_only_inputs_may_be_read_before_the_launch_ahead_has_ended(right: str, r
     (config,) = families.configure(request, Limits.of(H200))
     assert config.read_only == read_only
     (data,) = families.tables(config, request.works).arguments(0, 0, lambda m: bytes(128))
-    assert sm90.SIDES.unpack_from(data, sm90.SIDES_AT)[3] == 2 * read_only[0] + read_only[1]
+    assert sm90.INFO.unpack_from(data, sm90.INFOS_AT)[3] == 2 * read_only[0] + read_only[1]
 
 
 SMEM = 200 << 10

@@ -9,17 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ficco_dsl.diagnostics import Span
-from ficco_rt.driver.gpu import naive
-from ficco_rt.driver.gpu.tensors import DeviceTensor
-from ficco_rt.kernels import mfma, sm80, sm90, tiles
+from ficco_rt.kernels import by_address, tile_table, tiles
 from ficco_rt.kernels.compiler import KERNELS
-from ficco_rt.plan.ir import CopyWork, GemmWork, Launch, LaunchAttributes, ReduceWork, Work
+from ficco_rt.kernels.families import configure, tables
+from ficco_rt.kernels.family import LaunchRequest
+from ficco_rt.kernels.mfma import variants as mfma
+from ficco_rt.kernels.naive import tables as naive
+from ficco_rt.kernels.naive.family import COPY, GEMM, REDUCE
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import tables as sm90
+from ficco_rt.kernels.sm90 import variants as hopper
+from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
 from ficco_rt.region import Axis, Interval, Region
 from tests.unit.c_structs import Struct, structs
 
-HERE = Span("test.ficco", 1, 1, 1, 1)
 WHOLE = (Interval(0, 256),)
+ADDED = Signature("bf16", "bf16", False, False, addends=True)
 
 
 @pytest.fixture(scope="module")
@@ -46,26 +53,27 @@ def placed(packing: struct.Struct) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        ("Tile", tiles.TILE), ("TileAddends", tiles.ADDED), ("Addend", tiles.TERM), ("Depth", tiles.DEPTHS),
-        ("DepthWait", tiles.DEPTH_WAITS), ("Signal", tiles.SIGNAL),
+        ("Tile", tile_table.TILE), ("TileAddends", tile_table.TILE_ADDENDS), ("Addend", tile_table.ADDEND),
+        ("Depth", tile_table.DEPTHS), ("DepthWait", tile_table.DEPTH_WAITS), ("Signal", tile_table.SIGNAL),
     ],
 )  # fmt: skip
 def test_records_of_the_table(name: str, dtype: np.dtype[np.void], of_tiles: dict[str, Struct]) -> None:
     assert dtype.fields is not None
-    written = [(field.removeprefix("term_"), at, kind.itemsize) for field, (kind, at, *_) in dtype.fields.items()]
+    written = [(field, at, kind.itemsize) for field, (kind, at, *_) in dtype.fields.items()]
     assert [(f.name, f.offset, f.size) for f in of_tiles[name].fields] == written
     assert of_tiles[name].size == dtype.itemsize
 
 
-def work() -> tiles.MatrixWork:
-    a, b, c, d = (tiles.Matrix(address << 12, 256, 256, 256) for address in (1, 2, 3, 4))
-    term = tiles.Term(tiles.MatrixOperand(d, WHOLE, WHOLE), "bf16")
+def work(first: int = 1) -> tiles.MatrixWork:
+    """On four matrices; `first` is the page of the first one."""
+    a, b, c, d = (tiles.Matrix(page << 12, 256, 256, 256) for page in range(first, first + 4))
+    addend = tiles.Addend(tiles.MatrixOperand(d, WHOLE, WHOLE), "bf16")
     return tiles.MatrixWork(
-        a, b, c, *(6 * (WHOLE,)), waits=(64, 128), signals=(192,), terms=(term,), term_waits=(256,)
+        a, b, c, *(6 * (WHOLE,)), waits=(64, 128), signals=(192,), addends=(addend,), addend_waits=(256,)
     )  # fmt: skip
 
 
-def of_table(table: tiles.Table, constants: int, scratch: int) -> dict[str, int]:
+def of_table(table: tile_table.Table, constants: int, scratch: int) -> dict[str, int]:
     """What the kernels' common parameters must hold."""
     tiles_at, depths, flags, signals, tile_addends, addends, *_ = (constants + at for at in table.offsets)
     signal_bytes = -(-4 * (len(table.signals) + 1) // 256) * 256
@@ -79,10 +87,8 @@ def of_table(table: tiles.Table, constants: int, scratch: int) -> dict[str, int]
 
 def test_parameters_of_sm90(of_tiles: dict[str, Struct]) -> None:
     layout = of_tiles["MappedParameters"]
-    variant = sm90.variant("sm90_gemm_128x256_c2")
-    launch = sm90.build(
-        [work()], variant, "bf16", "bf16", False, False, sms=132, stages=3, constant=(False, True), lowers=(320, 384)
-    )
+    variant = next(v for v in hopper.VARIANTS if v.name == "sm90_gemm_128x256_c2")
+    launch = sm90.build([work()], variant, ADDED, clusters=66, stages=3, read_only=(False, True), resets=(320, 384))
     data = launch.parameters(0x10000, 0x20000, [bytes([i + 1]) * 128 for i in range(4)], 0x30000, 0x40000)
     assert len(data) == layout.size == sm90.PARAMETER_BYTES
     wanted = of_table(launch.table, 0x10000, 0x20000) | {
@@ -93,31 +99,31 @@ def test_parameters_of_sm90(of_tiles: dict[str, Struct]) -> None:
     }  # fmt: skip
     assert {name: layout[name].read(data) for name in wanted} == wanted
     of_maps = [f for f in layout.fields if f.name.endswith("opaque_0")]
-    assert len(of_maps) == 3 * sm90.MAX_OPERANDS + sm90.MAX_TERMS
+    assert len(of_maps) == 3 * sm90.MAX_OPERANDS + sm90.MAX_ADDENDS
     assert layout[f"infos_{sm90.MAX_OPERANDS - 1}.read_only"].offset < layout["table.tiles"].offset
 
 
 @pytest.mark.parametrize("kernel", ["sm80", "mfma"])
 def test_parameters_of_kernels_that_take_addresses(kernel: str, of_tiles: dict[str, Struct]) -> None:
     layout = of_tiles["PitchedParameters"]
-    launch: sm80.Launch | mfma.Launch
-    if kernel == "sm80":
-        launch = sm80.build([work()], sm80.VARIANTS[0], "bf16", "bf16", False, False, blocks=132, stages=3)
-    else:
-        launch = mfma.build([work()], mfma.VARIANTS[0], "bf16", "bf16", False, False, blocks=132)
+    variant: by_address.Variant = sm80.VARIANTS[0] if kernel == "sm80" else mfma.VARIANTS[0]
+    stages = 3 if kernel == "sm80" else mfma.STAGES
+    launch = by_address.build([work(), work(5)], variant, ADDED, blocks=132, stages=stages)
     data = launch.parameters(0x10000, 0x20000, 0x30000, 0x40000)
-    assert len(data) == layout.size == sm80.PARAMETER_BYTES == mfma.PARAMETER_BYTES
+    assert len(data) == layout.size == by_address.PARAMETER_BYTES
     operands, matrices = launch.table.offsets[7:]
     wanted = of_table(launch.table, 0x10000, 0x20000) | {
-        "operands": 0x10000 + operands, "addend_matrices": 0x10000 + matrices,
+        "stages": stages, "operands": 0x10000 + operands, "addend_matrices": 0x10000 + matrices,
     }  # fmt: skip
     assert {name: layout[name].read(data) for name in wanted} == wanted
     operand, matrix = of_tiles["PitchedOperands"], of_tiles["PitchedMatrix"]
-    written, added = tiles.operand_rows([work()], 2, 2), tiles.term_rows([work()])
-    assert (written.nbytes, added.nbytes) == (operand.size, matrix.size)
     names = ("left", "right", "out", "left_pitch", "right_pitch", "out_pitch")
-    assert [operand[name].read(written.tobytes()) for name in names] == [1 << 12, 2 << 12, 3 << 12, 512, 512, 512]
-    assert [matrix[name].read(added.tobytes()) for name in ("address", "pitch", "item")] == [4 << 12, 512, 2]
+    for i, first in enumerate((1, 5)):
+        triple = launch.table.constants[operands + i * operand.size :]
+        addend = launch.table.constants[matrices + i * matrix.size :]
+        pages = [page << 12 for page in range(first, first + 4)]
+        assert [operand[name].read(triple) for name in names] == [*pages[:3], 512, 512, 512]
+        assert [matrix[name].read(addend) for name in ("address", "pitch", "item")] == [pages[3], 512, 2]
 
 
 # ---------------------------------------------------------------- works.h
@@ -126,7 +132,7 @@ def test_parameters_of_kernels_that_take_addresses(kernel: str, of_tiles: dict[s
 @pytest.mark.parametrize(
     ("name", "packing"),
     [
-        ("Gemm", naive.GEMM), ("Addend", naive.ADDED), ("Reduce", naive.REDUCE), ("Term", naive.TERM),
+        ("Gemm", naive.GEMM), ("Addend", naive.ADDEND), ("Reduce", naive.REDUCE), ("Term", naive.TERM),
         ("Copy", naive.COPY), ("Run", naive.RUN), ("Table", naive.TABLE),
     ],
 )  # fmt: skip
@@ -135,33 +141,39 @@ def test_records_of_the_naive_kernels(name: str, packing: struct.Struct, of_work
     assert of_works[name].size == packing.size
 
 
-def region(tensor: str, rows: tuple[int, int], columns: tuple[int, int]) -> Region:
-    return Region(tensor, 0, tuple(Axis((Interval(*span),)) for span in (rows, columns)))
+def view(tensor: str, rows: tuple[int, int], columns: tuple[int, int]) -> View:
+    region = Region(tensor, 0, tuple(Axis((Interval(*span),)) for span in (rows, columns)))
+    address = {"A": 1 << 20, "B": 2 << 20, "C": 3 << 20, "D": 4 << 20}[tensor]
+    return View(region, address, (300, 500), "fp32" if tensor == "D" else "bf16")
 
 
-def packed(works: list[Work]) -> tuple[bytes, bytes]:
-    """The kernel's argument, and what lies at address 0x10000."""
-    places = {"A": 1 << 20, "B": 2 << 20, "C": 3 << 20, "D": 4 << 20}
-
-    def resolve(region: Region) -> DeviceTensor:
-        return DeviceTensor(places[region.tensor], (300, 500), "fp32" if region.tensor == "D" else "bf16", 0, False)
-
-    command = Launch("naive", tuple(works), True, LaunchAttributes(0, None, None, None), "mm")
-    (made,) = naive.pack(command, resolve, lambda flag: 8 * flag, ("-std=c++17",), 4, (96, 104, 112))
-    (argument,) = made.arguments(0x10000, 0x80000)
+def packed(kernel: str, work: Work) -> tuple[bytes, bytes]:
+    """The kernel's argument, and what lies at address 0x10000. The launch resets the flags 12, 13 and 14."""
+    limits = Limits("sm_75", 4, 64 << 10, 64 << 10, 0, 16, 32, 32)
+    request = LaunchRequest(kernel, (work,), sms=4, streamed=True, resets=(12, 13, 14))
+    (config,) = configure(request, limits)
+    assert (config.kernel, config.resets) == (kernel, request.resets)
+    made = tables(config, (work,), (96, 104, 112))
+    (argument,) = made.arguments(0x10000, 0x80000, lambda tensor_map: b"")
     return argument, made.constants
 
 
+def flags(of_table: Struct, argument: bytes, records: bytes, count: int) -> list[int]:
+    return list(struct.unpack_from(f"<{count}Q", records, of_table["flags"].read(argument) - 0x10000))
+
+
 def test_fields_of_the_naive_kernels_by_name(of_works: dict[str, Struct]) -> None:
-    left, right, out = region("A", (0, 200), (8, 108)), region("B", (0, 100), (5, 155)), region("C", (7, 207), (0, 150))
-    added, flags = region("D", (3, 203), (1, 151)), ((1, 2), (3,))
-    argument, records = packed([GemmWork(out, left, right, False, False, False, (2, 2), *flags, 0, HERE, (added,))])
+    left, right, out = view("A", (0, 200), (8, 108)), view("B", (0, 100), (5, 155)), view("C", (7, 207), (0, 150))
+    added = view("D", (3, 203), (1, 151))
+    work = Product(out, left, right, False, False, False, (added,), waits=(8, 16), signals=(24,))
+    argument, records = packed(GEMM, work)
     table = {f.name: f.read(argument) for f in of_works["Table"].fields}
     at = {name: table[name] - 0x10000 for name in ("works", "terms", "runs", "flags")}
     assert list(at.values()) == sorted(at.values())
     assert table["counters"] == 0x80000
     numbers = ("count", "tiles", "ordered", "waits", "reset_first", "reset_count")
     assert [table[name] for name in numbers] == [1, 4, 1, 1, 3, 3]
+    assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]
     gemm = {f.name: f.read(records[at["works"] :]) for f in of_works["Gemm"].fields}
     assert [gemm[name] for name in ("out", "left", "right")] == [3 << 20, 1 << 20, 2 << 20]
     assert [gemm[name] for name in ("out_m", "out_n", "left_m", "left_k", "right_k", "right_n")] == 3 * [500, 1]
@@ -185,8 +197,9 @@ def test_fields_of_the_naive_kernels_by_name(of_works: dict[str, Struct]) -> Non
 
 
 def test_fields_of_sums_and_copies_by_name(of_works: dict[str, Struct]) -> None:
-    out, a, b = region("C", (0, 9), (0, 40)), region("A", (2, 11), (8, 48)), region("B", (3, 12), (16, 56))
-    argument, records = packed([ReduceWork(out, (a, b), (1,), (2, 3), 0, HERE)])
+    out, a, b = view("C", (0, 9), (0, 40)), view("A", (2, 11), (8, 48)), view("B", (3, 12), (16, 56))
+    argument, records = packed(REDUCE, Sum(out, (a, b), waits=(8,), signals=(16, 24)))
+    assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]
     works, terms = (of_works["Table"][name].read(argument) - 0x10000 for name in ("works", "terms"))
     reduce = {f.name: f.read(records[works:]) for f in of_works["Reduce"].fields}
     assert reduce == {
@@ -197,7 +210,8 @@ def test_fields_of_sums_and_copies_by_name(of_works: dict[str, Struct]) -> None:
     term = {f.name: f.read(records[terms:]) for f in of_works["Term"].fields}
     assert term == {"address": (1 << 20) + 2 * (2 * 500 + 8), "pitch": 500, "type": 0, "unused": 0}
 
-    argument, records = packed([CopyWork(out, a, (1,), (2, 3), 0, HERE)])
+    argument, records = packed(COPY, Copy(out, a, waits=(8,), signals=(16, 24)))
+    assert flags(of_works["Table"], argument, records, 6) == [8, 16, 24, 96, 104, 112]
     copy = {
         f.name: f.read(records[of_works["Table"]["works"].read(argument) - 0x10000 :]) for f in of_works["Copy"].fields
     }

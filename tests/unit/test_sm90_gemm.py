@@ -73,7 +73,7 @@ def test_tiles_make_every_element_once_from_the_right_operands(
     assert_addends(table, work, staged=True)
     if work.addends:
         # behind a step of K each, the first behind the tile's first at the earliest; the same in both of a cluster
-        at, gap, count = (table.added[name].astype(int) for name in ("at", "gap", "count"))
+        at, gap, count = (table.tile_addends[name].astype(int) for name in ("at", "gap", "count"))
         last = at + gap * np.maximum(0, count * variant.addend_steps - 1)
         assert ((at >= 1) & (last <= table.tiles["k_blocks"])).all()
         assert ((gap > 0) | (at == table.tiles["k_blocks"])).all()
@@ -339,7 +339,7 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     data = launch.parameters(0x10000, 0x20000, maps, epoch=0x30000, abort=0x40000)
     assert len(data) == tables.PARAMETER_BYTES
     assert [data[128 * i] for i in range(3)] == [1, 2, 3]
-    assert struct.unpack_from("<QqQ", data, tables.SIDES_AT) == (0x3000, 256, 128 * (128 + 256))
+    assert struct.unpack_from("<QqQ", data, tables.INFOS_AT) == (0x3000, 256, 128 * (128 + 256))
     pointers = struct.unpack_from("<9Q2i", data, tables.POINTERS_AT)
     assert pointers[0] == 0x10000
     assert pointers[4] == 0x20000
@@ -351,7 +351,7 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     assert table.constants[: TILE.itemsize * 2] == table.tiles.tobytes()
 
 
-def test_parameters_hold_the_maps_of_terms() -> None:
+def test_parameters_hold_the_maps_of_addends() -> None:
     spans = (Interval(0, 256),)
     a, b, c, d = (tiles.Matrix(address, 256, 256, 256) for address in (0x1000, 0x2000, 0x3000, 0x4000))
     e = tiles.Matrix(0x5000, 512, 256, 264)
@@ -366,7 +366,7 @@ def test_parameters_hold_the_maps_of_terms() -> None:
         (0x4000, (256, 256), 512, (64, 64)), (0x5000, (256, 512), 528, (64, 64)),
     ]  # fmt: skip
     assert launch.table.addends.tolist()[:3] == [(0, 0, 0, 0), (1, 256, 0, 0), (1, 0, 0, 0)]
-    assert launch.table.added.tolist()[1] == (3, 3, 4, 0, 0, 0, 0, 0)
+    assert launch.table.tile_addends.tolist()[1] == (3, 3, 4, 0, 0, 0, 0, 0)
 
 
 def test_what_the_kernel_cannot_take_is_said() -> None:

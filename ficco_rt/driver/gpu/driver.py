@@ -22,6 +22,7 @@ from ...device.build import layout_of
 from ...errors import DeviceError, UsageError
 from ...graph.ir import KernelCall
 from ...machine.discover import machine as machine_from
+from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...region import Region
 from ...trace import ClockKind, Launched, TraceSpan
@@ -56,7 +57,7 @@ class GpuDriver:
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
             self._features = vendor.features(self._device.arch)
-            layout = layout_of(plan, self._device, placement, self._features)
+            layout = layout_of(plan, self._device, placement, self._features, content_hash(plan))
             self._plans = {frozenset[tuple[int, int]](): Plans(layout)}  # by the launches that plain kernels do
             self._resources = RunResources(self._gpus, layout.words.table)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
@@ -175,7 +176,8 @@ class GpuDriver:
         layout = self._plans[frozenset()].layout
         unaligned = frozenset((x.stream, x.command) for x in layout.launches if not fits(x, tensors))
         if unaligned not in self._plans:
-            other = layout_of(self._plan, self._device, layout.placement, self._features, unaligned)
+            given = (self._plan, self._device, layout.placement, self._features, layout.plan_hash)
+            other = layout_of(*given, unaligned)
             self._plans[unaligned] = Plans(other)
         return self._plans[unaligned]
 

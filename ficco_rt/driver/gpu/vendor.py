@@ -2,8 +2,8 @@
 
 Two kinds of methods. Those that *do* something make the call and check it: a refused one is a DeviceError with call,
 code, and `what` it was for (`refused.Refused`); who calls adds the device and the plan's command. Those that *prepare*
-give an Action, a raw driver call with its arguments, which a bound command makes again and again; its result begins
-with the code, false if all is well, for `failure`.
+give a DriverCall with its arguments, which every run makes again; its result begins with the code, false if all is
+well, for `failure`.
 
 Handles (contexts, streams, events, graphs, modules, functions) are whatever the vendor's bindings have for them.
 Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
@@ -65,7 +65,7 @@ class PitchedCopy:
 
 @dataclass(frozen=True, slots=True)
 class WordOp:
-    """A 32-bit word of some device's memory that a stream raises, or waits for until it is up."""
+    """A stream raises a 32-bit word in the memory of some device, or waits until the word is up."""
 
     address: int
     raised: bool
@@ -262,13 +262,8 @@ class Vendor(Protocol):
 
     def wait_action(self, stream: Handle, event: Handle) -> DriverCall: ...
 
-    def signal_action(self, address: int, stream: Handle) -> DriverCall:
-        """The flag at `address`, of any device, is up once the stream gets there."""
-
-    def wait_flag_action(self, address: int, stream: Handle) -> DriverCall: ...
-
     def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
-        """What `signal_action` and `wait_flag_action` do for each, in order, in as few calls as there are."""
+        """A stream raises these words of any device, or waits for them, in order, in as few calls as there are."""
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         """A launch of an instantiated graph."""

@@ -15,9 +15,10 @@ TILE, DEPTH = 128, 32
 THREADS, COPY_THREADS = 256, 512
 SUM_TILE = 2 * THREADS  # accesses a tile
 
-GEMM = struct.Struct("<9q26i")  # struct Gemm
+# The structs of `src/works.h`
+GEMM = struct.Struct("<9q26i")
 REDUCE = struct.Struct("<4q12i")
-ADDED = struct.Struct("<3q6i")
+ADDEND = struct.Struct("<3q6i")
 COPY = struct.Struct("<4q10i")
 TERM = struct.Struct("<Qqii")
 RUN = struct.Struct("<2q")
@@ -89,10 +90,10 @@ def products(works: Sequence[Product]) -> Packed:
         right_depth, right_columns = reversed(right_axes) if work.right_transposed else right_axes
         m, n, k = out_rows.size, out_columns.size, left_depth.size
         tiles = tiles_of_product(work)
-        first_term = len(packed.terms) // ADDED.size
+        first_term = len(packed.terms) // ADDEND.size
         for view in work.addends:
             rows_of, columns_of = _axes(view)
-            packed.terms += ADDED.pack(
+            packed.terms += ADDEND.pack(
                 _base(view), rows_of.step, columns_of.step,
                 *_runs(packed, rows_of.axis), *_runs(packed, columns_of.axis), TYPES[view.dtype].number, 0,
             )  # fmt: skip

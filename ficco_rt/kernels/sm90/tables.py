@@ -27,10 +27,10 @@ MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
 PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
 OPERAND_BYTES = 384  # three tensor maps
-SIDES_AT = MAX_OPERANDS * OPERAND_BYTES
-SIDES = struct.Struct("<4Q")  # struct Sides
-POINTERS_AT = SIDES_AT + MAX_OPERANDS * SIDES.size
-POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct Parameters, from `tiles` to `depth_waits`
+INFOS_AT = MAX_OPERANDS * OPERAND_BYTES
+INFO = struct.Struct("<4Q")  # struct OperandInfo of `src/tiles.h`
+POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
+POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
 ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 
@@ -58,7 +58,7 @@ class PackedLaunch:
         for i, (_, _, out) in enumerate(table.operands):
             short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
             loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
-            SIDES.pack_into(block, SIDES_AT + i * SIDES.size, out.address, out.pitch, loaded, right + 2 * left)
+            INFO.pack_into(block, INFOS_AT + i * INFO.size, out.address, out.pitch, loaded, right + 2 * left)
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
             *table.addend_pointers(constants), *table.resetting(scratch), table.depth_wait_pointer(constants),

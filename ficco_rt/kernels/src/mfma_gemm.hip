@@ -3,8 +3,8 @@
 //
 // Four waves make a tile. Each step of K goes from memory to registers while the step before it is multiplied, then
 // to the other of two buffers in LDS. The grid is persistent: block b makes the tiles b, b + grid, … of a table that
-// the host writes (kernels/tiles.py), so the order of tiles, the pieces of a fused operand, splits of K and what a
-// tile waits for are data, not code.
+// the host writes (kernels/tile_table.py), so the order of tiles, the pieces of a fused operand, splits of K and what
+// a tile waits for are data, not code.
 //
 // Compiled once for each variant, with
 //   ENTRY            the kernel's name

@@ -2,8 +2,8 @@
 // with ADDENDS, out = left · right + addends, all added in fp32.
 //
 // All warps load by cp.async into a ring of stages and multiply by mma.sync what has arrived. The grid is
-// persistent: block b makes the tiles b, b + blocks, … of a table that the host writes (kernels/sm80.py). Loads run
-// ahead of the multiplication by a ring's length, over the ends of tiles too, unless a tile has flags to wait for.
+// persistent: block b makes the tiles b, b + blocks, … of a table that the host writes (kernels/tile_table.py). Loads
+// run ahead of the multiplication by a ring's length, over the ends of tiles too, unless a tile has flags to wait for.
 //
 // Compiled once for each variant, with
 //   ENTRY                 the kernel's name

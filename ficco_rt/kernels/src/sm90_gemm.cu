@@ -3,8 +3,8 @@
 //
 // Two warps of one warp group feed shared memory by TMA, and a third one looks for flags ahead of them; CONSUMERS other
 // groups multiply with wgmma and store. The grid is persistent: cluster c makes the tiles c, c + clusters, … of a
-// table that the host writes (kernels/sm90.py). So the order of tiles, the pieces of a fused operand, the direction in
-// which K is walked, splits of K and what a tile waits for are data, not code.
+// table that the host writes (kernels/tile_table.py). So the order of tiles, the pieces of a fused operand, the
+// direction in which K is walked, splits of K and what a tile waits for are data, not code.
 //
 //   sm90/config.cuh     shapes of the variant, layout of shared memory
 //   sm90/ptx.cuh        instructions, a function each; sm90/wgmma.cuh the multiplication

@@ -1,7 +1,8 @@
 // What the host writes for the GEMMs of tensor and matrix cores: the table of tiles, and the kernels' parameters.
 //
-// C and C++ alike: the kernels include it, and so does the stand-in of the tests. The host's half is kernels/tiles.py and,
-// for each kernel, kernels/sm90.py, sm80.py and mfma.py; tests/unit/test_kernel_structs.py compares the two.
+// C and C++ alike: the kernels include it, and so does the stand-in of the tests. The host's half is
+// kernels/tile_table.py and, for the parameters, kernels/by_address.py (sm80, mfma) and kernels/sm90/tables.py;
+// tests/unit/test_kernel_structs.py compares the two.
 #pragma once
 #include "integers.h"
 

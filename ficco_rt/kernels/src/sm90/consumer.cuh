@@ -19,8 +19,8 @@
 // through a signal; and a group counts a signal right behind its tile's stores, without waiting for a turn or a load
 // meanwhile. Tile i + 1 of a block is waited for exactly where there is one, and announced exactly then, once each. One
 // group cannot announce it twice: between the two it has waited for a turn of its own. Blocks of a cluster make equally
-// many tiles, of equally many steps each (kernels/tiles.py), so that the groups that give a stage back are those that
-// read it, one of each block.
+// many tiles, of equally many steps each (kernels/tile_table.py), so that the groups that give a stage back are
+// those that read it, one of each block.
 __device__ __forceinline__ void wait_turn(int group) { named_barrier_sync<256>(3 + group); }
 __device__ __forceinline__ void give_turn(int group) { named_barrier_arrive<256>(4 - group); }
 
