@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ficco_rt.kernels import target
-from ficco_rt.kernels.compiler import KERNELS, Source
+from ficco_rt.kernels.compiler import KERNELS, KernelSource
 from ficco_rt.kernels.mfma import variants as mfma
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
@@ -70,7 +70,7 @@ def loops(code: str) -> int:
 def ptx(source: Path, options: Sequence[str]) -> str:
     """What NVRTC makes of it before it is made code of an architecture."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is in the extra `cuda`")
-    text = Source.of(source)
+    text = KernelSource.of(source)
     names = [[part.encode() for part in column] for column in zip(*text.headers, strict=True)] or [[], []]
     (code, program) = nvrtc.nvrtcCreateProgram(
         text.text.encode(), text.name.encode(), len(text.headers), names[1], names[0]
