@@ -128,19 +128,6 @@ def _completes(action: RecordEvent) -> bool:
     return action.event.kind == "completion" and action.when == "always"
 
 
-def events_stay_in_their_graph(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """In a graph, streams wait for events of the same graph alone: for other devices there are semaphores."""
-    if plan.mode != "graph":
-        return
-    recorded: dict[EventName, int] = {}
-    for action in plan.body:
-        device = plan.stream(action.stream).device
-        if isinstance(action, RecordEvent):
-            recorded[action.event] = device
-        elif isinstance(action, AwaitEvent) and recorded.get(action.event) != device:
-            yield _at(action, f"{action.stream} waits for {action.event}, which is not in the graph of device {device}")
-
-
 def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Every op of the plan writes as much as it should, all of it on one stream."""
     written: Counter[int] = Counter()
@@ -392,7 +379,6 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     streams_are_known,
     words_lie_apart,
     events_are_recorded,
-    events_stay_in_their_graph,
     ops_stand_once,
     frames_know_their_streams,
     launches_stand_once,

@@ -1,0 +1,156 @@
+"""Do the tests see small mistakes? Each mutation of `tests/mutations.py` is made in a copy of the tree, one at a time.
+
+    python -m tests.mutate [--only N,…] [--list]     # prints the table of docs/testing.md; exit code 1 if one survives
+
+First the tests that are named run on the tree as it is: all must pass. Then each mutation's tests run until one fails.
+Mutations that only a GPU could tell name the command for a machine with GPUs; it is not run here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutations import CHECK, GOLDEN, GPU, MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[1]
+PARTS = ("ficco_rt", "dsl", "schedules", "tests", "tools", "pyproject.toml")
+LIMIT = 120  # seconds of a test
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a mutation came to: who caught it, the first line of the failure, and the seconds that it took."""
+
+    mutation: Mutation
+    by: str  # empty: it survived
+    why: str
+    seconds: float
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="numbers of mutations, as --list has them: 3,10-14")
+    parser.add_argument("--list", action="store_true", help="say which mutations there are, and run none")
+    options = parser.parse_args(arguments)
+    numbered = [(i, m) for i, m in enumerate(MUTATIONS) if options.only is None or i in _numbers(options.only)]
+    if options.list:
+        for i, m in numbered:
+            print(f"{i:3} {m.kind:13} {m.path}: {m.name}")
+        return 0
+    results = []
+    with tempfile.TemporaryDirectory(prefix="ficco-mutate-") as folder:
+        tree = _copied(Path(folder))
+        for test in dict.fromkeys(test for _, m in numbered for test in m.tests if test != GPU):
+            failed = _failure(tree, test)
+            if failed is not None:
+                raise SystemExit(f"without a mutation {test} fails:\n{failed}")
+        for i, mutation in numbered:
+            results.append(_tried(tree, mutation))
+            r = results[-1]
+            print(f"{i:3} {mutation.name}: {r.by or 'SURVIVED'} ({r.seconds:.0f} s) {r.why}", file=sys.stderr, flush=True)
+    print(table(results))
+    return 1 if any(not r.by for r in results) else 0
+
+
+def _numbers(text: str) -> set[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _copied(folder: Path) -> Path:
+    for part in PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(ROOT / part, folder / part)
+    return folder
+
+
+def _tried(tree: Path, mutation: Mutation) -> Result:
+    begun = time.monotonic()
+    by = why = ""
+    with _made(tree, mutation):
+        for test in mutation.tests:
+            output = f"by hand, on GPUs: `{GPU}`" if test == GPU else _failure(tree, test)
+            if output is not None:
+                by, why = (output, "") if test == GPU else _told(test, output)
+                break
+    return Result(mutation, by, why, time.monotonic() - begun)
+
+
+@contextmanager
+def _made(tree: Path, mutation: Mutation) -> Iterator[None]:
+    path = tree / "ficco_rt" / mutation.path
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        raise SystemExit(f"{mutation.name}: the old text stands {text.count(mutation.old)} times in {mutation.path}")
+    _write(path, text.replace(mutation.old, mutation.new))
+    try:
+        yield
+    finally:
+        _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
+    """NOTE bytecode is kept by time and size of its source, which two texts of one second may share."""
+    path.write_text(text, encoding="utf-8")
+    if path.suffix == ".py":
+        Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def _failure(tree: Path, test: str) -> str | None:
+    """The output of tests of which one fails; None: all pass."""
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'dsl'}"}
+    command = (sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *shlex.split(test))
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"FAILED {test} - it takes more than {LIMIT} s"
+    if done.returncode not in (0, 1, 2):  # passed, failed, or not to be imported
+        raise SystemExit(f"{test}: pytest ends with {done.returncode}\n{done.stdout}{done.stderr}")
+    return None if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _told(test: str, output: str) -> tuple[str, str]:
+    """Who caught it, for the table, and why."""
+    said = re.findall(r"^E\s+(.*)$", output, re.MULTILINE)
+    why = said[0][:200] if said else output.strip().splitlines()[-1][:200]
+    if test in (CHECK, GOLDEN) and "PlanError" in output:
+        return "the device plan's check", why
+    if test == GOLDEN and "differs (pytest --update-golden" in output:
+        return "golden device plans", ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+?)(?:\[.*)?(?: - .*)?$", output, re.MULTILINE)
+    return f"`{failed[0] if failed else shlex.split(test)[0]}`", why
+
+
+def table(results: Sequence[Result]) -> str:
+    """As docs/testing.md has it."""
+    lines = ["| mutation | kind | file in `ficco_rt` | caught by |", "|---|---|---|---|"]
+    for r in results:
+        m = r.mutation
+        lines.append(f"| {m.name} | {m.kind} | `{m.path}` | {r.by or '**SURVIVED**'} |")
+    count = Counter("survived" if not r.by else "on GPUs alone" if "by hand" in r.by else "caught" for r in results)
+    return "\n".join([*lines, "", ", ".join(f"{n} {what}" for what, n in count.items())])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

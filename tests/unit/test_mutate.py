@@ -1,0 +1,32 @@
+"""The table of mutations is well-formed; running it is by hand (`python -m tests.mutate`)."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.mutations import GPU, MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_there_are_many_and_each_has_a_name() -> None:
+    assert len(MUTATIONS) >= 48
+    assert {m.kind for m in MUTATIONS} == {"decision", "driver", "vendor", "kernel source"}
+    assert [name for name, count in Counter(m.name for m in MUTATIONS).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: m.name)
+def test_each_changes_one_place(mutation: Mutation) -> None:
+    assert (ROOT / "ficco_rt" / mutation.path).read_text().count(mutation.old) == 1
+    assert mutation.old != mutation.new
+
+
+def test_each_names_tests_that_there_are() -> None:
+    for mutation in MUTATIONS:
+        assert mutation.tests
+        for test in mutation.tests:
+            assert test == GPU or (ROOT / shlex.split(test)[0]).is_file(), mutation.name
