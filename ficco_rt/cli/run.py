@@ -86,7 +86,7 @@ class Result:
 
     @property
     def exposed(self) -> float:
-        """Communication with no computation beside it, on the rank that has most of it."""
+        """Communication with no computation at the same time, on the rank that has most of it."""
         return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
 
     @property

@@ -1,7 +1,7 @@
 """Traces as files: the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open, read back to a `Trace`.
 
 A process is a rank, a thread is a stream. Works of a streamed launch may run at the same time, which a thread
-of that format cannot show: they get threads of their own beside the stream's.
+of that format cannot show: they get threads of their own next to the stream's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a run begins and ends on all devices: behind the run before, and beside the callers' streams.
+"""How a run begins and ends on all devices: after the run before, and among the callers' streams.
 
 Each device begins behind the completion of the run before on every device, unless the host has seen that run's end, and
 behind the streams of those callers whose tensors the device touches. A caller's stream goes on behind the streams that

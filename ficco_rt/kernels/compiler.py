@@ -181,7 +181,7 @@ class _Rtc:
         self._bindings = compiler.bindings()
 
     def call(self, short: str, *args: Any) -> Any:
-        """What a call returns beside its code: one value, a tuple of several, or None."""
+        """What a call returns after its code: one value, a tuple of several, or None."""
         code, *values = self._result(short, *args)
         if code:
             raise DeviceError(f"{self._compiler.prefix}{short} failed: {code.name}")

@@ -115,7 +115,7 @@ Encode: TypeAlias = Callable[[TensorMap], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """A launch on memory. `constants` are put into device memory, and zeroed scratch beside them.
+    """A launch on memory. `constants` are put into device memory, and zeroed scratch after them.
 
     The kernel leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
     `arguments` of the addresses of constants and scratch are the kernel's parameters.

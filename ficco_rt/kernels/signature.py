@@ -1,4 +1,4 @@
-"""What a tensor-core GEMM is compiled for, beside its tile."""
+"""What a tensor-core GEMM is compiled for, apart from its tile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The table of tiles that the blocks of a tensor-core GEMM read, made of the works of a launch.
 
-Numbers only: nothing here touches a device. The families add what their kernels need beside the table.
+Numbers only: nothing here touches a device. The families add what else their kernels need.
 """
 
 from __future__ import annotations

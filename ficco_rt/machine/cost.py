@@ -15,7 +15,7 @@ from ..types import TYPES
 from .model import Device, Machine
 
 STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
-ADDED = 0.37  # of the time of a sum of the terms and the product: what is seen of it inside a GEMM (docs/kernels.md)
+ADDED = 0.37  # of the time of a sum of the addends and the product: what is seen of it inside a GEMM (docs/kernels.md)
 
 # Microseconds that K costs which is split: once, and for each part of a tile of 128 × 256 (docs/kernels.md).
 SPLIT_TIME, PART_TIME = 3.0, 1.3
@@ -90,7 +90,7 @@ def gemm_time(
 ) -> float:
     """An [m, k] · [k, n] product (`batch` of them), without the launch.
 
-    The greater of its arithmetic and of its operands' way through memory, and of `added` bytes of terms what the
+    The greater of its arithmetic and of its operands' way through memory, and of `added` bytes of addends what the
     arithmetic does not hide. With `tiles`, the output tiles of a launch of its own, the arithmetic is rounded up to
     whole waves of tiles over the multiprocessors: a GEMM of few tiles leaves the others idle. That is what cutting a
     GEMM into pieces costs. K of the last wave's tiles may be `split` into parts, which fill that wave.

@@ -12,7 +12,8 @@ load and store on other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -26,7 +27,7 @@ from ..device.ir import (
     ChangeWords,
     CopyMemory,
     DeviceLaunch,
-    DeviceStream,
+    DevicePlan,
     EventName,
     LaunchKernel,
     Move,
@@ -62,9 +63,10 @@ def simulate(plan: Plan, machine: Machine) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _SignalKey:
-    """An event, or a word by its number."""
+    """A word by its number, or a record of an event: a wait is for the last one that was issued before it."""
 
     of: EventName | int
+    record: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,17 @@ class _Raised:
 
 @dataclass(frozen=True, slots=True)
 class _SimStream:
-    """A stream with its actions. Side streams have no lane in the trace."""
+    """A stream with its actions; of those that record or await an event, which record. Side streams have no lane in
+    the trace."""
 
     name: StreamName
     rank: int
     label: str
     actions: tuple[Action, ...]
+    records: tuple[int, ...]
+
+    def event(self, position: int, event: EventName) -> _SignalKey:
+        return _SignalKey(event, self.records[position])
 
     @property
     def shown(self) -> bool:
@@ -116,11 +123,8 @@ class _VirtualClock:
         self.waiting: dict[_SignalKey, list[Callable[[], None]]] = {}
         self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
         self.flows = Flows(machine, self.at)
-        actions: dict[StreamName, list[Action]] = {}
-        for action in made.body:
-            actions.setdefault(action.stream, []).append(action)
-        for stream in (s for s in made.streams if s.name in actions):
-            self.later(_stream(stream, actions[stream.name]), 0, 0.0)
+        for stream in _streams(made):
+            self.later(stream, 0, 0.0)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heappush(self.events, (time, next(self.counter), action))
@@ -174,9 +178,9 @@ class _VirtualClock:
             action = stream.actions[position]
             match action:
                 case RecordEvent(event=event):
-                    self.lift(_SignalKey(event), now, stream)
+                    self.lift(stream.event(position, event), now, stream)
                 case AwaitEvent(event=event):
-                    if not self._passed(stream, position, 0, [_SignalKey(event)], now):
+                    if not self._passed(stream, position, 0, [stream.event(position, event)], now):
                         return
                 case ChangeWords():
                     self._words(stream, position, 0, now)
@@ -352,9 +356,21 @@ class _VirtualClock:
                 return "kernel", kernel, moved, 0, cost.kernel_time(machine, moved, sms)
 
 
-def _stream(stream: DeviceStream, actions: Sequence[Action]) -> _SimStream:
-    assert stream.rank is not None  # control streams and callers' are not in the body of a run on streams
-    return _SimStream(stream.name, stream.rank, stream.label, tuple(actions))
+def _streams(plan: DevicePlan) -> Iterator[_SimStream]:
+    """Those that have actions between a run's start and its completion."""
+    issued: Counter[EventName] = Counter()
+    actions: dict[StreamName, list[tuple[Action, int]]] = {}
+    for action in plan.body:
+        record = 0
+        if isinstance(action, RecordEvent):
+            issued[action.event] += 1
+        if isinstance(action, RecordEvent | AwaitEvent):
+            record = issued[action.event]
+        actions.setdefault(action.stream, []).append((action, record))
+    for stream in (s for s in plan.streams if s.name in actions):
+        assert stream.rank is not None  # control streams and callers' are not in the body of a run on streams
+        made, records = zip(*actions[stream.name], strict=True)
+        yield _SimStream(stream.name, stream.rank, stream.label, made, records)
 
 
 def _peer(work: Work, rank: int) -> int | None:

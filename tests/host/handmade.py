@@ -10,6 +10,7 @@ import numpy as np
 from ficco_rt.driver.api import Array
 from ficco_rt.errors import Span
 from ficco_rt.graph.ir import Claim, Engine, Gemm, Kernel, Reduce, Tensor
+from ficco_rt.kernels.catalogue import GEMM, REDUCE
 from ficco_rt.machine.model import Device, Links, Machine
 from ficco_rt.plan.ir import (
     VERSION,
@@ -94,12 +95,12 @@ def gemm_work(
     return Work(body, waits, signals, at, line(at), tiles)
 
 
-def launch(*works: Work, streamed: bool = False, kernel: str = "gemm", stage: str = "mm") -> Launch:
+def launch(*works: Work, streamed: bool = False, kernel: str = GEMM, stage: str = "mm") -> Launch:
     return Launch(kernel, works, streamed, ATTRIBUTES, stage)
 
 
 def reduce(out: Region, terms: tuple[Region, ...], at: int) -> Launch:
-    return launch(Work(Reduce(out, terms), (), (), at, line(at)), kernel="reduce", stage="sum")
+    return launch(Work(Reduce(out, terms), (), (), at, line(at)), kernel=REDUCE, stage="sum")
 
 
 def record(event: int, at: int) -> Record:

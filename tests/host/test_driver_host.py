@@ -536,7 +536,7 @@ def test_collectives(order: str) -> None:
 
 
 def test_a_collective_begins_when_all_ranks_are_there() -> None:
-    """Rank 1 is late by a copy: rank 0's wait is recorded, and both end together."""
+    """Rank 1 is late by a copy: rank 0 waits for it before its part, and rank 1 for rank 0 behind its own."""
     cell = [box("S", r, (0, 2), (0, 1)) for r in range(2)]
     made = plan(
         [tensor("S", "output", (2, 1), (2, 1)), tensor("X", "input", (2, 1), (2, 1))],
@@ -550,13 +550,19 @@ def test_a_collective_begins_when_all_ranks_are_there() -> None:
         ],
     )
     trace = run(made, S=[array([[1], [2]]), blank(2, 1)], X=[array([[5], [6]])] * 2)
-    # the local copy of 8 bytes: 9 + 2 · 8 / 100; the all_reduce: launch 3, 2 signals of 4, 2 · 8 / 2 bytes at 10
-    arrival, stop = pytest.approx(9.16), pytest.approx(9.16 + 3 + 8 + 0.8)
+    # The local copy of 8 bytes: 9 + 2 · 8 / 100. A rank sees the other one's signal 4 later. Its part is a sum of one
+    # of two rows, launch 3 and 4 bytes that it reads from the other rank at 8, and a copy of the sum to that rank: 9
+    # and 4 bytes at 10.
+    here = 9.16
+    late = here + 4
     assert [(s.rank, s.kind, s.start, s.stop) for s in trace.spans] == [
-        (0, "wait", 0.0, arrival),
-        (0, "collective", arrival, stop),
-        (1, "copy", 0.0, arrival),
-        (1, "collective", arrival, stop),
+        (0, "wait", 0.0, pytest.approx(late)),
+        (0, "collective", pytest.approx(late), pytest.approx(late + 3.5)),
+        (0, "collective", pytest.approx(late + 3.5), pytest.approx(late + 12.9)),
+        (1, "copy", 0.0, pytest.approx(here)),
+        (1, "collective", pytest.approx(here), pytest.approx(here + 3.5)),
+        (1, "collective", pytest.approx(here + 3.5), pytest.approx(here + 12.9)),
+        (1, "wait", pytest.approx(here + 12.9), pytest.approx(late + 12.9 + 4)),
     ]
 
 

@@ -137,7 +137,8 @@ def test_version(run: Callable[..., Ending]) -> None:
          "ficco-run: invalid value for '--gpus' / '-n': 'many' is not a whole number from 1 to 1024\n"
          "try 'ficco-run --help'\n"),
         (["ficco-run", "x", "--emit", "ptx"],
-         "ficco-run: invalid value for '--emit': 'ptx' is not one of 'graph', 'plan', 'plan-json'\n"
+         "ficco-run: invalid value for '--emit': 'ptx' is not one of 'graph', 'plan', 'plan-json', "
+         "'device-plan', 'device-plan-json'\n"
          "try 'ficco-run --help'\n"),
         (["ficco-run", "--gpus", "2"], "ficco-run: missing argument 'SCHEDULE|plan.json'\ntry 'ficco-run --help'\n"),
         (["ficco", "explain"], None),

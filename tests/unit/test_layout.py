@@ -23,7 +23,8 @@ PLAN = {"ficco_rt.plan"}
 DEVICE = {"ficco_rt.device"}
 DRIVER_API = {"ficco_rt.driver.api", "ficco_rt.driver.registry"}
 IRS = {"ficco_rt.plan.ir", "ficco_rt.graph.ir"}
-FINISHED = {"ficco_rt.plan.issue", "ficco_rt.plan.kernel_works"}  # read a finished plan: the order of issue, works
+# read a finished plan: its hash, the order of issue, works as kernels take them
+FINISHED = {"ficco_rt.plan.codec", "ficco_rt.plan.issue", "ficco_rt.plan.kernel_works"}
 
 ALLOWED: dict[str, set[str]] = {
     "ficco_dsl": set(),

@@ -22,8 +22,8 @@ WARMUP = 3
 SINGLES = 8  # single runs a turn
 LOOP_TIME = 40_000.0  # microseconds that a loop takes
 LOOP_LEAST, LOOP_MOST = 2, 20
-HOST_ROUNDS, HOST_RUNS = 6, 50
-HOST_WARMUP = 5
+HOST_ROUNDS, HOST_RUNS = 8, 300
+HOST_WARMUP = 100  # a process that was idle meanwhile needs some milliseconds to issue as fast as it can
 COMPILE_ROUNDS = 5
 
 

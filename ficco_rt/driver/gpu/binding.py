@@ -42,8 +42,8 @@ Memory = Mapping[tuple[str, int], DeviceTensor]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the calls of a run depend on, beside the memory. `others`: the run before did not end on the same callers'
-    streams by the same graphs."""
+    """What the calls of a run depend on, apart from the memory. `others`: the run before did not end on the same
+    callers' streams by the same graphs."""
 
     mode: Mode
     callers: tuple[Handle, ...]

@@ -41,7 +41,7 @@ class Modules:
         return self._own[key]
 
     def users(self, kernel: Kernel, device: Gpu) -> LoadedKernel:
-        """A user kernel: source, or what the vendor's compiler made of it, beside the schedule."""
+        """A user kernel: source, or what the vendor's compiler made of it, next to the schedule."""
         vendor = self._gpus.vendor
         place = f"{kernel.origin.place}: kernel '{kernel.name}'"
         path = (Path(kernel.origin.path).parent / kernel.file).resolve()

@@ -68,9 +68,9 @@ def _gemm(gemm: Gemm, place: Span, resolve: Resolve) -> HostCall:
     inner2, columns = right.shape[-2:] if not gemm.right_transposed else right.shape[:-3:-1]
     if inner != inner2 or out.shape[-2:] != (rows, columns):
         raise malformed(place, f"shapes do not fit: {gemm.out} = {gemm.left} · {gemm.right}")
-    terms = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
-    if any(t.shape != out.shape for t in terms):
-        raise malformed(place, f"the terms of a sum must have the shape of {gemm.out}")
+    addends = [resolve(t) for t in ((gemm.out,) if gemm.accumulate else gemm.addends)]
+    if any(t.shape != out.shape for t in addends):
+        raise malformed(place, f"what is added to a product must have the shape of {gemm.out}")
 
     def operand(view: HostView, transposed: bool) -> Callable[[], Array]:
         if view.one is None:
@@ -80,12 +80,12 @@ def _gemm(gemm: Gemm, place: Span, resolve: Resolve) -> HostCall:
 
     a, b = operand(left, gemm.left_transposed), operand(right, gemm.right_transposed)
     target = out.one
-    if terms:
+    if addends:
 
         def add() -> None:
             total = np.matmul(a(), b())
-            for term in terms:
-                total += term.load32()
+            for addend in addends:
+                total += addend.load32()
             out.store(total)
 
         return add

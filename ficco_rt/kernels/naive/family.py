@@ -124,8 +124,8 @@ class Naive:
             tiles = sum(_tiles(w, tile) for w in works)
             held = 1 if request.streamed or kind.kernel == COPY else max(1, fitting)
             blocks = min(request.sms * held, tiles)
-            # NOTE beside launches in clusters: one block here and one there would leave multiprocessors that no cluster
-            # can use, and the last cluster would start when others have ended
+            # NOTE where launches in clusters may run too: one block here and one there would leave multiprocessors that
+            # no cluster can use, and the last cluster would start when others have ended
             cluster = request.cluster if request.streamed and blocks >= request.cluster else 1
             entry = "_".join((kind.kernel, *kind.types))
             yield KernelConfig(

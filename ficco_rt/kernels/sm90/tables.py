@@ -4,7 +4,7 @@ Numbers only: nothing here touches a device. Who launches the kernel
 
 1. compiles a variant (`variants.SOURCE`, `variants.options`),
 2. calls `build` with the works' geometry, how K is split, and the flags to be reset,
-3. puts `table.constants` into device memory, and `table.scratch_bytes` zeroed bytes beside it,
+3. puts `table.constants` into device memory, and `table.scratch_bytes` zeroed bytes after it,
 4. encodes `maps` in order (cuTensorMapEncodeTiled: 2-D, 128-byte swizzle, zero fill), and
 5. launches blocks in the variant's clusters with `parameters(…)`, the kernel's only argument. It may be launched
    again and again, one launch of a table at a time: each leaves the scratch as it found it. Behind another table's
