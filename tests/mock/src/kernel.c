@@ -61,7 +61,7 @@ int blocks_per_sm(const Function *f, int threads, int smem) {
     const Device *d = f->module->device;
     int block = smem + f->static_smem + d->smem_reserved;
     if (threads <= 0 || threads > 1024 || smem + f->static_smem > d->smem_block || block > d->smem_sm) return 0;
-    int by_smem = d->smem_sm / block, by_threads = 2048 / threads;
+    int by_smem = block ? d->smem_sm / block : d->max_blocks, by_threads = 2048 / threads;
     int fitting = by_smem < by_threads ? by_smem : by_threads;
     return fitting < d->max_blocks ? fitting : d->max_blocks;
 }
