@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ...cells import cells
-from ...device.build import Layout, device_plan
+from ...device.build import Layout, device_plan, layout_of
 from ...device.check import check
 from ...device.ir import (
     Action,
@@ -15,15 +16,20 @@ from ...device.ir import (
     ChangeWords,
     CopyMemory,
     DevicePlan,
+    Features,
     LaunchGraph,
     LaunchKernel,
     Mode,
     Move,
+    Placement,
     RecordEvent,
     ResetWords,
     issued,
 )
 from ...errors import DeviceError
+from ...machine.model import Device
+from ...plan.codec import content_hash
+from ...plan.ir import Plan
 from ...region import Region
 from ...trace import Launched
 from ...types import TYPES
@@ -74,6 +80,28 @@ class Plans:
             check(made)
             self._made[mode] = made
         return self._made[mode]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Same:
+    """A plan that is known again by its identity, which costs less than to compare all of it."""
+
+    plan: Plan
+
+    def __hash__(self) -> int:
+        return id(self.plan)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.plan is self.plan
+
+
+@lru_cache(maxsize=4)
+def plans_of(
+    same: Same, device: Device, placement: Placement, features: Features, unaligned: frozenset[tuple[int, int]]
+) -> Plans:
+    """Executors of one plan share its device plans: to make and check them costs more than all else that opening one
+    does. `unaligned`: the launches (stream, command) that plain kernels do."""
+    return Plans(layout_of(same.plan, device, placement, features, content_hash(same.plan), unaligned))
 
 
 @dataclass(slots=True, eq=False)

@@ -18,18 +18,16 @@ from itertools import count
 
 import numpy as np
 
-from ...device.build import layout_of
 from ...errors import DeviceError, UsageError
 from ...graph.ir import KernelCall
 from ...machine.discover import machine as machine_from
-from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...region import Region
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, DeviceArray, Holdings, Memory, OnProgress, Pool
-from .binding import Binder, BoundPlan, Plans
+from .binding import Binder, BoundPlan, Plans, Same, plans_of
 from .devices import placed
 from .gpus import Gpus
 from .launches import LaunchBinder, fits
@@ -57,9 +55,7 @@ class GpuDriver:
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
             self._features = vendor.features(self._device.arch)
-            layout = layout_of(plan, self._device, placement, self._features, content_hash(plan))
-            self._plans = {frozenset[tuple[int, int]](): Plans(layout)}  # by the launches that plain kernels do
-            self._resources = RunResources(self._gpus, layout.words.table)
+            self._resources = RunResources(self._gpus, self._plans().layout.words.table)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
             self._binder = Binder(self._gpus, self._resources, self._launches)
             self._runs = Runs(self._gpus, plan, self._resources, self._binder)
@@ -173,13 +169,11 @@ class GpuDriver:
     def _plans_for(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> Plans:
         """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
         kernels take."""
-        layout = self._plans[frozenset()].layout
-        unaligned = frozenset((x.stream, x.command) for x in layout.launches if not fits(x, tensors))
-        if unaligned not in self._plans:
-            given = (self._plan, self._device, layout.placement, self._features, layout.plan_hash)
-            other = layout_of(*given, unaligned)
-            self._plans[unaligned] = Plans(other)
-        return self._plans[unaligned]
+        launches = self._plans().layout.launches
+        return self._plans(frozenset((x.stream, x.command) for x in launches if not fits(x, tensors)))
+
+    def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
+        return plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
 
     def unbind(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)
