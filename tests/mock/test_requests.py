@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.plan.ir import Plan
+from ficco_rt.plan.ir import CopyAsync, Launch, Plan
 from tests import cases
 from tests.mock.standin import NO_PRIORITY, Asked, StandIn
 
@@ -142,6 +143,50 @@ def test_only_events_of_which_times_are_taken_take_times(library: StandIn) -> No
         executor.synchronize()
         assert library.timed() == len(timed["streams"] | timed["traced"])
     assert not library.violations()
+
+
+WIDE = """
+schedule wide
+input   A[64, 32 / ranks] : fp32
+input   B[32, 64]         : fp32
+output  C[64, 64]         : fp32
+scratch G[64, 32]         : fp32
+computes C = all_gather(A, cols) * B
+queue dma     { engine = copy }
+queue compute { engine = sm }
+stage gather on dma { for p in all { copy G.cols(rank of ranks) @ p <- A } }
+stage mm on compute { gemm C = G * B }
+"""
+
+
+def test_rows_go_from_one_pitch_to_another(library: StandIn) -> None:
+    library.reset(f"devices {RANKS}")
+    plan = plan_of(build(ficco_dsl.parse(WIDE, "wide.ficco"), RANKS, {}), discover(library.face, RANKS))
+    with Executor(plan, library.face, timeout=30) as executor:
+        for executor.graph in (False, True):
+            assert verified_run(executor, values="exact").rel_err == 0
+    assert not library.violations()
+
+
+def test_a_traced_run_tells_of_every_copy_and_launch(library: StandIn) -> None:
+    plan = planned(library)
+    with Executor(plan, library.face, timeout=30) as executor:
+        executor.traced = True
+        assert verified_run(executor, values="exact").ok
+        spans = executor.trace.spans
+    done = Counter((s.stream, s.kind) for s in spans if s.kind != "wait")
+    wanted = Counter[tuple[int, str]]()
+    for stream in plan.streams:
+        for command in stream.commands:
+            if isinstance(command, CopyAsync):
+                wanted[stream.id, "copy"] += len(command.transfers)
+            elif isinstance(command, Launch):
+                wanted[stream.id, "gemm"] += 1
+    assert done == wanted
+    for stream in plan.streams:
+        mine = [s for s in spans if s.stream == stream.id]
+        assert all(a.stop <= b.start for a, b in pairwise(mine))
+        assert all(s.start < s.stop for s in mine)
 
 
 def test_another_threads_calls_spoil_no_capture(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,31 @@ def test_single_blocks_beside_clusters_start_in_such(cluster: int, blocks: int, 
     assert (config.blocks, config.cluster) == found
 
 
+@pytest.mark.parametrize(("kernel", "device"), KERNELS)
+def test_blocks_that_may_wait_are_one_a_multiprocessor(kernel: str, device: Limits) -> None:
+    smem = min(device.smem_per_block, 200 << 10) if kernel.startswith("sm90") else 30 << 10
+    request = LaunchRequest(kernel, (gemm(4096, 4096),), 6, smem)
+    (free,), (waiting,) = (configure(replace(request, streamed=streamed), device) for streamed in (False, True))
+    assert waiting.blocks == 6
+    assert free.blocks == (6 if kernel.startswith("sm90") else 6 * free.resident)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "device", "streamed"),
+    [
+        ("sm90_gemm_64x64_c1", H100, True),
+        ("sm90_gemm_64x64_c1", H100, False),
+        ("sm80_gemm_64x64", A100, False),
+        ("mfma_gemm_64x64x64", MI300X, False),
+    ],
+)
+def test_a_deep_product_of_few_tiles_is_split(kernel: str, device: Limits, streamed: bool) -> None:
+    request = LaunchRequest(kernel, (gemm(64, 256, 1 << 14),), device.sms, 60 << 10, streamed)
+    (config,) = configure(request, device)
+    assert max(config.split_k.tail, *config.split_k.works, 1) > 1
+    assert config.tiles > 4
+
+
 def test_memory_that_is_not_aligned_takes_the_plain_kernel() -> None:
     request = LaunchRequest("sm90_gemm_64x64_c1", (gemm(),), 132, 64 << 10)
     configs = configure(request, H100)

@@ -26,6 +26,8 @@ NVIDIA = {
     "R": r"st\.re(laxed|lease)\.sys\.",  # a flag is raised
     "M": r"membar\.sys|fence\.acq_rel\.sys",
     "A": r"atom\.acq_rel\.gpu",  # warps that have stored are counted
+    "l": r"ld\.acquire\.gpu\.",  # a look at how many splits of K have come
+    "m": r"membar\.gl|fence\.acq_rel\.gpu",
     "a": r"\batom\.global\.add",
     "G": r"griddepcontrol\.wait",
     "N": r"griddepcontrol\.launch_dependents",
@@ -45,7 +47,7 @@ AMD = {
     "W": r"buffer_wbl2 sc0 sc1$",  # caches are written back: release
     "b": r"s_barrier$",
 }
-REPEATED = "LRTCw"
+REPEATED = "LlRTCw"
 
 
 def word(code: str, letters: Mapping[str, str]) -> str:
@@ -99,6 +101,8 @@ def test_the_naive_kernels(defines: tuple[str, ...]) -> None:
         found = re.sub(r"b+", "b", word(code, NVIDIA))
         assert re.fullmatch(rf"{'NG' if early else ''}(bab)Lb+(M)(aM)Ra", found), found
         assert loops(code) == 1
+        before, *_ = code.partition("griddepcontrol.launch_dependents")
+        assert "bra " in before  # not at once: in a launch that waits, the next one must not take multiprocessors
 
 
 @pytest.mark.parametrize("addends", [False, True])
@@ -116,6 +120,8 @@ def test_the_hopper_kernel(addends: bool) -> None:
     assert re.fullmatch(r"(GP)?s+", loading.replace("b", "").replace("w", "")), found
     assert found.count("GPs") == 2 + addends  # each loading warp waits for the launch before where not read-only
     assert "N" in found
+    # a split of K is counted (A), and looks for the others (l); who stops waiting stores its share before it says so (m)
+    assert "Aalawmlmaw" in found, found
     assert found.count("G") == 2 + addends + 1 + 2 + addends  # loading warps, storing warps, and the looking one
 
 

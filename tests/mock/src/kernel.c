@@ -61,7 +61,7 @@ int blocks_per_sm(const Function *f, int threads, int smem) {
     const Device *d = f->module->device;
     int block = smem + f->static_smem + d->smem_reserved;
     if (threads <= 0 || threads > 1024 || smem + f->static_smem > d->smem_block || block > d->smem_sm) return 0;
-    int by_smem = d->smem_sm / block, by_threads = 2048 / threads;
+    int by_smem = block ? d->smem_sm / block : d->max_blocks, by_threads = 2048 / threads;
     int fitting = by_smem < by_threads ? by_smem : by_threads;
     return fitting < d->max_blocks ? fitting : d->max_blocks;
 }
@@ -71,8 +71,6 @@ int blocks_per_sm(const Function *f, int threads, int smem) {
 enum { WHOLE = 5040, LITTLE = WHOLE / 16 };  // a multiprocessor, which many numbers of blocks can share alike
 
 bool device_has_room(const Device *d) { return d->held + LITTLE <= d->sms * WHOLE; }
-
-static int share(const Launch *l) { return WHOLE / blocks_per_sm(l->function, l->block, l->smem); }
 
 static size_t parameter_bytes(const KernelCode *k) {
     size_t bytes = 0;
@@ -86,11 +84,13 @@ int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluste
     if (grid < 1 || block < 1 || block > 1024) return INVALID_VALUE;
     if (smem > f->dynamic_smem) return INVALID_VALUE;
     if (cluster > 1 && grid % cluster) return INVALID_CLUSTER;
-    if (!blocks_per_sm(f, block, smem)) return LAUNCH_RESOURCES;
+    int fitting = blocks_per_sm(f, block, smem);
+    if (!fitting) return LAUNCH_RESOURCES;
     size_t bytes = parameter_bytes(f->code);
     Launch *l = calloc(1, sizeof *l);
     l->function = f, l->code = f->code, l->device = s->device;
     l->grid = grid, l->block = block, l->smem = smem, l->cluster = cluster, l->refs = 1;
+    l->share = WHOLE / fitting;
     if (priority) l->has_priority = true, l->priority = *priority;
     l->arguments = calloc(1, bytes + 8);
     if (packed) memcpy(l->arguments, packed, packed_bytes < bytes ? packed_bytes : bytes);
@@ -129,7 +129,7 @@ Launch *launch_again(const Launch *from) {
 }
 
 void launch_free(Launch *l) {
-    l->device->held -= l->count * share(l);
+    l->device->held -= l->count * l->share;
     free(l->arguments);
     free(l->running);
     free(l->state);
@@ -140,7 +140,7 @@ void launch_free(Launch *l) {
 // its cluster.
 bool launch_ready(Launch *l) {
     if (!l->open) return true;
-    bool room = l->started < l->grid && l->device->held + l->cluster * share(l) <= l->device->sms * WHOLE;
+    bool room = l->started < l->grid && l->device->held + l->cluster * l->share <= l->device->sms * WHOLE;
     int n = l->count + room;
     if (!n) return false;
     int first = world.tile_order == 1 ? 0 : world.tile_order == 2 ? n - 1 : (int)drawn((uint64_t)n);
@@ -169,7 +169,7 @@ static void next_tile(Launch *l, int at) {
     l->running[at].tile = l->code->tile_of(l, l->running[at].block, l->running[at].round++);
     if (l->running[at].tile >= 0) return;
     l->running[at] = l->running[--l->count];
-    l->device->held -= share(l);
+    l->device->held -= l->share;
 }
 
 int launch_step(Launch *l, bool *done) {
@@ -181,7 +181,7 @@ int launch_step(Launch *l, bool *done) {
         if (code) return code;
     } else if (l->chosen < 0) {
         for (int i = 0; i < l->cluster; i++) {
-            l->device->held += share(l);
+            l->device->held += l->share;
             l->running[l->count].block = l->started++;
             l->running[l->count].round = 0;
             next_tile(l, l->count++);

@@ -239,6 +239,7 @@ struct Launch {
     Device *device;
     unsigned char *arguments;        // the parameters one behind the other, each at a multiple of 8
     int grid, block, smem, cluster, priority, refs;
+    int share;                       // of a multiprocessor, that a block holds; see kernel.c
     bool has_priority, open;
     void *state;                     // the kernel's own; one allocation
     struct { int block, tile, round; } *running;   // blocks that run, with the tile that they are at
