@@ -20,7 +20,7 @@ from .works import Work
 class GemmRequest:
     """A launch for whose products a kernel is wanted, and what the text asks of it (None: free choice).
 
-    Where flags are not known yet, works may wait for assumed ones: what counts is which works wait, and for the same.
+    Who asks before flags exist, to learn what a family refuses, gives works that wait for nothing.
     """
 
     works: tuple[Work, ...]

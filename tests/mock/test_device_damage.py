@@ -52,7 +52,7 @@ def damages(plan: DevicePlan) -> Iterator[Damage]:
 def runs_right(library: StandIn, layout: Layout, plan: DevicePlan, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What went wrong, in which order; None: all is right."""
     given = replace(layout, launches=plan.launches, words=replace(layout.words, table=plan.words))
-    monkeypatch.setattr(driver, "layout_of", lambda *_: given)
+    monkeypatch.setattr(driver, "plans_of", lambda *_: binding.Plans(given))
     monkeypatch.setattr(
         binding, "device_plan", lambda of, mode: plan if mode == plan.mode else device_plan(layout, mode)
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
@@ -46,8 +47,7 @@ KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
 Memory = Mapping[tuple[str, int], DeviceTensor]
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """What the calls of a run depend on, apart from the memory. `others`: the run before did not end on the same
     callers' streams by the same graphs."""
 
@@ -62,7 +62,7 @@ class Setting:
 class Calls:
     """The calls of a run. `enters`: some of them change the context."""
 
-    steps: tuple[Sequence[DriverStep], ...]
+    steps: Sequence[DriverStep]
     enters: bool
 
 
@@ -196,7 +196,8 @@ class Binder:
 
         begin, end = made(frame.begin), made(frame.end)
         body = () if setting.mode == "graph" else self._body(binding, setting.mode)
-        return Calls((begin, body, end), any(step.what is ENTERS for part in (begin, body, end) for step in part))
+        steps = (*begin, *body, *end)
+        return Calls(steps, any(step.what is ENTERS for step in steps))
 
     def _body(self, binding: BoundPlan, mode: Mode) -> Sequence[DriverStep]:
         if mode not in binding.bodies:

@@ -50,16 +50,15 @@ class Runs:
         mode: Mode = "graph" if graph else "traced" if gpus.tracing else "streams"
         try:
             self._prepare()
-            before = self._setting
-            others = before is None or (before.mode, before.callers) != (mode, tuple(callers))
+            before, streams = self._setting, tuple(callers)
+            others = before is None or before.mode != mode or before.callers != streams
             timed = mode == "traced" or gpus.timing or not callers
-            setting = Setting(mode, tuple(callers), self._running, timed, others)
+            setting = Setting(mode, streams, self._running, timed, others)
             calls = self._binder.calls(binding, setting)
             if calls.enters:
                 gpus.begin_issue()
             self._running, self._last, self._setting = True, binding, setting
-            for steps in calls.steps:
-                make(gpus, steps)
+            make(gpus, calls.steps)
             gpus.end_issue()
         except BaseException:
             self._abandon(callers if graph else ())
