@@ -18,7 +18,7 @@ from ficco_rt.device.ir import Placement
 from ficco_rt.driver.gpu.gpus import Gpus
 from ficco_rt.driver.gpu.vendor import Grid, LinearCopy, PitchedCopy
 from ficco_rt.driver.hip.call import call
-from ficco_rt.driver.hip.vendor import Hip
+from ficco_rt.driver.hip.vendor import Hip, _packed
 from ficco_rt.driver.registry import device_count, discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
@@ -115,6 +115,8 @@ def test_packed_arguments_lie_where_kernels_look(hip: StandIn, tmp_path: Path) -
     found = np.empty(5, np.float32)
     vendor.to_host(found.ctypes.data, target, 20)
     assert found.tolist() == [0, 2, 4, 6, 8]
+    number, address = bytes(ctypes.c_int(1)), bytes(ctypes.c_uint64(2))
+    assert _packed([number, address, number]) == number + bytes(4) + address + number
     with pytest.raises(DeviceError, match=r"hipModuleLoadData \(a test\): hipErrorNoBinaryForGpu: .*architecture"):
         vendor.load(compile_text(SOURCE, "x.hip", ["--offload-arch=gfx90a"], tmp_path, HIPRTC).code, "a test")
 

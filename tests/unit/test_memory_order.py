@@ -120,7 +120,7 @@ def test_the_hopper_kernel(addends: bool) -> None:
     assert re.fullmatch(r"(GP)?s+", loading.replace("b", "").replace("w", "")), found
     assert found.count("GPs") == 2 + addends  # each loading warp waits for the launch before where not read-only
     assert "N" in found
-    # a split of K is counted (A) and looks for the others (l); who waits no more stores its share and says so (m)
+    # a split of K is counted (A) and looks for the others (l); if it stops waiting, it first stores its share (m)
     assert "Aalawmlmaw" in found, found
     assert found.count("G") == 2 + addends + 1 + 2 + addends  # loading warps, storing warps, and the looking one
 
