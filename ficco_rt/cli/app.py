@@ -137,6 +137,19 @@ _run_options = _options(
         type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json"]),
         help="Print this instead of running.",
     ),
+    click.option(
+        "--mode",
+        type=click.Choice(["streams", "graph", "embedded", "traced"]),
+        default=None,
+        help="With --emit device-plan: of which mode; embedded graphs are parts of callers' own.  [default: streams]",
+    ),
+    click.option(
+        "--ranks-per-process",
+        type=_number(1, 1024),
+        default=None,
+        metavar="N",
+        help="With --emit device-plan: for processes with so many ranks each.  [default: one process]",
+    ),
     _json,
 )
 

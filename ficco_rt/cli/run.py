@@ -29,6 +29,7 @@ from .report import error_record, error_text, print_json, say, warn
 from .settings import show_params
 
 if TYPE_CHECKING:
+    from ..device.ir import Mode
     from ..exec.verify import Verification
     from ..trace import Trace
 
@@ -57,6 +58,8 @@ class Options:
     trace: str | None
     timeline: str | None
     emit: str | None
+    mode: Mode | None
+    ranks_per_process: int | None
     as_json: bool
 
 
@@ -107,6 +110,7 @@ def run(options: Options) -> int:
     """The whole command; 4 if the numbers are wrong."""
     if options.emit:
         return _emit(options)
+    _of_device_plans_alone(options)
     if options.backend not in BACKENDS:
         raise UsageError(
             f"there is no backend '{options.backend}' in this version; there is: auto, "
@@ -203,6 +207,12 @@ def _order(text: str | None, job: Job | None = None) -> str | None:
         raise UsageError(f"--{error}") from error
 
 
+def _of_device_plans_alone(options: Options) -> None:
+    for name in ("mode", "ranks_per_process"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for --emit device-plan")
+
+
 def _emit(options: Options) -> int:
     """Print an intermediate form instead of running."""
     if options.as_json:
@@ -210,6 +220,10 @@ def _emit(options: Options) -> int:
     for name in ("order", "trace", "timeline"):
         if getattr(options, name):
             raise UsageError(f"--{name} needs a run and --emit does not run")
+    if options.emit not in ("device-plan", "device-plan-json"):
+        _of_device_plans_alone(options)
+        if options.graph:
+            raise UsageError(f"--graph needs a run or --emit device-plan; --emit {options.emit} is the same with it")
     progress = Progress()
     source = read(options.target)
     request = Request(source, options.gpus, options.settings, options.machine)
@@ -238,7 +252,7 @@ def _emit(options: Options) -> int:
 
 
 def _emit_device_plan(job: Job, options: Options) -> None:
-    """What the devices of the machine would be given, with so many ranks on each, on streams or as graphs."""
+    """What the devices of the machine would be given, with so many ranks on each and in each process."""
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
     from ..device.check import check
@@ -248,10 +262,23 @@ def _emit_device_plan(job: Job, options: Options) -> None:
 
     if options.ranks_per_gpu < 1:
         raise UsageError(f"--ranks-per-gpu {options.ranks_per_gpu}: at least one rank runs on a GPU")
-    device = job.machine.device
-    placement = Placement(tuple(rank // options.ranks_per_gpu for rank in range(job.plan.ranks)))
+    mode: Mode = options.mode or ("graph" if options.graph else "streams")
+    if options.graph and mode != "graph":
+        raise UsageError(f"--graph is --mode graph; given --mode {mode}")
+    device, each = job.machine.device, options.ranks_per_process
+    if each is not None and each % options.ranks_per_gpu:
+        raise UsageError(
+            f"--ranks-per-process {each}: a GPU with {options.ranks_per_gpu} ranks belongs to one process; "
+            f"take a multiple of {options.ranks_per_gpu}"
+        )
+    ranks = range(job.plan.ranks)
+    placement = Placement(
+        tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
+    )
     layout = layout_of(job.plan, device, placement, usual(device.arch), content_hash(job.plan))
-    made = device_plan(layout, "graph" if options.graph else "streams")
+    if mode == "embedded" and not layout.features.embeds:
+        raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
+    made = device_plan(layout, mode)
     check(made)
     sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
 

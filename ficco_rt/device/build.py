@@ -25,6 +25,7 @@ from ..region import Region
 from .collectives import calls_of, part_of
 from .frames import Frames
 from .ir import (
+    GRAPHS,
     VERSION,
     Action,
     AwaitEvent,
@@ -80,8 +81,8 @@ def layout_of(
 
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
-    """The device plan of a mode: on `streams`; as a `graph` for each device; `traced`, on streams, with timestamps
-    around everything that does something."""
+    """The device plan of a mode: on `streams`; as a `graph` for each device; with these graphs `embedded` in callers'
+    graphs; `traced`, on streams, with timestamps around everything that does something."""
     return _Builder(layout, mode).made()
 
 
@@ -109,7 +110,7 @@ class _Builder:
         streams = tuple(self._streams())
         frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
         body = [action for place in issue_order(self.plan) for action in self._command(*place)]
-        if self.mode == "graph":
+        if self.mode in GRAPHS:
             inside = frames.inside()
             body = [*inside.begin, *_together(body), *inside.end]
         return DevicePlan(
@@ -245,14 +246,14 @@ class _Builder:
     # ---- events, flags, semaphores
 
     def _raise_semaphores(self, name: StreamName, point: EventName, cause: Cause) -> Iterator[Action]:
-        if self.mode == "graph" and point in self.words.semaphores:
-            changes = tuple(WordChange(word, True) for word in self.words.semaphores[point].values())
-            yield ChangeWords(name, changes, cause)
+        raised = self.words.raised(point, self.mode)
+        if raised:
+            yield ChangeWords(name, tuple(WordChange(word, True) for word in raised), cause)
 
     def _await(self, name: StreamName, point: EventName, cause: Cause) -> Iterator[Action]:
-        """By an event, or by a semaphore where the point is in another device's graph."""
+        """By an event, or by a semaphore where the point is in another device's graph, or in another process."""
         device = self.layout.placement.devices[self.plan.streams[name.number].rank]
-        word = self.words.semaphores.get(point, {}).get(device) if self.mode == "graph" else None
+        word = self.words.awaited(point, device, self.mode)
         if word is None:
             yield AwaitEvent(name, point, cause)
         else:

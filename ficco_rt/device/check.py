@@ -1,7 +1,7 @@
 """The check of a device plan, from it alone: well-formed (`rules`), no deadlock, no race, runs apart from each other.
 
 Several runs in a row are walked through, as callers may make them: among callers' streams, behind a run of the same
-callers, behind one of others, and on nobody's streams.
+callers, behind one of others, and on nobody's streams; and callers' graphs that hold runs are replayed.
 
 The first walk is abstract and finds deadlocks. The second has vector clocks and finds races: each access of memory, of
 a word as of a tensor, must know the end of the conflicting accesses before it, in the same run or in the one before.
@@ -28,6 +28,7 @@ from ..plan.ir import Work
 from ..plan.ledger import Ledger, Race, Toucher, Unwritten
 from ..region import Region, describe, whole
 from .ir import (
+    GRAPHS,
     Action,
     AwaitEvent,
     ChangeWords,
@@ -54,7 +55,8 @@ def check(plan: DevicePlan) -> None:
         mistakes = tuple(rule(plan))
         if mistakes:
             raise PlanError(mistakes[:MOST_MISTAKES])
-    for runs in ([_CALLED, _BEHIND, _BEHIND_OTHERS, _OWN_BEHIND], [_OWN]):
+    several = [[_CALLED, _BEHIND, _BEHIND_OTHERS, _OWN_BEHIND], [_OWN]]
+    for runs in [_REPLAYS] if plan.mode == "embedded" else several:
         _RunSequence(plan, runs).check()
 
 
@@ -74,6 +76,7 @@ _OWN = _RunCase(None, behind=False, timed=True)
 _CALLED = _RunCase(0, behind=False, uses=(True, True))
 _BEHIND = _RunCase(0, behind=True, uses=(True, False))
 _BEHIND_OTHERS = _RunCase(1, behind=True, others=True, timed=True)
+_REPLAYS = [_CALLED, _RunCase(0, behind=True, uses=(False, True)), _BEHIND]
 _OWN_BEHIND = _RunCase(None, behind=True, others=True, timed=True)
 
 # Where a node stands: a stream; one of a set of callers' streams; a stream inside a graph.
@@ -146,7 +149,7 @@ class _RunSequence:
         self._use(run.callers, before)
         for action in _taking_part(frame.begin, run):
             self._outside(action, run)
-        if self.plan.mode == "graph":
+        if self.plan.mode in GRAPHS:
             self._graphs(frame, run)
         else:
             for action in self.plan.body:
@@ -213,7 +216,7 @@ class _RunSequence:
 
 def _taking_part(actions: Sequence[Action], run: _RunCase) -> Iterator[Action]:
     for action in actions:
-        if issued(action.when, behind=run.behind, timed=run.timed, others=run.others):
+        if issued(action.when, behind=run.behind, timed=run.timed, others=run.others, replays=False):
             yield action
 
 

@@ -8,17 +8,23 @@ two. Where timestamps are taken, or nobody calls, all devices begin together: th
 device.
 
 Each device completes a run behind all of its streams, when its words are reset.
+
+Two devices that share no events (`words.apart`) meet by words, twice a run. Each tells the other that it has begun: its
+callers' tensors may be touched, and the words of the run before are reset. And each tells the other that it is through.
+A device completes a run when all others are through with it, so that no device is ever two runs ahead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from ..plan.ir import Plan, Stream
 from .ir import (
     Action,
     AwaitEvent,
     Cause,
+    ChangeWords,
     DeviceStream,
     EventName,
     Frame,
@@ -29,8 +35,9 @@ from .ir import (
     ResetWords,
     StreamName,
     When,
+    WordChange,
 )
-from .words import Words
+from .words import Words, apart
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
 
@@ -52,6 +59,8 @@ class Frames:
         """`called`: among the callers' streams, one a rank."""
         if self.mode == "graph":
             return Frame(tuple(self._launch_graphs(called)), tuple(self._behind_graphs(called)))
+        if self.mode == "embedded":
+            return Frame(tuple(self._embed_graphs()), tuple(self._behind_embedded())) if called else Frame((), ())
         return Frame(tuple(self._begin(called)), tuple(self._end(called)))
 
     # ---- on streams
@@ -59,16 +68,18 @@ class Frames:
     def _begin(self, called: bool) -> Iterator[Action]:
         first, *_ = devices = self.placement.ordinals
         ranks = range(self.plan.ranks) if called else range(0)
-        together = self.mode == "traced" or not called
+        together = (self.mode == "traced" or not called) and not self.placement.others(first)
         for rank in ranks:
             yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
         if together:
             control = StreamName("control", first)
             yield from self._await(control, [EventName("caller", rank) for rank in ranks])
-            yield from self._await(control, self._completions(), "behind")
+            yield from self._await(control, self._completions(first), "behind")
+            yield from self._await(control, self._replays(first), "behind replays")
             yield RecordEvent(control, EventName("start", 0), BEGIN)
         for device in devices:
             begin, control = EventName("begin", device), StreamName("control", device)
+            others = self.placement.others(device)
             if together:
                 alone = EventName("start", 0) if device != first else None
                 comes = [alone] if alone is not None else []
@@ -76,12 +87,15 @@ class Frames:
                 when: When = "timed" if alone is not None else "always"
                 yield from self._await(control, comes, when)
             else:
-                comes = [EventName("caller", rank) for rank in self._needs(device)]
-                alone = comes[0] if len(comes) == 1 else None  # an event less on the way
+                comes = [EventName("caller", rank) for rank in self._needs(device)] if called else []
+                # an event less on the way
+                alone = comes[0] if len(comes) == 1 and not others else None
                 behind = None
                 when = "timed or behind" if alone is not None else "always"
                 yield from self._await(control, comes, when)
-                yield from self._await(control, self._completions(), "behind")
+                yield from self._await(control, self._completions(device), "behind")
+                yield from self._await(control, self._replays(device), "behind replays")
+                yield from self._tell_begin(device)
             yield RecordEvent(control, begin, BEGIN, when)
             for stream in self._on(device):
                 if alone == behind:
@@ -103,16 +117,20 @@ class Frames:
             yield RecordEvent(control, EventName("end", device), END, "timed")
             yield from self._reset(device)
             yield RecordEvent(control, EventName("completion", device), END)
+        for rank in range(self.plan.ranks) if called else ():
+            device = self.placement.devices[rank]
+            if self.placement.others(device):
+                yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
 
-    def _reset(self, device: int) -> Iterator[Action]:
-        """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for."""
-        first, count = self.words.completed(device, graph=self.mode == "graph")
-        if count:
-            yield ResetWords(StreamName("control", device), first, count, END)
+    def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
+        """Where the words of all devices, but for one, are reset; those of a device's process."""
+        away = (*self.placement.others(device), but)
+        return [EventName("completion", other) for other in self.placement.ordinals if other not in away]
 
-    def _completions(self, but: int | None = None) -> list[EventName]:
-        """Where the words of all devices, but for one, are reset."""
-        return [EventName("completion", device) for device in self.placement.ordinals if device != but]
+    def _replays(self, device: int) -> list[EventName]:
+        """Where graphs in callers' graphs have run, on the devices of a device's process."""
+        away = self.placement.others(device)
+        return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
 
     def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
         """A device's streams of the plan, with their side streams."""
@@ -125,16 +143,68 @@ class Frames:
         for event in events:
             yield AwaitEvent(stream, event, cause, when)
 
+    # ---- devices that share no events
+
+    def _tell_begin(self, device: int) -> Iterator[Action]:
+        """A device tells the others that it has begun, and waits for those whose callers' tensors it touches."""
+        if apart(self.placement, device, self.mode):
+            first = set(self._met_first(device))
+            changes = self._raised("entry", device) + self._awaited("entry", device, lambda other: other in first)
+            yield ChangeWords(StreamName("control", device), tuple(changes), BEGIN)
+
+    def _met_first(self, device: int) -> list[int]:
+        """The devices whose begin a device waits for before it does anything."""
+        needed = {self.placement.devices[rank] for rank in self._touches(device)}
+        return [other for other in apart(self.placement, device, self.mode) if other in needed]
+
+    def _reset(self, device: int) -> Iterator[Action]:
+        """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for. The
+        words that devices meet by are reset behind the waits for them."""
+        control, away = StreamName("control", device), apart(self.placement, device, self.mode)
+        if away:
+            met = set(self._met_first(device))
+            late = self._awaited("entry", device, lambda other: other not in met)
+            if late:
+                yield ChangeWords(control, tuple(late), END)
+        first, count = self.words.reset(device, self.mode, "completion")
+        if count:
+            yield ResetWords(control, first, count, END)
+        if away:
+            changes = self._raised("exit", device) + self._awaited("exit", device, lambda other: True)
+            yield ChangeWords(control, tuple(changes), END)
+            yield ResetWords(control, *self.words.reset(device, self.mode, "end"), END)
+
+    def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[WordChange]:
+        return [WordChange(word, True) for word in self.words.raised(EventName(kind, device), self.mode)]
+
+    def _awaited(self, kind: Literal["entry", "exit"], device: int, which: Callable[[int], bool]) -> list[WordChange]:
+        found = []
+        for other in filter(which, apart(self.placement, device, self.mode)):
+            word = self.words.awaited(EventName(kind, other), device, self.mode)
+            assert word is not None
+            found.append(WordChange(word, False))
+        return found
+
     # ---- callers
 
-    def _needs(self, device: int) -> list[int]:
-        """The ranks whose callers a device waits for."""
+    def _touches(self, device: int) -> set[int]:
+        """The ranks whose tensors a device touches."""
         owners = (self.placement.devices[stream.rank] for stream in self.plan.streams)
-        return sorted({r for owner, ranks in zip(owners, self.touched, strict=True) if owner == device for r in ranks})
+        return {r for owner, ranks in zip(owners, self.touched, strict=True) if owner == device for r in ranks}
+
+    def _needs(self, device: int) -> list[int]:
+        """The ranks whose callers a device waits for by events. A device that tells other processes of its begin waits
+        for all of its own."""
+        others = self.placement.others(device)
+        mine = {rank for rank in self._touches(device) if self.placement.devices[rank] not in others}
+        return sorted(mine | set(self.placement.ranks(device)) if others else mine)
 
     def _frees(self, rank: int) -> list[int]:
-        """The plan's streams that the caller of a rank waits for."""
-        return [number for number, ranks in enumerate(self.touched) if rank in ranks]
+        """The plan's streams that the caller of a rank waits for by events."""
+        others = self.placement.others(self.placement.devices[rank])
+        owners = (self.placement.devices[stream.rank] for stream in self.plan.streams)
+        both = enumerate(zip(owners, self.touched, strict=True))
+        return [number for number, (owner, ranks) in both if rank in ranks and owner not in others]
 
     # ---- as graphs, one a device
 
@@ -145,12 +215,17 @@ class Frames:
         end: list[Action] = []
         for device in self.placement.ordinals:
             control, captured = StreamName("control", device), EventName("captured", device)
+            if self.mode == "embedded":  # runs that the host has issued since the last replay
+                begin += self._await(control, self._completions(device))
+            begin += self._tell_begin(device)
             begin.append(RecordEvent(control, captured, BEGIN))
             for stream in self._on(device, "plan"):
                 begin.append(AwaitEvent(stream.name, captured, BEGIN))
                 end.append(RecordEvent(stream.name, _tail(stream), END))
             end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
             end += self._reset(device)
+            if self.mode == "embedded":
+                end.append(RecordEvent(control, EventName("replayed", device), END))
         return Frame(tuple(begin), tuple(end))
 
     def _launch_graphs(self, called: bool) -> Iterator[Action]:
@@ -163,8 +238,9 @@ class Frames:
         for device, host in hosts.items():
             on = _host_stream(device, host)
             yield from self._await(on, [EventName("caller", rank) for rank in comes[device]])
-            yield from self._await(on, self._completions(but=device), "behind")
+            yield from self._await(on, self._completions(device, but=device), "behind")
             yield AwaitEvent(on, EventName("completion", device), BEGIN, "behind others")
+            yield from self._await(on, self._replays(device), "behind replays")
             yield RecordEvent(on, EventName("begin", device), BEGIN, "timed")
             yield LaunchGraph(on, device, GRAPH)
 
@@ -178,8 +254,10 @@ class Frames:
             if host is not None:  # so that the device's own streams tell whether it is through
                 yield AwaitEvent(StreamName("control", device), completion, END)
         for rank in range(self.plan.ranks) if called else ():
-            owners = dict.fromkeys(self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank))
-            for device in owners:
+            owners = [self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank)]
+            if self.placement.others(self.placement.devices[rank]):
+                owners.append(self.placement.devices[rank])
+            for device in dict.fromkeys(owners):
                 if hosts[device] != rank:
                     yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
 
@@ -190,6 +268,25 @@ class Frames:
             here = [rank for rank in self._needs(device) if self.placement.devices[rank] == device]
             found[device] = here[0] if called and here else None
         return found
+
+    # ---- as parts of the callers' graphs
+
+    def _embed_graphs(self) -> Iterator[Action]:
+        """Each device's graph stands behind all callers of the device's ranks, on the first one's stream."""
+        for device in self.placement.ordinals:
+            host, *rest = self.placement.ranks(device)
+            for rank in rest:
+                yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
+            yield from self._await(StreamName("caller", host), [EventName("caller", rank) for rank in rest])
+            yield LaunchGraph(StreamName("caller", host), device, GRAPH)
+
+    def _behind_embedded(self) -> Iterator[Action]:
+        for device in self.placement.ordinals:
+            host, *rest = self.placement.ranks(device)
+            if rest:
+                yield RecordEvent(StreamName("caller", host), EventName("embedded", device), END)
+            for rank in rest:
+                yield AwaitEvent(StreamName("caller", rank), EventName("embedded", device), END)
 
 
 def _tail(stream: DeviceStream) -> EventName:

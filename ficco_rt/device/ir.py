@@ -26,30 +26,60 @@ from ..machine.model import Device
 from ..plan.ir import Work
 from ..region import Region
 
-VERSION = 1
+VERSION = 2
 
-Mode: TypeAlias = Literal["streams", "graph", "traced"]
+# `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
+# callers replay theirs; `traced`, on streams with timestamps.
+Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced"]
+GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
 
 # When an action of a frame is issued: `behind` a run that may still be under way, or `alone`, when the host has seen
 # that run's end; where the run is `timed`. "behind others": the run before did not end on the same callers' streams.
-When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others"]
+# "behind replays": callers' graphs hold runs of the plan, and may be under way.
+When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others", "behind replays"]
 
 StreamKind: TypeAlias = Literal["plan", "raise", "wait", "control", "caller"]
 EventKind: TypeAlias = Literal[
-    "plan", "raise", "wait", "meet", "start", "begin", "end", "completion", "caller", "tail", "captured", "timestamp"
+    "plan",
+    "raise",
+    "wait",
+    "meet",
+    "start",
+    "begin",
+    "end",
+    "completion",
+    "caller",
+    "tail",
+    "captured",
+    "entry",
+    "exit",
+    "embedded",
+    "replayed",
+    "timestamp",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where ranks run: `devices[rank]` is the owner device of a rank, by its ordinal in the process that drives it."""
+    """Where ranks run: `devices[rank]` is the owner device of a rank, `processes[rank]` the process that drives this
+    device; without processes, one drives all. No event leads from one process to another: words do."""
 
     devices: tuple[int, ...]
+    processes: tuple[int, ...] = ()
 
     @property
     def ordinals(self) -> tuple[int, ...]:
         """The devices in use, in the order of their first ranks."""
         return tuple(dict.fromkeys(self.devices))
+
+    def process(self, device: int) -> int:
+        """The process that drives a device."""
+        return self.processes[self.devices.index(device)] if self.processes else 0
+
+    def others(self, device: int) -> tuple[int, ...]:
+        """The devices that other processes drive."""
+        mine = self.process(device)
+        return tuple(other for other in self.ordinals if self.process(other) != mine)
 
     def ranks(self, device: int) -> tuple[int, ...]:
         return tuple(rank for rank, owner in enumerate(self.devices) if owner == device)
@@ -63,6 +93,7 @@ class Features:
     word_batches: bool  # several raises of words and waits for words in one call
     side_waits: bool  # a copy stream waits less for an event of a side stream than for a word
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
+    embeds: bool  # graphs can become parts of callers' graphs, and take and give events there
     queues: int  # hardware queues of a device
 
 
@@ -101,8 +132,10 @@ class EventName:
 
     plan: the plan's event; raise, wait: the plan's stream whose side stream it joins; meet: a collective's group, with
     `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
-    captured: the device; caller: the rank; tail: the plan's stream, at its end; timestamp: the plan's stream, where
-    `rank` counts them.
+    captured: the device; entry, exit: the device, points that semaphores alone tell others: its callers are ready,
+    and its part of the run is over and its words are reset; embedded: the device, behind its graph in a caller's;
+    replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end;
+    timestamp: the plan's stream, where `rank` counts them.
     """
 
     kind: EventKind
@@ -115,6 +148,11 @@ class EventName:
         """Whether times are taken of it."""
         return self.kind in ("begin", "end", "timestamp")
 
+    @property
+    def leaves_graphs(self) -> bool:
+        """Whether graphs in callers' graphs wait for it, or record it, as an event outside of these graphs."""
+        return self.kind in ("completion", "replayed")
+
     def __str__(self) -> str:
         match self.kind:
             case "plan":
@@ -125,7 +163,7 @@ class EventName:
                 return f"timestamp {self.rank} of stream {self.number}"
             case "start":
                 return "start of the run"
-            case "begin" | "end" | "completion" | "captured":
+            case "begin" | "end" | "completion" | "captured" | "entry" | "exit" | "embedded" | "replayed":
                 return f"{self.kind} of device {self.number}"
             case "caller":
                 return f"caller {self.number}"
@@ -139,13 +177,18 @@ class Word:
     the `point` that another device waits for, where no event leads.
 
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
-    right `behind` that kernel, or at the `completion` of the run."""
+    right `behind` that kernel, at the `completion` of the run, or, if it tells that another device is through, at the
+    `end` of the completion. `used`: in all modes, in graphs, or in graphs that are embedded."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
-    reset: Literal["kernel", "behind", "completion"]
+    reset: Literal["kernel", "behind", "completion", "end"]
+    used: Literal["always", "graph", "embedded"] = "always"
+
+    def used_in(self, mode: Mode) -> bool:
+        return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
 
     @property
     def purpose(self) -> str:
@@ -245,7 +288,7 @@ class ResetWords:
 
 @dataclass(frozen=True, slots=True)
 class LaunchGraph:
-    """The actions of the body that belong to a device, as its graph."""
+    """The actions of the body that belong to a device, as its graph: launched, or as a part of the caller's graph."""
 
     stream: StreamName
     device: int
@@ -279,8 +322,8 @@ class DeviceLaunch:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How a run stands among others: what is issued before the body and after it. In the mode `graph` the graphs are
-    launched in `begin`."""
+    """How a run stands among others: what is issued before the body and after it. In the modes `graph` and `embedded`
+    the graphs are launched, or made parts of the callers', in `begin`."""
 
     begin: tuple[Action, ...]
     end: tuple[Action, ...]
@@ -289,7 +332,7 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """See the module. `own` is the frame of a run that nobody's streams wait for, `called` that of a run among the
-    callers' streams, one a rank. `tensors` are the plan's."""
+    callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's."""
 
     version: int
     schedule: str
@@ -325,7 +368,7 @@ class DevicePlan:
         return found
 
 
-def issued(when: When, *, behind: bool, timed: bool, others: bool) -> bool:
+def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool) -> bool:
     """Whether an action of a frame takes part in a run."""
     match when:
         case "always":
@@ -340,3 +383,5 @@ def issued(when: When, *, behind: bool, timed: bool, others: bool) -> bool:
             return timed or behind
         case "behind others":
             return behind and others
+        case "behind replays":
+            return replays

@@ -15,12 +15,14 @@ from ..graph.ir import Gemm
 from ..plan.ir import Work
 from ..region import Region
 from .ir import (
+    GRAPHS,
     VERSION,
     Action,
     AwaitEvent,
     ChangeWords,
     CopyMemory,
     DevicePlan,
+    EventKind,
     EventName,
     LaunchGraph,
     LaunchKernel,
@@ -32,12 +34,29 @@ from .ir import (
 
 PLACELESS = Span("device plan", 1, 1, 1, 1)
 MOST_THREADS = 1024  # of a block
+_OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "replayed")
 
 
 def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
     """This code reads one version of device plans."""
     if plan.version != VERSION:
         yield Diagnostic(PLACELESS, f"the device plan has version {plan.version}; this ficco reads version {VERSION}")
+
+
+def processes_have_devices(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """Every rank is in a process, and a device belongs to one."""
+    placement = plan.placement
+    if not placement.processes:
+        return
+    if len(placement.processes) != len(placement.devices):
+        yield Diagnostic(
+            PLACELESS, f"{len(placement.devices)} ranks, and the processes of {len(placement.processes)} of them"
+        )
+        return
+    for device in placement.ordinals:
+        found = sorted({placement.processes[rank] for rank in placement.ranks(device)})
+        if len(found) > 1:
+            yield Diagnostic(PLACELESS, f"device {device} is in the processes {' and '.join(map(str, found))}")
 
 
 def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -85,18 +104,20 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Whoever waits for an event is issued behind its record, in every run that takes part; of the run before there are
     completions alone. A graph's events stay inside it."""
-    graph = plan.mode == "graph"
+    graph = plan.mode in GRAPHS
+    completions = {EventName("completion", device) for device in plan.placement.ordinals}
+    replayed = {EventName("replayed", device) for device in plan.placement.ordinals}
     if graph:
-        yield from _unrecorded(plan.body, set())
+        yield from _unrecorded(plan.body, completions if plan.mode == "embedded" else set())
     for frame in (plan.own, plan.called):
-        completions = {a.event for a in frame.end if isinstance(a, RecordEvent) and a.event.kind == "completion"}
-        for behind, timed, others in product((False, True), repeat=3):
+        for behind, timed, others, replays in product((False, True), repeat=4):
             actions = [
                 action
                 for action in (*frame.begin, *(() if graph else plan.body), *frame.end)
-                if issued(action.when, behind=behind, timed=timed, others=others)
+                if issued(action.when, behind=behind, timed=timed, others=others, replays=replays)
             ]
-            yield from _unrecorded(actions, completions if behind else set())
+            before = (completions if behind else set()) | (replayed if replays else set())
+            yield from _unrecorded(actions, before)
 
 
 def _unrecorded(actions: Iterable[Action], recorded: set[EventName]) -> Iterator[Diagnostic]:
@@ -114,18 +135,31 @@ def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
         if action.stream.kind == "caller":
             yield _at(action, f"{action.stream} in a run that nobody calls")
     for action in plan.actions:
-        if not isinstance(action, RecordEvent) or action.event.kind not in ("begin", "end", "completion"):
+        if not isinstance(action, RecordEvent) or action.event.kind not in _OF_DEVICES:
             continue
         if plan.stream(action.stream).device != action.event.number:
             yield _at(action, f"{action.event} is recorded by {action.stream}, of another device")
-    for frame in (plan.own, plan.called):
-        completed = Counter(a.event.number for a in frame.end if isinstance(a, RecordEvent) and _completes(a))
-        if completed != Counter(plan.placement.ordinals):
-            yield Diagnostic(PLACELESS, "a run records the completion of each device once")
+    kind: EventKind = "replayed" if plan.mode == "embedded" else "completion"
+    for ends in [plan.body] if plan.mode == "embedded" else [plan.own.end, plan.called.end]:
+        last = Counter(
+            a.event.number for a in ends if isinstance(a, RecordEvent) and a.event.kind == kind and a.when == "always"
+        )
+        if last != Counter(plan.placement.ordinals):
+            yield Diagnostic(PLACELESS, f"a run records the event '{kind}' of each device once")
 
 
-def _completes(action: RecordEvent) -> bool:
-    return action.event.kind == "completion" and action.when == "always"
+def processes_share_no_events(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """What waits for an event is on a device of the process that records it."""
+    by: dict[EventName, int] = {}
+    devices = {stream.name: stream.device for stream in plan.streams}
+    for action in plan.actions:
+        if isinstance(action, RecordEvent):
+            by[action.event] = devices[action.stream]
+    for action in plan.actions:
+        if isinstance(action, AwaitEvent) and action.event in by:
+            recorder, waiter = (plan.placement.process(d) for d in (by[action.event], devices[action.stream]))
+            if recorder != waiter:
+                yield _at(action, f"{action.stream} of process {waiter} waits for {action.event} of process {recorder}")
 
 
 def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -263,9 +297,9 @@ def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnos
 
 def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A word that somebody waits for is raised once a run and reset once; no other is raised or reset to no end."""
-    raised: Counter[int] = Counter(word for action in plan.body for word in _raised(action))
-    awaited = {word for action in plan.body for word in _awaited(action)}
-    kernel_resets: Counter[int] = Counter()
+    raised: Counter[int] = Counter()
+    awaited: set[int] = set()
+    resets: Counter[int] = Counter()
     flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
     waits: dict[tuple[int, int], set[int]] = defaultdict(set)  # of the kernels that do a command's works
     for launch in plan.launches:
@@ -280,38 +314,45 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
                     yield Diagnostic(work.origin, f"flag {flag} has no word")
         for flag in launch.config.resets:
             if flag in flags:
-                kernel_resets[flags[flag]] += 1
+                resets[flags[flag]] += 1
             if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
-    for i, word in enumerate(plan.words):
-        used = plan.mode == "graph" or word.point is None
-        if raised[i] != (1 if used else 0) or (i in awaited) != used:
-            yield Diagnostic(
-                PLACELESS, f"word {i} ({word.purpose}) is raised {raised[i]} times a run, for whoever waits"
-            )
-    for name, frame in (("own", plan.own), ("called", plan.called)):
-        resets = Counter(kernel_resets)
-        for action in (*frame.begin, *plan.body, *frame.end):
-            if isinstance(action, ResetWords):
-                device = plan.stream(action.stream).device
-                resets.update(
-                    i
-                    for i, w in enumerate(plan.words)
-                    if w.device == device and action.first <= w.index < action.first + action.count
-                )
+    frames = (("own", plan.own), ("called", plan.called))
+    for name, frame in frames[plan.mode == "embedded" :]:
+        actions = (*frame.begin, *plan.body, *frame.end)
+        ups = raised + Counter(word for action in actions for word in _raised(action))
+        waiters = awaited | {word for action in actions for word in _awaited(action)}
+        downs = resets + Counter(
+            i
+            for action in actions
+            if isinstance(action, ResetWords)
+            for i, w in enumerate(plan.words)
+            if w.device == plan.stream(action.stream).device and action.first <= w.index < action.first + action.count
+        )
         for i, word in enumerate(plan.words):
-            used = plan.mode == "graph" or word.point is None
-            if resets[i] != 1 and (used or resets[i]):
-                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {resets[i]} times in a run ({name})")
+            used = word.used_in(plan.mode)
+            if ups[i] != used or (i in waiters) != used:
+                yield Diagnostic(
+                    PLACELESS,
+                    f"word {i} ({word.purpose}) is raised {ups[i]} times in a run ({name}), for whoever waits",
+                )
+            if downs[i] != used:
+                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {downs[i]} times in a run ({name})")
 
 
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """In the mode `graph` each frame launches every device's graph once, all before the end; else there are none."""
+    """With graphs each frame launches every device's graph once, all before the end; else there are none. Embedded
+    graphs are replayed by callers alone."""
+    if plan.mode == "embedded" and not plan.features.embeds:
+        yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
+    if plan.mode == "embedded" and (plan.own.begin or plan.own.end):
+        yield Diagnostic(PLACELESS, "a run on nobody's streams in the mode 'embedded'")
     for frame in (plan.own, plan.called):
         found = Counter(a.device for a in frame.begin if isinstance(a, LaunchGraph))
-        wanted = Counter(plan.placement.ordinals) if plan.mode == "graph" else Counter()
+        there = plan.mode == "graph" or (plan.mode == "embedded" and frame is plan.called)
+        wanted = Counter(plan.placement.ordinals) if there else Counter()
         if found != wanted or any(isinstance(a, LaunchGraph) for a in (*plan.body, *frame.end)):
-            yield Diagnostic(PLACELESS, "a frame launches each device's graph once, and only in the mode 'graph'")
+            yield Diagnostic(PLACELESS, "a frame launches each device's graph once, and only in modes with graphs")
         for action in frame.begin:
             if isinstance(action, LaunchGraph) and plan.stream(action.stream).device != action.device:
                 yield _at(action, f"the graph of device {action.device} on a stream of another one")
@@ -320,7 +361,7 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
 def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A graph begins on its device's control stream: every other stream joins it by waiting for an event of a stream
     that is in it. It ends there too: the control stream waits for the last record of each."""
-    if plan.mode != "graph":
+    if plan.mode not in GRAPHS:
         return
     joined = {StreamName("control", device) for device in plan.placement.ordinals}
     by: dict[EventName, StreamName] = {}
@@ -376,11 +417,13 @@ def _at(action: Action, message: str) -> Diagnostic:
 
 RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
     version_is_known,
+    processes_have_devices,
     streams_are_known,
     words_lie_apart,
     events_are_recorded,
     ops_stand_once,
     frames_know_their_streams,
+    processes_share_no_events,
     launches_stand_once,
     launches_fit,
     early_starts_are_safe,

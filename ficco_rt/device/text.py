@@ -30,18 +30,21 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     yield f"  {len(devices)} ranks on {plan.device.name}"
     yield f"  plan {plan.plan_hash}"
     yield f"  ranks on devices {' '.join(map(str, devices))}"
+    if plan.placement.processes:
+        yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"
     has = {
         "copy batches": f.copy_batches,
         "word batches": f.word_batches,
         "side waits": f.side_waits,
         "early starts": f.early_starts,
+        "embedded graphs": f.embeds,
     }
     yield f"  {', '.join(name for name, there in has.items() if there) or 'no batches'}"
     for device, count in plan.queues.items():
         yield f"  device {device}: {count} streams, {f.queues} hardware queues"
     yield ""
     yield from (
-        f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}"
+        f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}{_USES[w.used]}"
         for i, w in enumerate(plan.words)
     )
     yield ""
@@ -66,7 +69,9 @@ _RESETS = {
     "kernel": "by the kernel that waits",
     "behind": "behind the kernel that waits",
     "completion": "at completion",
+    "end": "at the end of completion",
 }
+_USES = {"always": "", "graph": ", in graphs", "embedded": ", in callers' graphs"}
 
 
 def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:

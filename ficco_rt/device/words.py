@@ -1,17 +1,21 @@
 """The words of a device plan: which there are, where they lie, and who resets them.
 
 The layout is the same in every mode, so that one set of words serves all runs of an executor. On each device those that
-the completion of a run resets come first, in one piece: flags, then semaphores; then those that kernels reset.
+the completion of a run resets come first, in one piece: flags, then semaphores, those of every mode before those of
+graphs and those of embedded graphs; then those that its end resets, in the same order; then those that kernels reset.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
-from .ir import EventName, Placement, Word
+from .ir import EventName, Mode, Placement, Word
+
+_USES = ("always", "graph", "embedded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +26,19 @@ class Words:
     flags: tuple[int, ...]  # flag → word; -1: it has none
     semaphores: Mapping[EventName, Mapping[int, int]]  # point → device that waits for it → word
 
-    def completed(self, device: int, *, graph: bool) -> tuple[int, int]:
-        """The first and the number of a device's words that the completion of a run resets. Semaphores are raised in
-        graphs alone."""
-        mine = [w for w in self.table if w.device == device and w.reset == "completion"]
-        return 0, sum(graph or w.point is None for w in mine)
+    def reset(self, device: int, mode: Mode, at: Literal["completion", "end"]) -> tuple[int, int]:
+        """The first and the number of a device's words that the completion of a run, or its end, resets."""
+        mine = [w.index for w in self.table if w.device == device and w.reset == at and w.used_in(mode)]
+        return min(mine, default=0), len(mine)
+
+    def raised(self, point: EventName, mode: Mode) -> list[int]:
+        """The words that are raised at a point."""
+        return [word for word in self.semaphores.get(point, {}).values() if self.table[word].used_in(mode)]
+
+    def awaited(self, point: EventName, device: int, mode: Mode) -> int | None:
+        """The word by which a device waits for a point; None: an event leads there."""
+        word = self.semaphores.get(point, {}).get(device)
+        return word if word is not None and self.table[word].used_in(mode) else None
 
 
 def private_flags(plan: Plan) -> frozenset[int]:
@@ -42,22 +54,20 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
     `unraised`: flags between works that a kernel makes as one; they have no word."""
     private = private_flags(plan)
-    points = semaphores(plan, placement)
-    wanted: dict[int, list[tuple[int, Word]]] = defaultdict(list)  # by device: where among its words, and the word
+    wanted: dict[int, list[Word]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
         device = placement.devices[rank]
         if flag in private and flag not in unraised:
-            wanted[device].append((2, Word(device, -1, flag, None, "kernel" if flag in by_kernel else "behind")))
+            wanted[device].append(Word(device, -1, flag, None, "kernel" if flag in by_kernel else "behind"))
         elif flag not in unraised:
-            wanted[device].append((0, Word(device, -1, flag, None, "completion")))
-    for point, devices in points.items():
-        for device in devices:
-            wanted[device].append((1, Word(device, -1, None, point, "completion")))
+            wanted[device].append(Word(device, -1, flag, None, "completion"))
+    for word in (*_semaphores(plan, placement), *_meetings(placement)):
+        wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
     found: dict[EventName, dict[int, int]] = defaultdict(dict)
     for device in placement.ordinals:
-        for index, (_, word) in enumerate(sorted(wanted[device], key=lambda place: place[0])):
+        for index, word in enumerate(sorted(wanted[device], key=_place)):
             if word.flag is not None:
                 flags[word.flag] = len(table)
             if word.point is not None:
@@ -66,23 +76,51 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
     return Words(tuple(table), tuple(flags), found)
 
 
-def semaphores(plan: Plan, placement: Placement) -> dict[EventName, tuple[int, ...]]:
-    """The points of a plan that streams of other devices wait for, with these devices. A graph belongs to one device,
-    so that no event leads out of it: there each of these devices has a word that is raised at the point."""
-    raised: dict[EventName, int] = {}
+def _place(word: Word) -> tuple[int, int]:
+    """Where among its device's words a word lies."""
+    group = {"completion": 0, "end": 1}.get(word.reset, 2)
+    return group, _USES.index(word.used)
+
+
+_Point: TypeAlias = tuple[EventName, int, set[int]]  # the device that comes to it, those that wait for it
+
+
+def _semaphores(plan: Plan, placement: Placement) -> Iterator[Word]:
+    """Of the points of a plan that streams of other devices wait for: a word on each of these devices. A graph belongs
+    to one device, so that no event leads out of it; and none leads to another process."""
+    points: dict[EventName, _Point] = {}
     awaited: dict[EventName, set[int]] = defaultdict(set)
     for stream in plan.streams:
         owner = placement.devices[stream.rank]
         for command in stream.commands:
             match command:
                 case Record(event=event):
-                    raised[EventName("plan", event)] = owner
+                    points[EventName("plan", event)] = (EventName("plan", event), owner, set())
                 case WaitEvent(event=event):
                     awaited[EventName("plan", event)].add(owner)
                 case CollectiveCall(group=group):
                     for behind in (False, True):
                         point = EventName("meet", group, stream.rank, behind)
-                        raised[point] = owner
-                        awaited[point] = set(placement.devices)
-    found = {point: tuple(sorted(awaited[point] - {owner})) for point, owner in raised.items()}
-    return {point: devices for point, devices in found.items() if devices}
+                        points[point] = (point, owner, set(placement.devices))
+    for point, owner, devices in points.values():
+        for device in sorted((devices | awaited[point]) - {owner}):
+            used: Literal["always", "graph"] = "always" if device in placement.others(owner) else "graph"
+            yield Word(device, -1, None, point, "completion", used)
+
+
+def _meetings(placement: Placement) -> Iterator[Word]:
+    """By these words each two devices that share no events know each other's begin and end of a run."""
+    for device in placement.ordinals:
+        for other in placement.ordinals:
+            if other != device:
+                used: Literal["always", "embedded"] = "always" if other in placement.others(device) else "embedded"
+                yield Word(device, -1, None, EventName("entry", other), "completion", used)
+                yield Word(device, -1, None, EventName("exit", other), "end", used)
+
+
+def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:
+    """The devices whose begin and end of a run no event tells a device: a graph in a caller's graph may be replayed
+    when the others are not yet, and other processes have events of their own."""
+    if mode == "embedded":
+        return [other for other in placement.ordinals if other != device]
+    return placement.others(device)

@@ -14,7 +14,7 @@ from ficco_rt.device import codec
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import Mode, Placement
+from ficco_rt.device.ir import AwaitEvent, Mode, Placement, RecordEvent
 from ficco_rt.device.text import to_text
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.codec import content_hash
@@ -25,11 +25,11 @@ GOLDEN: tuple[Mode, ...] = ("streams", "graph")
 
 
 @cache
-def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3)) -> Layout:
+def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3), processes: tuple[int, ...] = ()) -> Layout:
     machine = profile("h200-switch", len(devices))
     sizes = cases.sizes(name, len(devices), even=True) | {"T": "bf16"} | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), len(devices), sizes), machine)
-    return layout_of(plan, machine.device, Placement(devices), usual(machine.device.arch), content_hash(plan))
+    return layout_of(plan, machine.device, Placement(devices, processes), usual(machine.device.arch), content_hash(plan))
 
 
 @pytest.mark.parametrize("mode", GOLDEN)
@@ -49,6 +49,24 @@ def test_every_mode_passes_the_check_and_reads_back(name: str, devices: tuple[in
         assert device_plan(layout(name, devices), mode) == made
         if devices == (0, 1, 2, 3):
             assert codec.from_json(codec.to_json(made)) == made
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay", "gemm_ar/serial", "a2a_gemm/overlapped"])
+@pytest.mark.parametrize(
+    ("devices", "processes"),
+    [((0, 1, 2, 3), (0, 1, 2, 3)), ((0, 1, 2, 3), (0, 1, 0, 1)), ((0, 0, 1, 1), (0, 0, 1, 1))],
+)
+def test_processes_share_words_alone(name: str, devices: tuple[int, ...], processes: tuple[int, ...]) -> None:
+    """In every mode what orders two processes is a word; inside a process all is as without others."""
+    for mode in get_args(Mode):
+        made = device_plan(layout(name, devices, processes), mode)
+        check(made)
+        assert codec.from_json(codec.to_json(made)) == made
+        device = {stream.name: stream.device for stream in made.streams}
+        by = {a.event: device[a.stream] for a in made.actions if isinstance(a, RecordEvent)}
+        waits = [(by[a.event], device[a.stream]) for a in made.actions if isinstance(a, AwaitEvent) and a.event in by]
+        assert all(made.placement.process(a) == made.placement.process(b) for a, b in waits)
+        assert any(a != b for a, b in waits) == (mode != "embedded" and processes == (0, 1, 0, 1))
 
 
 def test_no_golden_file_is_left_of_a_schedule_that_is_gone() -> None:

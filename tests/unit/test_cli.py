@@ -634,6 +634,22 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
     assert "gather" in run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan").out
     assert run("ficco-run", "missing.ficco", "--gpus", "2", "--emit", "graph").code == 0  # not proven
     assert run("ficco-run", "missing.ficco", "--gpus", "2", "--emit", "plan").code == 1
+    for given, message in [
+        (("--mode", "graph"), "--mode is for --emit device-plan"),
+        (("--emit", "plan", "--ranks-per-process", "1"), "--ranks-per-process is for --emit device-plan"),
+        (("--emit", "plan", "--graph"), "--graph needs a run or --emit device-plan; --emit plan is the same with it"),
+        (("--emit", "device-plan", "--graph", "--mode", "traced"), "--graph is --mode graph; given --mode traced"),
+        (("--emit", "device-plan", "--ranks-per-gpu", "2", "--ranks-per-process", "1"), "take a multiple of 2"),
+        (("--emit", "device-plan", "--machine", "mi300x-mesh", "--mode", "embedded"), "embeds no graphs in callers'"),
+    ]:
+        refused = run("ficco-run", "good.ficco", "--gpus", "2", *given)
+        assert (refused.code, refused.out) == (2, "")
+        assert message in refused.err
+    for mode in ("streams", "graph", "embedded", "traced"):
+        wanted = ("--emit", "device-plan", "--mode", mode, "--ranks-per-process", "1")
+        text = run("ficco-run", "good.ficco", "--gpus", "2", *wanted).out
+        assert f"mode {mode}" in text
+        assert "ranks in processes 0 1" in text
     both = run("ficco-run", "good.ficco", "--emit", "plan", "--json")
     message = "--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON"
     assert (both.code, both.record["error"]["message"]) == (2, message)

@@ -36,6 +36,8 @@ from tests import cases
 Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
 
 PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
+    "embedded": ("gemm_rs/serial", "embedded", {}),
+    "processes": ("gemm_rs/serial", "streams", {}),
     "gather": ("ag_gemm/streamed", "streams", {"chunks": 2}),
     "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
     "graph": ("gemm_rs/serial", "graph", {}),
@@ -45,17 +47,14 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
 
 @cache
 def made(plan: str) -> DevicePlan:
-    """Each rank has a device; in `shared` they share one."""
+    """Each rank has a device; in `shared` they share one, in `processes` each has a process of its own."""
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
     lowered = plan_of(build(cases.schedule(name), 2, sizes), machine)
-    return device_plan(
-        layout_of(
-            lowered, machine.device, Placement((0, 0) if plan == "shared" else (0, 1)), usual(machine.device.arch)
-        ),
-        mode,
-    )
+    placements = {"shared": Placement((0, 0)), "processes": Placement((0, 1), (0, 1))}
+    placement = placements.get(plan, Placement((0, 1)))
+    return device_plan(layout_of(lowered, machine.device, placement, usual(machine.device.arch)), mode)
 
 
 # ---------------------------------------------------------------- damages
@@ -160,6 +159,28 @@ def completionless(plan: DevicePlan) -> DevicePlan:
     return replace(plan, called=replace(plan.called, begin=tuple(begin)))
 
 
+def told_too_early(plan: DevicePlan) -> DevicePlan:
+    """Devices tell each other that they are through before they reset their words."""
+
+    def early(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        found = list(actions)
+        for device in (0, 1):
+            mine = [i for i, a in enumerate(found) if a.stream == StreamName("control", device)]
+            reset = next(i for i in mine if isinstance(found[i], ResetWords))
+            told = next(i for i in mine if i > reset and isinstance(found[i], ChangeWords))
+            action = found[told]
+            assert isinstance(action, ChangeWords)
+            ups = tuple(c for c in action.changes if c.raises)
+            found[told] = replace(action, changes=tuple(c for c in action.changes if not c.raises))
+            found.insert(reset, replace(action, changes=ups))
+        return tuple(found)
+
+    if plan.mode == "embedded":
+        return replace(plan, body=early(plan.body))
+    frames = {name: replace(getattr(plan, name), end=early(getattr(plan, name).end)) for name in ("own", "called")}
+    return replace(plan, **frames)
+
+
 def circle(plan: DevicePlan) -> DevicePlan:
     """The launch on each device stands behind a wait for what the other one signals."""
     launches = [a for a in plan.body if isinstance(a, LaunchKernel)]
@@ -187,7 +208,28 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.version_is_known,
         "gather",
         lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 1",
+        "the device plan has version 9; this ficco reads version 2",
+    ),
+    (
+        "no processes of some ranks",
+        rules.processes_have_devices,
+        "processes",
+        lambda p: replace(p, placement=Placement((0, 1), (0,))),
+        "2 ranks, and the processes of 1 of them",
+    ),
+    (
+        "a device of two processes",
+        rules.processes_have_devices,
+        "shared",
+        lambda p: replace(p, placement=Placement((0, 0), (0, 1))),
+        "device 0 is in the processes 0 and 1",
+    ),
+    (
+        "event of another process",
+        rules.processes_share_no_events,
+        "gather",
+        lambda p: replace(p, placement=Placement((0, 1), (3, 1))),
+        "the begin of a run: control 1 of process 1 waits for start of the run of process 3",
     ),
     (
         "stream twice",
@@ -225,20 +267,20 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         worded(1, index=0),
         "the place 0 of a word on device 0 is taken or no place",
     ),
-    ("no word", rules.words_lie_apart, "gather", with_words(7), f"{COPY}: there is no word 7"),
+    ("no word", rules.words_lie_apart, "gather", with_words(8), f"{COPY}: there is no word 8"),
     (
         "wait elsewhere",
         rules.words_lie_apart,
         "relay",
-        waiting_for(0, 4),
-        "WaitFlag on rank 0 stream dma: stream 1 of device 0 waits for word 4 of another device",
+        waiting_for(0, 6),
+        "WaitFlag on rank 0 stream dma: stream 1 of device 0 waits for word 6 of another device",
     ),
     (
         "reset behind the end",
         rules.words_lie_apart,
         "graph",
-        changed(ResetWords, count=2),
-        "the end of a run: words 0 to 1 of 1 are reset",
+        changed(ResetWords, count=4),
+        "the end of a run: words 0 to 3 of 3 are reset",
     ),
     (
         "not recorded",
@@ -273,7 +315,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.frames_know_their_streams,
         "gather",
         without(RecordEvent, "end"),
-        "a run records the completion of each device once",
+        "a run records the event 'completion' of each device once",
     ),
     (
         "op twice",
@@ -393,30 +435,30 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "copied word awaited",
         rules.copied_words_are_for_kernels_elsewhere,
         "relay",
-        changed(CopyMemory, 0, words=(4,)),
-        f"{COPY}: word 4, for which a stream waits, is raised by a copy",
+        changed(CopyMemory, 0, words=(6,)),
+        f"{COPY}: word 6, for which a stream waits, is raised by a copy",
     ),
     (
         "raised twice",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords, 0, 2),
-        "word 3 (flag 1) is raised 2 times a run, for whoever waits",
+        "word 7 (flag 1) is raised 2 times in a run (own), for whoever waits",
     ),
     (
         "never raised",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords),
-        "word 3 (flag 1) is raised 0 times a run, for whoever waits",
+        "word 7 (flag 1) is raised 0 times in a run (own), for whoever waits",
     ),
-    ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
+    ("no word of a flag", rules.words_are_given_once, "gather", worded(2, flag=9), "flag 2 has no word"),
     (
         "not reset by its kernel",
         rules.words_are_given_once,
         "gather",
         launched(0, {"resets": (2,)}),
-        "word 1 (flag 3) is reset 0 times in a run (own)",
+        "word 3 (flag 3) is reset 0 times in a run (own)",
     ),
     (
         "reset by who does not wait",
@@ -433,11 +475,32 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "word 0 (semaphore of event 3) is reset 0 times in a run (own)",
     ),
     (
+        "replayed by nobody's streams",
+        rules.graphs_are_launched,
+        "embedded",
+        lambda p: replace(p, own=p.called),
+        "a run on nobody's streams in the mode 'embedded'",
+    ),
+    (
+        "embedded nowhere",
+        rules.graphs_are_launched,
+        "embedded",
+        lambda p: replace(p, features=replace(p.features, embeds=False)),
+        "graphs in callers' graphs, and the driver has no such",
+    ),
+    (
+        "no replay recorded",
+        rules.frames_know_their_streams,
+        "embedded",
+        lambda p: replace(p, body=tuple(a for a in p.body if getattr(a, "event", None) != EventName("replayed", 1))),
+        "a run records the event 'replayed' of each device once",
+    ),
+    (
         "no graph",
         rules.graphs_are_launched,
         "graph",
         without(LaunchGraph, "begin"),
-        "a frame launches each device's graph once, and only in the mode 'graph'",
+        "a frame launches each device's graph once, and only in modes with graphs",
     ),
 ]
 
@@ -462,13 +525,13 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "side stream not behind the run before",
         "relay",
         without(AwaitEvent, "begin", "called"),
-        "deadlock: stream 0 waits for word 3 (flag 7)",
+        "deadlock: stream 0 waits for word 5 (flag 7)",
     ),
     (
         "callers do not wait",
         "gather",
         without(AwaitEvent, "end", "called"),
-        "deadlock: stream 3 waits for word 2 (flag 0)",
+        "deadlock: stream 3 waits for word 6 (flag 0)",
     ),
     (
         "no semaphore",
@@ -483,6 +546,20 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         completionless,
         f"race on G@1 rows 0–63, columns 0–127: {COPY} (stream 0) writes it, "
         "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
+    ),
+    (
+        "an exit told before the words are reset",
+        "embedded",
+        told_too_early,
+        "race on word 3 (semaphore of event 2): Record on rank 0 stream dma (stream 1) writes it, the end of a run "
+        "(control 1) writes it, and nothing orders the two",
+    ),
+    (
+        "an entry that nobody awaits before the words of the run before are reset",
+        "processes",
+        told_too_early,
+        "race on word 1 (semaphore of entry of device 1): the begin of a run (control 1) writes it, the end of a run "
+        "(control 0) writes it, and nothing orders the two",
     ),
     ("a circle", "relay", circle, "deadlock: stream 0 waits for word 0 (flag 0)"),
     ("no room", "shared", crowded, "deadlock: stream 1 waits for the multiprocessors of device 0"),
