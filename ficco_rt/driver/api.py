@@ -113,11 +113,14 @@ class Driver(Protocol):
     def capture(self, binding: Binding) -> None:
         """Make the graphs of a binding, one a device, for `run` with `graph`. UsageError: the driver has none."""
 
-    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
+    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'
         `streams`, one a rank, before it touches a rank's inputs and outputs; each goes on when they are not touched
         any more. No event is recorded, no flag is up at first. `graph`: by captured graphs. After an error nothing of
-        it is left."""
+        it is left.
+
+        True: the callers capture their streams, and the run has become a part of their graphs, to run whenever these
+        are replayed; the binding must then stay."""
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         """Return when all that was issued is complete on all ranks. A run that cannot end is a DeviceError

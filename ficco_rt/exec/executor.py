@@ -108,9 +108,11 @@ class Executor:
             self.close()
 
     def close(self) -> None:
-        """Give everything back; may be called twice. The caller's arrays stay as they are."""
+        """Give everything back; may be called twice. The caller's arrays stay as they are. A caller's graph that holds
+        runs of the executor must not be replayed any more."""
         if not self._closed:
             self._closed = True
+            _EMBEDDED.discard(self)
             self._bound = None
             self._bindings.clear()
             self._owned.clear()
@@ -154,6 +156,12 @@ class Executor:
         done, and what is put there later begins when the run touches them no more; other ranks' parts may then still
         run. `synchronize` waits for all of it, and only then its errors show.
 
+        While the caller captures the streams into graphs of his own (CUDA), the run becomes a part of them: it runs
+        whenever they are replayed, on the tensors that it was given now. One graph may hold the streams of all GPUs,
+        joined by events, or each GPU may have a graph; then each run needs a replay of every one. The executor keeps
+        what such graphs need until it is closed, and stays alive until then. Replays and plain runs of an executor may
+        follow each other in any order; replays of different graphs that hold it must follow each other on the streams.
+
         `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
         plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of them. An
         input that is not given must have been set with `write`; an output that is not given is read with `read`.
@@ -175,8 +183,12 @@ class Executor:
         if graph:
             self.driver.capture(bound.binding)
         begun = time.perf_counter()
-        self.driver.run(bound.binding, streams or (), graph=graph)
+        embedded = self.driver.run(bound.binding, streams or (), graph=graph)
         self.issued_in = (time.perf_counter() - begun) * 1e6
+        if embedded:  # whoever replays the caller's graph counts on the executor and on what is bound
+            bound.pinned = bound.pinned or tensors
+            _EMBEDDED.add(self)
+            return
         if streams is None:
             self.driver.synchronize(progress)
         self._ran = True
@@ -338,6 +350,9 @@ class Executor:
                     f"one array a rank, or set it with write('{tensor.name}', {absent[0]}, array)"
                 )
         return self._bindings.get(given, self._owned)
+
+
+_EMBEDDED: set[Executor] = set()  # runs of these are in callers' graphs: they live until they are closed
 
 
 def _bytes(tensor: Tensor, rank: int) -> int:

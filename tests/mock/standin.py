@@ -45,7 +45,7 @@ Face: TypeAlias = Literal["cuda", "hip"]
 
 SOURCES = Path(__file__).with_name("src")
 HEADERS = Path(__file__).parents[2] / "ficco_rt" / "kernels" / "src"  # of the kernels' structs, which SOURCES include
-KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs")
+KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs", "captures")
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
     "-std=gnu11",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +190,37 @@ class Cuda:
 
     # ---- graphs
 
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        exchange = self.cu.cuThreadExchangeStreamCaptureMode
+        before = call(exchange, self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+        try:
+            yield
+        finally:
+            call(exchange, before)
+
+    def capturing(self, streams: Sequence[Handle]) -> bool:
+        """NOTE of a default stream the call may fail, as it is the current context's: such a one is not captured."""
+        ask = self.cu.cuStreamIsCapturing
+        for stream in streams:
+            code, status = ask(stream)
+            if code and int(stream) > _DEFAULT_STREAMS:
+                raise call.failure(ask, code, "of a caller's stream")
+            if status and not code:
+                return True
+        return False
+
+    def capture_of(self, stream: Handle) -> int | None:
+        if int(stream) <= _DEFAULT_STREAMS:
+            return None
+        statuses = self.cu.CUstreamCaptureStatus
+        status, number, *_ = call(self.cu.cuStreamGetCaptureInfo, stream)
+        if status == statuses.CU_STREAM_CAPTURE_STATUS_INVALIDATED:
+            raise Refused(
+                "cuStreamGetCaptureInfo", status.name, "", "a call before has spoiled the capture; begin anew"
+            )
+        return None if status == statuses.CU_STREAM_CAPTURE_STATUS_NONE else int(number)
+
     def begin_capture(self, stream: Handle) -> None:
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self.cu.cuStreamBeginCapture, stream, mode)
@@ -308,6 +340,33 @@ class Cuda:
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         return self.cu.cuGraphLaunch, (graph, stream)
+
+    def embed(self, captured: Handle, stream: Handle) -> DriverCall:
+        cu = self.cu
+
+        def cuGraphAddChildGraphNode(captured: Handle, stream: Handle) -> tuple[Any, ...]:
+            code, *found = cu.cuStreamGetCaptureInfo(stream)
+            if code:
+                return (code,)
+            _, _, graph, before, _, count = found
+            code, *node = cu.cuGraphAddChildGraphNode(graph, before, count, captured)
+            if code:
+                return (code,)
+            flags = cu.CUstreamUpdateCaptureDependencies_flags.CU_STREAM_SET_CAPTURE_DEPENDENCIES
+            result: tuple[Any, ...] = cu.cuStreamUpdateCaptureDependencies(stream, node, None, 1, int(flags))
+            return result
+
+        return cuGraphAddChildGraphNode, (captured, stream)
+
+    def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
+        return self.cu.cuEventRecordWithFlags, (
+            event,
+            stream,
+            int(self.cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL),
+        )
+
+    def wait_outside(self, stream: Handle, event: Handle) -> DriverCall:
+        return self.cu.cuStreamWaitEvent, (stream, event, int(self.cu.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL))
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed: the call reads them from memory that the action keeps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -12,6 +12,7 @@ from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
 from ...device.check import check
 from ...device.ir import (
+    GRAPHS,
     Action,
     AwaitEvent,
     ChangeWords,
@@ -25,6 +26,7 @@ from ...device.ir import (
     Placement,
     RecordEvent,
     ResetWords,
+    When,
     issued,
 )
 from ...errors import DeviceError
@@ -49,13 +51,18 @@ Memory = Mapping[tuple[str, int], DeviceTensor]
 
 class Setting(NamedTuple):
     """What the calls of a run depend on, apart from the memory. `others`: the run before did not end on the same
-    callers' streams by the same graphs."""
+    callers' streams by the same graphs. `replays`: callers' graphs hold runs."""
 
     mode: Mode
     callers: tuple[Handle, ...]
     behind: bool
     timed: bool
     others: bool
+    replays: bool
+
+    def has(self, when: When) -> bool:
+        """Whether an action of a frame takes part."""
+        return issued(when, behind=self.behind, timed=self.timed, others=self.others, replays=self.replays)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +113,13 @@ def plans_of(
 
 @dataclass(slots=True, eq=False)
 class BoundPlan:
-    """One set of tensors, bound. `graphs` are by device."""
+    """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs."""
 
     plans: Plans
     memory: Memory
     launches: list[BoundLaunch] = field(default_factory=list)
     graphs: dict[int, Handle] = field(default_factory=dict)
+    parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
     calls: dict[Setting, Calls] = field(default_factory=dict)
 
@@ -160,12 +168,15 @@ class Binder:
         closing = Closing()
         while binding.graphs:
             ordinal, graph = binding.graphs.popitem()
-            closing(self._drop, ordinal, graph)
+            closing(self._drop, ordinal, self._gpus.vendor.destroy_graph, graph)
+        while binding.parts:
+            ordinal, part = binding.parts.popitem()
+            closing(self._drop, ordinal, self._gpus.vendor.destroy_captured, part)
         closing.end()
 
-    def _drop(self, ordinal: int, graph: Handle) -> None:
+    def _drop(self, ordinal: int, destroy: Callable[[Handle], None], graph: Handle) -> None:
         with concerning(self._gpus.devices[ordinal]):
-            self._gpus.vendor.destroy_graph(graph)
+            destroy(graph)
 
     def _flags(self, layout: Layout) -> Mapping[int, int]:
         """The addresses of flags. Those between works that one kernel makes as one have none."""
@@ -189,13 +200,11 @@ class Binder:
         frame = plan.called if setting.callers else plan.own
 
         def made(actions: Iterable[Action]) -> list[DriverStep]:
-            part = (
-                a for a in actions if issued(a.when, behind=setting.behind, timed=setting.timed, others=setting.others)
-            )
+            part = (action for action in actions if setting.has(action.when))
             return list(entered(self._gpus.vendor, self._steps(binding, plan, part, setting.callers)))
 
         begin, end = made(frame.begin), made(frame.end)
-        body = () if setting.mode == "graph" else self._body(binding, setting.mode)
+        body = () if setting.mode in GRAPHS else self._body(binding, setting.mode)
         steps = (*begin, *body, *end)
         return Calls(steps, any(step.what is ENTERS for step in steps))
 
@@ -205,9 +214,9 @@ class Binder:
             binding.bodies[mode] = list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
         return binding.bodies[mode]
 
-    def captured(self, binding: BoundPlan) -> list[DriverStep]:
+    def captured(self, binding: BoundPlan, mode: Mode) -> list[DriverStep]:
         """What is captured into the graphs."""
-        plan = binding.plans.of("graph")
+        plan = binding.plans.of(mode)
         return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
 
     def _steps(
@@ -217,8 +226,24 @@ class Binder:
         for action in actions:
             device, stream = streams[action.stream]
             with concerning(device, action.cause.text, action.cause.origin):
+                if plan.mode == "embedded" and (made := self._made_outside(binding, action, stream)) is not None:
+                    yield DriverStep(device, *made, action.cause.text, action.cause.origin)
+                    continue
                 for call in self._made(binding, action, device.ordinal, stream):
                     yield DriverStep(device, *call, action.cause.text, action.cause.origin)
+
+    def _made_outside(self, binding: BoundPlan, action: Action, stream: Handle) -> DriverCall | None:
+        """What a graph in a caller's graph does otherwise: it becomes a part of that graph, and its first and last
+        actions are for events outside."""
+        vendor, resources = self._gpus.vendor, self._resources
+        match action:
+            case RecordEvent(event=event) if event.leaves_graphs:
+                return vendor.record_outside(resources.event(event, self._gpus.devices[event.number]), stream)
+            case AwaitEvent(event=event) if event.leaves_graphs:
+                return vendor.wait_outside(stream, resources.event(event, self._gpus.devices[event.number]))
+            case LaunchGraph(device=device):
+                return vendor.embed(binding.parts[device], stream)
+        return None
 
     def _made(self, binding: BoundPlan, action: Action, ordinal: int, stream: Handle) -> Iterator[DriverCall]:
         vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]

@@ -109,14 +109,15 @@ class GpuDriver:
         self._runs.answers()
         device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
-        address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
+        with self._vendor.uncaptured():
+            address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
         return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         if not isinstance(array, DeviceArray):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
         device = self._gpus.device(rank)
-        with concerning(device):
+        with concerning(device), self._vendor.uncaptured():
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.ordinal:
             raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
@@ -130,8 +131,9 @@ class GpuDriver:
     def free(self, buffer: Buffer) -> None:
         tensor = self._buffers[buffer]
         if tensor.owned:
-            self._runs.quiet()
-            self._gpus.free(tensor.address)
+            with self._vendor.uncaptured():
+                self._runs.quiet()
+                self._gpus.free(tensor.address)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:
@@ -164,7 +166,8 @@ class GpuDriver:
             (name, rank): replace(self._buffers[buffer], written=name not in inputs)
             for (name, rank), buffer in memory.items()
         }
-        return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
+        with self._vendor.uncaptured():
+            return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
 
     def _plans_for(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> Plans:
         """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
@@ -177,18 +180,20 @@ class GpuDriver:
 
     def unbind(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)
-        self._runs.quiet()
-        self._binder.release(binding)
+        with self._vendor.uncaptured():
+            self._runs.quiet()
+            self._binder.release(binding)
 
     # ---- running
 
     def capture(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)
-        self._runs.capture(binding)
+        with self._vendor.uncaptured():
+            self._runs.capture(binding)
 
-    def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
+    def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
-        self._runs.run(binding, handles(streams, self._plan.ranks), graph=graph)
+        return self._runs.run(binding, handles(streams, self._plan.ranks), graph=graph)
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()

@@ -35,6 +35,7 @@ class Runs:
         self._dirty = False  # a run was given up: words and counters may be up
         self._last: BoundPlan | None = None  # what the last run ran
         self._setting: Setting | None = None  # and how
+        self._replays = False  # callers' graphs hold runs, and may be under way
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
 
     @property
@@ -44,16 +45,21 @@ class Runs:
 
     # ---- issuing
 
-    def run(self, binding: BoundPlan, callers: Sequence[Handle], *, graph: bool) -> None:
-        """On streams, recorded if `Gpus.tracing`; or by the binding's graphs."""
+    def run(self, binding: BoundPlan, callers: Sequence[Handle], *, graph: bool) -> bool:
+        """On streams, recorded if `Gpus.tracing`; or by the binding's graphs. Whether it has become a part of the
+        graphs that the callers capture on their streams, to run when these are replayed."""
         gpus = self._gpus
+        if callers and gpus.vendor.capturing(callers):
+            with gpus.vendor.uncaptured():
+                self._embed(binding, callers)
+            return True
         mode: Mode = "graph" if graph else "traced" if gpus.tracing else "streams"
         try:
             self._prepare()
             before, streams = self._setting, tuple(callers)
             others = before is None or before.mode != mode or before.callers != streams
             timed = mode == "traced" or gpus.timing or not callers
-            setting = Setting(mode, streams, self._running, timed, others)
+            setting = Setting(mode, streams, self._running, timed, others, self._replays)
             calls = self._binder.calls(binding, setting)
             if calls.enters:
                 gpus.begin_issue()
@@ -63,6 +69,7 @@ class Runs:
         except BaseException:
             self._abandon(callers if graph else ())
             raise
+        return False
 
     def _abandon(self, callers: Sequence[Handle]) -> None:
         """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
@@ -103,13 +110,15 @@ class Runs:
 
     def capture(self, binding: BoundPlan) -> None:
         """The binding's run as a graph for each device, if it has none yet."""
-        if binding.graphs:
-            return
+        if not binding.graphs:
+            self._capture(binding, "graph")
+
+    def _capture(self, binding: BoundPlan, mode: Mode) -> None:
         gpus = self._gpus
         self.quiet()
         gpus.begin_issue()
         try:
-            self._record(binding)
+            self._record(binding, mode)
             gpus.end_issue()
         except BaseException:  # the first error is the one to tell
             with suppress(DeviceError):
@@ -118,10 +127,11 @@ class Runs:
                 self._binder.drop_graphs(binding)
             raise
 
-    def _record(self, binding: BoundPlan) -> None:
-        """Capture all devices' control streams at once, with the streams behind them, and make graphs of that."""
+    def _record(self, binding: BoundPlan, mode: Mode) -> None:
+        """Capture all devices' control streams at once, with the streams behind them, and make graphs of that, or keep
+        them as parts of callers' graphs."""
         gpus, vendor = self._gpus, self._gpus.vendor
-        steps = self._binder.captured(binding)
+        steps = self._binder.captured(binding, mode)
         recording: list[Gpu] = []
         recorded: dict[int, Handle] = {}
         try:
@@ -138,6 +148,9 @@ class Runs:
                 recording.remove(device)
             for ordinal, device in gpus.devices.items():
                 gpus.enter(device)
+                if mode == "embedded":
+                    binding.parts[ordinal] = recorded.pop(ordinal)
+                    continue
                 with concerning(device):
                     binding.graphs[ordinal] = self._instance(recorded.pop(ordinal))
         except BaseException:  # the first error is the one to tell
@@ -167,10 +180,52 @@ class Runs:
             raise
         return graph
 
+    # ---- callers' graphs
+
+    def _embed(self, binding: BoundPlan, callers: Sequence[Handle]) -> None:
+        """The binding's run as a part of the graphs that the callers capture. What cannot be is refused before the
+        first call that these captures see."""
+        gpus = self._gpus
+        self._captured_alike(binding, callers)
+        self._prepare()
+        if not binding.parts:
+            self._capture(binding, "embedded")
+        setting = Setting("embedded", tuple(callers), behind=True, timed=False, others=True, replays=True)
+        calls = self._binder.calls(binding, setting)
+        self._replays = True
+        gpus.begin_issue()
+        try:
+            make(gpus, calls.steps)
+        finally:
+            gpus.end_issue()
+
+    def _captured_alike(self, binding: BoundPlan, callers: Sequence[Handle]) -> None:
+        """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
+        gpus = self._gpus
+        if not binding.plans.layout.features.embeds:
+            raise UsageError(f"streams: {gpus.vendor.name} runs no plan inside a graph that its caller captures")
+        if gpus.tracing:
+            raise UsageError("a run in a caller's graph takes no times of its commands: set executor.traced = False")
+        captures: dict[int, int] = {}  # by device
+        for rank, stream in enumerate(callers):
+            device = gpus.device(rank)
+            with concerning(device, f"the stream of rank {rank}"):
+                found = gpus.vendor.capture_of(stream)
+            if found is None:
+                raise UsageError(
+                    f"streams: some are being captured, rank {rank}'s is not; capture on it too, or let it wait for an "
+                    "event that a captured stream has recorded"
+                )
+            if captures.setdefault(device.ordinal, found) != found:
+                raise UsageError(
+                    f"streams: rank {rank}'s and those of other ranks on {device} are captured into different graphs; "
+                    "ranks that share a GPU share a graph"
+                )
+
     # ---- the end of a run
 
     def synchronize(self) -> None:
-        if not self._running or self.lost:
+        if not (self._running or self._replays) or self.lost:
             return
         try:
             self._wait()
@@ -233,8 +288,17 @@ class Runs:
 
     def _through(self, ordinal: int) -> bool:
         device = self._gpus.devices[ordinal]
+        events = [EventName("completion", ordinal)] + [EventName("replayed", ordinal)] * self._replays
         with concerning(device, "while the plan ran"):
-            return self._gpus.vendor.ended(self._resources.event(EventName("completion", ordinal), device))
+            return all(self._gpus.vendor.ended(self._resources.event(event, device)) for event in events)
+
+    def _idle(self) -> tuple[bool, DeviceError | None]:
+        """Whether all is through, but for devices whose work failed; the first of these errors."""
+        through, error = self._gpus.idle()
+        if self._replays and error is None:
+            with suppress(DeviceError):
+                through = through and all(map(self._through, self._gpus.devices))
+        return through, error
 
     def _give_up(self, limit: float) -> None:
         replayed = self._setting is not None and self._setting.mode == "graph"
@@ -295,7 +359,7 @@ class Runs:
         begun = time.monotonic()
         self._trouble = None
         while True:
-            through, error = self._gpus.idle()
+            through, error = self._idle()
             self.lost = self.lost or (error is not None and self._trouble is not None)  # again: no single call's
             self._trouble = self._trouble or error
             if through and (error is None or self.lost):

@@ -207,6 +207,17 @@ class Vendor(Protocol):
 
     # ---- graphs
 
+    def uncaptured(self) -> AbstractContextManager[None]:
+        """Inside, calls that may not be captured neither fail nor spoil a capture that is under way, of any stream that
+        they do not touch."""
+
+    def capturing(self, streams: Sequence[Handle]) -> bool:
+        """Whether any of the callers' streams is being captured."""
+
+    def capture_of(self, stream: Handle) -> int | None:
+        """Which capture a stream takes part in; None: none, as of default streams. DeviceError: a call before has
+        spoiled the capture."""
+
     def begin_capture(self, stream: Handle) -> None: ...
 
     def end_capture(self, stream: Handle) -> Handle: ...
@@ -267,5 +278,14 @@ class Vendor(Protocol):
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         """A launch of an instantiated graph."""
+
+    def embed(self, captured: Handle, stream: Handle) -> DriverCall:
+        """A captured graph as a part of the graph that a caller captures on the stream, where the features have it."""
+
+    def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
+        """Captured: whoever waits for the event outside of the graph waits for its last replay."""
+
+    def wait_outside(self, stream: Handle, event: Handle) -> DriverCall:
+        """Captured: a replay waits for the last record of the event, outside of the graph, before it."""
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall: ...

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import permutations
 from typing import Any
 
@@ -231,6 +232,20 @@ class Hip:
 
     # ---- graphs
 
+    def uncaptured(self) -> AbstractContextManager[None]:
+        """NOTE the bindings cannot set the mode, they only ask for it: it stays the caller's."""
+        return nullcontext()
+
+    def capturing(self, streams: Sequence[Handle]) -> bool:
+        for stream in streams:
+            code, status = self.hip.hipStreamIsCapturing(stream)
+            if not code and int(status):
+                return True
+        return False
+
+    def capture_of(self, stream: Handle) -> int | None:
+        return 1 if self.capturing([stream]) else None
+
     def begin_capture(self, stream: Handle) -> None:
         call(self.hip.hipStreamBeginCapture, stream, self.hip.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)
 
@@ -331,6 +346,15 @@ class Hip:
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         return self.hip.hipGraphLaunch, (graph, stream)
+
+    def embed(self, captured: Handle, stream: Handle) -> DriverCall:
+        raise InternalError("the features of HIP say that it embeds no graphs")
+
+    def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
+        raise InternalError("the features of HIP say that it embeds no graphs")
+
+    def wait_outside(self, stream: Handle, event: Handle) -> DriverCall:
+        raise InternalError("the features of HIP say that it embeds no graphs")
 
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed into a buffer that the action keeps. HIP launches have no priority of their own:

@@ -180,7 +180,7 @@ class HostDriver:
     def capture(self, binding: Binding) -> None:
         raise UsageError("the host driver has no graphs; graph=True is for GPUs")
 
-    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> None:
+    def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         """Nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
@@ -193,6 +193,7 @@ class HostDriver:
         assert isinstance(binding, tuple)
         for task in binding:
             task()
+        return False
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         streams = self._streams

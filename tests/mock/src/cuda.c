@@ -54,6 +54,7 @@ static int event_of(Handle handle, const char *who, Event **e) {
 // NOTE records, waits and launches of graphs ask for no current context: their handles know where they belong.
 #define WORK_OF(s, handle) STREAM_OF(s, handle); { int bad_ = working(s, called_.name); if (bad_) return bad_; }
 #define EVENT_OF(e, handle) Event *e = NULL; { int bad_ = event_of(handle, called_.name, &e); if (bad_) return bad_; }
+#define UNCAPTURED { int bad_ = capture_spoiled(); if (bad_) return bad_; }   // a call that captures forbid
 #define ORDINAL(n) if ((n) < 0 || (n) >= world.devices) return INVALID_DEVICE; Device *d = &devices[n]
 
 // ---------------------------------------------------------------- devices
@@ -201,11 +202,12 @@ int cuCtxSynchronize(void) {
 int cuMemAlloc_v2(Address *address, size_t bytes) {
     CALL(cuMemAlloc);
     DEVICE(d);
-    int spoiled = capture_spoiled();
-    return spoiled ? spoiled : memory_alloc(d, bytes, true, address);
+    UNCAPTURED;
+    return memory_alloc(d, bytes, true, address);
 }
 int cuMemFree_v2(Address address) {
     CLOSING(cuMemFree);
+    UNCAPTURED;
     Device *home = memory_home(address, 1);
     if (home && !home->sick && !call_.code) device_synchronize(home, called_.name);
     int code = memory_free(address, called_.name);
@@ -250,10 +252,12 @@ static int copy_now(Address dst, Address src, size_t bytes, const char *who) {
 }
 int cuMemcpyDtoH_v2(void *dst, Address src, size_t bytes) {
     CALL(cuMemcpyDtoH);
+    UNCAPTURED;
     return copy_now((Address)dst, src, bytes, called_.name);
 }
 int cuMemcpyHtoD_v2(Address dst, const void *src, size_t bytes) {
     CALL(cuMemcpyHtoD);
+    UNCAPTURED;
     return copy_now(dst, (Address)src, bytes, called_.name);
 }
 
@@ -328,6 +332,7 @@ int cuStreamDestroy_v2(Handle stream) {
 }
 int cuStreamQuery(Handle stream) {
     CALL(cuStreamQuery);
+    UNCAPTURED;
     STREAM_OF(s, stream);
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
     if (!stream_idle(s)) advance((int)drawn((uint64_t)world.steps_per_query) + 1);
@@ -336,6 +341,7 @@ int cuStreamQuery(Handle stream) {
 }
 int cuStreamSynchronize(Handle stream) {
     CALL(cuStreamSynchronize);
+    UNCAPTURED;
     STREAM_OF(s, stream);
     return stream_synchronize(s, called_.name);
 }
@@ -343,7 +349,8 @@ int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
     CALL(cuStreamWaitEvent);
     STREAM_OF(s, stream);
     EVENT_OF(e, event);
-    return flags ? INVALID_VALUE : event_wait(e, s);
+    if (flags > 1) return INVALID_VALUE;
+    return flags ? event_outside(e, s, WAIT_OUTSIDE) : event_wait(e, s);
 }
 int cuStreamWriteValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
     CALL(cuStreamWriteValue32);
@@ -392,9 +399,17 @@ int cuEventRecord(Handle event, Handle stream) {
     EVENT_OF(e, event);
     return event_record(e, s);
 }
+int cuEventRecordWithFlags(Handle event, Handle stream, unsigned flags) {
+    CALL(cuEventRecordWithFlags);
+    STREAM_OF(s, stream);
+    EVENT_OF(e, event);
+    if (flags > 1) return INVALID_VALUE;
+    return flags ? event_outside(e, s, RECORD_OUTSIDE) : event_record(e, s);
+}
 int cuEventQuery(Handle event) {
     CALL(cuEventQuery);
     EVENT_OF(e, event);
+    UNCAPTURED;
     return event_query(e);
 }
 int cuEventSynchronize(Handle event) {
@@ -536,6 +551,52 @@ int cuStreamEndCapture(Handle stream, Handle *graph) {
     *graph = code ? NULL : g->handle;
     return code;
 }
+int cuStreamIsCapturing(Handle stream, int *status) {
+    CALL(cuStreamIsCapturing);
+    STREAM_OF(s, stream);
+    if (!stream && capture_implicit(s->device)) return CAPTURE_IMPLICIT;
+    *status = !s->capture ? 0 : s->capture->invalid ? 2 : 1;
+    return OK;
+}
+int cuStreamGetCaptureInfo(Handle stream, int *status, uint64_t *number, Handle *graph, void ***after, uint64_t **edges,
+                           size_t *count) {
+    static __thread void *nodes[256];
+    static uint64_t plain[256];  // edges of the ordinary kind, 8 bytes each
+    CALL(cuStreamGetCaptureInfo);
+    STREAM_OF(s, stream);
+    if (!stream && capture_implicit(s->device)) return CAPTURE_IMPLICIT;
+    *status = !s->capture ? 0 : s->capture->invalid ? 2 : 1;
+    if (*status != 1) return OK;
+    if (number) *number = s->capture->number;
+    if (graph) *graph = s->capture->handle;
+    for (int i = 0; i < s->count && i < 256; i++) nodes[i] = (void *)(uintptr_t)(s->nodes[i] + 1);
+    if (after) *after = nodes;
+    if (edges) *edges = plain;
+    if (count) *count = (size_t)s->count;
+    return OK;
+}
+int cuStreamUpdateCaptureDependencies(Handle stream, void **nodes, void *edges, size_t count, unsigned flags) {
+    CALL(cuStreamUpdateCaptureDependencies);
+    STREAM_OF(s, stream);
+    if (edges || flags > 1) return INVALID_VALUE;
+    if (!s->capture || s->capture->invalid) return CAPTURE_INVALIDATED;
+    capture_nodes(s, nodes, count, flags == 1);
+    return OK;
+}
+int cuThreadExchangeStreamCaptureMode(int *mode) {
+    CALL(cuThreadExchangeStreamCaptureMode);
+    if (*mode < GLOBAL || *mode > RELAXED) return INVALID_VALUE;
+    *mode = capture_mode(*mode);
+    return OK;
+}
+int cuGraphAddChildGraphNode(Handle *node, Handle graph, void **after, size_t count, Handle child) {
+    CALL(cuGraphAddChildGraphNode);
+    Capture *c = object_of(CAPTURE, graph, called_.name);  // graphs are built by captures alone here
+    Graph *g = object_of(GRAPH, child, called_.name);
+    if (!c || !g) return INVALID_HANDLE;
+    *node = capture_embed(c, g, after, count);
+    return OK;
+}
 int cuGraphInstantiateWithFlags(Handle *exec, Handle graph, unsigned long long flags) {
     CALL(cuGraphInstantiate);
     Graph *g = object_of(GRAPH, graph, called_.name);
@@ -568,6 +629,7 @@ int cuGraphLaunch(Handle exec, Handle stream) {
     Command *c = command_new(REPLAY, s->device);
     c->exec = e;
     e->launches++;
+    replay_begins(c);
     return stream_submit(s, c);
 }
 

@@ -8,6 +8,8 @@
 // ---------------------------------------------------------------- capture
 
 static Capture *opened;  // captures that have not ended
+static uint64_t captures;
+static __thread CaptureMode mode_of_thread;
 
 int capture_begin(Stream *s, int mode) {
     if (s->capture || mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
@@ -16,20 +18,35 @@ int capture_begin(Stream *s, int mode) {
     c->mode = (CaptureMode)mode;
     c->thread = pthread_self();
     c->next = opened;
+    c->number = ++captures;
+    c->handle = handle_of(CAPTURE, c);
     opened = c;
     s->count = 0;
     return OK;
 }
 
+int capture_mode(int mode) {
+    int before = (int)mode_of_thread;
+    mode_of_thread = (CaptureMode)mode;
+    return before;
+}
+
+bool capture_implicit(const Device *d) {
+    for (Capture *c = opened; c; c = c->next)
+        if (c->origin->device == d && c->origin->blocking) return true;
+    return false;
+}
+
 int capture_spoiled(void) {
     int code = OK;
+    if (mode_of_thread == RELAXED) return OK;
     for (Capture *c = opened; c; c = c->next)
         if (c->mode == GLOBAL || (c->mode == THREAD_LOCAL && pthread_equal(c->thread, pthread_self())))
             c->invalid = true, code = CAPTURE_UNSUPPORTED;
     return code;
 }
 
-void captures_reset(void) { opened = NULL; }
+void captures_reset(void) { opened = NULL, mode_of_thread = GLOBAL; }
 
 static void come_after(Stream *s, int node) {
     for (int i = 0; i < s->count; i++)
@@ -47,18 +64,23 @@ void capture_join(Stream *s, Capture *c, const int *nodes, int count) {
     for (int i = 0; i < count; i++) come_after(s, nodes[i]);
 }
 
+static Node *node_new(Capture *c) {
+    if (c->count == c->room) {
+        c->room = c->room ? 2 * c->room : 64;
+        c->nodes = realloc(c->nodes, (size_t)c->room * sizeof *c->nodes);
+    }
+    Node *n = &c->nodes[c->count++];
+    memset(n, 0, sizeof *n);
+    return n;
+}
+
 int capture_add(Stream *s, Command *command) {
     Capture *c = s->capture;
     if (c->invalid) {
         command_free(command);
         return CAPTURE_INVALIDATED;
     }
-    if (c->count == c->room) {
-        c->room = c->room ? 2 * c->room : 64;
-        c->nodes = realloc(c->nodes, (size_t)c->room * sizeof *c->nodes);
-    }
-    Node *n = &c->nodes[c->count];
-    memset(n, 0, sizeof *n);
+    Node *n = node_new(c);
     n->command = command;
     n->count = s->count;
     n->after = malloc((size_t)(s->count + 1) * sizeof *n->after);
@@ -68,8 +90,41 @@ int capture_add(Stream *s, Command *command) {
         n->priority = command->launch->has_priority ? command->launch->priority : s->priority;
     }
     s->count = 0;
-    come_after(s, c->count++);
+    come_after(s, c->count - 1);
     return OK;
+}
+
+// Handles of nodes are their numbers, from 1.
+static int number_of(const void *node) { return (int)(uintptr_t)node - 1; }
+
+void capture_nodes(Stream *s, void *const *nodes, size_t count, bool set) {
+    if (set) s->count = 0;
+    for (size_t i = 0; i < count; i++) come_after(s, number_of(nodes[i]));
+}
+
+void *capture_embed(Capture *c, Graph *g, void *const *after, size_t count) {
+    int first = c->count;
+    bool *has_next = calloc((size_t)g->count + 1, 1);
+    int ends = 0;
+    for (int i = 0; i < g->count; i++) {
+        const Node *from = &g->nodes[i];
+        Node *n = node_new(c);
+        *n = *from;
+        n->command = node_command(from);
+        n->count = from->count ? from->count : (int)count;
+        n->after = malloc(((size_t)n->count + 1) * sizeof *n->after);
+        for (int j = 0; j < n->count; j++) n->after[j] = from->count ? first + from->after[j] : number_of(after[j]);
+        for (int j = 0; j < from->count; j++) has_next[from->after[j]] = true;
+    }
+    for (int i = 0; i < g->count; i++) ends += !has_next[i];
+    Node *join = node_new(c);
+    join->command = command_new(NOTHING, c->origin->device);
+    join->after = malloc(((size_t)ends + count + 1) * sizeof *join->after);
+    for (int i = 0; i < g->count; i++)
+        if (!has_next[i]) join->after[join->count++] = first + i;
+    for (size_t i = 0; !g->count && i < count; i++) join->after[join->count++] = number_of(after[i]);
+    free(has_next);
+    return (void *)(uintptr_t)c->count;
 }
 
 static void free_nodes(Node *nodes, int count) {
@@ -112,6 +167,7 @@ int capture_end(Stream *s, Graph **made) {
             *at = c->next;
             break;
         }
+    handle_gone(c->handle);
     c->ended = true;  // it stays: events that were recorded in it point to it
     return code;
 }
@@ -187,6 +243,26 @@ void exec_destroy(Exec *e) {
 
 // ---------------------------------------------------------------- replay: `ready` lists the nodes that may run
 
+void replay_begins(Command *c) {
+    Exec *e = c->exec;
+    c->exec_nodes = e->count;
+    c->outside = calloc((size_t)e->count + 1, sizeof *c->outside);
+    for (Verb verb = WAIT_OUTSIDE; verb >= RECORD_OUTSIDE; verb--)  // waits know the records before the launch alone
+        for (int i = 0; i < e->count; i++)
+            if (e->nodes[i].command->verb == verb)
+                c->outside[i] = record_of(e->nodes[i].command->event, verb == RECORD_OUTSIDE);
+}
+
+// A node's command, to be run in this launch.
+static Command *started(const Command *c, int node) {
+    Command *made = node_command(&c->exec->nodes[node]);
+    if (c->outside[node]) {
+        made->verb = made->verb == RECORD_OUTSIDE ? RECORD : WAIT_EVENT;
+        made->record = kept(c->outside[node]);
+    }
+    return made;
+}
+
 static void start(Command *c) {
     Exec *e = c->exec;
     e->running = true;
@@ -207,7 +283,7 @@ bool replay_ready(Command *c) {
     int first = (int)drawn((uint64_t)c->readies);
     for (int i = 0; i < c->readies; i++) {
         int place = (first + i) % c->readies, node = c->ready[place];
-        if (!c->running[node]) c->running[node] = node_command(&c->exec->nodes[node]);
+        if (!c->running[node]) c->running[node] = started(c, node);
         if (command_ready(c->running[node])) {
             c->chosen = place;
             return true;

@@ -367,6 +367,13 @@ int hipStreamBeginCapture(Handle stream, int mode) {
     STREAM_OF(s, stream);
     return stream ? capture_begin(s, mode) : CAPTURE_UNSUPPORTED;
 }
+int hipStreamIsCapturing(Handle stream, int *status) {
+    CALL(hipStreamIsCapturing);
+    STREAM_OF(s, stream);
+    if (!stream && capture_implicit(s->device)) return CAPTURE_IMPLICIT;
+    *status = !s->capture ? 0 : s->capture->invalid ? 2 : 1;
+    return OK;
+}
 int hipStreamEndCapture(Handle stream, Handle *graph) {
     CALL(hipStreamEndCapture);
     STREAM_OF(s, stream);
@@ -407,5 +414,6 @@ int hipGraphLaunch(Handle exec, Handle stream) {
     Command *c = command_new(REPLAY, s->device);
     c->exec = e;
     e->launches++;
+    replay_begins(c);
     return stream_submit(s, c);
 }

@@ -21,7 +21,7 @@ enum {  // codes; both vendors number these alike
     INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_RESOURCES = 701,
     LAUNCH_TIMEOUT = 702, PEER_ALREADY = 704, PEER_NOT_ENABLED = 705, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
     CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
-    CAPTURED_EVENT = 907, INVALID_CLUSTER = 912, UNKNOWN = 999
+    CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907, INVALID_CLUSTER = 912, UNKNOWN = 999
 };
 
 enum { MAX_DEVICES = 64 };
@@ -38,7 +38,7 @@ typedef struct Graph Graph;
 typedef struct Exec Exec;
 typedef struct Launch Launch;
 
-typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, KINDS } Kind;
+typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, KINDS } Kind;
 
 struct Device {
     int ordinal;
@@ -121,7 +121,8 @@ void memory_reset(void);
 struct Record { int refs; bool done; uint64_t time; };
 struct Event { void *handle; Device *device; bool timing; Record *last; Capture *capture; int *nodes; int count; };
 
-typedef enum { COPY, FILL, LAUNCH, RECORD, WAIT_EVENT, WRITE_VALUE, WAIT_VALUE, REPLAY } Verb;
+typedef enum { COPY, FILL, LAUNCH, RECORD, WAIT_EVENT, WRITE_VALUE, WAIT_VALUE, REPLAY,
+               NOTHING, RECORD_OUTSIDE, WAIT_OUTSIDE } Verb;   // of graphs alone: a join, and events of no capture
 struct Command {
     Verb verb;
     Device *device;
@@ -131,11 +132,14 @@ struct Command {
     uint32_t value;                  // FILL (width 1 or 4), WRITE_VALUE, WAIT_VALUE
     int width, flags;
     Record *record;
+    Event *event;                    // RECORD_OUTSIDE, WAIT_OUTSIDE
     Launch *launch;
     Exec *exec;
     int *indegree, left;             // REPLAY: of each node; nodes not done
     int *ready, readies, chosen;     // REPLAY: nodes that may run; the one to be run next, as a place in `ready`
     Command **running;               // REPLAY: a node's command while it runs
+    int exec_nodes;
+    Record **outside;                // REPLAY: of each node, what its event stands for in this launch
     long delay;                      // steps before it may start
     bool begun, corrupt, stopped;
 };
@@ -170,6 +174,10 @@ Event *event_create(Device *d, bool timing);
 void event_destroy(Event *e);
 int event_record(Event *e, Stream *s);
 int event_wait(Event *e, Stream *s);
+int event_outside(Event *e, Stream *s, Verb verb);   // in a capture, of an event outside of it
+Record *record_of(Event *e, bool fresh);   // kept: the event's last record, one that is done, or a fresh one
+Record *kept(Record *r);
+void dropped(Record *r);
 int event_query(Event *e);
 int event_synchronize(Event *e, const char *who);
 int event_elapsed(Event *a, Event *b, float *milliseconds);
@@ -188,6 +196,8 @@ void stepper_reset(void);        // no stream has commands any more
 typedef struct { Command *command; int *after, count, priority; bool has_priority; } Node;
 typedef enum { GLOBAL, THREAD_LOCAL, RELAXED } CaptureMode;   // whose unsafe calls spoil it: anybody's, its thread's, nobody's
 struct Capture {
+    void *handle;
+    uint64_t number;                 // from 1
     Stream *origin;
     Node *nodes;
     int count, room;
@@ -201,6 +211,11 @@ struct Exec { void *handle; Node *nodes; int count; int **next, *nexts, launches
 int capture_begin(Stream *s, int mode);
 int capture_spoiled(void);           // by an unsafe call of this thread: a code
 int capture_end(Stream *s, Graph **made);
+bool capture_implicit(const Device *d);        // the device's default stream would take part in what is captured
+int capture_mode(int mode);          // of this thread's unsafe calls from here on; the mode before
+void *capture_embed(Capture *c, Graph *g, void *const *after, size_t count);   // all of the graph: the node of its end
+void capture_nodes(Stream *s, void *const *nodes, size_t count, bool set);     // what the next node comes after
+void replay_begins(Command *c);      // at the launch of a graph: which records its events outside stand for
 void captures_reset(void);
 int capture_add(Stream *s, Command *c);
 void capture_join(Stream *s, Capture *c, const int *nodes, int count);

@@ -118,7 +118,10 @@ bool command_step(Command *c) {
             if (!code) __atomic_store_n((uint32_t *)c->dst, c->value, __ATOMIC_RELEASE);
             break;
         case WAIT_VALUE: code = memory_reach(c->device, c->dst, 4); break;
-        case WAIT_EVENT: break;
+        case WAIT_EVENT:
+        case NOTHING: break;
+        case RECORD_OUTSIDE:
+        case WAIT_OUTSIDE: violation("an event outside of a graph, in no launch of one");
     }
     if (code) fault(c->device, code);
     return done && !code;

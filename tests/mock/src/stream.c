@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static Record *kept(Record *r) {
+Record *kept(Record *r) {
     r->refs++;
     return r;
 }
-static void dropped(Record *r) {
+void dropped(Record *r) {
     if (r && --r->refs == 0) free(r);
 }
 
@@ -27,6 +27,9 @@ void command_free(Command *c) {
     free(c->staged);
     free(c->indegree);
     free(c->running);
+    for (int i = 0; c->outside && i < c->exec_nodes; i++)
+        if (c->outside[i]) dropped(c->outside[i]);
+    free(c->outside);
     free(c);
 }
 
@@ -205,6 +208,26 @@ int event_record(Event *e, Stream *s) {
     Command *c = command_new(RECORD, s->device);
     c->record = kept(e->last);
     return stream_submit(s, c);
+}
+
+Record *record_of(Event *e, bool fresh) {
+    if (fresh || !e->last) {
+        Record *made = calloc(1, sizeof *made);
+        made->refs = 1;
+        made->done = !fresh;
+        if (!fresh) return made;
+        e->capture = NULL;
+        if (e->last) dropped(e->last);
+        e->last = made;
+    }
+    return kept(e->last);
+}
+
+int event_outside(Event *e, Stream *s, Verb verb) {
+    if (!s->capture) return INVALID_VALUE;
+    Command *c = command_new(verb, s->device);
+    c->event = e;
+    return capture_add(s, c);
 }
 
 // What the event's last record stands for now; none was made: no wait.

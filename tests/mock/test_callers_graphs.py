@@ -1,0 +1,288 @@
+"""Runs that are parts of graphs which their callers capture: replayed in any order of the devices, among plain runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import UsageError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import compare, fresh_inputs
+from ficco_rt.machine.model import Machine
+from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.mock.standin import StandIn
+from tests.mock.test_callers import RANKS, Callers, Tensors
+
+GLOBAL, THREAD = 0, 1  # whose calls spoil a capture
+SEEDS = 4
+
+
+def planned(cuda: StandIn, name: str, each: int = 1) -> tuple[Plan, Machine]:
+    cuda.reset(f"devices {RANKS // each}")
+    machine = discover("cuda", RANKS, each)
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    return plan_of(build(cases.schedule(name), RANKS, sizes), machine), machine
+
+
+class Captures:
+    """A caller's graphs: one over all streams, joined by events as PyTorch does it, or one for each device."""
+
+    def __init__(self, callers: Callers, joined: bool) -> None:
+        self.cu, self.callers = callers.cu, callers
+        each = callers.each
+        self.host = [0 if joined else rank // each * each for rank in range(len(callers.streams))]
+        self.hosts = sorted(set(self.host))
+        self.guests = [(rank, host) for rank, host in enumerate(self.host) if host != rank]
+        self.graphs: list[Any] = []
+        self.events: list[Any] = []
+
+    def done(self, result: tuple[Any, ...]) -> Any:
+        assert not result[0], result
+        return result[1] if len(result) > 1 else None
+
+    def event(self, rank: int) -> Any:
+        with self.callers.on(rank):
+            event = self.done(self.cu.cuEventCreate(2))
+        self.events.append(event)
+        self.done(self.cu.cuEventRecord(event, self.callers.streams[rank]))
+        return event
+
+    def wait(self, rank: int, event: Any) -> None:
+        self.done(self.cu.cuStreamWaitEvent(self.callers.streams[rank], event, 0))
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Inside, all callers' streams are captured, with the mode that everybody's calls can spoil."""
+        for rank in self.hosts:
+            self.done(self.cu.cuStreamBeginCapture(self.callers.streams[rank], self.cu.CUstreamCaptureMode(GLOBAL)))
+        for rank, host in self.guests:
+            self.wait(rank, self.event(host))
+        yield
+        for rank, host in self.guests:
+            self.wait(host, self.event(rank))
+        for rank in self.hosts:
+            graph = self.done(self.cu.cuStreamEndCapture(self.callers.streams[rank]))
+            self.graphs.append(self.done(self.cu.cuGraphInstantiate(graph, 0)))
+            self.done(self.cu.cuGraphDestroy(graph))
+
+    def replay(self, order: Sequence[int], streams: Sequence[Any]) -> None:
+        """The graphs, in an order, each on the stream that it was captured on. It stands behind what is on the streams
+        that joined it, and what is put there next stands behind the graph."""
+        for rank, host in self.guests:
+            self.wait(host, self.event(rank))
+        for place in order:
+            self.done(self.cu.cuGraphLaunch(self.graphs[place], streams[self.hosts[place]]))
+        for rank, host in self.guests:
+            self.wait(rank, self.event(host))
+
+    def close(self) -> None:
+        for graph in self.graphs:
+            self.cu.cuGraphExecDestroy(graph)
+        for event in self.events:
+            self.cu.cuEventDestroy(event)
+
+
+def layer(callers: Callers, executor: Executor, bound: Any, tensors: Tensors, kept: Tensors, runs: int) -> None:
+    """Work of the caller's own around runs: inputs are copied in, outputs spoilt before each run and copied out."""
+    kinds = {t.name: t.kind for t in callers.plan.tensors if t.kind != "scratch"}
+    for _ in range(runs):
+        for name, kind in kinds.items():
+            for rank, array in enumerate(tensors[name]):
+                if kind == "input":
+                    callers.copy(rank, array, kept[name][rank])
+                else:
+                    callers.spoil(rank, array)
+        executor.run(bound, streams=[int(s) for s in callers.streams])
+        for name, kind in kinds.items():
+            for rank, array in enumerate(tensors[name]):
+                if kind == "output":
+                    callers.copy(rank, kept[name][rank], array)
+                callers.spoil(rank, array)
+
+
+# Every schedule in one of the forms, some in all.
+FORMS = [(True, 1), (False, 1), (True, 2), (False, 2)]
+ALL_FORMS = ("ag_gemm/streamed", "gemm_rs/relay")
+TAKEN = [(name, *FORMS[i % 4]) for i, name in enumerate(cases.SCHEDULES) if name not in ALL_FORMS]
+TAKEN += [(name, *form) for name in ALL_FORMS for form in FORMS]
+
+
+@pytest.mark.parametrize(("name", "joined", "each"), TAKEN)
+def test_a_layer_that_its_caller_captures(cuda: StandIn, name: str, joined: bool, each: int) -> None:
+    """Two runs stand in the graphs. They are replayed with new inputs, several times without a wait in between, the
+    graphs of different devices in different orders, and plain runs on streams and by our own graphs between them."""
+    plan, machine = planned(cuda, name, each)
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, timeout=30) as executor:
+        callers = Callers(plan, each, default=False)
+        tensors, kept = callers.tensors(), callers.tensors()
+        bound = executor.bind(**tensors)
+        captures = Captures(callers, joined)
+        with captures.capturing():
+            layer(callers, executor, bound, tensors, kept, 2)
+        for seed in range(SEEDS):
+            chance = random.Random(seed)
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
+            given = fresh_inputs(plan, seed, "exact")
+            callers.give(kept, given)
+            for _ in range(3):
+                captures.replay(chance.sample(range(len(captures.graphs)), len(captures.graphs)), callers.streams)
+                if chance.random() < 0.5:
+                    executor.graph = chance.random() < 0.5
+                    layer(callers, executor, bound, tensors, kept, 1)
+            executor.synchronize()
+            callers.wait()
+            result = compare(plan, given, callers.outputs(kept), "exact")
+            assert result.ok, f"seed {seed}: {result.worst}"
+        captures.close()
+        callers.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
+def test_devices_replay_ahead_of_one_another(cuda: StandIn) -> None:
+    """A device's graph is replayed again before another device's has been launched once: it waits where it must."""
+    plan, machine = planned(cuda, "ag_gemm/streamed")
+    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
+        callers = Callers(plan, 1, default=False)
+        tensors, kept = callers.tensors(), callers.tensors()
+        bound = executor.bind(**tensors)
+        captures = Captures(callers, joined=False)
+        with captures.capturing():
+            layer(callers, executor, bound, tensors, kept, 1)
+        for seed in range(30):
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
+            given = fresh_inputs(plan, seed, "exact")
+            callers.give(kept, given)
+            turns = [place for place in range(RANKS) for _ in range(3)]
+            random.Random(seed).shuffle(turns)
+            captures.replay(turns, callers.streams)
+            callers.wait()
+            result = compare(plan, given, callers.outputs(kept), "exact")
+            assert result.ok, f"seed {seed}: {result.worst}"
+        captures.close()
+        callers.close()
+    assert not cuda.violations()
+
+
+def test_tensors_may_be_bound_while_a_capture_is_under_way(cuda: StandIn) -> None:
+    """Making what a run needs takes calls that nobody may make meanwhile, but for threads that say so: the executor."""
+    plan, machine = planned(cuda, "gemm_rs/shard")
+    with Executor(plan, "cuda", machine=machine, graph=True, timeout=30) as executor:
+        callers = Callers(plan, 1, default=False)
+        tensors, given = callers.tensors(), fresh_inputs(plan, 1, "exact")
+        captures = Captures(callers, joined=True)
+        with captures.capturing():
+            executor.run(streams=[int(s) for s in callers.streams], **tensors)
+            mode = callers.cu.CUstreamCaptureMode(GLOBAL)
+            assert callers.cu.cuThreadExchangeStreamCaptureMode(mode)[1] == mode  # as it was
+        for other in range(12):  # sets of tensors: what the graph holds is not forgotten for them
+            executor.run(**callers.tensors()) if other else None
+        callers.give(tensors, given)
+        captures.replay([0], callers.streams)
+        executor.synchronize()
+        assert compare(plan, given, callers.outputs(tensors), "exact").ok
+        captures.close()
+        callers.close()
+    assert not cuda.violations()
+
+
+def refused(executor: Executor, bound: Any, streams: Sequence[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        executor.run(bound, streams=streams)
+
+
+def test_what_cannot_be_captured_is_refused_and_the_capture_stays_usable(cuda: StandIn) -> None:
+    plan, machine = planned(cuda, "ag_gemm/shard_p2p")
+    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
+        callers = Callers(plan, 1, default=False)
+        other = Callers(plan, 1, default=False)
+        tensors, kept = callers.tensors(), callers.tensors()
+        bound = executor.bind(**tensors)
+        captures = Captures(callers, joined=True)
+        with captures.capturing():
+            streams = [int(s) for s in callers.streams]
+            refused(executor, bound, [*streams[:3], int(other.streams[3])], "rank 3's is not")
+            refused(executor, bound, [0, *streams[1:]], "rank 0's is not")
+            executor.traced = True
+            refused(executor, bound, streams, "executor.traced = False")
+            executor.traced = False
+            layer(callers, executor, bound, tensors, kept, 1)
+        given = fresh_inputs(plan, 3, "exact")
+        callers.give(kept, given)
+        captures.replay([0], callers.streams)
+        callers.wait()
+        assert compare(plan, given, callers.outputs(kept), "exact").ok
+        captures.close()
+        for made in (callers, other):
+            made.close()
+    assert not cuda.violations()
+
+
+def test_ranks_of_a_gpu_in_different_graphs_are_refused(cuda: StandIn) -> None:
+    plan, machine = planned(cuda, "ag_gemm/shard_p2p", 2)
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=2, timeout=30) as executor:
+        callers = Callers(plan, 2, default=False)
+        bound = executor.bind(**callers.tensors())
+        for stream in callers.streams:
+            assert not callers.cu.cuStreamBeginCapture(stream, callers.cu.CUstreamCaptureMode(THREAD))[0]
+        refused(executor, bound, [int(s) for s in callers.streams], "ranks that share a GPU share a graph")
+        for stream in callers.streams:
+            code, graph = callers.cu.cuStreamEndCapture(stream)
+            assert not code
+            callers.cu.cuGraphDestroy(graph)
+        callers.close()
+    assert not cuda.violations()
+
+
+def test_hip_refuses_before_anything_is_issued(hip: StandIn) -> None:
+    from hip import hip as api
+
+    hip.reset("devices 2")
+    machine = discover("hip", 2)
+    plan = plan_of(build(cases.schedule("ag_gemm/shard_p2p"), 2, cases.sizes("ag_gemm/shard_p2p", 2, True)), machine)
+    with Executor(plan, "hip", machine=machine, timeout=30) as executor:
+        code, stream = api.hipStreamCreateWithPriority(api.hipStreamNonBlocking, 0)
+        assert not code
+        given = fresh_inputs(plan, 1, "exact")
+        for name, arrays in given.items():
+            for rank, array in enumerate(arrays):
+                executor.write(name, rank, array)
+        bound = executor.bind()
+        assert not api.hipStreamBeginCapture(stream, api.hipStreamCaptureMode.hipStreamCaptureModeThreadLocal)[0]
+        with pytest.raises(UsageError, match="hip runs no plan inside a graph that its caller captures"):
+            executor.run(bound, streams=[int(stream)] * 2)
+        assert not api.hipStreamEndCapture(stream)[0]
+        api.hipStreamDestroy(stream)
+    assert not hip.violations()
+
+
+def test_an_executor_in_a_graph_lives_until_it_is_closed(cuda: StandIn) -> None:
+    plan, machine = planned(cuda, "ag_gemm/shard_p2p")
+    callers = Callers(plan, 1, default=False)
+    tensors, kept = callers.tensors(), callers.tensors()
+    captures = Captures(callers, joined=True)
+
+    def captured() -> Callable[[], None]:
+        executor = Executor(plan, "cuda", machine=machine, timeout=30)
+        with captures.capturing():
+            layer(callers, executor, executor.bind(**tensors), tensors, kept, 1)
+        return executor.close
+
+    close = captured()
+    given = fresh_inputs(plan, 5, "exact")
+    callers.give(kept, given)
+    captures.replay([0], callers.streams)
+    callers.wait()
+    assert compare(plan, given, callers.outputs(kept), "exact").ok
+    captures.close()
+    callers.close()
+    close()
+    assert not cuda.violations()
+    assert not cuda.live()
