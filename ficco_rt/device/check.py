@@ -39,6 +39,8 @@ from .ir import (
     Frame,
     LaunchGraph,
     LaunchKernel,
+    Meet,
+    MeetStep,
     RecordEvent,
     ResetWords,
     StreamName,
@@ -305,6 +307,8 @@ class _Walk:
                         return ("word", change.word)
                     self._did(node)
                 return None
+            case Meet(steps=steps):
+                return self._meet(node, steps, ready)
             case CopyMemory(words=words):
                 if any(self._local(move.dst, move.src) for move in node.action.moves) and self._kept_out(node, 1):
                     return ("processors", self.runs.devices[node.queue])
@@ -313,6 +317,22 @@ class _Walk:
             case ResetWords():
                 self.up.difference_update(self.runs.reset(node.queue, node.action))
         self.order.append((node, 0))
+        return None
+
+    def _meet(self, node: _Node, steps: Sequence[MeetStep], ready: deque[int]) -> object | None:
+        if node.done == 0 and self._kept_out(node, 1):
+            return ("processors", self.runs.devices[node.queue])
+        while node.done < len(steps):
+            step = steps[node.done]
+            for word in step.words:
+                if step.does == "raise":
+                    self._raise(word, ready)
+                elif step.does == "reset":
+                    self.up.discard(word)
+                elif word not in self.up:
+                    return ("word", word)
+            self._did(node)
+        self._wake(("processors", self.runs.devices[node.queue]), ready)
         return None
 
     def _launch(self, node: _Node, number: int, ready: deque[int]) -> object | None:
@@ -448,6 +468,8 @@ class _Races:
                     self._raise(change.word, self.clocks[q], me, self.clocks[q].at(q, node.position))
                 else:
                     self.clocks[q] = self._see(change.word, self.clocks[q], me)
+            case Meet(steps=steps):
+                self._meet(node, steps, part)
             case CopyMemory(moves=moves, words=words):
                 for word in words:  # they tell what stood before them, and nothing of the copies in the same batch
                     bit, self.bits = self.bits, self.bits + 1
@@ -463,6 +485,23 @@ class _Races:
                     self.ledger.write(_word(word), self.clocks[q], me)
             case LaunchKernel(launch=number):
                 self._work(node, number, part)
+
+    def _meet(self, node: _Node, steps: Sequence[MeetStep], part: int) -> None:
+        """One step. It knows those before it."""
+        q, step = node.queue, steps[part]
+        if part == 0:
+            self.holders.append(_Holder(node, 1, self.clocks[q]))
+        bit, self.bits = self.bits, self.bits + 1
+        me = self._me(node, bit)
+        tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
+        for word in step.words:
+            if step.does == "raise":
+                self._raise(word, self.clocks[q], me, tells)
+            elif step.does == "reset":
+                self.ledger.write(_word(word), self.clocks[q], me)
+            else:
+                self.clocks[q] = self._see(word, self.clocks[q], me)
+        self.clocks[q] = self.clocks[q].with_work(bit)
 
     def _work(self, node: _Node, number: int, part: int) -> None:
         """One group of works: it knows what the launch knew at its start and what its own words tell, nothing of the

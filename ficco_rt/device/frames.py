@@ -24,18 +24,18 @@ from .ir import (
     Action,
     AwaitEvent,
     Cause,
-    ChangeWords,
     DeviceStream,
     EventName,
     Frame,
     LaunchGraph,
+    Meet,
+    MeetStep,
     Mode,
     Placement,
     RecordEvent,
     ResetWords,
     StreamName,
     When,
-    WordChange,
 )
 from .words import Words, apart
 
@@ -121,6 +121,8 @@ class Frames:
             device = self.placement.devices[rank]
             if self.placement.others(device):
                 yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
+            else:
+                yield from self._before_replays(rank)
 
     def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
         """Where the words of all devices, but for one, are reset; those of a device's process."""
@@ -131,6 +133,11 @@ class Frames:
         """Where graphs in callers' graphs have run, on the devices of a device's process."""
         away = self.placement.others(device)
         return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
+
+    def _before_replays(self, rank: int) -> Iterator[Action]:
+        """A replay on a caller's stream stands behind all of the run, its words and its scratch too."""
+        completions = self._completions(self.placement.devices[rank])
+        yield from self._await(StreamName("caller", rank), completions, "behind replays", END)
 
     def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
         """A device's streams of the plan, with their side streams."""
@@ -149,8 +156,8 @@ class Frames:
         """A device tells the others that it has begun, and waits for those whose callers' tensors it touches."""
         if apart(self.placement, device, self.mode):
             first = set(self._met_first(device))
-            changes = self._raised("entry", device) + self._awaited("entry", device, lambda other: other in first)
-            yield ChangeWords(StreamName("control", device), tuple(changes), BEGIN)
+            steps = self._raised("entry", device) + self._awaited("entry", device, lambda other: other in first)
+            yield Meet(StreamName("control", device), tuple(steps), BEGIN)
 
     def _met_first(self, device: int) -> list[int]:
         """The devices whose begin a device waits for before it does anything."""
@@ -161,28 +168,38 @@ class Frames:
         """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for. The
         words that devices meet by are reset behind the waits for them."""
         control, away = StreamName("control", device), apart(self.placement, device, self.mode)
+        first, count = self.words.reset(device, self.mode, "completion")
         if away:
             met = set(self._met_first(device))
-            late = self._awaited("entry", device, lambda other: other not in met)
-            if late:
-                yield ChangeWords(control, tuple(late), END)
-        first, count = self.words.reset(device, self.mode, "completion")
-        if count:
+            yield Meet(
+                control,
+                (
+                    *self._awaited("entry", device, lambda other: other not in met),
+                    *self._resets(device, "completion"),
+                    *self._raised("exit", device),
+                    *self._awaited("exit", device, lambda other: True),
+                    *self._resets(device, "end"),
+                ),
+                END,
+            )
+        elif count:
             yield ResetWords(control, first, count, END)
-        if away:
-            changes = self._raised("exit", device) + self._awaited("exit", device, lambda other: True)
-            yield ChangeWords(control, tuple(changes), END)
-            yield ResetWords(control, *self.words.reset(device, self.mode, "end"), END)
 
-    def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[WordChange]:
-        return [WordChange(word, True) for word in self.words.raised(EventName(kind, device), self.mode)]
+    def _resets(self, device: int, at: Literal["completion", "end"]) -> Iterator[MeetStep]:
+        first, count = self.words.reset(device, self.mode, at)
+        start = next(i for i, word in enumerate(self.words.table) if word.device == device)
+        if count:
+            yield MeetStep("reset", start + first, count)
 
-    def _awaited(self, kind: Literal["entry", "exit"], device: int, which: Callable[[int], bool]) -> list[WordChange]:
-        found = []
+    def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
+        return [MeetStep("raise", word) for word in self.words.raised(EventName(kind, device), self.mode)]
+
+    def _awaited(self, kind: Literal["entry", "exit"], device: int, which: Callable[[int], bool]) -> list[MeetStep]:
+        found: list[MeetStep] = []
         for other in filter(which, apart(self.placement, device, self.mode)):
             word = self.words.awaited(EventName(kind, other), device, self.mode)
             assert word is not None
-            found.append(WordChange(word, False))
+            found.append(MeetStep("wait", word))
         return found
 
     # ---- callers
@@ -215,8 +232,6 @@ class Frames:
         end: list[Action] = []
         for device in self.placement.ordinals:
             control, captured = StreamName("control", device), EventName("captured", device)
-            if self.mode == "embedded":  # runs that the host has issued since the last replay
-                begin += self._await(control, self._completions(device))
             begin += self._tell_begin(device)
             begin.append(RecordEvent(control, captured, BEGIN))
             for stream in self._on(device, "plan"):
@@ -260,6 +275,7 @@ class Frames:
             for device in dict.fromkeys(owners):
                 if hosts[device] != rank:
                     yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
+            yield from self._before_replays(rank)
 
     def _hosts(self, called: bool) -> dict[int, int | None]:
         """Of each device the first rank on it whose caller its graph waits for."""

@@ -93,7 +93,7 @@ class Features:
     word_batches: bool  # several raises of words and waits for words in one call
     side_waits: bool  # a copy stream waits less for an event of a side stream than for a word
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
-    embeds: bool  # graphs can become parts of callers' graphs, and take and give events there
+    embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device
 
 
@@ -147,11 +147,6 @@ class EventName:
     def timing(self) -> bool:
         """Whether times are taken of it."""
         return self.kind in ("begin", "end", "timestamp")
-
-    @property
-    def leaves_graphs(self) -> bool:
-        """Whether graphs in callers' graphs wait for it, or record it, as an event outside of these graphs."""
-        return self.kind in ("completion", "replayed")
 
     def __str__(self) -> str:
         match self.kind:
@@ -287,6 +282,30 @@ class ResetWords:
 
 
 @dataclass(frozen=True, slots=True)
+class MeetStep:
+    """Words `first` … `first + count - 1` of the table, which lie side by side, are raised, awaited or reset."""
+
+    does: Literal["raise", "wait", "reset"]
+    first: int
+    count: int = 1
+
+    @property
+    def words(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """A kernel of one warp takes these steps one after another: raises of other devices' words, waits for words of its
+    own, resets. In a graph that costs the host less than the same steps by streams."""
+
+    stream: StreamName
+    steps: tuple[MeetStep, ...]
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchGraph:
     """The actions of the body that belong to a device, as its graph: launched, or as a part of the caller's graph."""
 
@@ -296,7 +315,7 @@ class LaunchGraph:
     when: When = "always"
 
 
-Action: TypeAlias = RecordEvent | AwaitEvent | ChangeWords | CopyMemory | LaunchKernel | ResetWords | LaunchGraph
+Action: TypeAlias = RecordEvent | AwaitEvent | ChangeWords | CopyMemory | LaunchKernel | ResetWords | Meet | LaunchGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
@@ -26,6 +26,7 @@ from .ir import (
     EventName,
     LaunchGraph,
     LaunchKernel,
+    Meet,
     RecordEvent,
     ResetWords,
     StreamName,
@@ -99,6 +100,15 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
             size = sizes[plan.stream(action.stream).device]
             if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
                 yield _at(action, f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
+        for step in action.steps if isinstance(action, Meet) else ():
+            if step.count < 1 or not 0 <= step.first <= step.first + step.count <= len(plan.words):
+                yield _at(action, f"a meeting over words {step.first} to {step.first + step.count - 1}")
+                continue
+            found = [plan.words[i] for i in step.words]
+            if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
+                yield _at(action, f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
+            if step.does != "raise" and found[0].device != plan.stream(action.stream).device:
+                yield _at(action, f"{action.stream} does not own word {step.first}, which it awaits or resets")
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -108,7 +118,7 @@ def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
     completions = {EventName("completion", device) for device in plan.placement.ordinals}
     replayed = {EventName("replayed", device) for device in plan.placement.ordinals}
     if graph:
-        yield from _unrecorded(plan.body, completions if plan.mode == "embedded" else set())
+        yield from _unrecorded(plan.body, set())
     for frame in (plan.own, plan.called):
         for behind, timed, others, replays in product((False, True), repeat=4):
             actions = [
@@ -322,13 +332,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         actions = (*frame.begin, *plan.body, *frame.end)
         ups = raised + Counter(word for action in actions for word in _raised(action))
         waiters = awaited | {word for action in actions for word in _awaited(action)}
-        downs = resets + Counter(
-            i
-            for action in actions
-            if isinstance(action, ResetWords)
-            for i, w in enumerate(plan.words)
-            if w.device == plan.stream(action.stream).device and action.first <= w.index < action.first + action.count
-        )
+        downs = resets + Counter(word for action in actions for word in _reset(plan, action))
         for i, word in enumerate(plan.words):
             used = word.used_in(plan.mode)
             if ups[i] != used or (i in waiters) != used:
@@ -394,11 +398,26 @@ def _raised(action: Action) -> Iterator[int]:
             yield from (c.word for c in changes if c.raises)
         case CopyMemory(words=words):
             yield from words
+        case Meet(steps=steps):
+            yield from (word for step in steps if step.does == "raise" for word in step.words)
 
 
 def _awaited(action: Action) -> Iterator[int]:
-    if isinstance(action, ChangeWords):
-        yield from (c.word for c in action.changes if not c.raises)
+    match action:
+        case ChangeWords(changes=changes):
+            yield from (c.word for c in changes if not c.raises)
+        case Meet(steps=steps):
+            yield from (word for step in steps if step.does == "wait" for word in step.words)
+
+
+def _reset(plan: DevicePlan, action: Action) -> Iterator[int]:
+    match action:
+        case ResetWords(first=first, count=count):
+            device = plan.stream(action.stream).device
+            places = range(first, first + count)
+            yield from (i for i, word in enumerate(plan.words) if word.device == device and word.index in places)
+        case Meet(steps=steps):
+            yield from (word for step in steps if step.does == "reset" for word in step.words)
 
 
 def writes(plan: DevicePlan) -> Iterator[Region]:

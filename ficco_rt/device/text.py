@@ -14,6 +14,7 @@ from .ir import (
     DevicePlan,
     LaunchGraph,
     LaunchKernel,
+    Meet,
     RecordEvent,
     ResetWords,
 )
@@ -71,6 +72,7 @@ _RESETS = {
     "completion": "at completion",
     "end": "at the end of completion",
 }
+_DOES = {"raise": "raise", "wait": "wait for", "reset": "reset"}
 _USES = {"always": "", "graph": ", in graphs", "embedded": ", in callers' graphs"}
 
 
@@ -132,5 +134,11 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
             case ResetWords():
                 last = f" to {a.first + a.count - 1}" if a.count > 1 else ""
                 yield f"  reset the words at {a.first}{last}"
+            case Meet():
+                steps = [
+                    f"{_DOES[s.does]} word {s.first}" + (f" to {s.first + s.count - 1}" if s.count > 1 else "")
+                    for s in a.steps
+                ]
+                yield f"  meet others: {', '.join(steps)}"
             case LaunchGraph():
                 yield f"  launch the graph of device {a.device}"

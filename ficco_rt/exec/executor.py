@@ -160,7 +160,7 @@ class Executor:
         whenever they are replayed, on the tensors that it was given now. One graph may hold the streams of all GPUs,
         joined by events, or each GPU may have a graph; then each run needs a replay of every one. The executor keeps
         what such graphs need until it is closed, and stays alive until then. Replays and plain runs of an executor may
-        follow each other in any order; replays of different graphs that hold it must follow each other on the streams.
+        follow each other; a replay comes after the runs and the replays that stand before it on its streams.
 
         `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
         plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of them. An

@@ -29,7 +29,9 @@ def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3), processes: tuple[
     machine = profile("h200-switch", len(devices))
     sizes = cases.sizes(name, len(devices), even=True) | {"T": "bf16"} | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), len(devices), sizes), machine)
-    return layout_of(plan, machine.device, Placement(devices, processes), usual(machine.device.arch), content_hash(plan))
+    return layout_of(
+        plan, machine.device, Placement(devices, processes), usual(machine.device.arch), content_hash(plan)
+    )
 
 
 @pytest.mark.parametrize("mode", GOLDEN)

@@ -23,6 +23,8 @@ from ficco_rt.device.ir import (
     EventName,
     LaunchGraph,
     LaunchKernel,
+    Meet,
+    MeetStep,
     Mode,
     Placement,
     RecordEvent,
@@ -163,17 +165,12 @@ def told_too_early(plan: DevicePlan) -> DevicePlan:
     """Devices tell each other that they are through before they reset their words."""
 
     def early(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        found = list(actions)
-        for device in (0, 1):
-            mine = [i for i, a in enumerate(found) if a.stream == StreamName("control", device)]
-            reset = next(i for i in mine if isinstance(found[i], ResetWords))
-            told = next(i for i in mine if i > reset and isinstance(found[i], ChangeWords))
-            action = found[told]
-            assert isinstance(action, ChangeWords)
-            ups = tuple(c for c in action.changes if c.raises)
-            found[told] = replace(action, changes=tuple(c for c in action.changes if not c.raises))
-            found.insert(reset, replace(action, changes=ups))
-        return tuple(found)
+        return tuple(
+            replace(a, steps=(*(s for s in a.steps if s.does == "raise"), *(s for s in a.steps if s.does != "raise")))
+            if isinstance(a, Meet) and any(s.does == "reset" for s in a.steps)
+            else a
+            for a in actions
+        )
 
     if plan.mode == "embedded":
         return replace(plan, body=early(plan.body))
@@ -281,6 +278,27 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "graph",
         changed(ResetWords, count=4),
         "the end of a run: words 0 to 3 of 3 are reset",
+    ),
+    (
+        "a meeting over other devices' words",
+        rules.words_lie_apart,
+        "embedded",
+        changed(Meet, steps=(MeetStep("wait", 4),)),
+        "the begin of a run: control 0 does not own word 4, which it awaits or resets",
+    ),
+    (
+        "a meeting over too many words",
+        rules.words_lie_apart,
+        "embedded",
+        changed(Meet, steps=(MeetStep("reset", 0, 9),)),
+        "the begin of a run: a meeting over words 0 to 8",
+    ),
+    (
+        "a meeting over words of two devices",
+        rules.words_lie_apart,
+        "embedded",
+        changed(Meet, steps=(MeetStep("reset", 0, 4),)),
+        "the begin of a run: words 0 to 3 do not lie side by side",
     ),
     (
         "not recorded",

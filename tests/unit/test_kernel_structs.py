@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ficco_rt.kernels import by_address, tile_table, tiles
+from ficco_rt.kernels import by_address, meet, tile_table, tiles
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.families import configure, tables
 from ficco_rt.kernels.family import LaunchRequest
@@ -230,3 +230,16 @@ def test_kernels_and_stand_in_declare_no_struct_of_their_own_for_these(
     for file in sources:
         declared = set(re.findall(r"\bstruct\s+(?:alignas\(\d+\)\s+)?(\w+)\s*\{", file.read_text(encoding="utf-8")))
         assert not declared & {*of_tiles, *of_works}, file
+
+
+# ---------------------------------------------------------------- meet.h
+
+
+def test_steps_of_meetings(tmp_path: Path) -> None:
+    found = structs(KERNELS / "meet.h", tmp_path)["MeetStep"]
+    step = meet.Step(0x1122334455667788, 3, meet.KINDS["reset"])
+    data = meet.table([step])
+    assert found.size == len(data)
+    assert {f.name: f.read(data) for f in found.fields} == {"address": step.address, "count": 3, "kind": 2}
+    text = (KERNELS / "meet.h").read_text()
+    assert all(f"MEET_{name.upper()} = {kind}" in text for name, kind in meet.KINDS.items())

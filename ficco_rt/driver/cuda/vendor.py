@@ -365,9 +365,6 @@ class Cuda:
             int(self.cu.CUevent_record_flags.CU_EVENT_RECORD_EXTERNAL),
         )
 
-    def wait_outside(self, stream: Handle, event: Handle) -> DriverCall:
-        return self.cu.cuStreamWaitEvent, (stream, event, int(self.cu.CUevent_wait_flags.CU_EVENT_WAIT_EXTERNAL))
-
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed: the call reads them from memory that the action keeps."""
         cu = self.cu

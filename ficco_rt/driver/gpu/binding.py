@@ -21,6 +21,7 @@ from ...device.ir import (
     Features,
     LaunchGraph,
     LaunchKernel,
+    Meet,
     Mode,
     Move,
     Placement,
@@ -30,6 +31,7 @@ from ...device.ir import (
     issued,
 )
 from ...errors import DeviceError
+from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
 from ...plan.ir import Plan
@@ -226,30 +228,17 @@ class Binder:
         for action in actions:
             device, stream = streams[action.stream]
             with concerning(device, action.cause.text, action.cause.origin):
-                if plan.mode == "embedded" and (made := self._made_outside(binding, action, stream)) is not None:
-                    yield DriverStep(device, *made, action.cause.text, action.cause.origin)
-                    continue
-                for call in self._made(binding, action, device.ordinal, stream):
+                for call in self._made(binding, plan.mode, action, device.ordinal, stream):
                     yield DriverStep(device, *call, action.cause.text, action.cause.origin)
 
-    def _made_outside(self, binding: BoundPlan, action: Action, stream: Handle) -> DriverCall | None:
-        """What a graph in a caller's graph does otherwise: it becomes a part of that graph, and its first and last
-        actions are for events outside."""
-        vendor, resources = self._gpus.vendor, self._resources
-        match action:
-            case RecordEvent(event=event) if event.leaves_graphs:
-                return vendor.record_outside(resources.event(event, self._gpus.devices[event.number]), stream)
-            case AwaitEvent(event=event) if event.leaves_graphs:
-                return vendor.wait_outside(stream, resources.event(event, self._gpus.devices[event.number]))
-            case LaunchGraph(device=device):
-                return vendor.embed(binding.parts[device], stream)
-        return None
-
-    def _made(self, binding: BoundPlan, action: Action, ordinal: int, stream: Handle) -> Iterator[DriverCall]:
+    def _made(
+        self, binding: BoundPlan, mode: Mode, action: Action, ordinal: int, stream: Handle
+    ) -> Iterator[DriverCall]:
         vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]
         match action:
             case RecordEvent(event=event):
-                yield vendor.record_action(resources.event(event, device), stream)
+                record = vendor.record_outside if event.kind == "replayed" else vendor.record_action
+                yield record(resources.event(event, device), stream)
             case AwaitEvent(event=event):
                 yield vendor.wait_action(stream, resources.recorded(event))
             case ChangeWords(changes=changes):
@@ -267,8 +256,13 @@ class Binder:
                     yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
             case LaunchKernel(launch=launch):
                 yield binding.launches[launch].call(stream)
+            case Meet(steps=steps):
+                listed = [Step(resources.addresses[s.first], s.count, KINDS[s.does]) for s in steps]
+                yield self._launches.meeting(device, listed)(stream)
             case ResetWords(first=first, count=count):
                 yield vendor.zero_action(resources.word(ordinal, first), count, stream)
+            case LaunchGraph() if mode == "embedded":
+                yield vendor.embed(binding.parts[ordinal], stream)
             case LaunchGraph():
                 yield vendor.graph_action(binding.graphs[ordinal], stream)
 

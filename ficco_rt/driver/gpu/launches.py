@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,8 +11,10 @@ import numpy as np
 from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
 from ...graph.ir import Kernel, KernelCall
+from ...kernels import meet
 from ...kernels.families import tables
 from ...kernels.family import KernelConfig
+from ...kernels.target import options
 from ...kernels.works import View, Work
 from ...plan.kernel_works import kernel_work
 from ...region import Region
@@ -45,6 +47,7 @@ class LaunchBinder:
         self._gpus = gpus
         self._kernels = kernels
         self._modules = Modules(gpus)
+        self._meetings: dict[tuple[int, tuple[meet.Step, ...]], int] = {}  # by device and steps: the list's address
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
 
     def close(self) -> None:
@@ -83,6 +86,17 @@ class LaunchBinder:
 
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
         return BoundLaunch(device, address, address + scratch_at, made.counters, call, launched)
+
+    def meeting(self, device: Gpu, steps: Sequence[meet.Step]) -> Callable[[Handle], DriverCall]:
+        """The launch, on a stream, of the kernel that takes these steps. Its list stays as long as the devices."""
+        entry = self._modules.own(meet.SOURCE, meet.ENTRY, device, options(device.facts.arch))
+        key = (device.ordinal, tuple(steps))
+        if key not in self._meetings:
+            image = np.frombuffer(meet.table(steps), np.uint8)
+            self._meetings[key] = self._gpus.alloc(device, image.size, "the steps of a meeting of devices")
+            self._gpus.put(device, self._meetings[key], image)
+        arguments, grid = meet.arguments(self._meetings[key], steps), Grid((1,), (meet.THREADS,), 0)
+        return lambda stream: self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
 
     def release(self, bound: BoundLaunch) -> None:
         self._gpus.free(bound.table)

@@ -285,7 +285,4 @@ class Vendor(Protocol):
     def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
         """Captured: whoever waits for the event outside of the graph waits for its last replay."""
 
-    def wait_outside(self, stream: Handle, event: Handle) -> DriverCall:
-        """Captured: a replay waits for the last record of the event, outside of the graph, before it."""
-
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall: ...

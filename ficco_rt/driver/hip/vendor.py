@@ -353,9 +353,6 @@ class Hip:
     def record_outside(self, event: Handle, stream: Handle) -> DriverCall:
         raise InternalError("the features of HIP say that it embeds no graphs")
 
-    def wait_outside(self, stream: Handle, event: Handle) -> DriverCall:
-        raise InternalError("the features of HIP say that it embeds no graphs")
-
     def launch_action(self, function: Handle, grid: Grid, arguments: Sequence[bytes], stream: Handle) -> DriverCall:
         """The arguments are packed into a buffer that the action keeps. HIP launches have no priority of their own:
         the stream's counts."""

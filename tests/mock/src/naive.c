@@ -1,5 +1,6 @@
 // The naive GEMM, sum and copy (ficco_rt/kernels/src/naive.cu), from the tables that a launch is given.
 #include "../../../ficco_rt/kernels/src/works.h"
+#include "../../../ficco_rt/kernels/src/meet.h"
 #include "standin.h"
 
 #include <stdlib.h>
@@ -192,7 +193,38 @@ static int copy_run(Launch *l, int tile) {
     return tile_done(l, &w->sync, w->work, w->work_tiles);
 }
 
+// ---------------------------------------------------------------- meet.cu: a step is a tile
+
+static const MeetStep *steps_of(const Launch *l) { return *(const MeetStep *const *)l->arguments; }
+static int open_steps(Launch *l) {
+    uint64_t bytes = (uint64_t)((const int *)l->arguments)[2] * sizeof(MeetStep);
+    return memory_reach(l->device, (uint64_t)steps_of(l), bytes) ? ILLEGAL_ADDRESS : OK;
+}
+static int step_of(Launch *l, int block, int round) {
+    (void)block;
+    return round < ((const int *)l->arguments)[2] ? round : -1;
+}
+static bool step_ready(Launch *l, int tile) {
+    const MeetStep *s = steps_of(l) + tile;
+    for (int i = 0; s->kind == MEET_WAIT && i < s->count; i++) {
+        if (memory_reach(l->device, s->address + 4 * (uint64_t)i, 4)) return true;  // `run` faults
+        if (!launch_sees(l, s->address + 4 * (uint64_t)i)) return false;
+    }
+    return true;
+}
+static int step_run(Launch *l, int tile) {
+    const MeetStep *s = steps_of(l) + tile;
+    if (memory_reach(l->device, s->address, 4 * (uint64_t)s->count)) return ILLEGAL_ADDRESS;
+    for (int i = 0; i < s->count; i++) {
+        uint32_t *word = (uint32_t *)s->address + i;
+        if (s->kind == MEET_RAISE) __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+        if (s->kind == MEET_RESET) launch_lowers(l, (uint64_t)word);
+    }
+    return OK;
+}
+
 const KernelCode naive_kernels[] = {
+    {"meet", false, {8, 4}, open_steps, step_of, step_ready, step_run, false},
     {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true},
     {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true},
     {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true},
