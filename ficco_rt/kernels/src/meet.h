@@ -1,7 +1,7 @@
 // What one device tells others through words of memory, step by step: the list that the kernel `meet` goes through.
 #pragma once
 
-typedef unsigned long long u64;
+#include "integers.h"
 
 enum { MEET_RAISE = 0, MEET_WAIT = 1, MEET_RESET = 2 };
 
