@@ -101,6 +101,8 @@ class Result:
         v = self.verification
         if v is None or v.ok:
             return None
+        if v.integers is False:
+            return NumbersError(f"{v.worst} (on integers that nothing rounds, seed {self.seed})")
         return NumbersError(
             f"{v.worst} (relative error {v.rel_err:.2e}, tolerance {v.tolerance:.2e}, seed {self.seed})"
         )
@@ -320,7 +322,8 @@ def _execute(
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
         from ..exec.ideal import ideal
-        from ..exec.verify import check_replay, fresh_inputs, verified_run
+        from ..exec.inputs import fresh_inputs
+        from ..exec.verify import check_replay, verified_run
         from ..plan.codec import content_hash
 
         yardstick = ideal(job.plan, job.machine)
@@ -348,6 +351,7 @@ def _execute(
         else:
             with progress.step("running and verifying"):
                 verification = verified_run(executor, seed=options.seed, progress=progress.report)
+                del host[:-1]  # the run on normal data is the timed one
         times = [executor.duration] if verification else []
         timed = options.iters or (0 if verification else 1)
         executor.graph = options.graph
@@ -406,6 +410,7 @@ def record(result: Result) -> dict[str, object]:
         "ranks": plan.ranks,
         "params": dict(plan.params),
         "verified": compared.ok if compared else None,
+        "integers": compared.integers if compared else None,
         "unproven": unproven_outputs(plan),
         "rel_err": compared.rel_err if compared else None,
         "tolerance": compared.tolerance if compared else None,
@@ -513,9 +518,11 @@ def _numbers(result: Result, style: Style) -> str:
     words: Sequence[str]
     if found.rel_err is None:
         words = [style("not verified", "yellow"), "nothing is claimed; every element was written"]
-    elif found.ok:
-        words = [style("correct", "green"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
     else:
-        words = [style("WRONG", "red"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
+        integers = "integers equal" if found.integers else "integers DIFFER"
+        normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"
+        if not found.rel_err and not found.tolerance:
+            normal = "random data equal"
+        words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
     unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""
     return ": ".join(words) + unproven

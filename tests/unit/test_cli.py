@@ -531,7 +531,7 @@ def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) ->
 
 FIELDS = [
     "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "verified",
-    "unproven", "rel_err",
+    "integers", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "host_us", "plan_hash", "version",
 ]  # fmt: skip
@@ -548,7 +548,7 @@ def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
         "  params   M = 64, N = 32, K = 48, T = bf16",
     ]
     starts = [
-        "  numbers  correct: relative error ",
+        "  numbers  correct: integers equal, random data off by ",
         "  time     ",
         "  serial   ",
         "  ideal    ",
@@ -591,7 +591,7 @@ def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
         "virtual",
     )
     assert facts["params"] == {"M": 80, "N": 32, "K": 48, "T": "bf16"}
-    assert (facts["ranks"], facts["verified"], facts["unproven"]) == (4, True, [])
+    assert (facts["ranks"], facts["verified"], facts["integers"], facts["unproven"]) == (4, True, True, [])
     assert (facts["order"], facts["seed"], facts["iters"]) == ("random(7)", 3, 1)
     assert 0 < facts["rel_err"] < facts["tolerance"] < 0.02
     assert 0 < facts["ideal_ms"] <= facts["serial_ms"]
@@ -683,10 +683,10 @@ def test_run_usage_errors(run: Callable[..., Ending], here: Path, words: list[st
 
 
 def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ficco_rt.exec.verify.tolerance", lambda *_: 1e-9)
+    monkeypatch.setattr("ficco_rt.exec.verify.tolerances", lambda _: [1e-9])
     ending = run("ficco-run", "good.ficco", "--gpus", "2")
     assert ending.code == 4
-    assert "  numbers  WRONG: relative error " in ending.out
+    assert "  numbers  WRONG: integers equal, random data off by " in ending.out
     assert "ficco-run: the numbers are wrong: C of rank " in ending.err
     facts = run("ficco-run", "good.ficco", "--gpus", "2", "--json").record
     assert list(facts) == [*FIELDS, "error"]
