@@ -68,6 +68,9 @@ _set = click.option(
 _machine = click.option(
     "--machine", metavar="NAME", help="The stored machine to compile for and to model time on.  [default: h200-switch]"
 )
+_trust = click.option(
+    "--trust", is_flag=True, help="Let a stored plan name kernels' files outside of its folder (docs/trust.md)."
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
 _run_options = _options(
@@ -150,6 +153,7 @@ _run_options = _options(
         metavar="N",
         help="With --emit device-plan: for processes with so many ranks each.  [default: one process]",
     ),
+    _trust,
     _json,
 )
 
@@ -196,6 +200,7 @@ def run_verb(**options: Any) -> int:
 )
 @_set
 @_machine
+@_trust
 @_json
 def check(**options: Any) -> int:
     """Prove schedules and check their plans, without running them; `-` is standard input."""

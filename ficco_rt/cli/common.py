@@ -50,6 +50,7 @@ class Request:
     gpus: int | None
     settings: tuple[str, ...]
     machine: str | None
+    trust: bool = False  # whether a stored plan may name files anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
     that is at hand, where the request names none."""
     if request.source.is_plan:
         return _stored(request, progress, found)
-    from .. import compiler, library
+    from .. import compiler, kernel_files, library
     from ..graph.prove import prove
     from ..plan.check import check
     from ..plan.lower import lower
@@ -141,7 +142,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
         with progress.step("proving"):
             prove(graph)
         with progress.step("lowering"):
-            plan = lower(graph, machine)
+            plan = kernel_files.sealed(lower(graph, machine))
         with progress.step("checking the plan"):
             check(plan)
     title = library.title(source.data.decode("utf-8", "replace"))
@@ -155,7 +156,7 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
     if source.is_device_plan:
         raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
     with progress.step("reading and checking the plan"), sourced(source.texts):
-        plan = plan_from(source.data, source.name)
+        plan = plan_from(source.data, source.name, request.trust)
     if request.settings:
         raise UsageError(f"{source.name}: a plan has its sizes bound; --set belongs to a schedule")
     if request.gpus not in (None, plan.ranks):

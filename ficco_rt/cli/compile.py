@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from ..errors import UsageError
 from ..files import check_target, write_atomic
@@ -23,10 +24,11 @@ def compile_plan(
     if source.is_plan:
         raise UsageError(f"{source.name}: is a plan already; 'ficco check' checks it, 'ficco-run' runs it")
     job = compile_job(Request(source, gpus, settings, machine), progress)
-    from ..plan.codec import content_hash, to_json
+    from ..compiler import stored
+    from ..plan.codec import content_hash
 
     with progress.step("writing the plan"):
-        text = to_json(job.plan)
+        text = stored(job.plan, Path(output or "").parent)
     warn(job.warnings, job.texts)
     if output is None:
         sys.stdout.write(text)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os.path import realpath
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +61,7 @@ class Options:
     emit: str | None
     mode: Mode | None
     ranks_per_process: int | None
+    trust: bool
     as_json: bool
 
 
@@ -133,7 +135,7 @@ def run(options: Options) -> int:
         if options.trace and realpath(options.trace) == realpath(options.timeline):
             raise UsageError(f"{options.trace}: --trace and --timeline write a file each; give them different names")
     progress = Progress()
-    request = Request(read(options.target), options.gpus, options.settings, options.machine)
+    request = Request(read(options.target), options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
     if backend == "cuda" or backend == "hip":
         job = _gpu_job(request, options, backend, progress)
@@ -228,7 +230,7 @@ def _emit(options: Options) -> int:
             raise UsageError(f"--graph needs a run or --emit device-plan; --emit {options.emit} is the same with it")
     progress = Progress()
     source = read(options.target)
-    request = Request(source, options.gpus, options.settings, options.machine)
+    request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     if options.emit == "graph":
         if source.is_plan:
             raise UsageError(f"{source.name}: a plan has no graph any more; --emit graph works on a schedule")
@@ -245,9 +247,9 @@ def _emit(options: Options) -> int:
 
         sys.stdout.write(plan_text(job.plan))
     elif options.emit == "plan-json":
-        from ..plan.codec import to_json
+        from ..compiler import stored
 
-        sys.stdout.write(to_json(job.plan))
+        sys.stdout.write(stored(job.plan, Path()))
     else:
         _emit_device_plan(job, options)
     return 0

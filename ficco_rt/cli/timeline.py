@@ -11,7 +11,7 @@ from ..files import check_target, read_text, write_atomic
 from ..trace import Trace, TraceSpan, base_name
 from . import tracefile
 from .console import Style
-from .drawing import clock_words, show_time, stage_colours
+from .drawing import clean, clock_words, show_time, stage_colours
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160
@@ -21,7 +21,7 @@ def draw_file(trace: str, output: str | None) -> int:
     """Draw the trace file to `output`, or sketch it on standard output."""
     if output:
         check_picture(output)
-    record = tracefile.from_json(read_text(trace), trace)
+    record = clean(tracefile.from_json(read_text(trace), trace))
     if output:
         write_picture(record, output)
         ranks = "1 rank" if record.ranks == 1 else f"{record.ranks} ranks"
@@ -50,6 +50,7 @@ def write_picture(trace: Trace, path: str) -> None:
 
 def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
     """One line a stream: a column's height is the share of its time that the stream worked."""
+    trace = clean(trace)
     lanes = sorted(trace.lanes, key=lambda lane: lane.rank)
     colours = stage_colours(trace)
     colour_of = {c.name: c.colour for c in colours}
