@@ -98,7 +98,7 @@ def plan_from(data: bytes, name: str, trust: bool = False) -> plan_ir.Plan:
 
 def save_plan(plan: plan_ir.Plan, path: str | Path) -> None:
     """Store a plan: the whole file or nothing. Raises UsageError."""
-    files.check_target(path)
+    files.check_outputs([(files.PLAN, path)])
     files.write_atomic(path, stored(kernel_files.sealed(a_plan(plan)), Path(path).parent))
 
 

@@ -32,6 +32,7 @@ class Source:
     """What a target's name has led to, as read. `texts` are kept for messages where it cannot be read again."""
 
     name: str  # for messages, plans and traces
+    file: Path | str | int  # where it was read: a path, or 0 for standard input
     data: bytes
     is_plan: bool
     texts: Mapping[str, str]
@@ -69,7 +70,7 @@ class Job:
 def read(target: str) -> Source:
     """A schedule or a stored plan: `-` for standard input, a path (a pipe, too), or a library name."""
     if target == "-":
-        return _source(STDIN, read_stdin(), STDIN)
+        return _source(STDIN, read_stdin(), 0)
     if target.endswith(PLAN_SUFFIX):  # no library name
         return _source(target, files.read_bytes(target), target)
     from .. import library
@@ -78,11 +79,11 @@ def read(target: str) -> Source:
     return _source(library.shown(path), files.read_bytes(path), path)
 
 
-def _source(name: str, data: bytes, path: str | Path) -> Source:
+def _source(name: str, data: bytes, file: Path | str | int) -> Source:
     # a plan is a JSON object; no schedule begins like one
     is_plan = name.endswith(PLAN_SUFFIX) or data.lstrip()[:1] == b"{"
-    again = Path(path).is_file()
-    return Source(name, data, is_plan, {} if again else {name: data.decode("utf-8", "replace")})
+    again = not isinstance(file, int) and Path(file).is_file()
+    return Source(name, file, data, is_plan, {} if again else {name: data.decode("utf-8", "replace")})
 
 
 def read_stdin() -> bytes:

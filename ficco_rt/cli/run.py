@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os.path import realpath
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..errors import NumbersError, UsageError
-from ..files import check_target, write_atomic
+from ..files import PICTURE, TRACE, check_outputs, write_atomic
 from .common import (
     Job,
     Request,
@@ -126,16 +125,10 @@ def run(options: Options) -> int:
     if options.backend == "sim" and options.order is not None:
         raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
     _order(options.order)  # before the long work; whether the stream exists the plan will say
-    if options.trace:
-        check_target(options.trace)
-    if options.timeline:
-        from .timeline import check_picture
-
-        check_picture(options.timeline)
-        if options.trace and realpath(options.trace) == realpath(options.timeline):
-            raise UsageError(f"{options.trace}: --trace and --timeline write a file each; give them different names")
+    source = read(options.target)
+    check_outputs([(TRACE, options.trace), (PICTURE, options.timeline)], [source.file])
     progress = Progress()
-    request = Request(read(options.target), options.gpus, options.settings, options.machine, options.trust)
+    request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
     if backend == "cuda" or backend == "hip":
         job = _gpu_job(request, options, backend, progress)

@@ -6,8 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from ..errors import UsageError
-from ..files import check_target, read_text, write_atomic
+from ..files import PICTURE, check_outputs, read_text, write_atomic
 from ..trace import Trace, TraceSpan, base_name
 from . import tracefile
 from .console import Style
@@ -19,8 +18,7 @@ _NARROWEST, _WIDEST = 24, 160
 
 def draw_file(trace: str, output: str | None) -> int:
     """Draw the trace file to `output`, or sketch it on standard output."""
-    if output:
-        check_picture(output)
+    check_outputs([(PICTURE, output)], [trace])
     record = clean(tracefile.from_json(read_text(trace), trace))
     if output:
         write_picture(record, output)
@@ -32,13 +30,6 @@ def draw_file(trace: str, output: str | None) -> int:
         sys.stdout.write(f"{style(record.schedule, 'bold')}: {show_time(record.duration)}, {words}\n")
         sys.stdout.write(sketch(record, style))
     return 0
-
-
-def check_picture(path: str) -> None:
-    """Complain now about a picture that could not be written."""
-    if Path(path).suffix.lower() not in (".svg", ".html"):
-        raise UsageError(f"{path}: a picture's name ends in .svg or .html")
-    check_target(path)
 
 
 def write_picture(trace: Trace, path: str) -> None:

@@ -671,8 +671,6 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
                                 "such as random:7"),
         (["--trace", "no/t.json"], "no/t.json: there is no directory 'no'"),
         (["--trace", "."], ".: is a directory; name a file in it"),
-        (["--trace", "t.svg", "--timeline", "./t.svg"], "t.svg: --trace and --timeline write a file each; "
-                                                        "give them different names"),
         (["--timeline", "t.png"], "t.png: a picture's name ends in .svg or .html"),
         (["--emit", "plan", "--trace", "t.json"], "--trace needs a run and --emit does not run"),
     ],
@@ -680,6 +678,50 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
 def test_run_usage_errors(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
     assert run("ficco-run", "good.ficco", *words) == Ending(2, "", f"ficco-run: {message}\n")
     assert sorted(p.name for p in here.iterdir()) == ["good.ficco", "missing.ficco"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ficco", "compile", "good.ficco", "-o", "good.ficco"], "good.ficco: a plan's name ends in .json"),
+        (["ficco", "compile", "good.ficco", "-o", "link.json"],
+         "link.json: is read here, and would be written over; name another file"),
+        (["ficco", "compile", "good.ficco", "-o", "hard.json"],
+         "hard.json: is read here, and would be written over; name another file"),
+        (["ficco-run", "good.ficco", "--trace", "good.ficco"], "good.ficco: a trace's name ends in .json"),
+        (["ficco-run", "good.ficco", "--trace", "x.py"], "x.py: a trace's name ends in .json"),
+        (["ficco-run", "plan.json", "--trace", "./plan.json"],
+         "./plan.json: is read here, and would be written over; name another file"),
+        (["ficco-run", "good.ficco", "--timeline", "link.svg", "--trace", "other.json"],
+         "link.svg: is read here, and would be written over; name another file"),
+        (["ficco-run", "missing.ficco", "--trace", "a.json", "--timeline", "a.svg"],
+         "a.svg: two outputs go to this file; give them different names"),
+        (["ficco", "timeline", "plan.json", "-o", "plan.svg"],
+         "plan.svg: is read here, and would be written over; name another file"),
+    ],
+    ids=lambda words: " ".join(words[1:]) if isinstance(words, list) else "",
+)  # fmt: skip
+def test_no_command_writes_over_what_it_reads(
+    run: Callable[..., Ending], here: Path, words: list[str], message: str
+) -> None:
+    for name in ("link.json", "link.svg"):
+        (here / name).symlink_to("good.ficco")
+    os.link(here / "good.ficco", here / "hard.json")
+    (here / "a.svg").symlink_to("a.json")
+    (here / "plan.svg").symlink_to("plan.json")
+    assert run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json").code == 0
+    before = {p.name: p.read_bytes() for p in here.iterdir() if p.exists()}
+    program = "ficco-run" if words[0] == "ficco-run" else " ".join(words[:2])
+    assert run(*words) == Ending(2, "", f"{program}: {message}\n")
+    assert {p.name: p.read_bytes() for p in here.iterdir() if p.exists()} == before
+
+
+def test_standard_input_is_not_written_over(here: Path) -> None:
+    with (here / "good.ficco").open() as text:
+        os.link(here / "good.ficco", here / "plan.json")
+        words = command("ficco", "compile", "-", "-o", "plan.json")
+        done = subprocess.run(words, stdin=text, env=ENVIRONMENT, cwd=here, check=False)
+    assert (done.returncode, (here / "good.ficco").read_text()) == (2, GOOD)
 
 
 def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
