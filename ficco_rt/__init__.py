@@ -72,7 +72,7 @@ def load_plan(path: str | Path, trust: bool = False) -> Plan:
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Store a plan as JSON with its content hash: the whole file or nothing, whatever interrupts.
 
-    Raises UsageError (the file cannot be written or is no .json, no plan is given), ScheduleError (a file of a kernel is
+    Raises UsageError (the file cannot be written or is no .json, no plan is given), ScheduleError (a kernel's file is
     missing).
 
     Example: `save_plan(compile("ag_gemm/serial", ranks=8), "plan.json")`.

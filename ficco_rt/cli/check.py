@@ -36,7 +36,7 @@ def check(
     as_json: bool,
 ) -> int:
     """Check every target at every number of ranks; one that is wrong does not hide the others."""
-    numbers = gpu_list(gpus) if gpus else (None,)
+    numbers = (None,) if gpus is None else gpu_list(gpus)
     progress = Progress()
     results: list[dict[str, object]] = []
     told: set[object] = set()

@@ -202,7 +202,7 @@ def gpu_list(text: str) -> tuple[int, ...]:
     """`1,2,4,8` as numbers."""
     numbers = []
     for part in text.split(","):
-        if not part.strip().isdecimal() or not 1 <= int(part[:12]) <= MAX_GPUS:
+        if not (part.isascii() and part.strip().isdecimal()) or not 1 <= int(part[:12]) <= MAX_GPUS:
             raise UsageError(
                 f"--gpus {text}: expected numbers from 1 to {MAX_GPUS} with commas between, such as 1,2,4,8"
             )

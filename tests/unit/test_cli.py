@@ -18,6 +18,7 @@ import pytest
 
 from ficco_rt import files
 from ficco_rt.cli.main import execute
+from ficco_rt.cli.report import error_text
 from ficco_rt.cli.settings import parse_settings, show_value
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
 
@@ -678,6 +679,24 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
 def test_run_usage_errors(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
     assert run("ficco-run", "good.ficco", *words) == Ending(2, "", f"ficco-run: {message}\n")
     assert sorted(p.name for p in here.iterdir()) == ["good.ficco", "missing.ficco"]
+
+
+@pytest.mark.parametrize("number", ["", "\u0662", "2\u0662", "1e1"])
+@pytest.mark.parametrize("command", ["ficco-run", "ficco check", "ficco compile", "ficco explain"])
+def test_numbers_are_written_in_digits(run: Callable[..., Ending], here: Path, command: str, number: str) -> None:
+    ending = run(*command.split(), "good.ficco", "--gpus", number)
+    assert (ending.code, ending.out) == (2, "")
+    assert "from 1 to 1024" in ending.err
+
+
+def test_messages_name_shipped_schedules_where_they_are(
+    run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = run("ficco", "check", "ag_gemm/serial", "--set", "M=7")
+    place = ending.err.split(":")[0]
+    assert (ending.code, Path(place).is_file(), Path(place).name) == (1, True, "serial.ficco")
+    error = DeviceError("schedules/ag_gemm/serial.ficco:12: lost; see ../schedules/x")
+    assert error_text(error, "ficco") == f"ficco: device error: {place}:12: lost; see ../schedules/x"
 
 
 @pytest.mark.parametrize(
