@@ -53,10 +53,12 @@ def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) ->
     return discover(driver, ranks, ranks_per_gpu)
 
 
-def load_plan(path: str | Path) -> Plan:
+def load_plan(path: str | Path, trust: bool = False) -> Plan:
     """The plan of a file that `save_plan` or `ficco compile` wrote, checked again for races and deadlocks.
 
-    It equals the plan that was stored: ranks, params and all shapes are bound in it.
+    It equals the plan that was stored: ranks, params and all shapes are bound in it. If it names files of kernels, a
+    run runs them. They must be the files that it was compiled with, and lie below its own folder, or anywhere with
+    `trust`.
 
     Raises UsageError (no such file, not text), PlanError (no plan, of another version, changed by hand, or wrong).
 
@@ -64,13 +66,14 @@ def load_plan(path: str | Path) -> Plan:
     """
     from .compiler import load_plan
 
-    return load_plan(path)
+    return load_plan(path, trust)
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
     """Store a plan as JSON with its content hash: the whole file or nothing, whatever interrupts.
 
-    Raises UsageError (the file cannot be written, no plan is given).
+    Raises UsageError (the file cannot be written or is no .json, no plan is given), ScheduleError (a kernel's file is
+    missing).
 
     Example: `save_plan(compile("ag_gemm/serial", ranks=8), "plan.json")`.
     """

@@ -11,7 +11,7 @@ import ficco_dsl
 from ficco_dsl.diagnostics import Diagnostic
 from ficco_dsl.nodes import Schedule
 
-from . import files, library
+from . import files, kernel_files, library
 from .arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
 from .graph.build import build as build_graph
@@ -78,25 +78,33 @@ def compile_schedule(
     """
     schedule = load(name_or_path)
     target = chosen(machine, whole(ranks, "ranks"))
-    return plan_of(build(schedule, ranks, params), target)
+    return kernel_files.sealed(plan_of(build(schedule, ranks, params), target))
 
 
-def load_plan(path: str | Path) -> plan_ir.Plan:
+def load_plan(path: str | Path, trust: bool = False) -> plan_ir.Plan:
     """A stored plan, read and checked. Raises UsageError (the file), PlanError (what is in it)."""
-    return plan_from(files.read_bytes(path), str(path))
+    return plan_from(files.read_bytes(path), str(path), trust)
 
 
-def plan_from(data: bytes, name: str) -> plan_ir.Plan:
-    """The checked plan of a file's content; `name` is what messages call it."""
-    plan = codec.from_json(files.decoded(data, name), name)
+def plan_from(data: bytes, name: str, trust: bool = False) -> plan_ir.Plan:
+    """The checked plan of a file's content; `name` is the file's, and what messages call it. With `trust` it may name
+    files of kernels anywhere, else below its own folder."""
+    folder = Path(name).parent
+    plan = kernel_files.stored_in(codec.from_json(files.decoded(data, name), name), folder)
     check(plan)
+    kernel_files.held(plan, folder, trust)
     return plan
 
 
 def save_plan(plan: plan_ir.Plan, path: str | Path) -> None:
     """Store a plan: the whole file or nothing. Raises UsageError."""
-    files.check_target(path)
-    files.write_atomic(path, codec.to_json(a_plan(plan)))
+    files.check_outputs([(files.PLAN, path)])
+    files.write_atomic(path, stored(kernel_files.sealed(a_plan(plan)), Path(path).parent))
+
+
+def stored(plan: plan_ir.Plan, folder: Path) -> str:
+    """The text of a plan's file in `folder`."""
+    return codec.to_json(kernel_files.relative(plan, folder))
 
 
 def a_plan(value: object) -> plan_ir.Plan:

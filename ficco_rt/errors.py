@@ -6,6 +6,8 @@ UsageError     2  the command or the call is wrong
 DeviceError    3  a device or driver failed
 NumbersError   4  the run ended and its numbers are wrong
 InternalError  5  our bug
+
+130 is for a command that Ctrl-C interrupted.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import UsageError
@@ -37,8 +39,51 @@ def read_text(path: Path | str) -> str:
     return decoded(read_bytes(path), path)
 
 
+@dataclass(frozen=True, slots=True)
+class FileKind:
+    """What is written to files whose names end so."""
+
+    name: str
+    suffixes: tuple[str, ...]
+
+
+PLAN = FileKind("plan", (".json",))
+TRACE = FileKind("trace", (".json",))
+PICTURE = FileKind("picture", (".svg", ".html"))
+REPORT = FileKind("report", (".json",))
+
+
+def check_outputs(
+    outputs: Iterable[tuple[FileKind, Path | str | None]], inputs: Iterable[Path | str | int] = ()
+) -> None:
+    """Complain now, not after a long run, about files that could not be written, and about those that nobody means: of
+    another kind by their names, two outputs that are one file, or one of the inputs, through whatever links. An input
+    may be an open file's number; an output of None is not written."""
+    read = list(inputs)
+    taken: set[str] = set()
+    for kind, path in outputs:
+        if path is None:
+            continue
+        check_target(path)
+        special = is_special(Path(path))
+        if Path(path).suffix.lower() not in kind.suffixes and not (special and len(kind.suffixes) == 1):
+            raise UsageError(f"{path}: a {kind.name}'s name ends in {' or '.join(kind.suffixes)}")
+        if not special and any(_same(path, name) for name in read):
+            raise UsageError(f"{path}: is read here, and would be written over; name another file")
+        if not special and os.path.realpath(path) in taken:
+            raise UsageError(f"{path}: two outputs go to this file; give them different names")
+        taken.add(os.path.realpath(path))
+
+
+def _same(output: Path | str, given: Path | str | int) -> bool:
+    try:
+        return os.path.samestat(os.stat(output), os.stat(given))
+    except (OSError, ValueError):  # not there, or no file at all
+        return False
+
+
 def check_target(path: Path | str) -> None:
-    """Complain now, not after a long run, about a file that could not be written."""
+    """Complain about a file that could not be written."""
     target = Path(path)
     if target.is_dir():
         raise UsageError(f"{path}: is a directory; name a file in it")

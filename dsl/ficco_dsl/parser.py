@@ -778,6 +778,7 @@ _HELP_FOR_CHARACTER = {
     "!": ("unexpected character '!'", "write 'not'"),
     "^": ("unexpected character '^'", "there is no power; write a product"),
 }
+_STATEMENTS = "statements stand in stages: stage NAME on QUEUE { ... }"
 # What could stand where a whole statement or declaration is expected, and what to do about what stands there.
 _WHOLES: dict[str, dict[str, str]] = {
     "a statement or '}'": {
@@ -792,7 +793,7 @@ _WHOLES: dict[str, dict[str, str]] = {
     "a declaration": {
         **dict.fromkeys(
             ("COPY", "GEMM", "REDUCE", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL", "LAUNCH", "FOR"),
-            "statements stand in stages: stage NAME on QUEUE { ... }",
+            _STATEMENTS,
         ),
         "RBRACE": "no '{' is open here",
     },
@@ -839,6 +840,10 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
     if "EQUAL" in accepted and getattr(stack[-1], "type", "") == "NAME" and _AFTER_NUMBER.search(text[:at]):
         return Diagnostic(_builder.token_span(stack[-1]), f"unknown unit '{_shown(stack[-1])}'", help=_UNITS_HELP)
 
+    meant = _meant(token, span, stack, accepted)
+    if meant is not None:
+        return meant
+
     terminals = _terminals()
     words = {terminals[t] for t in accepted if terminals.get(t, "").isidentifier()}
     expected = _expected(accepted, stack)
@@ -871,6 +876,46 @@ def _explain(error: UnexpectedInput, text: str, at: int, path: str, before: int)
     if not at_end and help is None:
         help = _WHOLES.get(expected, {}).get(token.type)
     return Diagnostic(span, f"expected {expected}, found {found}", notes, help)
+
+
+_COLLECTIVES = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+_IN_BRACKETS = "values of one variable stand in brackets: {} p in [0, 1, 2]"
+
+
+def _meant(token: Token, span: Span, stack: list[Any], accepted: set[str]) -> Diagnostic | None:
+    """A mistake behind which it is plain what is meant."""
+    keyword = _keyword_before(stack)
+    kind = None if keyword is None else keyword.type
+    top = stack[-1] if stack else None
+    if token.type in ("STREAMED", "AFTER") and kind == "STAGE" and token.type not in accepted:
+        option = "streamed" if token.type == "STREAMED" else "after OTHER"
+        return Diagnostic(span, f"'{token}' stands before 'with'", help=f"stage NAME on QUEUE {option} with ...")
+    called = token.type == "LPAR" and getattr(top, "type", "") == "NAME"
+    if called and any(getattr(x, "type", "") == "COMPUTES" for x in stack):
+        near = difflib.get_close_matches(str(top)[:30], _COLLECTIVES, 1, 0.5)
+        return Diagnostic(
+            _builder.token_span(cast("Token", top)),
+            f"'{_shown(cast('Token', top))}' is no collective; a claim may have {', '.join(_COLLECTIVES[:-1])} and "
+            f"{_COLLECTIVES[-1]}",
+            help=f"did you mean '{near[0]}'?" if near else None,
+        )
+    if token.type == "NAME" and {"PARAM", "STAGE"} <= accepted:
+        near = difflib.get_close_matches(token[:30], ("copy", "gemm", "reduce", "launch", *_COLLECTIVES), 1, 0.7)
+        if near:
+            found = f"expected a declaration, found '{_shown(token)}'"
+            return Diagnostic(span, found, help=f"{_STATEMENTS}; is it '{near[0]}'?")
+    if kind == "FOR" and (
+        (token.type == "INT" and top == ",")
+        or (token.type in ("COMMA", "LBRACE") and accepted == {"IN"} and "," in stack)
+    ):
+        return Diagnostic(
+            span,
+            f"expected the next variable and its values after ',', found '{_shown(token)}'",
+            help=_IN_BRACKETS.format("for"),
+        )
+    if kind == "STEP" and token.type == "COMMA" and "LBRACE" in accepted:
+        return Diagnostic(span, "expected '{', found ','", help=_IN_BRACKETS.format("step"))
+    return None
 
 
 def _before(text: str, at: int, before: int) -> tuple[int, int] | None:

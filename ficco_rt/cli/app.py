@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -11,7 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 _EXITS = (
-    "Exit codes: 0 ok, 1 the schedule is wrong, 2 usage, 3 device or driver, 4 the numbers are wrong, 5 a bug of ours."
+    "Exit codes: 0 ok, 1 the schedule is wrong, 2 usage, 3 device or driver, 4 the numbers are wrong, 5 a bug of ours, "
+    "130 interrupted."
 )
 
 
@@ -19,10 +21,9 @@ def _number(least: int, most: int) -> Callable[[object], int]:
     """An option's type: a whole number in a range, without click's own words for it in every help line."""
 
     def convert(text: object) -> int:
-        try:
-            number = int(str(text)) if len(str(text)) < 30 else most + 1
-        except ValueError:
-            number = least - 1
+        written = str(text).strip()
+        digits = re.fullmatch(r"[+-]?[0-9]+(_[0-9]+)*", written) and len(written) < 30
+        number = int(written) if digits else least - 1
         if not least <= number <= most:
             raise click.BadParameter(f"'{text}' is not a whole number from {least} to {most}")
         return number
@@ -67,6 +68,9 @@ _set = click.option(
 )
 _machine = click.option(
     "--machine", metavar="NAME", help="The stored machine to compile for and to model time on.  [default: h200-switch]"
+)
+_trust = click.option(
+    "--trust", is_flag=True, help="Let a stored plan name kernels' files outside of its folder (docs/trust.md)."
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
@@ -150,6 +154,7 @@ _run_options = _options(
         metavar="N",
         help="With --emit device-plan: for processes with so many ranks each.  [default: one process]",
     ),
+    _trust,
     _json,
 )
 
@@ -196,6 +201,7 @@ def run_verb(**options: Any) -> int:
 )
 @_set
 @_machine
+@_trust
 @_json
 def check(**options: Any) -> int:
     """Prove schedules and check their plans, without running them; `-` is standard input."""

@@ -28,10 +28,15 @@ from .report import as_ours, diagnostic_record, error_record, error_text, print_
 
 
 def check(
-    targets: tuple[str, ...], gpus: str | None, settings: tuple[str, ...], machine: str | None, as_json: bool
+    targets: tuple[str, ...],
+    gpus: str | None,
+    settings: tuple[str, ...],
+    machine: str | None,
+    trust: bool,
+    as_json: bool,
 ) -> int:
     """Check every target at every number of ranks; one that is wrong does not hide the others."""
-    numbers = gpu_list(gpus) if gpus else (None,)
+    numbers = (None,) if gpus is None else gpu_list(gpus)
     progress = Progress()
     results: list[dict[str, object]] = []
     told: set[object] = set()
@@ -66,7 +71,7 @@ def check(
             continue
         for ranks in (None,) if source.is_plan and gpus is None else numbers:
             try:
-                job = compile_job(Request(source, ranks, settings, machine), progress)
+                job = compile_job(Request(source, ranks, settings, machine, trust), progress)
             except Exception as caught:  # noqa: BLE001  told at once, then the next one has its turn
                 wrong(target, ranks, caught)
                 continue

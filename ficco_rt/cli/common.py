@@ -32,6 +32,7 @@ class Source:
     """What a target's name has led to, as read. `texts` are kept for messages where it cannot be read again."""
 
     name: str  # for messages, plans and traces
+    file: Path | str | int  # where it was read: a path, or 0 for standard input
     data: bytes
     is_plan: bool
     texts: Mapping[str, str]
@@ -50,6 +51,7 @@ class Request:
     gpus: int | None
     settings: tuple[str, ...]
     machine: str | None
+    trust: bool = False  # whether a stored plan may name files anywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Job:
 def read(target: str) -> Source:
     """A schedule or a stored plan: `-` for standard input, a path (a pipe, too), or a library name."""
     if target == "-":
-        return _source(STDIN, read_stdin(), STDIN)
+        return _source(STDIN, read_stdin(), 0)
     if target.endswith(PLAN_SUFFIX):  # no library name
         return _source(target, files.read_bytes(target), target)
     from .. import library
@@ -77,11 +79,11 @@ def read(target: str) -> Source:
     return _source(library.shown(path), files.read_bytes(path), path)
 
 
-def _source(name: str, data: bytes, path: str | Path) -> Source:
+def _source(name: str, data: bytes, file: Path | str | int) -> Source:
     # a plan is a JSON object; no schedule begins like one
     is_plan = name.endswith(PLAN_SUFFIX) or data.lstrip()[:1] == b"{"
-    again = Path(path).is_file()
-    return Source(name, data, is_plan, {} if again else {name: data.decode("utf-8", "replace")})
+    again = not isinstance(file, int) and Path(file).is_file()
+    return Source(name, file, data, is_plan, {} if again else {name: data.decode("utf-8", "replace")})
 
 
 def read_stdin() -> bytes:
@@ -128,7 +130,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
     that is at hand, where the request names none."""
     if request.source.is_plan:
         return _stored(request, progress, found)
-    from .. import compiler, library
+    from .. import compiler, kernel_files, library
     from ..graph.prove import prove
     from ..plan.check import check
     from ..plan.lower import lower
@@ -141,7 +143,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
         with progress.step("proving"):
             prove(graph)
         with progress.step("lowering"):
-            plan = lower(graph, machine)
+            plan = kernel_files.sealed(lower(graph, machine))
         with progress.step("checking the plan"):
             check(plan)
     title = library.title(source.data.decode("utf-8", "replace"))
@@ -155,7 +157,7 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
     if source.is_device_plan:
         raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
     with progress.step("reading and checking the plan"), sourced(source.texts):
-        plan = plan_from(source.data, source.name)
+        plan = plan_from(source.data, source.name, request.trust)
     if request.settings:
         raise UsageError(f"{source.name}: a plan has its sizes bound; --set belongs to a schedule")
     if request.gpus not in (None, plan.ranks):
@@ -200,7 +202,7 @@ def gpu_list(text: str) -> tuple[int, ...]:
     """`1,2,4,8` as numbers."""
     numbers = []
     for part in text.split(","):
-        if not part.strip().isdecimal() or not 1 <= int(part[:12]) <= MAX_GPUS:
+        if not (part.isascii() and part.strip().isdecimal()) or not 1 <= int(part[:12]) <= MAX_GPUS:
             raise UsageError(
                 f"--gpus {text}: expected numbers from 1 to {MAX_GPUS} with commas between, such as 1,2,4,8"
             )

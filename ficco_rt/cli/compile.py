@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from ..errors import UsageError
-from ..files import check_target, write_atomic
+from ..files import PLAN, check_outputs, write_atomic
 from .check import operations, proof_words
 from .common import Request, compile_job, count, read
 from .console import Progress
@@ -16,17 +17,17 @@ def compile_plan(
     target: str, gpus: int | None, settings: tuple[str, ...], machine: str | None, output: str | None
 ) -> int:
     """Write the plan as JSON to a file or to standard output."""
-    if output:
-        check_target(output)
-    progress = Progress()
     source = read(target)
+    check_outputs([(PLAN, output)], [source.file])
+    progress = Progress()
     if source.is_plan:
         raise UsageError(f"{source.name}: is a plan already; 'ficco check' checks it, 'ficco-run' runs it")
     job = compile_job(Request(source, gpus, settings, machine), progress)
-    from ..plan.codec import content_hash, to_json
+    from ..compiler import stored
+    from ..plan.codec import content_hash
 
     with progress.step("writing the plan"):
-        text = to_json(job.plan)
+        text = stored(job.plan, Path(output or "").parent)
     warn(job.warnings, job.texts)
     if output is None:
         sys.stdout.write(text)

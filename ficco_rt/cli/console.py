@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
@@ -82,12 +84,20 @@ def show_place(span: Span) -> str:
 
 
 def show_path(path: str) -> str:
-    """A path from the current folder on if it is below that."""
+    """A path where the file is: from the current folder on if it is below that. Shipped schedules, which plans and
+    traces call the same on every machine, may be in an installed package."""
     try:
         here = os.path.join(os.getcwd(), "")
     except OSError:  # the folder is gone
         return path
+    found = located(path)
+    path = path if found == Path(path) else str(found)
     return path.removeprefix(here) if os.path.isabs(path) else path
+
+
+def show_paths(text: str) -> str:
+    """A message with `show_path` for the shipped schedules in it."""
+    return re.sub(r"(?<![\w/])schedules/[\w/.-]+", lambda found: show_path(found[0]), text)
 
 
 def show_diagnostic(diagnostic: Diagnostic, sources: Sources, style: Style, kind: str = "") -> str:

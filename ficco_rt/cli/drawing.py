@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from ..trace import Trace, TraceSpan, base_name
@@ -24,6 +25,8 @@ _FAMILY_OF = {
     "reduce": "sums",
     "wait": "moves",
 }
+# What XML has no place for, and what a terminal would obey.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
 MOVE_KINDS = frozenset(("copy", "collective"))
 
@@ -34,6 +37,26 @@ class StageColour:
 
     name: str
     colour: str
+
+
+def clean(trace: Trace) -> Trace:
+    """The trace with no control characters in what a drawing shows of it: its names may be anybody's."""
+
+    def plain(text: str) -> str:
+        return _CONTROL.sub("\ufffd", text)
+
+    def cleaned(span: TraceSpan) -> TraceSpan:
+        launched = span.launched
+        if not any(map(_CONTROL.search, (span.label, span.stage, span.place, launched.kernel if launched else ""))):
+            return span
+        launched = launched and replace(launched, kernel=plain(launched.kernel))
+        return replace(
+            span, label=plain(span.label), stage=plain(span.stage), place=plain(span.place), launched=launched
+        )
+
+    lanes = tuple(replace(lane, name=plain(lane.name)) for lane in trace.lanes)
+    spans = tuple(map(cleaned, trace.spans))
+    return replace(trace, schedule=plain(trace.schedule), machine=plain(trace.machine), lanes=lanes, spans=spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from html import escape
 from importlib.resources import files
 
 from ..trace import Trace, TraceSpan, base_name
-from .drawing import about, show_time, stack, stage_colours
+from .drawing import about, clean, show_time, stack, stage_colours
 
 
 def draw(trace: Trace) -> str:
     """The page. The same trace gives the same bytes."""
+    trace = clean(trace)
     colours = stage_colours(trace)
     stage_of = {c.name: i for i, c in enumerate(colours)}
     texts: dict[str, int] = {}

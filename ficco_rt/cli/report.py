@@ -17,7 +17,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from .. import __version__, env
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError, exit_code
 from .common import count
-from .console import SourcedError, Sources, Style, show_diagnostic
+from .console import SourcedError, Sources, Style, show_diagnostic, show_paths
 
 _LEAD: dict[type[Exception], str] = {DeviceError: "device error: ", NumbersError: "the numbers are wrong: "}
 
@@ -68,7 +68,7 @@ def error_text(error: Exception, program: str) -> str:
         return "\n".join(told if len(told) == 1 else [*told, count(len(told), "error")])
     if exit_code(error) == 5:
         return f"{program}: {_bug(error)}"
-    return f"{program}: {_LEAD.get(type(error), '')}{error}"
+    return f"{program}: {_LEAD.get(type(error), '')}{show_paths(str(error))}"
 
 
 def error_record(error: Exception) -> dict[str, object]:

@@ -6,13 +6,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from os.path import realpath
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..errors import NumbersError, UsageError
-from ..files import check_target, write_atomic
+from ..files import PICTURE, TRACE, check_outputs, write_atomic
 from .common import (
     Job,
     Request,
@@ -60,6 +60,7 @@ class Options:
     emit: str | None
     mode: Mode | None
     ranks_per_process: int | None
+    trust: bool
     as_json: bool
 
 
@@ -101,6 +102,8 @@ class Result:
         v = self.verification
         if v is None or v.ok:
             return None
+        if v.integers is False:
+            return NumbersError(f"{v.worst} (on integers that nothing rounds, seed {self.seed})")
         return NumbersError(
             f"{v.worst} (relative error {v.rel_err:.2e}, tolerance {v.tolerance:.2e}, seed {self.seed})"
         )
@@ -122,16 +125,10 @@ def run(options: Options) -> int:
     if options.backend == "sim" and options.order is not None:
         raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
     _order(options.order)  # before the long work; whether the stream exists the plan will say
-    if options.trace:
-        check_target(options.trace)
-    if options.timeline:
-        from .timeline import check_picture
-
-        check_picture(options.timeline)
-        if options.trace and realpath(options.trace) == realpath(options.timeline):
-            raise UsageError(f"{options.trace}: --trace and --timeline write a file each; give them different names")
+    source = read(options.target)
+    check_outputs([(TRACE, options.trace), (PICTURE, options.timeline)], [source.file])
     progress = Progress()
-    request = Request(read(options.target), options.gpus, options.settings, options.machine)
+    request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
     if backend == "cuda" or backend == "hip":
         job = _gpu_job(request, options, backend, progress)
@@ -226,7 +223,7 @@ def _emit(options: Options) -> int:
             raise UsageError(f"--graph needs a run or --emit device-plan; --emit {options.emit} is the same with it")
     progress = Progress()
     source = read(options.target)
-    request = Request(source, options.gpus, options.settings, options.machine)
+    request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     if options.emit == "graph":
         if source.is_plan:
             raise UsageError(f"{source.name}: a plan has no graph any more; --emit graph works on a schedule")
@@ -243,9 +240,9 @@ def _emit(options: Options) -> int:
 
         sys.stdout.write(plan_text(job.plan))
     elif options.emit == "plan-json":
-        from ..plan.codec import to_json
+        from ..compiler import stored
 
-        sys.stdout.write(to_json(job.plan))
+        sys.stdout.write(stored(job.plan, Path()))
     else:
         _emit_device_plan(job, options)
     return 0
@@ -320,7 +317,8 @@ def _execute(
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
         from ..exec.ideal import ideal
-        from ..exec.verify import check_replay, fresh_inputs, verified_run
+        from ..exec.inputs import fresh_inputs
+        from ..exec.verify import check_replay, verified_run
         from ..plan.codec import content_hash
 
         yardstick = ideal(job.plan, job.machine)
@@ -348,6 +346,7 @@ def _execute(
         else:
             with progress.step("running and verifying"):
                 verification = verified_run(executor, seed=options.seed, progress=progress.report)
+                del host[:-1]  # the run on normal data is the timed one
         times = [executor.duration] if verification else []
         timed = options.iters or (0 if verification else 1)
         executor.graph = options.graph
@@ -406,6 +405,7 @@ def record(result: Result) -> dict[str, object]:
         "ranks": plan.ranks,
         "params": dict(plan.params),
         "verified": compared.ok if compared else None,
+        "integers": compared.integers if compared else None,
         "unproven": unproven_outputs(plan),
         "rel_err": compared.rel_err if compared else None,
         "tolerance": compared.tolerance if compared else None,
@@ -513,9 +513,11 @@ def _numbers(result: Result, style: Style) -> str:
     words: Sequence[str]
     if found.rel_err is None:
         words = [style("not verified", "yellow"), "nothing is claimed; every element was written"]
-    elif found.ok:
-        words = [style("correct", "green"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
     else:
-        words = [style("WRONG", "red"), f"relative error {found.rel_err:.1e}, tolerance {found.tolerance:.1e}"]
+        integers = "integers equal" if found.integers else "integers DIFFER"
+        normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"
+        if not found.rel_err and not found.tolerance:
+            normal = "random data equal"
+        words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
     unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""
     return ": ".join(words) + unproven

@@ -10,6 +10,7 @@ from ..trace import Launched, Trace, TraceSpan, base_name
 from .drawing import (
     StageColour,
     about,
+    clean,
     clock_words,
     lane_use,
     show_bytes,
@@ -68,6 +69,7 @@ class _Mark:
 
 def draw(trace: Trace) -> str:
     """The picture."""
+    trace = clean(trace)
     colours = stage_colours(trace)
     css_of = {c.name: f"s{i}" for i, c in enumerate(colours)}
     height_of = _lane_height(len(trace.lanes))

@@ -6,12 +6,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from ..errors import UsageError
-from ..files import check_target, read_text, write_atomic
+from ..files import PICTURE, check_outputs, read_text, write_atomic
 from ..trace import Trace, TraceSpan, base_name
 from . import tracefile
 from .console import Style
-from .drawing import clock_words, show_time, stage_colours
+from .drawing import clean, clock_words, show_time, stage_colours
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160
@@ -19,9 +18,8 @@ _NARROWEST, _WIDEST = 24, 160
 
 def draw_file(trace: str, output: str | None) -> int:
     """Draw the trace file to `output`, or sketch it on standard output."""
-    if output:
-        check_picture(output)
-    record = tracefile.from_json(read_text(trace), trace)
+    check_outputs([(PICTURE, output)], [trace])
+    record = clean(tracefile.from_json(read_text(trace), trace))
     if output:
         write_picture(record, output)
         ranks = "1 rank" if record.ranks == 1 else f"{record.ranks} ranks"
@@ -34,13 +32,6 @@ def draw_file(trace: str, output: str | None) -> int:
     return 0
 
 
-def check_picture(path: str) -> None:
-    """Complain now about a picture that could not be written."""
-    if Path(path).suffix.lower() not in (".svg", ".html"):
-        raise UsageError(f"{path}: a picture's name ends in .svg or .html")
-    check_target(path)
-
-
 def write_picture(trace: Trace, path: str) -> None:
     """The picture in the form that its name asks for, the same of a run and of its trace file."""
     from . import html, svg
@@ -50,6 +41,7 @@ def write_picture(trace: Trace, path: str) -> None:
 
 def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
     """One line a stream: a column's height is the share of its time that the stream worked."""
+    trace = clean(trace)
     lanes = sorted(trace.lanes, key=lambda lane: lane.rank)
     colours = stage_colours(trace)
     colour_of = {c.name: c.colour for c in colours}

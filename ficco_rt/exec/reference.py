@@ -65,12 +65,12 @@ def extent(value: ClaimValue) -> Extent:
             n = len(inside.shapes)
             at = _axis(len(inside.shapes[0]), axis)
             lengths = [s[at] for s in inside.shapes]
-            cuts = _cuts(lengths, shares)
+            ends = cuts(lengths, shares)
             own = {
                 "all_gather": [sum(lengths)] * n,
                 "all_reduce": lengths,
-                "reduce_scatter": [cuts[0][r + 1] - cuts[0][r] for r in range(n)],
-                "all_to_all": [sum(c[r + 1] - c[r] for c in cuts) for r in range(n)],
+                "reduce_scatter": [ends[0][r + 1] - ends[0][r] for r in range(n)],
+                "all_to_all": [sum(e[r + 1] - e[r] for e in ends) for r in range(n)],
             }[kind]
             shapes = tuple((*s[:at], k, *s[at + 1 :]) for s, k in zip(inside.shapes, own, strict=True))
             summed = n if kind in ("all_reduce", "reduce_scatter") else 1
@@ -108,7 +108,7 @@ def _combine(value: Combined, ranks: Iterator[Any], to: Arithmetic) -> Iterator[
             yield from [total] * n
             return
         at = _axis(total.ndim, value.axis)
-        (cut,) = _cuts([total.shape[at]] * n, value.shares)[:1]
+        cut = cuts([total.shape[at]] * n, value.shares)[0]
         for r in range(n):
             yield _piece(total, at, cut[r], cut[r + 1])
         return
@@ -118,16 +118,16 @@ def _combine(value: Combined, ranks: Iterator[Any], to: Arithmetic) -> Iterator[
     if value.kind == "all_gather":
         yield from [to.join(parts, at)] * n
         return
-    cuts = _cuts([p.shape[at] for p in parts], value.shares)
+    ends = cuts([p.shape[at] for p in parts], value.shares)
     for r in range(n):
-        yield to.join([_piece(p, at, c[r], c[r + 1]) for p, c in zip(parts, cuts, strict=True)], at)
+        yield to.join([_piece(p, at, e[r], e[r + 1]) for p, e in zip(parts, ends, strict=True)], at)
 
 
 def _axis(dimensions: int, axis: int) -> int:
     return 0 if dimensions == 1 else dimensions - 2 + axis
 
 
-def _cuts(lengths: Sequence[int], shares: tuple[tuple[int, ...], ...] | None) -> list[list[int]]:
+def cuts(lengths: Sequence[int], shares: tuple[tuple[int, ...], ...] | None) -> list[list[int]]:
     """For each rank the n + 1 boundaries of its operand's pieces."""
     n = len(lengths)
     if shares is None:

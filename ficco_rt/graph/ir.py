@@ -227,13 +227,17 @@ class Dep:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A user kernel's declaration. `host` is `file.py:function`, its numpy twin; paths are as written."""
+    """A user kernel's declaration. `host` is `file.py:function`, its numpy twin; paths are as written, relative to
+    `folder` (the schedule's if empty). The SHA-256 of both files are known once a plan is sealed (`kernel_files`)."""
 
     name: str
     file: str
     entry: str
     host: str | None
     origin: Span = field(compare=False)
+    file_hash: str = ""
+    host_hash: str = ""
+    folder: str = field(default="", compare=False)
 
 
 # ---------------------------------------------------------------- what the schedule claims to compute

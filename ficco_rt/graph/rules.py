@@ -206,12 +206,19 @@ def collective_fits(call: ir.Collective, tensors: Tensors) -> str | None:
 
 
 def call_fits(call: ir.KernelCall, rank: int, tensors: Tensors) -> str | None:
-    """A user kernel works on its own rank, on distinct outputs, with a grid that exists."""
+    """A user kernel works on its own rank, on single pieces, on distinct outputs, with a grid that exists."""
     if any(r.rank != rank for r in (*call.reads, *call.writes)):
         return f"launch {call.kernel}: a kernel works on its own rank's memory"
     for i, a in enumerate(call.writes):
         if any(_overlap(a, b) for b in call.writes[i + 1 :]):
             return f"launch {call.kernel}: two of the regions that it writes overlap"
+    for argument in call.arguments:
+        region = argument.value
+        if isinstance(region, Region) and len(region.boxes) != 1:
+            return (
+                f"launch {call.kernel}: {argument.name} is a set of {len(region.boxes)} pieces of {region.tensor}; a "
+                "kernel gets the address of one piece: launch it for each, or copy them together first"
+            )
     if any(not 1 <= g < 2**31 for g in call.grid):
         return f"launch {call.kernel}: grid = {list(call.grid)}; every number of it is 1 to 2147483647"
     if any(b < 1 for b in call.block) or prod(call.block) > 1024:

@@ -1,7 +1,9 @@
 """Kernel source to machine code by the vendor's run-time compiler, with a cache on disk that processes share.
 
-An entry's name is a hash of source, included headers, options and compiler version; its content carries its own hash,
-so that a torn or damaged one is seen and made anew. Entries are written aside and published by a rename.
+An entry's name is a hash of source, included headers, options and compiler version; its content carries a hash of name
+and code, so that a torn, damaged or exchanged one is seen. An entry is the user's alone: one of another owner, one that
+others may read or write, or a link is passed over. What is passed over is made again. Entries are written aside and
+published by a rename.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +21,7 @@ from typing import Any
 from .. import env
 from ..errors import DeviceError, InternalError
 
-_MAGIC = b"ficco-code-1\n"
+_MAGIC = b"ficco-code-2\n"
 _DIGEST = 32
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"', re.MULTILINE)
 
@@ -127,11 +130,11 @@ def compile_source(
     major, minor = rtc.call("Version")
     key = _key(source, options, f"{by.prefix} {major}.{minor}")
     path = (cache or env.cache_folder()) / f"{key}.{by.suffix}"
-    code = _read(path)
+    code = _read(path, key)
     if code is not None:
         return Code(code, key, True, "")
     code, log = rtc.compile(source, options)
-    _publish(path, code)
+    _publish(path, key, code)
     return Code(code, key, False, log)
 
 
@@ -145,29 +148,36 @@ def _key(source: KernelSource, options: Sequence[str], compiler: str) -> str:
     return h.hexdigest()
 
 
-def _read(path: Path) -> bytes | None:
-    """The entry's machine code; None if there is none, or it is damaged."""
+def _read(path: Path, key: str) -> bytes | None:
+    """The entry's machine code; None if there is none that can be trusted."""
     try:
-        data = path.read_bytes()
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would keep us waiting
     except OSError:
         return None
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return None
+        data = file.read()
     head = len(_MAGIC) + _DIGEST
     code = data[head:]
-    if data[: len(_MAGIC)] != _MAGIC or data[len(_MAGIC) : head] != hashlib.sha256(code).digest():
-        return None
-    return code
+    return code if data[:head] == _head(key, code) else None
 
 
-def _publish(path: Path, code: bytes) -> None:
-    """Make the entry appear whole. A cache that cannot be written costs time, not the run."""
+def _head(key: str, code: bytes) -> bytes:
+    return _MAGIC + hashlib.sha256(key.encode() + code).digest()
+
+
+def _publish(path: Path, key: str, code: bytes) -> None:
+    """Make the entry appear whole, for nobody else to read. A cache that cannot be written costs time, not the run."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(dir=path.parent, prefix=path.stem[:16], suffix=".part")
     except OSError:
         return
     try:
         with os.fdopen(handle, "wb") as f:
-            f.write(_MAGIC + hashlib.sha256(code).digest() + code)
+            f.write(_head(key, code) + code)
         os.replace(aside, path)
     except OSError:
         Path(aside).unlink(missing_ok=True)

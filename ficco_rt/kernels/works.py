@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ..cells import cells
+from ..cells import strides
 from ..region import Region
 from ..types import TYPES, Dtype
 
@@ -25,8 +25,9 @@ class View:
     @property
     def first(self) -> int:
         """The address of the region's first element."""
-        cell = next(cells((self.region,), (self.shape,)))
-        return self.address + cell.sides[0].offset * TYPES[self.dtype].bytes
+        steps = strides(self.shape)
+        offset = sum(at * step for at, step in zip(self.region.boxes[0].start, steps, strict=True))
+        return self.address + offset * TYPES[self.dtype].bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,13 +34,18 @@ def check(plan: Plan) -> None:
         mistakes = tuple(rule(plan))
         if mistakes:
             raise PlanError(mistakes[:MOST_MISTAKES])
-    order = _Walk(plan, {}).run()
+    order = walk(plan)
     races = _Races(plan)
     races.run(order)
     if races.mistakes:
         raise PlanError(tuple(list(races.mistakes.values())[:MOST_MISTAKES]))
     if races.holders:
         _Walk(plan, races.holders).run()
+
+
+def walk(plan: Plan) -> list[Happening]:
+    """An order in which everything in the plan can happen. Raises PlanError on a deadlock."""
+    return _Walk(plan, {}).run()
 
 
 # ---------------------------------------------------------------- liveness

@@ -14,6 +14,7 @@ import hashlib
 import json
 import types
 import typing
+import unicodedata
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -110,7 +111,7 @@ def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
         out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds(unions) else {}
         for f in dataclasses.fields(value):
             inner = getattr(value, f.name)
-            if (f.name != "origin" or spans) and inner != f.default:
+            if (f.compare or spans) and inner != f.default:
                 out[f.name] = encode(inner, spans, unions)
         return out
     return value
@@ -358,5 +359,5 @@ class Reader:
 
 
 def _is_text(value: str) -> bool:
-    """JSON can spell half a character, which nothing can print."""
-    return not any("\ud800" <= c <= "\udfff" for c in value)
+    """JSON can spell half a character, which nothing can print, and what a terminal takes as a command."""
+    return not any("\ud800" <= c <= "\udfff" or (unicodedata.category(c) == "Cc" and c not in "\n\t") for c in value)

@@ -9,7 +9,8 @@ import numpy as np
 
 from ficco_rt.driver.api import Array
 from ficco_rt.errors import Span
-from ficco_rt.graph.ir import Claim, Engine, Gemm, Kernel, Reduce, Tensor
+from ficco_rt.exec.executor import Executor
+from ficco_rt.graph.ir import Claim, Combined, Engine, Gemm, Kernel, Operand, Product, Reduce, Tensor
 from ficco_rt.kernels.catalogue import GEMM, REDUCE
 from ficco_rt.machine.model import Device, Links, Machine
 from ficco_rt.plan.ir import (
@@ -28,7 +29,7 @@ from ficco_rt.plan.ir import (
     WaitFlag,
     Work,
 )
-from ficco_rt.region import Axis, Interval, Region
+from ficco_rt.region import Axis, Interval, Region, whole
 from ficco_rt.types import Dtype, numpy_dtype
 
 # Round numbers: 100 bytes and 1000 operations a microsecond, 10 bytes a microsecond on links.
@@ -160,3 +161,39 @@ def array(values: object, dtype: Dtype = "fp32") -> Array:
 
 def blank(*shape: int, dtype: Dtype = "fp32") -> Array:
     return np.full(shape, np.nan, numpy_dtype(dtype))
+
+
+def gather_plan(dtype: Dtype = "fp32", m: int = 2, k: int = 4, n: int = 3) -> Plan:
+    """Two ranks: C = all_gather(A) · B by pushes, own rows first."""
+    a = [whole("A", r, (m, k)) for r in range(2)]
+    b = [whole("B", r, (k, n)) for r in range(2)]
+    streams: list[tuple[int, str, list[Command]]] = []
+    for r in range(2):
+        other = 1 - r
+        here = box("G", other, (r * m, (r + 1) * m), (0, k))
+        streams.append((r, "copy", [copy(here, a[r], 10), record(r, 10)]))
+        own = gemm_work(box("C", r, (r * m, (r + 1) * m), (0, n)), a[r], b[r], 20)
+        far = gemm_work(
+            box("C", r, (other * m, (other + 1) * m), (0, n)),
+            box("G", r, (other * m, (other + 1) * m), (0, k)),
+            b[r],
+            30,
+        )
+        streams.append((r, "sm", [launch(own), wait(other, 30), launch(far)]))
+    value = Product(Combined("all_gather", Operand(tuple(a), False), 0, None), Operand(tuple(b), False))
+    claim = Claim(tuple(whole("C", r, (2 * m, n)) for r in range(2)), value, "all_gather(A, rows) * B", line(5))
+    return plan(
+        [
+            tensor("A", "input", (m, k), (m, k), dtype=dtype),
+            tensor("B", "input", (k, n), (k, n), dtype=dtype),
+            tensor("C", "output", (2 * m, n), (2 * m, n), dtype=dtype, unproven=False),
+            tensor("G", "scratch", (2 * m, k), (2 * m, k), dtype=dtype),
+        ],
+        streams,  # type: ignore[arg-type]
+        events=2,
+        claims=(claim,),
+    )
+
+
+def executor_of(made: Plan, order: str = "fifo") -> Executor:
+    return Executor(made, machine=MACHINE, order=order)

@@ -602,9 +602,19 @@ def test_a_user_kernel_runs_its_host_function(tmp_path: Path) -> None:
     run(kernel_plan("twin.py:scale", tmp_path, scale), X=[x], Y=[y])
     assert y[:2].tolist() == [[30, 40], [50, 60]]
     assert np.isnan(y[2:]).all()
-    scattered = (Argument("x", "update", segments("X", 0, [(3, 4), (0, 1)], [(0, 2)])),)
-    run(kernel_plan("twin.py:bump", tmp_path, scattered), X=[x], Y=[y])
-    assert x.tolist() == [[2, 3], [3, 4], [5, 6], [8, 9]]
+    updated = (Argument("x", "update", box("X", 0, (2, 4), (0, 2))),)
+    run(kernel_plan("twin.py:bump", tmp_path, updated), X=[x], Y=[y])
+    assert x.tolist() == [[1, 2], [3, 4], [6, 7], [8, 9]]
+
+
+def test_a_host_function_cannot_write_what_its_kernel_reads(tmp_path: Path) -> None:
+    (tmp_path / "twin.py").write_text(TWIN)
+    reads = (Argument("x", "read", box("X", 0, (0, 2), (0, 2))),)
+    x = array([[1, 2], [3, 4], [5, 6], [7, 8]])
+    assert message(kernel_plan("twin.py:bump", tmp_path, reads), X=[x], Y=[blank(4, 2)]) == (
+        f"{tmp_path}/x.ficco:9: kernel 'k' failed on rank 0: ValueError: output array is read-only"
+    )
+    assert x.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,33 @@ def test_the_cache_serves_repairs_and_tells_apart(tmp_path: Path) -> None:
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".cubin", ".cubin"]
 
 
+def test_an_entry_is_the_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cache"
+    first = compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder)
+    path = folder / f"{first.key}.cubin"
+    assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+
+    def made_again() -> None:
+        again = compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder)
+        assert (again.cached, again.code) == (False, first.code)
+        assert (path.is_symlink(), path.stat().st_mode & 0o777) == (False, 0o600)
+        assert compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
+
+    path.chmod(0o644)  # others may read it
+    made_again()
+    path.rename(folder / "aside")
+    path.symlink_to(folder / "aside")
+    made_again()
+    path.unlink()
+    os.mkfifo(path)  # nobody writes to it
+    made_again()
+    other = compiler.compile_text(SMALL, "twice.cu", ("-arch=sm_90a",), folder)
+    path.write_bytes((folder / f"{other.key}.cubin").read_bytes())  # whole, and another one's
+    made_again()
+    monkeypatch.setattr(compiler.os, "geteuid", lambda: os.getuid() + 1)  # the entry is another owner's
+    assert not compiler.compile_text(SMALL, "twice.cu", OPTIONS, folder).cached
+
+
 def test_a_refused_text_comes_with_the_log(tmp_path: Path) -> None:
     with pytest.raises(InternalError, match=r"(?s)wrong\.cu does not compile.*wrong\.cu\(1\): error.*nothing_here"):
         compiler.compile_text("__global__ void f() { nothing_here(); }", "wrong.cu", OPTIONS, tmp_path)
@@ -51,8 +79,8 @@ def _compile(folder: str) -> bytes:
 
 
 def test_processes_share_the_cache(tmp_path: Path) -> None:
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
-        codes = pool.map(_compile, [str(tmp_path)] * 8)
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        codes = pool.map(_compile, [str(tmp_path)] * 4)
     assert len(set(codes)) == 1
     assert [p.suffix for p in tmp_path.iterdir()] == [".cubin"]
 

@@ -44,10 +44,15 @@ ALLOWED: dict[str, set[str]] = {
     # a device plan is made of a finished plan, and says more of it
     "ficco_rt.device": LEAVES | NODES | MACHINE | KERNELS | PLAN | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     # a driver carries plans out: it knows their commands, not how they came about
-    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | DEVICE | IRS | FINISHED | {"ficco_rt.library"},
+    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | DEVICE | IRS | FINISHED | {"ficco_rt.kernel_files"},
     "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir", "ficco_rt.sim"},
     "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir"},
-    "ficco_rt.compiler": LEAVES | MACHINE | GRAPH | PLAN | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files"},
+    "ficco_rt.kernel_files": LEAVES | IRS | {"ficco_rt.files", "ficco_rt.library"},
+    "ficco_rt.compiler": LEAVES
+    | MACHINE
+    | GRAPH
+    | PLAN
+    | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.kernel_files"},
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
 }

@@ -28,7 +28,7 @@ from ficco_rt.cli.drawing import (
 )
 from ficco_rt.cli.timeline import draw_file, sketch
 from ficco_rt.errors import UsageError
-from ficco_rt.trace import Lane, Trace, TraceSpan
+from ficco_rt.trace import Lane, Launched, Trace, TraceSpan
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -255,6 +255,20 @@ def test_markup_in_names_stays_text() -> None:
     assert page.count("<script") == page.count("</script>") == 2
     assert page.count("alert(1)</script>") == 0
     assert payload(page)["texts"][0] == evil
+
+
+def test_control_characters_in_names_are_shown_as_such(tmp_path: Path) -> None:
+    """XML has none, and a terminal obeys them."""
+    evil = "\x1b]0;x\x07\x00"
+    base = overlapped(ranks=2, chunks=1)
+    launched = Launched(evil, 0, None, None)
+    spans = tuple(dataclasses.replace(s, label=evil, stage=evil, place=evil, launched=launched) for s in base.spans)
+    lanes = tuple(dataclasses.replace(lane, name=evil) for lane in base.lanes)
+    trace = dataclasses.replace(base, schedule=evil, machine=evil, spans=spans, lanes=lanes)
+    ET.fromstring(svg.draw(trace))
+    for drawn in (svg.draw(trace), html.draw(trace), sketch(trace, Style(io.StringIO()))):
+        assert "\ufffd]0;x" in drawn
+        assert not {"\x1b", "\x07", "\x00", "\\u001b"} & set(drawn)
 
 
 def payload(page: str) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
-from ficco_rt.files import check_target, write_atomic
+from ficco_rt.files import REPORT, FileKind, check_outputs, write_atomic
 
 from . import plot, report
 from .gpus import find_gpus
@@ -25,6 +25,7 @@ from .variants import MODES, Variant, variants
 from .workers import Crew
 
 START = 180.0  # seconds for the workers to come up
+PLOT = FileKind("plot", (".svg",))
 
 DESCRIPTION = """\
 The shipped schedules beside NCCL then cuBLAS, PyTorch's async TP and NCCL's copy-engine collectives, and the limit:
@@ -89,9 +90,7 @@ def bench(options: argparse.Namespace) -> int:
     """Measure and report. Raises UsageError, DeviceError."""
     if options.decode and options.scenarios:
         raise UsageError("--decode and --scenarios both say what to measure; give one of them")
-    for target in (options.json, options.svg):
-        if target is not None:
-            check_target(target)
+    check_outputs([(REPORT, options.json), (PLOT, options.svg)], [options.scenarios or DEFAULT_FILE])
     if options.svg:
         plot.check_available()
     scenarios, notes = (decode(), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)

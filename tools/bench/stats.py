@@ -77,7 +77,7 @@ def work(scenario: Scenario, ranks: int) -> Work:
 
 
 def tolerance(ranks: int, pieces: int, terms: int) -> float:
-    """What max|C − R| / max|R| may be: as `ficco_rt.exec.verify.tolerance`, for all contestants of a row alike.
+    """What max|C − R| / max|R| may be, for all contestants of a row alike: nobody knows how often others round.
 
     2 · 2⁻⁸ · √r: an element is rounded to bf16 at its end and for each rank whose partial sum is stored, or for each
     of the `pieces` of K that are added one after another. 4 · 2⁻²⁴ · √terms: the products.

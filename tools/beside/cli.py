@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
-from ficco_rt.files import check_target, write_atomic
+from ficco_rt.files import REPORT, check_outputs, write_atomic
 from tools.bench.gpus import find_gpus
 
 from . import report
@@ -74,8 +74,7 @@ def main(arguments: Sequence[str]) -> int:
 def beside(options: argparse.Namespace) -> int:
     """Measure and report. Raises UsageError, DeviceError."""
     other = checkout(options.other)
-    if options.json is not None:
-        check_target(options.json)
+    check_outputs([(REPORT, options.json)])
     picked: tuple[Case, ...] = ()
     if not options.compile_only:
         names = None if options.rows is None else [name.strip() for name in options.rows.split(",")]

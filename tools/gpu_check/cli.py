@@ -169,7 +169,7 @@ def refuse(why: str) -> int:
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1")
     return int(text)
 
@@ -177,6 +177,6 @@ def positive(text: str) -> int:
 def part(text: str) -> tuple[int, int]:
     """K/N: which of how many parts."""
     k, _, n = text.partition("/")
-    if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+    if not (text.isascii() and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
         raise argparse.ArgumentTypeError(f"{text} is not K/N with K from 1 to N")
     return int(k), int(n)

@@ -9,13 +9,13 @@ import numpy as np
 
 from ficco_rt.driver.api import Array
 from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.inputs import exact_limit, fresh_inputs
 from ficco_rt.exec.reference import evaluate
-from ficco_rt.exec.verify import fresh_inputs
 from ficco_rt.graph.ir import Claim
 from ficco_rt.plan.ir import Plan
 from ficco_rt.types import numpy_dtype
 
-from .repeats import Draw, Outputs, Reference, exact_limit
+from .repeats import Draw, Outputs, Reference
 
 
 class NumpyData:

@@ -13,11 +13,10 @@ import numpy as np
 
 from ficco_rt.errors import NumbersError
 from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.inputs import InputValues
 from ficco_rt.exec.reference import take
-from ficco_rt.exec.verify import InputValues, tolerance
+from ficco_rt.exec.rounding import tolerances
 from ficco_rt.graph.ir import Claim
-from ficco_rt.plan.ir import Plan
-from ficco_rt.types import TYPES
 
 from .rows import Sizes
 
@@ -109,7 +108,7 @@ def draws(sizes: Sizes, repeats: int) -> Iterator[Draw]:
 def check(executor: Executor, data: Data, todo: Iterable[Draw], spent: Spent) -> Facts:
     """Run the plan on every draw. NumbersError: a result is wrong, or a graph's differs; what running raises."""
     plan = executor.plan
-    limits = [tolerance(plan, claim, plan.tensor(claim.targets[0].tensor).dtype) for claim in plan.claims]
+    limits = tolerances(plan)
     error = limit = 0.0
     best = {False: inf, True: inf}
 
@@ -129,8 +128,8 @@ def check(executor: Executor, data: Data, todo: Iterable[Draw], spent: Spent) ->
             references = data.references(draw)
         outputs = run(graph=False)
         with spent.on("comparing"):
-            for claim, reference, allowed in zip(plan.claims, references, limits, strict=True):
-                allowed = 0.0 if reference.exact else allowed
+            for claim, reference, bound in zip(plan.claims, references, limits, strict=True):
+                allowed = 0.0 if reference.exact or not reference.largest else bound / reference.largest
                 error = max(error, compare(data, claim, reference, outputs, allowed, draw))
                 limit = max(limit, allowed)
         replayed = run(graph=True)
@@ -162,8 +161,3 @@ def compare(data: Data, claim: Claim, reference: Reference, outputs: Outputs, al
     if relative > allowed:
         raise NumbersError(f"{where}; relative error {relative:.2e}, allowed {allowed:.2e} ({draw})")
     return relative
-
-
-def exact_limit(plan: Plan) -> int:
-    """The integers up to here are stored without rounding in all of the plan's tensors."""
-    return min(TYPES[t.dtype].exact for t in plan.tensors)

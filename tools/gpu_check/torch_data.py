@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import isqrt, sqrt
 from typing import Any
 
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.bound import Bound
 from ficco_rt.exec.executor import Executor
-from ficco_rt.exec.reference import Arithmetic, evaluate, extent
+from ficco_rt.exec.inputs import exact_limit, integers, scale
+from ficco_rt.exec.reference import Arithmetic, evaluate
 from ficco_rt.graph.ir import Claim, Operand, Product
 from ficco_rt.plan.ir import Plan
 from ficco_rt.types import TYPES
 
-from .repeats import Draw, Outputs, Reference, exact_limit
+from .repeats import Draw, Outputs, Reference
 
 KEEP_FREE = 0.5  # of a GPU's memory, for executors and what computing takes: references are kept in the rest
 
@@ -36,7 +36,7 @@ class TorchData:
         self._plan = plan
         self._devices = devices
         self._limit = exact_limit(plan)
-        self._terms = max(extent(c.value).terms for c in plan.claims)
+        self._integers = integers(plan)
         self._streams = [torch.cuda.Stream(device) for device in devices]
         self._tensors = {
             t.name: [
@@ -59,25 +59,23 @@ class TorchData:
         self._executor, self._bound = executor, executor.bind(**self._tensors)
 
     def load(self, draw: Draw) -> None:
-        for number, arrays in enumerate(self._inputs.values()):
+        for number, (name, arrays) in enumerate(self._inputs.items()):
             for rank, array in enumerate(arrays):
-                self._fill(array, draw, draw.seed * 1000 + number * 100 + rank)
+                self._fill(name, array, draw, draw.seed * 1000 + number * 100 + rank)
         self._finish()
 
-    def _fill(self, array: Any, draw: Draw, seed: int) -> None:
-        """Fresh values; see `fresh_inputs` of ficco_rt/exec/verify.py for the bounds of exact ones. Here they are
-        eight standard deviations: outputs have up to 10⁹ elements."""
-        torch = self.torch
+    def _fill(self, name: str, array: Any, draw: Draw, seed: int) -> None:
+        """Fresh values, as `fresh_inputs` has them."""
+        torch, chosen = self.torch, self._integers
         make = torch.Generator(array.device).manual_seed(seed)
         if draw.values == "normal":
-            array.normal_(0, self._terms**-0.25, generator=make)
-        elif self._terms <= self._limit:
-            bound = min(8, isqrt(self._limit // self._terms))
-            array.random_(-bound, bound + 1, generator=make)
-        else:
-            density = self._limit / (8 * sqrt(self._terms))
-            uniform = torch.rand(array.shape, generator=make, device=array.device)
-            array.copy_((uniform < density / 2).to(torch.int8) - (uniform > 1 - density / 2).to(torch.int8))
+            array.normal_(0, scale(self._plan), generator=make)
+            return
+        half = (chosen.density if name in chosen.sparse else 1.0) / 2
+        uniform = torch.rand(array.shape, generator=make, device=array.device)
+        array.copy_((uniform < half).to(torch.int8) - (uniform >= 1 - half).to(torch.int8))
+        if chosen.bound > 1:
+            array.mul_(torch.empty_like(array).random_(1, chosen.bound + 1, generator=make))
 
     def run(self, *, graph: bool) -> Outputs:
         executor = self._executor

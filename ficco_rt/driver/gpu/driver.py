@@ -19,10 +19,8 @@ from itertools import count
 import numpy as np
 
 from ...errors import DeviceError, UsageError
-from ...graph.ir import KernelCall
 from ...machine.discover import machine as machine_from
-from ...plan.ir import CollectiveCall, Launch, Plan
-from ...region import Region
+from ...plan.ir import CollectiveCall, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
@@ -251,14 +249,3 @@ def refuse(plan: Plan) -> None:
             in_place = command.dst.tensor == command.src.tensor
             if in_place and command.kind in ("reduce_scatter", "all_to_all"):
                 raise UsageError(f"{place}: there is no {command.kind} in place; take two tensors")
-        for work in command.works if isinstance(command, Launch) else ():
-            if isinstance(work.body, KernelCall):
-                _whole_pieces(work.body, work.origin.place)
-
-
-def _whole_pieces(call: KernelCall, place: str) -> None:
-    """A user's kernel gets the address of a region's first element, which says nothing of further pieces."""
-    for a in call.arguments:
-        if isinstance(a.value, Region) and len(a.value.boxes) != 1:
-            what = f"kernel '{call.kernel}', argument {a.name}"
-            raise UsageError(f"{place}: {what}: one piece, not a set of pieces")

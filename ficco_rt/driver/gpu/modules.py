@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...errors import InternalError, UsageError
 from ...graph.ir import Kernel
+from ...kernel_files import read
 from ...kernels.compiler import KERNELS, KernelSource
 from ...kernels.target import options
 from .gpus import Gpus
@@ -44,11 +44,7 @@ class Modules:
         """A user kernel: source, or what the vendor's compiler made of it, next to the schedule."""
         vendor = self._gpus.vendor
         place = f"{kernel.origin.place}: kernel '{kernel.name}'"
-        path = (Path(kernel.origin.path).parent / kernel.file).resolve()
-        try:
-            code = path.read_bytes()
-        except OSError as error:
-            raise UsageError(f"{place}: cannot read '{path}': {error.strerror}") from error
+        path, code = read(kernel, "file")
         if path.suffix in vendor.sources:
             try:
                 image = vendor.compile(KernelSource(str(path), code.decode("utf-8")), options(device.facts.arch))

@@ -6,7 +6,6 @@ rounding to the output's dtype at the end.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from ...errors import DeviceError, Span, UsageError
-from ...graph.ir import Copy, Gemm, Kernel, KernelCall, Reduce
-from ...library import located
+from ...graph.ir import Argument, Copy, Gemm, Kernel, KernelCall, Reduce
+from ...kernel_files import read
 from ...plan.ir import CollectiveCall, Transfer, Work
 from ...region import Region
 from ..api import Array
@@ -122,24 +121,30 @@ def _copy(copy: Copy, place: Span, resolve: Resolve) -> HostCall:
 
 
 def _user(call: KernelCall, place: Span, resolve: Resolve, function: HostFunction) -> HostCall:
-    given: list[HostView | int] = [resolve(a.value) if isinstance(a.value, Region) else a.value for a in call.arguments]
-    written = [i for i, a in enumerate(call.arguments) if a.mode in ("write", "update") and isinstance(a.value, Region)]
+    given = [_argument(a, place, resolve) for a in call.arguments]
 
     def run() -> None:
-        values = [v.load() if isinstance(v, HostView) else v for v in given]
         try:
-            function(*values)
+            function(*(g.view() if isinstance(g, np.ndarray) else g for g in given))
         except Exception as error:  # the user's code: whatever it raises is reported with its place
             raise DeviceError(
                 f"{place.path}:{place.line}: kernel '{call.kernel}' failed on rank {_rank(call)}: "
                 f"{type(error).__name__}: {error}"
             ) from error
-        for i in written:
-            view, value = given[i], values[i]
-            if isinstance(view, HostView) and view.one is None and isinstance(value, np.ndarray):
-                view.store(value)
 
     return run
+
+
+def _argument(argument: Argument, place: Span, resolve: Resolve) -> Array | int:
+    """The number, or the region's own memory, which a twin may not write where the kernel only reads."""
+    if not isinstance(argument.value, Region):
+        return argument.value
+    memory = resolve(argument.value).one
+    if memory is None:
+        raise malformed(place, f"a kernel takes one piece, not {argument.value}")
+    view = memory.view()
+    view.flags.writeable = argument.mode != "read"
+    return view
 
 
 def _rank(call: KernelCall) -> int:
@@ -194,8 +199,8 @@ def _sum(calls: Sequence[tuple[CollectiveCall, HostView, HostView]]) -> Array:
 
 
 def host_function(kernel: Kernel, modules: dict[Path, ModuleType]) -> HostFunction:
-    """The numpy twin of a user kernel, from its `host = "file.py:function"`; the file stands relative to
-    the schedule's. `modules` holds the files loaded so far."""
+    """The numpy twin of a user kernel, from its `host = "file.py:function"`, which runs the file.
+    `modules` holds the files run so far."""
     place = f"{kernel.origin.path}:{kernel.origin.line}"
     if kernel.host is None:
         raise UsageError(
@@ -203,20 +208,13 @@ def host_function(kernel: Kernel, modules: dict[Path, ModuleType]) -> HostFuncti
             f'declare a numpy twin with host = "file.py:function", called with one array a region and ints, '
             f"in the order of the kernel's arguments"
         )
-    file, _, name = kernel.host.rpartition(":")
-    path = (located(kernel.origin.path).parent / file).resolve()
-    if not file or not path.is_file():
-        raise UsageError(
-            f"{place}: kernel '{kernel.name}': there is no file '{path}'; host is written \"file.py:function\", "
-            f"the file relative to the schedule's folder"
-        )
+    name = kernel.host.rpartition(":")[2]
+    path, text = read(kernel, "host")
     if path not in modules:
-        spec = importlib.util.spec_from_file_location(f"ficco_host_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise UsageError(f"{place}: kernel '{kernel.name}': '{path}' is not a Python file")
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
+        module = ModuleType(f"ficco_host_{path.stem}")
+        module.__file__ = str(path)
+        try:  # this very text, whose hash was compared: not the file once more
+            exec(compile(text, str(path), "exec", dont_inherit=True), module.__dict__)
         except Exception as error:  # the user's code
             raise UsageError(
                 f"{place}: kernel '{kernel.name}': '{path}' does not load: {type(error).__name__}: {error}"

@@ -41,7 +41,7 @@ class StepOrder:
 
 
 def parse_order(text: str) -> StepOrder:
-    match = re.fullmatch(r"(fifo|adversarial)|(random|lazy)\((\d+)\)", text.strip())
+    match = re.fullmatch(r"(fifo|adversarial)|(random|lazy)\(([0-9]+)\)", text.strip())
     if match is None:
         raise UsageError(
             f"'{text}' is no order; there are fifo, adversarial, random(SEED) and lazy(STREAM), e.g. random(7)"

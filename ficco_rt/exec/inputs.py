@@ -1,0 +1,109 @@
+"""Inputs for a run that is to be compared: random, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isqrt, log
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from ..driver.api import Array
+from ..graph.ir import ClaimValue, Combined, Operand, Product
+from ..plan.ir import Plan
+from ..types import TYPES, numpy_dtype
+from .reference import extent
+
+InputValues: TypeAlias = Literal["normal", "exact"]
+
+# How often, at most, chance may make a right run look wrong.
+CHANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Integers with which no order of summing and no store of a plan rounds: from −`bound` to `bound`, never 0, but in
+    the tensors `sparse`, of whose elements only the share `density` is not 0."""
+
+    bound: int
+    density: float
+    sparse: frozenset[str]
+
+
+def deviation(elements: int) -> float:
+    """How many standard deviations a normal value stays below: all of so many, but for a chance of `CHANCE`."""
+    return float((2 * log(2 * max(1, elements) / CHANCE)) ** 0.5)
+
+
+def scale(plan: Plan) -> float:
+    """The standard deviation of normal inputs. It makes claimed products come out of the order of 1."""
+    return float(max((extent(c.value).terms for c in plan.claims), default=1) ** -0.25)
+
+
+def integers(plan: Plan) -> Integers:
+    """Where n products are summed into an element, and the narrowest type stores integers up to L exactly: if n ≤ L,
+    the largest bound with n · bound² ≤ L, so that every product counts in every element. If not, −1 and 1, with
+    zeros so many that sums stay below L (Bernstein's inequality, for all claimed elements together). The zeros are
+    in the larger operand of each product: there the fewest elements of the result miss a product."""
+    terms = max((extent(c.value).terms for c in plan.claims), default=1)
+    limit = exact_limit(plan)
+    if terms <= limit:
+        return Integers(min(8, isqrt(limit // terms)), 1.0, frozenset())
+    elements = sum(region.elements for claim in plan.claims for region in claim.targets)
+    variance = max(1.0, limit**2 / deviation(elements) ** 2 - limit / 3)
+    sparse = frozenset(max(_operands(c.value), key=_size) for c in plan.claims)
+    return Integers(1, min(1.0, variance / terms), frozenset(region for region, _ in sparse))
+
+
+def exact_limit(plan: Plan) -> int:
+    """The integers up to here are stored without rounding in all of the plan's tensors."""
+    return min((TYPES[t.dtype].exact for t in plan.tensors), default=1)
+
+
+def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> dict[str, list[Array]]:
+    """Random inputs: of the normal distribution, with the deviation `scale`, or the `integers` of the plan."""
+    chosen = integers(plan)
+    inputs: dict[str, list[Array]] = {}
+    for number, tensor in enumerate(plan.tensors):
+        if tensor.kind != "input":
+            continue
+        dtype = numpy_dtype(tensor.dtype)
+        table = _table(chosen, tensor.name).astype(dtype)
+        arrays = []
+        for rank, shape in enumerate(tensor.shapes):
+            rng = np.random.default_rng((seed, number, rank))
+            if values == "exact":
+                arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
+            else:
+                array = rng.standard_normal(shape, np.float32)
+                array *= np.float32(scale(plan))
+                arrays.append(array.astype(dtype))
+        inputs[tensor.name] = arrays
+    return inputs
+
+
+def _table(chosen: Integers, tensor: str) -> Array:
+    """65,536 values, each as often as it is to be drawn."""
+    table = np.zeros(2**16, np.int8)
+    signed = [sign * n for n in range(1, chosen.bound + 1) for sign in (1, -1)]
+    density = chosen.density if tensor in chosen.sparse else 1.0
+    drawn = max(len(signed), round(density * table.size))
+    table[:drawn] = np.resize(np.array(signed, np.int8), drawn)
+    return table
+
+
+def _operands(value: ClaimValue) -> Iterator[tuple[str, int]]:
+    """Tensor and elements on all ranks of each operand."""
+    match value:
+        case Operand(regions=regions):
+            yield regions[0].tensor, sum(region.elements for region in regions)
+        case Product(left=left, right=right):
+            yield from _operands(left)
+            yield from _operands(right)
+        case Combined(operand=operand):
+            yield from _operands(operand)
+
+
+def _size(operand: tuple[str, int]) -> int:
+    return operand[1]
