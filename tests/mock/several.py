@@ -31,6 +31,7 @@ from ficco_rt.exec.bound import Bound
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import compare, fresh_inputs
 from ficco_rt.plan.ir import Plan
+from ficco_rt.types import Dtype, numpy_dtype
 from tests import cases
 from tests.mock import standin
 
@@ -43,6 +44,11 @@ def plan_for(face: standin.Face, name: str, sms: int) -> Plan:
     """For the stand-in's devices, which have so many multiprocessors now."""
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
     return plan_of(build(cases.schedule(name), RANKS, sizes), discover(face, RANKS))
+
+
+def zeros(shape: tuple[int, ...], dtype: Dtype) -> Array:
+    made: Array = np.zeros(shape, numpy_dtype(dtype))
+    return made
 
 
 class Running:

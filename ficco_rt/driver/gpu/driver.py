@@ -247,6 +247,15 @@ class GpuDriver:
         if not told:  # after it calls may fail for the same reason
             closing.end()
 
+    def drop(self) -> None:
+        """Between turns: Python may call a finaliser in the midst of one."""
+
+        def close() -> None:
+            with suppress(DeviceError):
+                self.close()
+
+        TURNS.later(close)
+
 
 def refuse(plan: Plan) -> None:
     """UsageError: what GPUs do not do, though the language has it."""

@@ -17,7 +17,7 @@ from .refused import concerning
 from .resources import RunResources
 from .spans import HasPassed, stuck
 from .steps import DriverStep, entered, make
-from .turns import TURNS, Tenant
+from .turns import TURNS, Issued, Tenant
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
@@ -355,12 +355,12 @@ class Runs:
             let_go(other, f"{other.name}: its run was given up, because a run of {self._tenant.name} stood behind it")
         return report
 
-    def _report(self) -> list[str]:
-        """A line for each stream that is not through."""
+    def _report(self, issued: Issued | None = None) -> list[str]:
+        """A line for each stream that is not through. `issued`: of a run that is not whole yet, what is."""
         if self._setting is None or self._setting.mode == "graph":
             return []
         devices = [str(self._gpus.device(stream.rank)) for stream in self._plan.streams]
-        return stuck(self._plan, devices, self._passed, traced=self._setting.mode == "traced")
+        return stuck(self._plan, devices, self._passed(issued), traced=self._setting.mode == "traced")
 
     def _report_on_streams(self) -> list[str]:
         """Where the commands of a graph that did not end get stuck when they are issued one by one."""
@@ -377,11 +377,11 @@ class Runs:
         self._release()
         return ["the same commands, issued one by one:", *report] if report else []
 
-    @property
-    def _passed(self) -> HasPassed:
+    def _passed(self, issued: Issued | None) -> HasPassed:
         def passed(event: EventName) -> bool:
             try:
-                return self._gpus.vendor.ended(self._resources.recorded(event))
+                handle = self._resources.recorded(event)
+                return (issued is None or id(handle) in issued) and self._gpus.vendor.ended(handle)
             except (DeviceError, KeyError):
                 return False
 

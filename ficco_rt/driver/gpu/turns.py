@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import monotonic
+from typing import TypeAlias
 
 from ...device.rooms import Room, Rooms, either, kept_back
 from ...errors import DeviceError
@@ -25,6 +26,9 @@ from .vendor import Handle, Vendor
 
 LEAST = 5.0  # seconds that a turn may take at any rate: a busy machine may hold a thread up, too
 _SHARED = 16  # handles of streams that contexts or threads share are smaller
+
+
+Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls that have been made
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,16 @@ class Passage:
 class Tenant:
     """An executor's driver, as one of those that use the GPUs of a process.
 
-    `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `overdue` is what the watchdog has told of
-    it, to be raised when its thread comes back. `report` says where its streams stand, a line each, and `release`
-    raises all words, so that whatever waits for one goes on. `behind`: by device the runs of others for which its own
-    have waited there."""
+    `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `overdue` is what the watchdog
+    has told of it, to be raised when its thread comes back. `report` says where its streams stand, a line each, given
+    what of its last run is issued, if that is not all. `release` raises all words, so that whatever waits for one goes
+    on. `behind`: by device the runs of others for which its own have waited there."""
 
     name: str
     vendor: Vendor
     timeout: float | None
     sms: dict[int, int] = field(default_factory=dict)  # by device
-    report: Callable[[], list[str]] = list
+    report: Callable[[Issued | None], list[str]] = lambda issued: []
     release: Callable[[], None] = lambda: None
     overdue: str = ""
     over: bool = True  # all that it has issued has been seen to end
@@ -85,9 +89,7 @@ class Turns:
     """See the module. NOTE each run takes a turn: what `take`, `depart` and `give` do costs every run."""
 
     def __init__(self) -> None:
-        self.held: tuple[Tenant, float, int] | None = (
-            None  # whose turn it is, when seen outside of a call, which thread
-        )
+        self.held: tuple[Tenant, float, int] | None = None  # whose turn it is, when last in no call, in which thread
         self.flying: dict[Tenant, None] = {}  # those whose runs may not be over, in the order of their last runs
         self._lock = threading.RLock()
         self._depth = 0

@@ -17,13 +17,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from types import FrameType
+from typing import Any, TypeAlias
 from weakref import WeakSet
 
 from ...errors import DeviceError
 from .steps import make
-from .turns import TURNS, Tenant, Turns
+from .turns import TURNS, Issued, Tenant, Turns
+
+Held: TypeAlias = tuple[Tenant, float, int]  # a turn, as `Turns.held` has it
 
 LOOKS = 8  # in a time limit
 ANSWER = 5.0  # seconds that the vendor's driver gets to say where streams stand
@@ -37,7 +41,7 @@ class Watchdog:
         self._tenants: WeakSet[Tenant] = WeakSet()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._told: tuple[Tenant, float, int] | None = None  # the turn that was told of last
+        self._told: Held | None = None  # the turn that was told of last
 
     def watch(self, tenant: Tenant) -> None:
         """From now on, for as long as it lives; if it has a time limit."""
@@ -61,38 +65,41 @@ class Watchdog:
         held = self._turns.held
         if held is None or held is self._told:
             return
-        tenant, since, thread = held
+        tenant, since, _ = held
         if tenant.patience is not None and time.monotonic() - since > tenant.patience:
             self._told = held
-            self._tell(tenant, since, thread)
+            self._tell(held)
 
-    def _tell(self, tenant: Tenant, since: float, thread: int) -> None:
-        lasts = f"{time.monotonic() - since:.3g} s"
-        tenant.overdue = f"{tenant.name}: the host has been in {place_of(thread)} for {lasts} (--timeout)"
+    def _tell(self, held: Held) -> None:
+        tenant, since, thread = held
+        where, issued = place_of(thread)
+        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.3g} s (--timeout)"
         say(tenant.overdue)
-        asked = threading.Thread(target=self._ask, args=(tenant,), name="ficco watchdog asks", daemon=True)
+        asked = threading.Thread(target=self._ask, args=(held, issued), name="ficco watchdog asks", daemon=True)
         asked.start()
         asked.join(ANSWER)
         if asked.is_alive():
             say(f"{tenant.name}: the driver does not say where the streams stand while the host is in that call")
 
-    def _ask(self, tenant: Tenant) -> None:
+    def _ask(self, held: Held, issued: Issued | None) -> None:
+        tenant, *_ = held
         others = [other for other in list(self._turns.flying) if other is not tenant and _flying(other)]
-        for other in (tenant, *others):
-            lines = list(told(other))
-            if other is not tenant:
-                lines.insert(0, f"a run of {other.name} is under way, too")
-            for line in lines:
-                say(line)
-            tenant.overdue = "\n".join([tenant.overdue, *lines])
+        lines = list(told(tenant, issued))
+        for other in others:
+            lines += [f"a run of {other.name} is under way, too", *told(other)]
+        for line in lines:
+            say(line)
+        if self._turns.held is not held:  # the call has come back meanwhile
+            return
+        tenant.overdue = "\n".join([tenant.overdue, *lines])
         for other in (tenant, *others):
             let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back")
 
 
-def told(tenant: Tenant) -> Iterator[str]:
-    """Where its streams stand."""
+def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
+    """Where its streams stand; `issued`: so much of its last run, not all."""
     try:
-        yield from tenant.report()
+        yield from tenant.report(issued)
     except DeviceError as error:
         yield str(error)
 
@@ -110,19 +117,27 @@ def _flying(tenant: Tenant) -> bool:
         return True
 
 
-def place_of(thread: int) -> str:
-    """The call that a thread is in, and what it is for. It stands in the frame of `make`, so that nobody notes it."""
+def place_of(thread: int) -> tuple[str, Issued | None]:
+    """The call that a thread is in, and what it is for; of a run, what of it is issued. The frame of `make` tells, so
+    that no run has to note it."""
     frame: FrameType | None = sys._current_frames().get(thread)
     inner = frame
     while frame is not None:
         if frame.f_code is make.__code__:
-            known = frame.f_locals
-            function, what, place = known.get("function"), known.get("what"), known.get("place")
-            name = getattr(function, "__name__", "a call of the driver")
-            parts = [str(known.get("device", "")), str(what or ""), place.place if place is not None else ""]
-            return f"{name} ({', '.join(part for part in parts if part)})"
+            return _step_of(frame.f_locals)
         frame = frame.f_back
-    return f"{inner.f_code.co_qualname}, line {inner.f_lineno}" if inner is not None else "a call of the driver"
+    where = f"{inner.f_code.co_qualname}, line {inner.f_lineno}" if inner is not None else "a call of the driver"
+    return where, None
+
+
+def _step_of(known: Mapping[str, Any]) -> tuple[str, Issued]:
+    """Where `make` stands, by its variables."""
+    function, now, what, place = (known.get(name) for name in ("function", "arguments", "what", "place"))
+    name = getattr(function, "__name__", "a call of the driver")
+    parts = [str(known.get("device", "")), str(what or ""), place.place if place is not None else ""]
+    before = takewhile(lambda step: step.arguments is not now, known["steps"])
+    issued = frozenset(id(handle) for step in before for handle in step.arguments)
+    return f"{name} ({', '.join(part for part in parts if part)})", issued
 
 
 def say(line: str) -> None:
