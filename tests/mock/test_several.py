@@ -18,6 +18,7 @@ from ficco_rt.exec.verify import compare, fresh_inputs, verified_run
 from tests.mock import several
 from tests.mock.standin import StandIn
 from tests.mock.test_callers import Callers
+from tests.mock.test_callers_graphs import Captures
 
 SHARES, ORDERS = 6, 12  # tests among which a draw of pairs is divided; orders of a pair
 DRAWN = 5  # pairs of a test; of 378
@@ -193,4 +194,34 @@ def test_graphs_on_a_callers_stream_are_in_order_anyway(cuda: StandIn) -> None:
             executor.synchronize()
         callers.wait()
         callers.close()
+    assert not cuda.live()
+
+
+def test_runs_wait_for_replays_of_callers_graphs_that_hold_others_runs(cuda: StandIn) -> None:
+    cuda.reset("devices 2; sms 2; query_steps 5000")
+    plan = several.plan_for("cuda", "gemm_rs/streamed", 2)
+    with Executor(plan, "cuda", timeout=5) as held, Executor(plan, "cuda", timeout=5) as free:
+        callers = [Callers(plan, 1, default=False) for _ in range(2)]
+        tensors = [caller.tensors() for caller in callers]
+        bound = [executor.bind(**of) for executor, of in zip((held, free), tensors, strict=True)]
+        captures = Captures(callers[0], joined=True)
+        with captures.capturing():
+            held.run(bound[0], streams=[int(s) for s in callers[0].streams])
+        for seed in range(30):
+            cuda.set(f"seed {seed}; call_steps {seed % 4}; query_steps 5000")
+            given = fresh_inputs(plan, seed, "exact")
+            for caller, of in zip(callers, tensors, strict=True):
+                caller.give(of, given)
+            free.graph = seed % 2 == 0
+            captures.replay([0], callers[0].streams)
+            free.run(bound[1], streams=[int(s) for s in callers[1].streams])
+            for executor in (free, held):
+                executor.synchronize()
+            for caller, of in zip(callers, tensors, strict=True):
+                caller.wait()
+                assert compare(plan, given, caller.outputs(of), "exact").ok
+        captures.close()
+        for caller in callers:
+            caller.close()
+    assert not cuda.violations()
     assert not cuda.live()

@@ -223,10 +223,11 @@ class Binder:
         plan = binding.plans.of(setting.mode)
         streams = {name: of for name, (_, of) in self._resources.streams_of(plan, setting.callers).items()}
         waiting = gates(plan, called=bool(setting.callers))
+        through = plan.body if setting.mode == "embedded" else frame.end
         ends = {
             action.event.number: (self._resources.recorded(action.event), streams[action.stream])
-            for action in frame.end
-            if isinstance(action, RecordEvent) and action.event.kind == "completion"
+            for action in through
+            if isinstance(action, RecordEvent) and action.event.kind in ("completion", "replayed")
         }
         return Passage(
             binding.plans.rooms(setting.mode),

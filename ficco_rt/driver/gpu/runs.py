@@ -223,6 +223,7 @@ class Runs:
         calls = self._binder.calls(binding, setting)
         self._replays = True
         with gpus.turn():
+            TURNS.embed(self._tenant, calls.passage)
             gpus.begin_issue()
             try:
                 make(gpus, calls.steps)

@@ -61,6 +61,7 @@ class Tenant:
     number: int = 0  # of its last run
     awaited: int = 0  # of its run that another tenant has waited for
     passage: Passage | None = None  # of its last run
+    replayed: Passage | None = None  # of its runs in callers' graphs, which may be under way at any time
     rooms: Rooms = field(default_factory=dict)  # of what it has issued, until that is over
     behind: dict[int, dict[Tenant, int]] = field(default_factory=dict)
 
@@ -93,7 +94,8 @@ class Turns:
         self.flying: dict[Tenant, None] = {}  # those whose runs may not be over, in the order of their last runs
         self._lock = threading.RLock()
         self._depth = 0
-        self._alone: Tenant | None = None  # the only one in `flying`
+        self._alone: Tenant | None = None  # the only one in `flying`, while none is in `_replayed`
+        self._replayed: dict[Tenant, None] = {}  # those with runs in callers' graphs
         self._left: deque[Callable[[], None]] = deque()  # to be done when nobody has a turn
 
     # ---- turns
@@ -150,16 +152,24 @@ class Turns:
             tenant.number += 1
             tenant.over = False
             return []
-        waits = self._waits(tenant, passage)
+        waits = [*self._waits(tenant, passage), *self._behind_replays(tenant, passage)]
         tenant.depart(passage)
         self.flying.pop(tenant, None)
         self.flying[tenant] = None
-        self._alone = tenant if len(self.flying) == 1 else None
+        self._alone = tenant if len(self.flying) == 1 and not self._replayed else None
         return waits
+
+    def embed(self, tenant: Tenant, passage: Passage) -> None:
+        """In a turn: from now on callers' graphs hold runs of the tenant. NOTE these wait for no other tenant's run:
+        what a graph waits for is fixed when it is captured."""
+        tenant.replayed = passage
+        self._replayed[tenant] = None
+        self._alone = None
 
     def leave(self, tenant: Tenant) -> None:
         """In a turn: the tenant is about to close."""
         self.flying.pop(tenant, None)
+        self._replayed.pop(tenant, None)
         self._alone = None
         tenant.over, tenant.passage = True, None
         tenant.behind.clear()
@@ -190,6 +200,17 @@ class Turns:
             if earlier:
                 found += self._on(device, room, tenant, passage, earlier)
         return found
+
+    def _behind_replays(self, tenant: Tenant, passage: Passage) -> Iterator[tuple[int, Handle, Handle]]:
+        """Waits for the replays that have been launched so far of callers' graphs with runs of others."""
+        for other in self._replayed:
+            replayed = other.replayed
+            if other is tenant or replayed is None or other.vendor.name != tenant.vendor.name:
+                continue
+            for device, (event, _) in replayed.ends.items():
+                room = passage.rooms.get(device)
+                if room is not None and any(kept_back(room, [replayed.rooms[device]], tenant.sms[device])):
+                    yield from ((device, stream, event) for stream in passage.gates[device])
 
     @staticmethod
     def _on(
