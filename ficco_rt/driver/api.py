@@ -140,6 +140,9 @@ class Driver(Protocol):
     def close(self) -> None:
         """Give everything back. May be called twice."""
 
+    def drop(self) -> None:
+        """As `close`, for finalisers: no thread is in the midst of a run then, and no error shows."""
+
 
 @runtime_checkable
 class Stepped(Protocol):

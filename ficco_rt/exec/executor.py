@@ -13,6 +13,8 @@ All that can be decided is decided when arrays are bound; a run then is a walk o
 from __future__ import annotations
 
 import time
+import warnings
+import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +46,8 @@ from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .order import host_order
 
+TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
+
 
 class Executor:
     """Owns what a plan needs to run, many times.
@@ -53,7 +57,13 @@ class Executor:
     devices; by default it is the stored profile that the plan names, or the GPUs found. `order` is how the host
     driver steps: fifo, random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line
     has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a
-    GPU, and a run that takes more than `timeout` seconds is given up with a report of who waits for what.
+    GPU, and a run that takes more than `timeout` seconds is given up with a report of who waits for what. Where a call
+    of the vendor's driver takes so long, a thread tells the same on stderr, and `run` raises it when the call comes
+    back. None: no limit.
+
+    Executors of a process may be used in different threads, each by one thread at a time. Their runs have one order,
+    the same on all GPUs, and are on a GPU at the same time as far as they leave each other room. An executor on GPUs
+    that nobody closed is closed when Python frees it, with a ResourceWarning.
 
     Raises UsageError (a user kernel without host function, no such machine or stream), DeviceError (memory).
     """
@@ -67,7 +77,7 @@ class Executor:
         order: str = "fifo",
         ranks_per_gpu: int = 1,
         graph: bool = False,
-        timeout: float | None = None,
+        timeout: float | None = TIMEOUT,
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
         if machine is None and isinstance(driver, str) and driver in VENDORS:
@@ -79,6 +89,7 @@ class Executor:
             order = host_order(order, plan)
             driver = open_driver(driver or "host", plan, order=order, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
         self.driver: Driver = driver
+        self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
         self._owned: dict[tuple[str, int], Buffer] = {}
         self._filled: set[tuple[str, int]] = set()  # owned inputs that were written
@@ -113,6 +124,8 @@ class Executor:
         if not self._closed:
             self._closed = True
             _EMBEDDED.discard(self)
+            if self._finalizer is not None:
+                self._finalizer.detach()
             self._bound = None
             self._bindings.clear()
             self._owned.clear()
@@ -353,6 +366,16 @@ class Executor:
 
 
 _EMBEDDED: set[Executor] = set()  # runs of these are in callers' graphs: they live until they are closed
+
+
+def _forgotten(driver: Driver, schedule: str) -> None:
+    """Nobody has closed the executor."""
+    try:
+        warnings.warn(
+            f"an executor of schedule '{schedule}' was not closed: call close(), or use `with`", ResourceWarning, 2
+        )
+    finally:
+        driver.drop()
 
 
 def _bytes(tensor: Tensor, rank: int) -> int:

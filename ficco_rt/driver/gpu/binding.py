@@ -19,6 +19,7 @@ from ...device.ir import (
     CopyMemory,
     DevicePlan,
     Features,
+    Frame,
     LaunchGraph,
     LaunchKernel,
     Meet,
@@ -30,6 +31,7 @@ from ...device.ir import (
     When,
     issued,
 )
+from ...device.rooms import Rooms, gates, rooms
 from ...errors import DeviceError
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
@@ -44,6 +46,7 @@ from .refused import Closing, concerning
 from .resources import RunResources
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor
+from .turns import Passage
 from .vendor import DriverCall, Handle, LinearCopy, PitchedCopy, WordOp
 
 KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
@@ -69,10 +72,11 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls of a run. `enters`: some of them change the context."""
+    """The calls of a run. `enters`: some of them change the context. `passage` is what it tells other executors."""
 
     steps: Sequence[DriverStep]
     enters: bool
+    passage: Passage
 
 
 class Plans:
@@ -81,6 +85,7 @@ class Plans:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._made: dict[Mode, DevicePlan] = {}
+        self._rooms: dict[Mode, Rooms] = {}
 
     def of(self, mode: Mode) -> DevicePlan:
         """Raises PlanError: the device plan is wrong, which is a bug of ours."""
@@ -89,6 +94,12 @@ class Plans:
             check(made)
             self._made[mode] = made
         return self._made[mode]
+
+    def rooms(self, mode: Mode) -> Rooms:
+        """What a run takes of each device."""
+        if mode not in self._rooms:
+            self._rooms[mode] = rooms(self.of(mode))
+        return self._rooms[mode]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +188,7 @@ class Binder:
         closing.end()
 
     def _drop(self, ordinal: int, destroy: Callable[[Handle], None], graph: Handle) -> None:
-        with concerning(self._gpus.devices[ordinal]):
+        with concerning(self._gpus.devices[ordinal]), self._gpus.turn():
             destroy(graph)
 
     def _flags(self, layout: Layout) -> Mapping[int, int]:
@@ -208,7 +219,23 @@ class Binder:
         begin, end = made(frame.begin), made(frame.end)
         body = () if setting.mode in GRAPHS else self._body(binding, setting.mode)
         steps = (*begin, *body, *end)
-        return Calls(steps, any(step.what is ENTERS for step in steps))
+        return Calls(steps, any(step.what is ENTERS for step in steps), self._passage(binding, setting, frame))
+
+    def _passage(self, binding: BoundPlan, setting: Setting, frame: Frame) -> Passage:
+        plan = binding.plans.of(setting.mode)
+        streams = {name: of for name, (_, of) in self._resources.streams_of(plan, setting.callers).items()}
+        waiting = gates(plan, called=bool(setting.callers))
+        through = plan.body if setting.mode == "embedded" else frame.end
+        ends = {
+            action.event.number: (self._resources.recorded(action.event), streams[action.stream])
+            for action in through
+            if isinstance(action, RecordEvent) and action.event.kind in ("completion", "replayed")
+        }
+        return Passage(
+            binding.plans.rooms(setting.mode),
+            {device: tuple(streams[name] for name in names) for device, names in waiting.items()},
+            ends,
+        )
 
     def _body(self, binding: BoundPlan, mode: Mode) -> Sequence[DriverStep]:
         if mode not in binding.bodies:

@@ -34,11 +34,13 @@ from .resources import RunResources
 from .runs import Runs, handles
 from .spans import raisers_of, spans_of
 from .tensors import DeviceTensor
+from .turns import TURNS
 from .vendor import Vendor
+from .watchdog import WATCHDOG
 
 
 class GpuDriver:
-    """See the module. `timeout` is the seconds that `synchronize` waits; None: for ever."""
+    """See the module. `timeout` is the seconds that `synchronize` waits, and that a call may block; None: for ever."""
 
     def __init__(self, vendor: Vendor, plan: Plan, *, ranks_per_gpu: int = 1, timeout: float | None = None) -> None:
         self.name = vendor.name
@@ -49,7 +51,8 @@ class GpuDriver:
         self._closed = False
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
-        self._gpus = Gpus(vendor, placement, timeout)
+        self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'")
+        WATCHDOG.watch(self._gpus.tenant)
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
             self._features = vendor.features(self._device.arch)
@@ -231,14 +234,25 @@ class GpuDriver:
         told = self._runs.lost
         closing = Closing()
         closing(self._runs.settle)
-        if self._gpus.hung:
-            return  # any call may block; the process's end gives everything back
-        for binding in self._binder.bindings:
-            closing(self._binder.drop_graphs, binding)
-        closing(self._launches.close)
-        closing(self._gpus.close)
+        with self._gpus.turn():
+            TURNS.leave(self._gpus.tenant)
+            if self._gpus.hung:
+                return  # any call may block; the process's end gives everything back
+            for binding in self._binder.bindings:
+                closing(self._binder.drop_graphs, binding)
+            closing(self._launches.close)
+            closing(self._gpus.close)
         if not told:  # after it calls may fail for the same reason
             closing.end()
+
+    def drop(self) -> None:
+        """Between turns: Python may call a finaliser in the midst of one."""
+
+        def close() -> None:
+            with suppress(DeviceError):
+                self.close()
+
+        TURNS.later(close)
 
 
 def refuse(plan: Plan) -> None:

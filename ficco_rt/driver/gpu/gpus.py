@@ -6,7 +6,8 @@ Everything is registered as it is made, before anything else can fail, so `close
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from ...device.ir import Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
 from .refused import Closing, Refused, concerning, concerns
+from .turns import TURNS, Tenant
 from .vendor import Gpu, Handle, Vendor
 
 SPIN = 2e-3  # seconds that the host asks again and again before it naps
@@ -24,10 +26,12 @@ _SHARES = {"high": 0.0, "normal": 0.5, "low": 1.0}
 
 
 class Gpus:
-    """See the module. `timeout` is the seconds that the devices get for what the host waits for; None: any time."""
+    """See the module. `timeout` is the seconds that the devices get for what the host waits for; None: any time. `name`
+    is what messages call the user of all this."""
 
-    def __init__(self, vendor: Vendor, placement: Placement, timeout: float | None) -> None:
+    def __init__(self, vendor: Vendor, placement: Placement, timeout: float | None, name: str = "") -> None:
         self.vendor = vendor
+        self.tenant = Tenant(name, vendor, timeout)
         self.timeout = timeout
         self.placement = placement
         self.current: Gpu | None = None  # whose context is current, while a run is issued
@@ -36,13 +40,20 @@ class Gpus:
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
-        self.devices = open_devices(vendor, placement.ordinals)
-        self.first = next(iter(self.devices.values()))
+        self.devices: dict[int, Gpu] = {}
         self.control: dict[int, Handle] = {}  # a stream of each device, for what the plan does not say
         self.ones: dict[int, int] = {}  # a word of each device's memory that holds 1: what raises a flag by a copy
         self._streams: list[tuple[Gpu, Handle]] = []
         self._events: dict[int, tuple[Gpu, Handle]] = {}
         self._memory: dict[int, tuple[Gpu, int]] = {}  # address → size, too
+        with self.turn():
+            self._open()
+
+    def _open(self) -> None:
+        vendor = self.vendor
+        self.devices = open_devices(vendor, self.placement.ordinals)
+        self.first = next(iter(self.devices.values()))
+        self.tenant.sms = {ordinal: device.facts.sms for ordinal, device in self.devices.items()}
         try:
             with self.inside(self.first):
                 self._least, self._greatest = vendor.priorities()
@@ -61,9 +72,15 @@ class Gpus:
 
     # ---- contexts
 
-    def inside(self, device: Gpu) -> AbstractContextManager[None]:
-        """Inside, the device's context is current, and what is refused concerns it; after, the caller's again."""
-        return inside(self.vendor, device)
+    def turn(self) -> AbstractContextManager[None]:
+        """Inside, no other thread of the process uses GPUs: for what may wait for a device."""
+        return TURNS.turn(self.tenant)
+
+    @contextmanager
+    def inside(self, device: Gpu) -> Iterator[None]:
+        """A turn, in which the device's context is current, and what is refused concerns it; after, the caller's."""
+        with self.turn(), inside(self.vendor, device):
+            yield
 
     def begin_issue(self) -> None:
         """From here `enter` changes contexts."""
@@ -151,6 +168,7 @@ class Gpus:
             if self.timeout is not None and waited > self.timeout:
                 self.hung = True
                 raise DeviceError(f"{device} did not come to rest within {self.timeout:.3g} s (--timeout)")
+            TURNS.seen()
             if waited > SPIN:
                 time.sleep(1e-4)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ...device.ir import DevicePlan, DeviceStream, EventName, StreamName, Word
+from .devices import inside
 from .gpus import Gpus
 from .refused import Closing
 from .vendor import Gpu, Handle
@@ -75,5 +76,6 @@ class RunResources:
         closing.end()
 
     def _force(self, ordinal: int, address: int) -> None:
-        with self._gpus.inside(self._gpus.devices[ordinal]):
+        """NOTE without a turn: who has it may be waiting for this."""
+        with inside(self._gpus.vendor, self._gpus.devices[ordinal]):
             self._gpus.vendor.force(address, self._rescue[ordinal])

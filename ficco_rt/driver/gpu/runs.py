@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -16,8 +16,10 @@ from .gpus import SPIN, Gpus
 from .refused import concerning
 from .resources import RunResources
 from .spans import HasPassed, stuck
-from .steps import make
+from .steps import DriverStep, entered, make
+from .turns import TURNS, Issued, Tenant
 from .vendor import Gpu, Handle
+from .watchdog import let_go, told
 
 DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
 
@@ -30,6 +32,8 @@ class Runs:
         self._plan = plan
         self._resources = resources
         self._binder = binder
+        self._tenant = gpus.tenant
+        self._tenant.report, self._tenant.release = self._report, resources.force_up
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: words and counters may be up
@@ -48,12 +52,13 @@ class Runs:
     def run(self, binding: BoundPlan, callers: Sequence[Handle], *, graph: bool) -> bool:
         """On streams, recorded if `Gpus.tracing`; or by the binding's graphs. Whether it has become a part of the
         graphs that the callers capture on their streams, to run when these are replayed."""
-        gpus = self._gpus
+        gpus, tenant = self._gpus, self._tenant
         if callers and gpus.vendor.capturing(callers):
             with gpus.vendor.uncaptured():
                 self._embed(binding, callers)
             return True
         mode: Mode = "graph" if graph else "traced" if gpus.tracing else "streams"
+        taken = False
         try:
             self._prepare()
             before, streams = self._setting, tuple(callers)
@@ -61,15 +66,36 @@ class Runs:
             timed = mode == "traced" or gpus.timing or not callers
             setting = Setting(mode, streams, self._running, timed, others, self._replays)
             calls = self._binder.calls(binding, setting)
-            if calls.enters:
+            TURNS.take(tenant)
+            taken = True
+            waits = TURNS.depart(tenant, calls.passage)
+            steps = [*self._gates(waits), *calls.steps] if waits else calls.steps
+            if calls.enters or waits:
                 gpus.begin_issue()
             self._running, self._last, self._setting = True, binding, setting
-            make(gpus, calls.steps)
+            make(gpus, steps)
             gpus.end_issue()
+            if tenant.overdue:
+                self._told()
         except BaseException:
             self._abandon(callers if graph else ())
             raise
+        finally:
+            if taken:
+                TURNS.give()
         return False
+
+    def _gates(self, waits: Sequence[tuple[int, Handle, Handle]]) -> Iterator[DriverStep]:
+        """The run waits on a device for another executor's."""
+        devices, wait = self._gpus.devices, self._gpus.vendor.wait_action
+        steps = (DriverStep(devices[i], *wait(stream, event), "another executor's run") for i, stream, event in waits)
+        return entered(self._gpus.vendor, steps)
+
+    def _told(self) -> None:
+        """DeviceError: what the watchdog has said of what was issued, which was let go then."""
+        text, self._tenant.overdue = self._tenant.overdue, ""
+        self._dirty = True
+        raise DeviceError(text)
 
     def _abandon(self, callers: Sequence[Handle]) -> None:
         """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
@@ -103,6 +129,8 @@ class Runs:
 
     def _prepare(self) -> None:
         self.answers()
+        if self._tenant.overdue:
+            self._told()
         if self._dirty:
             self._clear()
 
@@ -116,22 +144,23 @@ class Runs:
     def _capture(self, binding: BoundPlan, mode: Mode) -> None:
         gpus = self._gpus
         self.quiet()
-        gpus.begin_issue()
-        try:
-            self._record(binding, mode)
-            gpus.end_issue()
-        except BaseException:  # the first error is the one to tell
-            with suppress(DeviceError):
+        steps = self._binder.captured(binding, mode)
+        with gpus.turn():
+            gpus.begin_issue()
+            try:
+                self._record(binding, mode, steps)
                 gpus.end_issue()
-            with suppress(DeviceError):
-                self._binder.drop_graphs(binding)
-            raise
+            except BaseException:  # the first error is the one to tell
+                with suppress(DeviceError):
+                    gpus.end_issue()
+                with suppress(DeviceError):
+                    self._binder.drop_graphs(binding)
+                raise
 
-    def _record(self, binding: BoundPlan, mode: Mode) -> None:
+    def _record(self, binding: BoundPlan, mode: Mode, steps: Sequence[DriverStep]) -> None:
         """Capture all devices' control streams at once, with the streams behind them, and make graphs of that, or keep
         them as parts of callers' graphs."""
         gpus, vendor = self._gpus, self._gpus.vendor
-        steps = self._binder.captured(binding, mode)
         recording: list[Gpu] = []
         recorded: dict[int, Handle] = {}
         try:
@@ -193,11 +222,13 @@ class Runs:
         setting = Setting("embedded", tuple(callers), behind=True, timed=False, others=True, replays=True)
         calls = self._binder.calls(binding, setting)
         self._replays = True
-        gpus.begin_issue()
-        try:
-            make(gpus, calls.steps)
-        finally:
-            gpus.end_issue()
+        with gpus.turn():
+            TURNS.embed(self._tenant, calls.passage)
+            gpus.begin_issue()
+            try:
+                make(gpus, calls.steps)
+            finally:
+                gpus.end_issue()
 
     def _captured_alike(self, binding: BoundPlan, callers: Sequence[Handle]) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
@@ -246,7 +277,9 @@ class Runs:
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))
                 self._ended(everywhere=True)
-        self._running = False
+        self._running, self._tenant.over = False, True
+        if self._tenant.overdue:
+            self._told()
 
     def quiet(self) -> None:
         """The last run has ended, and the devices answer."""
@@ -303,21 +336,32 @@ class Runs:
     def _give_up(self, limit: float) -> None:
         replayed = self._setting is not None and self._setting.mode == "graph"
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._gpus.busy()]
+        ahead = TURNS.ahead(self._tenant)
+        if ahead:
+            report = self._report_on(ahead)
         self._dirty = True
         through = self._release()
-        if replayed:
+        if replayed and not ahead:
             report = self._report_on_streams() if through else []
             report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
         busy = " and ".join(self._gpus.busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
         raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
 
-    def _report(self) -> list[str]:
-        """A line for each stream that is not through."""
+    def _report_on(self, ahead: Sequence[Tenant]) -> list[str]:
+        """Whose runs the run stands behind. They take too long as well, and are let go."""
+        report = []
+        for other in ahead:
+            report += [f"it stands behind a run of {other.name}, which has not ended:", *told(other)]
+            let_go(other, f"{other.name}: its run was given up, because a run of {self._tenant.name} stood behind it")
+        return report
+
+    def _report(self, issued: Issued | None = None) -> list[str]:
+        """A line for each stream that is not through. `issued`: of a run that is not whole yet, what is."""
         if self._setting is None or self._setting.mode == "graph":
             return []
         devices = [str(self._gpus.device(stream.rank)) for stream in self._plan.streams]
-        return stuck(self._plan, devices, self._passed, traced=self._setting.mode == "traced")
+        return stuck(self._plan, devices, self._passed(issued), traced=self._setting.mode == "traced")
 
     def _report_on_streams(self) -> list[str]:
         """Where the commands of a graph that did not end get stuck when they are issued one by one."""
@@ -334,11 +378,11 @@ class Runs:
         self._release()
         return ["the same commands, issued one by one:", *report] if report else []
 
-    @property
-    def _passed(self) -> HasPassed:
+    def _passed(self, issued: Issued | None) -> HasPassed:
         def passed(event: EventName) -> bool:
             try:
-                return self._gpus.vendor.ended(self._resources.recorded(event))
+                handle = self._resources.recorded(event)
+                return (issued is None or id(handle) in issued) and self._gpus.vendor.ended(handle)
             except (DeviceError, KeyError):
                 return False
 
@@ -351,7 +395,7 @@ class Runs:
         if not self._drained():
             self.lost = self._gpus.hung = True
             return False
-        self._running = False
+        self._running, self._tenant.over = False, True
         return True
 
     def _drained(self) -> bool:
@@ -366,6 +410,7 @@ class Runs:
                 return True
             if time.monotonic() - begun > DRAIN:
                 return False
+            TURNS.seen()
             time.sleep(1e-3)
 
     def _clear(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import Span
@@ -33,8 +33,8 @@ def entered(vendor: Vendor, steps: Iterable[DriverStep]) -> Iterator[DriverStep]
         yield step
 
 
-def make(gpus: Gpus, steps: Iterable[DriverStep]) -> None:
-    """Make the calls, among which are those that change contexts (`entered`)."""
+def make(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
+    """Make the calls, among which are those that change contexts (`entered`). NOTE `watchdog` knows the names here."""
     gpus.current = None
     for device, function, arguments, what, place in steps:
         code = function(*arguments)[0]

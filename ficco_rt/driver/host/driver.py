@@ -226,6 +226,9 @@ class HostDriver:
         self._functions.clear()
         self._arrays.clear()
 
+    def drop(self) -> None:
+        self.close()
+
 
 def _place(stepper: Stepper) -> str:
     return at(stepper.current.place) if stepper.current is not None else "before the first work"

@@ -1,0 +1,123 @@
+"""Which runs may be on a device at the same time, decided from their device plans alone.
+
+A launch that spins holds multiprocessors until the words come that it waits for. So two runs, of different executors,
+can hold each other out: on one device the blocks of the first run keep out those of the second, on another device it is
+the other way round, and each run waits for what the other keeps out. The launches of one plan leave each other room
+(`launches`), and the check of the device plan sees to it. The launches of different plans know nothing of each other.
+
+So runs have an order: the order of their issue, the same on all devices. A run may be on a device beside earlier ones
+if all blocks that may wait there fit, and enough is left for any launch that does not wait. Where that is not so, the
+later run begins when the earlier one has completed on that device. Then the earliest run that has not ended always goes
+on: what it waits for is its own or has ended, and the runs beside it have left it room. So every run ends.
+
+NOTE all blocks that may wait must fit, not only enough of them for each run to go on. The blocks of a kernel divide its
+works among them before they begin, so that each block is needed. And while a kernel's blocks find no room, a GPU may
+not begin the kernel behind it, even if that one would fit.
+NOTE a run that holds nothing keeps nobody out, since its kernels end by themselves. It waits for no other run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .ir import GRAPHS, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetWords, StreamName
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Blocks that may wait, each on a multiprocessor, and that start in clusters."""
+
+    blocks: int
+    cluster: int
+
+    def least(self, cluster: int) -> int:
+        """Multiprocessors that are lost to clusters of such a size. Smaller ones may lie each where a larger one
+        would go."""
+        return -(-self.blocks // self.cluster) * max(self.cluster, cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a run takes of a device's multiprocessors. `holds`: of each stream the launches that spin, of which one
+    holds its blocks at a time. `needs`: how many at once the largest of the other launches asks for, a block or a
+    cluster; 0: nothing else runs on multiprocessors."""
+
+    holds: Mapping[StreamName, frozenset[Held]]
+    needs: int
+    cluster: int  # the largest of all launches
+
+    def held(self, cluster: int) -> int:
+        """The most multiprocessors that are lost to clusters of such a size while blocks wait."""
+        return sum(max(held.least(cluster) for held in stream) for stream in self.holds.values())
+
+
+Rooms = Mapping[int, Room]  # by device
+
+
+def rooms(plan: DevicePlan) -> Rooms:
+    """What a run takes, on each of its devices."""
+    holds: dict[int, dict[StreamName, set[Held]]] = {device: {} for device in plan.placement.ordinals}
+    needs = dict.fromkeys(holds, 0)
+    clusters = dict.fromkeys(holds, 1)
+    devices = {stream.name: stream.device for stream in plan.streams}
+    owner = plan.placement.devices
+    for action in plan.actions:
+        device = devices[action.stream]
+        if isinstance(action, LaunchKernel):
+            launch = plan.launches[action.launch]
+            blocks, cluster = launch.config.blocks, launch.config.cluster
+            clusters[device] = max(clusters[device], cluster)
+            if launch.spins:
+                holds[device].setdefault(action.stream, set()).add(Held(blocks, cluster))
+            else:
+                needs[device] = max(needs[device], cluster)
+        # NOTE a fill is a kernel, and so may a copy inside a device be
+        local = isinstance(action, CopyMemory) and any(owner[m.dst.rank] == owner[m.src.rank] for m in action.moves)
+        if local or isinstance(action, ResetWords):
+            needs[device] = max(needs[device], 1)
+    return {
+        device: Room({name: frozenset(found) for name, found in streams.items()}, needs[device], clusters[device])
+        for device, streams in holds.items()
+    }
+
+
+def either(a: Rooms, b: Rooms) -> Rooms:
+    """What takes as much as each of two runs that are never on a device at the same time."""
+    found = {}
+    for device in {*a, *b}:
+        of = [rooms[device] for rooms in (a, b) if device in rooms]
+        names = {name for room in of for name in room.holds}
+        holds = {name: frozenset[Held]().union(*(room.holds.get(name, ()) for room in of)) for name in names}
+        found[device] = Room(holds, max(room.needs for room in of), max(room.cluster for room in of))
+    return found
+
+
+def fit(room: Sequence[Room], sms: int) -> bool:
+    """Whether such runs may be on a device of so many multiprocessors at the same time."""
+    cluster = max(r.cluster for r in room)
+    return sum(r.held(cluster) for r in room) + max(r.needs for r in room) <= sms
+
+
+def kept_back(room: Room, earlier: Iterable[Room], sms: int) -> list[bool]:
+    """Of each of the runs that are under way on a device, the latest first: does a new one wait for it there?"""
+    if not room.holds:
+        return [False for _ in earlier]
+    beside, found = [room], []
+    for other in earlier:
+        found.append(not fit([*beside, other], sms))
+        if not found[-1]:
+            beside.append(other)
+    return found
+
+
+def gates(plan: DevicePlan, *, called: bool) -> Mapping[int, tuple[StreamName, ...]]:
+    """The streams of each device that wait where a run has to wait. All else on the device stands behind them."""
+    if plan.mode in GRAPHS:
+        frame = plan.called if called else plan.own
+        return {a.device: (a.stream,) for a in frame.begin if isinstance(a, LaunchGraph)}
+    kinds = ("control", "plan", "wait")
+    return {
+        device: tuple(s.name for s in plan.streams if s.device == device and s.name.kind in kinds)
+        for device in plan.placement.ordinals
+    }

@@ -1,0 +1,242 @@
+"""The turns of a process: its threads use the GPUs one after another, and runs have the same order on all devices.
+
+A thread takes its turn for whatever may block inside a vendor's driver: to issue a run, to make graphs, memory or
+contexts, to give such things back. So no run is half issued while another thread's call waits for a device, and all
+runs of the process stand in one order. The host asks whether runs have ended without a turn.
+
+Runs that could hold each other out on a device wait there for one another, in that order (`device.rooms`).
+
+NOTE this is the one thing that executors of a process share: GPUs are shared by all of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import get_ident
+from time import monotonic
+from typing import TypeAlias
+
+from ...device.rooms import Room, Rooms, either, kept_back
+from ...errors import DeviceError
+from .vendor import Handle, Vendor
+
+LEAST = 5.0  # seconds that a turn may take at any rate: a busy machine may hold a thread up, too
+_SHARED = 16  # handles of streams that contexts or threads share are smaller
+
+
+Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls that have been made
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What a run tells the others. `gates`: the streams of each device that wait if the run waits there. `ends`: the
+    event that the completion on a device records, and on which stream."""
+
+    rooms: Rooms
+    gates: Mapping[int, tuple[Handle, ...]]
+    ends: Mapping[int, tuple[Handle, Handle]]
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Tenant:
+    """An executor's driver, as one of those that use the GPUs of a process.
+
+    `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `overdue` is what the watchdog
+    has told of it, to be raised when its thread comes back. `report` says where its streams stand, a line each, given
+    what of its last run is issued, if that is not all. `release` raises all words, so that whatever waits for one goes
+    on. `behind`: by device the runs of others for which its own have waited there."""
+
+    name: str
+    vendor: Vendor
+    timeout: float | None
+    sms: dict[int, int] = field(default_factory=dict)  # by device
+    report: Callable[[Issued | None], list[str]] = lambda issued: []
+    release: Callable[[], None] = lambda: None
+    overdue: str = ""
+    over: bool = True  # all that it has issued has been seen to end
+    number: int = 0  # of its last run
+    awaited: int = 0  # of its run that another tenant has waited for
+    passage: Passage | None = None  # of its last run
+    replayed: Passage | None = None  # of its runs in callers' graphs, which may be under way at any time
+    rooms: Rooms = field(default_factory=dict)  # of what it has issued, until that is over
+    behind: dict[int, dict[Tenant, int]] = field(default_factory=dict)
+
+    @property
+    def patience(self) -> float | None:
+        """What a call gets."""
+        return None if self.timeout is None else max(self.timeout, LEAST)
+
+    def depart(self, passage: Passage) -> None:
+        if self.over or self.passage is None:
+            self.rooms = passage.rooms
+        elif passage.rooms is not self.passage.rooms:
+            self.rooms = either(self.rooms, passage.rooms)
+        self.passage, self.over = passage, False
+        self.number += 1
+
+    def ended(self) -> bool:
+        """Whether its last run is over. DeviceError: what ran failed."""
+        passage = self.passage
+        if not self.over and passage is not None:
+            self.over = all(self.vendor.ended(event) for event, _ in passage.ends.values()) or self.over
+        return self.over
+
+
+class Turns:
+    """See the module. NOTE each run takes a turn: what `take`, `depart` and `give` do costs every run."""
+
+    def __init__(self) -> None:
+        self.held: tuple[Tenant, float, int] | None = None  # whose turn it is, when last in no call, in which thread
+        self.flying: dict[Tenant, None] = {}  # those whose runs may not be over, in the order of their last runs
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._alone: Tenant | None = None  # the only one in `flying`, while none is in `_replayed`
+        self._replayed: dict[Tenant, None] = {}  # those with runs in callers' graphs
+        self._left: deque[Callable[[], None]] = deque()  # to be done when nobody has a turn
+
+    # ---- turns
+
+    def take(self, tenant: Tenant) -> None:
+        """Raises DeviceError: another thread has kept its turn for as long as `tenant` may wait."""
+        if not self._lock.acquire(False):
+            self._wait_for(tenant.patience)
+        self._depth += 1
+        if self._depth == 1:
+            self.held = (tenant, monotonic(), get_ident())
+
+    def _wait_for(self, limit: float | None) -> None:
+        if not self._lock.acquire(timeout=-1 if limit is None else limit):
+            held = self.held
+            by = f" {held[0].name} has held them for {monotonic() - held[1]:.3g} s;" if held is not None else ""
+            raise DeviceError(f"another thread uses the GPUs:{by} this one waited {limit:.3g} s (--timeout)")
+
+    def give(self) -> None:
+        if self._depth == 1:
+            while self._left:
+                self._left.popleft()()
+            self.held = None
+        self._depth -= 1
+        self._lock.release()
+
+    def seen(self) -> None:
+        """The calling thread is in no call, if it has the turn: it asks, again and again, whether something is over."""
+        held = self.held
+        if held is not None and held[2] == get_ident():
+            self.held = (held[0], monotonic(), held[2])
+
+    @contextmanager
+    def turn(self, tenant: Tenant) -> Iterator[None]:
+        self.take(tenant)
+        try:
+            yield
+        finally:
+            self.give()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Work between turns: done at once, or, if somebody has a turn, behind it. For finalisers: NOTE they are called
+        anywhere, in the midst of their own thread's turn too."""
+        self._left.append(work)
+        if not self._depth and self._lock.acquire(False):
+            self._depth += 1
+            self.give()
+
+    # ---- runs
+
+    def depart(self, tenant: Tenant, passage: Passage) -> list[tuple[int, Handle, Handle]]:
+        """A run is about to be issued, in a turn: the waits, (device, stream, event), that have to stand before it."""
+        if self._alone is tenant and tenant.passage is passage:
+            tenant.number += 1
+            tenant.over = False
+            return []
+        waits = [*self._waits(tenant, passage), *self._behind_replays(tenant, passage)]
+        tenant.depart(passage)
+        self.flying.pop(tenant, None)
+        self.flying[tenant] = None
+        self._alone = tenant if len(self.flying) == 1 and not self._replayed else None
+        return waits
+
+    def embed(self, tenant: Tenant, passage: Passage) -> None:
+        """In a turn: from now on callers' graphs hold runs of the tenant. NOTE these wait for no other tenant's run:
+        what a graph waits for is fixed when it is captured."""
+        tenant.replayed = passage
+        self._replayed[tenant] = None
+        self._alone = None
+
+    def leave(self, tenant: Tenant) -> None:
+        """In a turn: the tenant is about to close."""
+        self.flying.pop(tenant, None)
+        self._replayed.pop(tenant, None)
+        self._alone = None
+        tenant.over, tenant.passage = True, None
+        tenant.behind.clear()
+
+    def ahead(self, tenant: Tenant) -> list[Tenant]:
+        """Those behind whose runs the tenant's last one still stands."""
+        found: dict[Tenant, None] = {}
+        for behind in list(tenant.behind.values()):
+            for other, number in list(behind.items()):
+                if other.number == number and not other.over:
+                    with suppress(DeviceError):
+                        if not other.ended():
+                            found[other] = None
+        return list(found)
+
+    def _waits(self, tenant: Tenant, passage: Passage) -> list[tuple[int, Handle, Handle]]:
+        for other in [other for other in self.flying if other.over]:
+            del self.flying[other]
+        name = tenant.vendor.name
+        others = [other for other in reversed(self.flying) if other is not tenant and other.vendor.name == name]
+        for other in others:
+            if other.awaited == other.number:  # nobody may have asked since
+                with suppress(DeviceError):
+                    other.ended()
+        found: list[tuple[int, Handle, Handle]] = []
+        for device, room in passage.rooms.items():
+            earlier = [other for other in others if not other.over and device in other.rooms]
+            if earlier:
+                found += self._on(device, room, tenant, passage, earlier)
+        return found
+
+    def _behind_replays(self, tenant: Tenant, passage: Passage) -> Iterator[tuple[int, Handle, Handle]]:
+        """Waits for the replays that have been launched so far of callers' graphs with runs of others."""
+        for other in self._replayed:
+            replayed = other.replayed
+            if other is tenant or replayed is None or other.vendor.name != tenant.vendor.name:
+                continue
+            for device, (event, _) in replayed.ends.items():
+                room = passage.rooms.get(device)
+                if room is not None and any(kept_back(room, [replayed.rooms[device]], tenant.sms[device])):
+                    yield from ((device, stream, event) for stream in passage.gates[device])
+
+    @staticmethod
+    def _on(
+        device: int, room: Room, tenant: Tenant, passage: Passage, earlier: list[Tenant]
+    ) -> Iterator[tuple[int, Handle, Handle]]:
+        """NOTE when a run is over on a device, so is what it has awaited there: that is awaited no more."""
+        known = tenant.behind.get(device, {})
+        behind = tenant.behind[device] = {other: known[other] for other in earlier if other in known}
+        kept = kept_back(room, [other.rooms[device] for other in earlier], tenant.sms[device])
+        for other, waits in zip(earlier, kept, strict=True):
+            assert other.passage is not None
+            if not waits or behind.get(other) == other.number:
+                continue
+            other.awaited = other.number
+            for ahead, number in (*other.behind.get(device, {}).items(), (other, other.number)):
+                if ahead is not tenant:
+                    behind[ahead] = max(number, behind.get(ahead, 0))
+            event, end = other.passage.ends[device]
+            for stream in passage.gates[device]:
+                if not _same(stream, end):
+                    yield device, stream, event
+
+
+def _same(a: Handle, b: Handle) -> bool:
+    """Whether two handles are one stream, of a caller: what stands on it is in order anyway."""
+    return isinstance(a, int) and isinstance(b, int) and a == b and a > _SHARED
+
+
+TURNS = Turns()

@@ -1,0 +1,149 @@
+"""A thread that looks after turns: a call of a vendor's driver may block, and nothing in its own thread can speak then.
+
+A graph's launch blocks, for instance, while the device's queues are full of what does not end. `Runs.synchronize` has a
+time limit of its own: there the host asks, and no call blocks.
+
+A call that takes longer than its tenant's `timeout` is told on stderr, with the call that the host is in. Then a second
+thread tells where the streams stand, and whose runs are under way besides. A second one, because that asks the vendor's
+driver, which may not answer while another thread is inside it. It raises the words of all these runs, so that waiting
+kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it when
+the call comes back, or when its run is waited for.
+
+It costs a run nothing: the thread sleeps, and looks a few times in the shortest of the limits.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from types import FrameType
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+from ...errors import DeviceError
+from .steps import make
+from .turns import TURNS, Issued, Tenant, Turns
+
+Held: TypeAlias = tuple[Tenant, float, int]  # a turn, as `Turns.held` has it
+
+LOOKS = 8  # in a time limit
+ANSWER = 5.0  # seconds that the vendor's driver gets to say where streams stand
+
+
+class Watchdog:
+    """See the module. One a process."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._tenants: WeakSet[Tenant] = WeakSet()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._told: Held | None = None  # the turn that was told of last
+
+    def watch(self, tenant: Tenant) -> None:
+        """From now on, for as long as it lives; if it has a time limit."""
+        if tenant.timeout is None:
+            return
+        with self._changed:
+            self._tenants.add(tenant)
+            if self._thread is None or not self._thread.is_alive():  # it does not live on in a forked process
+                self._thread = threading.Thread(target=self._watch, name="ficco watchdog", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                limits = [tenant.patience for tenant in self._tenants if tenant.patience is not None]
+                self._changed.wait(min(limits) / LOOKS if limits else None)
+            self._look()
+
+    def _look(self) -> None:
+        held = self._turns.held
+        if held is None or held is self._told:
+            return
+        tenant, since, _ = held
+        if tenant.patience is not None and time.monotonic() - since > tenant.patience:
+            self._told = held
+            self._tell(held)
+
+    def _tell(self, held: Held) -> None:
+        tenant, since, thread = held
+        where, issued = place_of(thread)
+        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.3g} s (--timeout)"
+        say(tenant.overdue)
+        asked = threading.Thread(target=self._ask, args=(held, issued), name="ficco watchdog asks", daemon=True)
+        asked.start()
+        asked.join(ANSWER)
+        if asked.is_alive():
+            say(f"{tenant.name}: the driver does not say where the streams stand while the host is in that call")
+
+    def _ask(self, held: Held, issued: Issued | None) -> None:
+        tenant, *_ = held
+        others = [other for other in list(self._turns.flying) if other is not tenant and _flying(other)]
+        lines = list(told(tenant, issued))
+        for other in others:
+            lines += [f"a run of {other.name} is under way, too", *told(other)]
+        for line in lines:
+            say(line)
+        if self._turns.held is not held:  # the call has come back meanwhile
+            return
+        tenant.overdue = "\n".join([tenant.overdue, *lines])
+        for other in (tenant, *others):
+            let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back")
+
+
+def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
+    """Where its streams stand; `issued`: so much of its last run, not all."""
+    try:
+        yield from tenant.report(issued)
+    except DeviceError as error:
+        yield str(error)
+
+
+def let_go(tenant: Tenant, why: str) -> None:
+    """Raise the words of a tenant, so that its run ends; it is told why."""
+    tenant.overdue = tenant.overdue or why
+    tenant.release()
+
+
+def _flying(tenant: Tenant) -> bool:
+    try:
+        return not tenant.ended()
+    except DeviceError:
+        return True
+
+
+def place_of(thread: int) -> tuple[str, Issued | None]:
+    """The call that a thread is in, and what it is for; of a run, what of it is issued. The frame of `make` tells, so
+    that no run has to note it."""
+    frame: FrameType | None = sys._current_frames().get(thread)
+    inner = frame
+    while frame is not None:
+        if frame.f_code is make.__code__:
+            return _step_of(frame.f_locals)
+        frame = frame.f_back
+    where = f"{inner.f_code.co_qualname}, line {inner.f_lineno}" if inner is not None else "a call of the driver"
+    return where, None
+
+
+def _step_of(known: Mapping[str, Any]) -> tuple[str, Issued]:
+    """Where `make` stands, by its variables."""
+    function, now, what, place = (known.get(name) for name in ("function", "arguments", "what", "place"))
+    name = getattr(function, "__name__", "a call of the driver")
+    parts = [str(known.get("device", "")), str(what or ""), place.place if place is not None else ""]
+    before = takewhile(lambda step: step.arguments is not now, known["steps"])
+    issued = frozenset(id(handle) for step in before for handle in step.arguments)
+    return f"{name} ({', '.join(part for part in parts if part)})", issued
+
+
+def say(line: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"ficco_rt: {line}\n")
+        sys.stderr.flush()
+
+
+WATCHDOG = Watchdog(TURNS)
