@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..region import Box, BoxMap, Region, describe, whole
+from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
 from .difference import difference, show
@@ -20,6 +21,7 @@ from .symbolic import (
     UNWRITTEN,
     Algebra,
     Pieces,
+    Rounding,
     Sum,
     Unwritten,
     Value,
@@ -65,7 +67,14 @@ class _Proof:
 
     def __init__(self, graph: ir.Graph) -> None:
         self.graph = graph
-        self.algebra = Algebra(graph.ops[0].where.origin if graph.ops else Span(graph.path, 1, 1, 1, 1))
+        inputs = {t.name: t.dtype for t in graph.tensors if t.kind == "input"}
+        self.algebra = Algebra(graph.ops[0].where.origin if graph.ops else Span(graph.path, 1, 1, 1, 1), inputs)
+        self.types = {t.name: t.dtype for t in graph.tensors}
+        self.told = {  # types that some claim does not admit: who stores in one is noted
+            dtype
+            for dtype in self.types.values()
+            if any(not claim.admits(dtype, self.types[claim.targets[0].tensor]) for claim in graph.claims)
+        }
         self.mistakes: dict[Span, Diagnostic] = {}
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
         self.state: dict[tuple[str, int], BoxMap[Value]] = {}
@@ -94,18 +103,18 @@ class _Proof:
                         i += 1
                     self._collective(members)
                 case ir.Copy():
-                    self._write(body.dst, self._read(body.src, op.where))
+                    self._write(body.dst, self._read(body.src, op.where), op.where)
                 case ir.Gemm():
                     self._gemm(body, op.where)
                 case ir.Reduce():
                     values = [self._read(t, op.where) for t in body.terms]
-                    self._write(body.out, added(self.algebra, values, body.out.shape))
+                    self._write(body.out, added(self.algebra, values, body.out.shape), op.where)
                 case ir.KernelCall():
                     for region in body.reads:
                         self._read(region, op.where)
                     opaque = self.algebra.opaque(f"kernel '{body.kernel}'")
                     for region in body.writes:
-                        self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)])
+                        self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)], op.where)
             i += 1
 
     # -- tensors
@@ -124,8 +133,12 @@ class _Proof:
         self.algebra.look_at(len(pieces))
         return pieces
 
-    def _write(self, region: Region, pieces: Pieces) -> None:
+    def _write(self, region: Region, pieces: Pieces, where: ir.Where) -> None:
         values = self.state[region.tensor, region.rank]
+        dtype = self.types[region.tensor]
+        if dtype in self.told:
+            rounding = Rounding(dtype, where.origin, region.tensor, self.graph.stages[where.stage].label)
+            pieces = [(box, self.algebra.stored(value, rounding)) for box, value in pieces]
         boxes = list(region.logical_boxes())
         if len(boxes) == 1:
             cut: Iterator[tuple[Box, Box, Sum]] = ((*boxes[0], value) for _, value in pieces[:1])
@@ -163,7 +176,7 @@ class _Proof:
             result = added(self.algebra, [self._read(gemm.out, where), result], (m, n))
         elif gemm.addends:
             result = added(self.algebra, [result, *(self._read(a, where) for a in gemm.addends)], (m, n))
-        self._write(gemm.out, result)
+        self._write(gemm.out, result, where)
 
     def _collective(self, members: Sequence[tuple[ir.Where, ir.Collective]]) -> None:
         ranks = self.graph.ranks
@@ -183,8 +196,8 @@ class _Proof:
         shapes = [call.src.shape for _, call in ordered]
         cuts = tuple(equal_shares(shape[0], ranks) for shape in shapes)
         results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
-        for (_, call), (pieces, _) in zip(ordered, results, strict=True):
-            self._write(call.dst, pieces)
+        for (w, call), (pieces, _) in zip(ordered, results, strict=True):
+            self._write(call.dst, pieces, w)
 
     # -- the claims
 
@@ -232,15 +245,32 @@ class _Proof:
             wanted = to_tensor(self.algebra, target, tensor_box, logical_box, value)
             for box, has in held.items(tensor_box):
                 self.algebra.look_at(1)
-                if has is not wanted and not self._same_on(box, has, wanted):
+                if isinstance(has, Unwritten) or not self._equal(box, self.algebra.exact(has), wanted):
                     self._mismatch(claim, target, box, has, wanted)
+                elif has.rounded:
+                    self._rounded(claim, target, box, has.rounded)
 
-    def _same_on(self, box: Box, has: Value, wanted: Sum) -> bool:
+    def _equal(self, box: Box, has: Sum, wanted: Sum) -> bool:
         """Along a dimension in which the box is one element wide, `x[axis] + offset` is a fixed number."""
-        if isinstance(has, Unwritten) or 1 not in box.shape:
-            return False
+        if has is wanted or 1 not in box.shape:
+            return has is wanted
         axes = tuple((FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
         return self.algebra.moved(has, axes) is self.algebra.moved(wanted, axes)
+
+    def _rounded(self, claim: ir.Claim, target: Region, box: Box, rounded: Sequence[Rounding]) -> None:
+        """Tell of types that the claim does not admit."""
+        own = self.types[target.tensor]
+        for r in rounded:
+            if claim.admits(r.dtype, own) or r.origin in self.mistakes:
+                continue
+            word = "," if claim.within else " within"
+            self.mistakes[r.origin] = Diagnostic(
+                r.origin,
+                f"stage '{r.stage}' stores in {r.tensor}, which is {r.dtype}, what {target.tensor}@{target.rank} "
+                f"{describe(box)} is made of: {loss(own, r.dtype)}",
+                (Note(f"claimed here: {claim.text}", claim.origin),),
+                f"make {r.tensor} {own}, or admit the rounding: computes {claim.text}{word} {r.dtype}",
+            )
 
     def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: Value, wanted: Sum) -> None:
         writer = self._last_writer(target, box)

@@ -13,13 +13,14 @@ Values are interned: equal values are one object within an `Algebra`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
 from ..region import Box, BoxMap, Interval, Region
+from ..types import Dtype, holds
 from .budget import CELLS, TERMS, Budget, most_ops
 
 FIXED = -1  # the coordinate is `offset` itself
@@ -48,6 +49,15 @@ class Term(NamedTuple):
     right: Element
 
 
+class Rounding(NamedTuple):
+    """Values were stored in a narrower type: where."""
+
+    dtype: Dtype
+    origin: Span
+    tensor: str
+    stage: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
     """A formal sum. Intervals of a term are sorted; those that touch are joined, those that overlap stay apart."""
@@ -55,6 +65,7 @@ class Sum:
     inputs: tuple[tuple[Element, int], ...]  # element, how many times
     products: tuple[tuple[Term, tuple[Interval, ...]], ...]
     opaque: tuple[str, ...]  # what the proof does not see into, as text
+    rounded: tuple[Rounding, ...] = ()  # types that it has been stored in on its way: the first place of each
 
 
 class Unwritten:
@@ -72,17 +83,20 @@ Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
 class Algebra:
     """Makes values. One object a proof: its tables hold every value that the proof has met.
 
-    `origin` is the statement that the proof is at: who makes values without end is told there.
+    `origin` is the statement that the proof is at: who makes values without end is told there. `inputs` are the types
+    of the inputs.
     """
 
-    def __init__(self, origin: Span) -> None:
+    def __init__(self, origin: Span, inputs: Mapping[str, Dtype]) -> None:
         self.origin = origin
+        self.inputs = inputs
         self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors")
         self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all")
         self._sums: dict[Sum, Sum] = {}
         self._moved: dict[tuple[int, tuple[tuple[int, int], ...]], Sum] = {}
         self._added: dict[tuple[int, ...], Sum] = {}
         self._products: dict[tuple[int, int, Interval, int, int], Sum] = {}
+        self._exact: dict[int, Sum] = {}
         self.zero = self._intern(Sum((), (), ()))
 
     def look_at(self, pieces: int) -> None:
@@ -121,6 +135,7 @@ class Algebra:
                 ((element(e), n) for e, n in value.inputs),
                 ((Term(element(t.left), element(t.right)), ks) for t, ks in value.products),
                 value.opaque,
+                value.rounded,
             )
             self._moved[key] = found
         return found
@@ -146,7 +161,30 @@ class Algebra:
             [(element(e), n) for e, n in value.inputs],
             [(Term(element(t.left), element(t.right)), ks) for t, ks in value.products],
             value.opaque,
+            value.rounded,
         )
+
+    # -- types
+
+    def stored(self, value: Sum, rounding: Rounding) -> Sum:
+        """`value` after it was stored in the rounding's type. An input's own element may fit as it is, and what has
+        been rounded to a type is not rounded again."""
+        if any(r.dtype == rounding.dtype for r in value.rounded) or not (value.inputs or value.products):
+            return value
+        if len(value.inputs) == 1 and not value.products:
+            ((element, times),) = value.inputs
+            if times == 1 and holds(rounding.dtype, self.inputs[element.tensor]):
+                return value
+        return self._make(value.inputs, value.products, value.opaque, (*value.rounded, rounding))
+
+    def exact(self, value: Sum) -> Sum:
+        """`value`, as if nothing had been rounded."""
+        if not value.rounded:
+            return value
+        found = self._exact.get(id(value))
+        if found is None:
+            found = self._exact[id(value)] = self._make(value.inputs, value.products, value.opaque)
+        return found
 
     # -- sums and products
 
@@ -158,6 +196,7 @@ class Algebra:
                 (i for v in values for i in v.inputs),
                 (p for v in values for p in v.products),
                 tuple(o for v in values for o in v.opaque),
+                tuple(r for v in values for r in v.rounded),
             )
             self._added[key] = found
         return found
@@ -190,13 +229,14 @@ class Algebra:
                 y = _contracted(b, right_axis, 1, shift)
                 interval = Interval(k.start + shift, k.stop + shift)
                 products.append((Term(x, y), (interval,) * (times_a * times_b)))
-        return self._make((), products, ())
+        return self._make((), products, (), (*left.rounded, *right.rounded))
 
     def _make(
         self,
         inputs: Iterable[tuple[Element, int]],
         products: Iterable[tuple[Term, tuple[Interval, ...]]],
         opaque: tuple[str, ...],
+        rounded: tuple[Rounding, ...] = (),
     ) -> Sum:
         times: dict[Element, int] = {}
         count = len(opaque)
@@ -213,8 +253,17 @@ class Algebra:
                 tuple(sorted(times.items())) if len(times) > 1 else tuple(times.items()),
                 tuple(sorted(terms.items())) if len(terms) > 1 else tuple(terms.items()),
                 tuple(sorted(set(opaque))),
+                _first(rounded) if len(rounded) > 1 else rounded,
             )
         )
+
+
+def _first(rounded: tuple[Rounding, ...]) -> tuple[Rounding, ...]:
+    """The first place of each type."""
+    places: dict[Dtype, Rounding] = {}
+    for r in sorted(rounded, key=lambda r: (r.origin.line, r.origin.column)):
+        places.setdefault(r.dtype, r)
+    return tuple(places[dtype] for dtype in sorted(places))
 
 
 def _elements(value: Sum) -> Iterator[Element]:
