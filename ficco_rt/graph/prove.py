@@ -14,7 +14,7 @@ from ..region import Box, BoxMap, Region, describe, whole
 from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
-from .difference import difference, show
+from .difference import difference, show, terms
 from .rules import broken, misplaced
 from .symbolic import (
     FIXED,
@@ -294,8 +294,9 @@ class _Proof:
             message = f"{place}: the proof does not see into {has.opaque[0]}"
             help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
         else:
-            lacks, extra = difference(wanted, has), difference(has, wanted)
-            alien = difference(extra, wanted)
+            due, there = terms(self.algebra, wanted), terms(self.algebra, has)
+            lacks, extra = difference(due, there), difference(there, due)
+            alien = difference(extra, due)
             again = difference(extra, alien)
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
             told = [f"{words} {show(part, box)}" for words, part in parts if part.inputs or part.products]
