@@ -54,9 +54,9 @@ def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) ->
 
 
 def load_plan(path: str | Path) -> Plan:
-    """The plan of a file that `save_plan` or `ficco compile` wrote, checked again for races and deadlocks.
-
-    It equals the plan that was stored: ranks, params and all shapes are bound in it.
+    """The plan of a file that `save_plan` or `ficco compile` wrote, checked again for races and deadlocks,
+    and proven again, from what it does: every output that it claims holds what is claimed. It equals the plan that was
+    stored: ranks, params and all shapes are bound in it.
 
     Raises UsageError (no such file, not text), PlanError (no plan, of another version, changed by hand, or wrong).
 

@@ -23,6 +23,7 @@ from .plan import ir as plan_ir
 from .plan import lint as plan_lint
 from .plan.check import check
 from .plan.lower import lower
+from .plan.prove import prove as prove_plan
 
 
 def load(name_or_path: str | Path) -> Schedule:
@@ -82,14 +83,15 @@ def compile_schedule(
 
 
 def load_plan(path: str | Path) -> plan_ir.Plan:
-    """A stored plan, read and checked. Raises UsageError (the file), PlanError (what is in it)."""
+    """A stored plan, read, checked and proven. Raises UsageError (the file), PlanError (what is in it)."""
     return plan_from(files.read_bytes(path), str(path))
 
 
 def plan_from(data: bytes, name: str) -> plan_ir.Plan:
-    """The checked plan of a file's content; `name` is what messages call it."""
-    plan = codec.from_json(files.decoded(data, name), name)
-    check(plan)
+    """The checked plan of a file's content, proven from itself; `name` is what messages call it."""
+    with no_collection():
+        plan = codec.from_json(files.decoded(data, name), name)
+        prove_plan(plan, check(plan))
     return plan
 
 

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ficco_dsl.diagnostics import Span
+from ficco_dsl.diagnostics import ScheduleError, Span
 
 from ..region import Box, BoxMap, Interval, Region
 from ..types import Dtype, holds
@@ -117,14 +117,14 @@ class Algebra:
     """Makes values. One object a proof: its tables hold every value that the proof has met.
 
     `origin` is the statement that the proof is at: who makes values without end is told there. `inputs` are the types
-    of the inputs.
+    of the inputs, `error` is raised where values become too many.
     """
 
-    def __init__(self, origin: Span, inputs: Mapping[str, Dtype]) -> None:
+    def __init__(self, origin: Span, inputs: Mapping[str, Dtype], error: type[ScheduleError] = ScheduleError) -> None:
         self.origin = origin
         self.inputs = inputs
-        self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors")
-        self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all")
+        self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors", error=error)
+        self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all", error=error)
         self._bags = Bags(lambda terms: self._terms.spend(terms, self.origin))
         self._numbers: dict[Source | Factors, int] = {}
         self._sources: list[Source | Factors] = []
