@@ -54,7 +54,8 @@ def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) ->
 
 
 def load_plan(path: str | Path, trust: bool = False) -> Plan:
-    """The plan of a file that `save_plan` or `ficco compile` wrote, checked again for races and deadlocks.
+    """The plan of a file that `save_plan` or `ficco compile` wrote, checked again for races and deadlocks,
+    and proven again, from what it does: every output that it claims holds what is claimed.
 
     It equals the plan that was stored: ranks, params and all shapes are bound in it. If it names files of kernels, a
     run runs them. They must be the files that it was compiled with, and lie below its own folder, or anywhere with

@@ -21,8 +21,9 @@ from .machine.profiles import DEFAULT, chosen
 from .plan import codec
 from .plan import ir as plan_ir
 from .plan import lint as plan_lint
-from .plan.check import check
+from .plan.check import Happening, check
 from .plan.lower import lower
+from .plan.prove import prove as prove_plan
 
 
 def load(name_or_path: str | Path) -> Schedule:
@@ -82,18 +83,26 @@ def compile_schedule(
 
 
 def load_plan(path: str | Path, trust: bool = False) -> plan_ir.Plan:
-    """A stored plan, read and checked. Raises UsageError (the file), PlanError (what is in it)."""
+    """A stored plan, read, checked and proven. Raises UsageError (the file), PlanError (what is in it)."""
     return plan_from(files.read_bytes(path), str(path), trust)
 
 
 def plan_from(data: bytes, name: str, trust: bool = False) -> plan_ir.Plan:
-    """The checked plan of a file's content; `name` is the file's, and what messages call it. With `trust` it may name
-    files of kernels anywhere, else below its own folder."""
+    """The checked plan of a file's content, proven from itself; `name` is the file's, and what messages call it. With
+    `trust` it may name files of kernels anywhere, else below its own folder."""
+    with no_collection():
+        plan, order = checked_plan(data, name, trust)
+        prove_plan(plan, order)
+    return plan
+
+
+def checked_plan(data: bytes, name: str, trust: bool) -> tuple[plan_ir.Plan, list[Happening]]:
+    """The plan, not proven yet, and an order in which its works can happen."""
     folder = Path(name).parent
     plan = kernel_files.stored_in(codec.from_json(files.decoded(data, name), name), folder)
-    check(plan)
+    order = check(plan)
     kernel_files.held(plan, folder, trust)
-    return plan
+    return plan, order
 
 
 def save_plan(plan: plan_ir.Plan, path: str | Path) -> None:

@@ -277,6 +277,11 @@ class _Checker:
                 whole.setdefault(name, claim)
             claimed.setdefault(name, claim)
             self._claim(claim.value)
+            for dtype in claim.within:
+                if dtype not in DTYPES and (dtype not in self.values or self.values[dtype].what != "type"):
+                    types = [t.name for t in self.schedule.types]
+                    at = spot(dtype, claim.span)
+                    self.mistake(at, f"within unknown type '{dtype}'", help=self.like(dtype, [*types, *DTYPES]))
             self.scope.clear()
         for tensor in self.schedule.tensors:
             if tensor.unproven and tensor.kind != "output":

@@ -345,10 +345,13 @@ ClaimExpr: TypeAlias = RegionRef | ClaimProduct | ClaimCollective
 
 @dataclass(frozen=True, slots=True)
 class Computes:
-    """`computes C = all_gather(A, rows) * B`, or for each of several: `computes C[i] = ... for i in 0..2`."""
+    """`computes C = all_gather(A, rows) * B`, or for each of several: `computes C[i] = ... for i in 0..2`.
+
+    `within bf16` behind the value admits that what C is made of is rounded to bf16 on its way."""
 
     target: RegionRef
     value: ClaimExpr
+    within: tuple[str, ...]  # types, or names of types
     binding: Binding | None
     span: Span = field(compare=False)
 

@@ -277,8 +277,13 @@ class _Builder(threading.local):
         return TensorDecl(kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, span)
 
     def computes(self, c: list[Any]) -> Computes:
-        keyword, target, value, _, binding = c
-        return Computes(target, value, binding, self.span(keyword, value if binding is None else binding))
+        keyword, target, value, within, _, binding = c
+        types = () if within is None else tuple(self.word(name) for name in within)
+        last = binding or (value if within is None else within[-1])
+        return Computes(target, value, types, binding, self.span(keyword, last))
+
+    def within(self, c: list[Any]) -> list[Any]:
+        return c[1:]
 
     def claim_product(self, c: list[Any]) -> ClaimProduct:
         left, right = c
@@ -762,6 +767,7 @@ _PLACES: tuple[tuple[str, str, str], ...] = (
     ("SCRATCH", "COLON", "':' and the type after the shape"),
     ("COMPUTES", "EQUAL", "'=' after what is computed"),
     ("COMPUTES", "ALL_GATHER", "what is computed, such as all_gather(A, rows) * B"),
+    ("WITHIN", "NAME", "a type, as in within bf16"),
     ("QUEUE", "LBRACE", "'{' after the queue's name"),
     ("STAGE", "ON", "'on' and the queue after the stage's name"),
     ("STAGE", "LBRACE", "'{' and the statements of the stage"),

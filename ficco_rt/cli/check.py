@@ -21,9 +21,9 @@ from .common import (
     join_words,
     parse,
     read,
-    unproven_outputs,
 )
 from .console import Progress, sourced
+from .drawing import show_time
 from .report import as_ours, diagnostic_record, error_record, error_text, print_json, say, warn
 
 
@@ -132,17 +132,16 @@ def operations(plan: Plan) -> int:
     return len({part.op for part in plan.parts()})
 
 
-def proof_words(plan: Plan, stored: bool = False) -> str:
-    """`proven`, or which outputs are not. A stored plan is checked for order; its graph is not there to prove."""
-    unproven = unproven_outputs(plan)
-    if unproven:
-        return f"UNPROVEN {join_words(unproven)}"
-    return "proven when compiled" if stored else "proven"
+def proof_words(job: Job) -> str:
+    """`proven`, or which outputs are not. A stored plan has been proven again, from itself."""
+    if not job.proven:
+        return f"UNPROVEN {join_words(job.unproven) or 'for want of claims'}"
+    return "proven" if job.graph is not None else f"proven from the plan in {show_time(job.proof_time)}"
 
 
 def _sentence(job: Job) -> str:
     plan = job.plan
-    parts = [proof_words(plan, job.graph is None), "no race, no deadlock"]
+    parts = [proof_words(job), "no race, no deadlock"]
     parts += [count(operations(plan), "operation"), count(len(plan.streams), "stream"), count(waits(plan), "wait")]
     return f"{count(plan.ranks, 'rank')}: {', '.join(parts)}"
 
@@ -154,8 +153,9 @@ def _record(target: str, job: Job) -> dict[str, object]:
         "schedule": plan.schedule,
         "ranks": plan.ranks,
         "ok": True,
-        "proven": job.graph is not None and not unproven_outputs(plan),
-        "unproven": unproven_outputs(plan),
+        "proven": job.proven,
+        "unproven": job.unproven,
+        "proof_ms": job.proof_time / 1e3,
         "operations": operations(plan),
         "streams": len(plan.streams),
         "waits": waits(plan),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,19 @@ class Job:
     graph: Graph | None
     warnings: tuple[Diagnostic, ...]
     texts: Mapping[str, str]
+    proof_time: float  # µs
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """The outputs that no claim speaks for, or not for all of them."""
+        from ..plan.prove import unproven
+
+        return unproven(self.plan)
+
+    @property
+    def proven(self) -> bool:
+        """Does the proof, which the plan has passed, speak for all that it makes? A plan without claims has none."""
+        return bool(self.plan.claims) and not self.unproven
 
 
 def read(target: str) -> Source:
@@ -140,24 +154,33 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
         graph = build_graph(request, progress)
         at_hand = found is not None and request.machine is None
         machine = found(graph.ranks) if found is not None and at_hand else machine_of(request.machine, graph.ranks)
+        begin = time.perf_counter()
         with progress.step("proving"):
             prove(graph)
+        proof_time = 1e6 * (time.perf_counter() - begin)
         with progress.step("lowering"):
             plan = kernel_files.sealed(lower(graph, machine))
         with progress.step("checking the plan"):
             check(plan)
     title = library.title(source.data.decode("utf-8", "replace"))
-    return Job(source.name, title, machine, plan, graph, compiler.lint(graph, machine), source.texts)
+    warnings = compiler.lint(graph, machine)
+    return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time)
 
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
-    from ..compiler import plan_from
+    from ..compiler import checked_plan, no_collection
+    from ..plan.prove import prove
 
     source = request.source
     if source.is_device_plan:
         raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
-    with progress.step("reading and checking the plan"), sourced(source.texts):
-        plan = plan_from(source.data, source.name, request.trust)
+    with sourced(source.texts), no_collection():
+        with progress.step("reading and checking the plan"):
+            plan, order = checked_plan(source.data, source.name, request.trust)
+        begin = time.perf_counter()
+        with progress.step("proving the plan"):
+            prove(plan, order)
+        proof_time = 1e6 * (time.perf_counter() - begin)
     if request.settings:
         raise UsageError(f"{source.name}: a plan has its sizes bound; --set belongs to a schedule")
     if request.gpus not in (None, plan.ranks):
@@ -165,7 +188,7 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
     if request.machine not in (None, plan.machine):
         raise UsageError(f"{source.name}: is a plan for {plan.machine}, not for {request.machine}")
     machine = machine_of(plan.machine, plan.ranks) if found is None else found(plan.ranks)
-    return Job(source.name, "", machine, plan, None, (), {})
+    return Job(source.name, "", machine, plan, None, (), {}, proof_time)
 
 
 def describe_params(schedule: Schedule, texts: Mapping[str, str]) -> str:
@@ -183,11 +206,6 @@ def _text(span: Span, sources: Sources) -> str:
     if line is None:
         return "…"
     return line[span.column - 1 : span.end_column - 1] if span.end_line == span.line else line[span.column - 1 :] + " …"
-
-
-def unproven_outputs(plan: Plan) -> tuple[str, ...]:
-    """The outputs that no `computes` line speaks for."""
-    return tuple(t.name for t in plan.tensors if t.kind == "output" and t.unproven)
 
 
 def count(number: int, noun: str) -> str:

@@ -35,7 +35,7 @@ def compile_plan(
     write_atomic(output, text)
     plan = job.plan
     sys.stdout.write(
-        f"{output}: {plan.schedule} for {count(plan.ranks, 'GPU')} of {plan.machine}, {proof_words(plan)}, "
+        f"{output}: {plan.schedule} for {count(plan.ranks, 'GPU')} of {plan.machine}, {proof_words(job)}, "
         f"{count(operations(plan), 'operation')}, hash {content_hash(plan)}\n"
     )
     return 0

@@ -15,7 +15,7 @@ from ..plan.ir import Plan, SignalFlag
 from ..trace import base_name
 from ..types import TYPES
 from .check import operations, proof_words, waits
-from .common import Job, Request, compile_job, count, join_words, read, unproven_outputs
+from .common import Job, Request, compile_job, count, join_words, read
 from .console import Progress, Style, table
 from .drawing import show_bytes, show_flops, show_time
 from .report import diagnostic_record, print_json, warn
@@ -58,8 +58,8 @@ def gather(job: Job) -> Facts:
         "machine": machine.name,
         "params": dict(graph.params),
         "computes": [claim.text for claim in graph.claims],
-        "proof": proof_words(plan),
-        "unproven": unproven_outputs(plan),
+        "proof": proof_words(job),
+        "unproven": job.unproven,
         "stages": _stages(graph, plan),
         "waits_for": _waits_for(graph),
         "traffic": _traffic(graph, machine),

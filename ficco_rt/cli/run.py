@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .. import __version__
 from ..errors import NumbersError, UsageError
 from ..files import PICTURE, TRACE, check_outputs, write_atomic
+from .check import proof_words
 from .common import (
     Job,
     Request,
@@ -21,7 +22,6 @@ from .common import (
     count,
     join_words,
     read,
-    unproven_outputs,
 )
 from .console import Progress, Style, show_path, sourced, table
 from .drawing import rank_uses, show_time
@@ -406,7 +406,8 @@ def record(result: Result) -> dict[str, object]:
         "params": dict(plan.params),
         "verified": compared.ok if compared else None,
         "integers": compared.integers if compared else None,
-        "unproven": unproven_outputs(plan),
+        "proven": job.proven,
+        "unproven": job.unproven,
         "rel_err": compared.rel_err if compared else None,
         "tolerance": compared.tolerance if compared else None,
         "seed": result.seed,
@@ -450,15 +451,16 @@ def report(result: Result, style: Style) -> str:
     job, plan, machine = result.job, result.job.plan, result.job.machine
     title = f": {job.title}" if job.title else ""
     lines = [f"{style(plan.schedule, 'bold')}{title}"]
-    unproven = unproven_outputs(plan)
-    if unproven:
-        lines.append(style(f"UNPROVEN: nothing says what {join_words(unproven)} must hold", "yellow"))
+    if not job.proven:
+        outputs = join_words(job.unproven) or "it makes"
+        lines.append(style(f"UNPROVEN: nothing says what {outputs} must hold", "yellow"))
     modelled = result.trace.clock == "virtual"
     runs = f", median of {len(result.times)} runs" if len(result.times) > 1 else ""
     share = f", {100 * result.share_of_ideal:.0f} % of it reached" if result.share_of_ideal is not None else ""
     gain = _gain(result.serial, result.time)
     clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
     estimate = "" if modelled else " (modelled)"
+    proof = f", {proof_words(job)}" if job.graph is None and job.proven else ""
     limits = f"max(computing {show_time(result.compute_alone)}, moving {show_time(result.communication_alone)})"
     rows = [
         ("why", f"named on the command line ({show_path(job.path)})"),
@@ -470,7 +472,7 @@ def report(result: Result, style: Style) -> str:
         ("ideal", f"{show_time(result.ideal)} = {limits}{share}{estimate}"),
         ("exposed", f"{show_time(result.exposed)} of communication with no computing beside it"),
         ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
-        ("plan", result.plan_hash[:16]),
+        ("plan", f"{result.plan_hash[:16]}{proof}"),
     ]
     lines.append(table(rows))
     return "\n".join(lines) + "\n"

@@ -61,7 +61,7 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     by_name = {t.name: t for t in tensors}
     program = _Program(schedule, scopes, by_name)
     program.expand()
-    claims, mistakes = build_claims(schedule, scopes, by_name, program.pieces_left)
+    claims, mistakes = build_claims(schedule, scopes, by_name, types, program.pieces_left)
     _raise(program.mistakes + mistakes)
     ops = _begin_sums(program.ops, by_name)
     return ir.Graph(

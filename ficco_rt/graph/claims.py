@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
 
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..region import Box, BoxMap, Region, describe
+from ..types import Dtype
 from . import ir
 from .budget import Budget
 from .evaluate import STEPS, Mistake, Scope, compile_expr, cutter, first_other, sequence
@@ -18,21 +21,30 @@ Shapes = tuple[tuple[int, ...], ...]  # one a rank
 
 
 def build_claims(
-    schedule: n.Schedule, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], pieces: Budget
+    schedule: n.Schedule,
+    scopes: Sequence[Scope],
+    tensors: Mapping[str, ir.Tensor],
+    types: Mapping[str, Dtype],
+    pieces: Budget,
 ) -> tuple[tuple[ir.Claim, ...], list[Diagnostic]]:
     """All claims, and the mistakes found in them. `pieces` pays for the boxes of their regions."""
     claims: list[ir.Claim] = []
     mistakes: list[Diagnostic] = []
     for line in schedule.claims:
         try:
+            within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
             for claim in _line(line, scopes, tensors, pieces):
-                claims.append(claim)
+                claims.append(replace(claim, within=within, text=claim.text + _within(within)))
                 pieces.spend(sum(len(r.boxes) for r in (*claim.targets, *_operands(claim.value))), line.span)
         except Mistake as m:
             mistakes.append(m.diagnostic)
     if not mistakes:
         mistakes = _uncovered(claims, tensors, pieces)
     return tuple(claims), mistakes
+
+
+def _within(types: Sequence[Dtype]) -> str:
+    return f" within {', '.join(types)}" if types else ""
 
 
 def _operands(value: ir.ClaimValue) -> Iterator[Region]:

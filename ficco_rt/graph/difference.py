@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ..region import Box, Interval, describe
-from .symbolic import FIXED, SUMMED, Element, Sum, joined
+from .bags import joined
+from .symbolic import FIXED, SUMMED, Algebra, Element, Sum, Term
 
 
-def difference(a: Sum, b: Sum) -> Sum:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms of a sum, or of a part of it."""
+
+    inputs: tuple[tuple[Element, int], ...]
+    products: tuple[tuple[Term, tuple[Interval, ...]], ...]
+
+
+def terms(algebra: Algebra, value: Sum) -> Terms:
+    return Terms(tuple(algebra.inputs_of(value)), tuple(algebra.products_of(value)))
+
+
+def difference(a: Terms, b: Terms) -> Terms:
     """The part of `a` that `b` lacks, counting how often."""
     times = dict(b.inputs)
     inputs = tuple((e, n - times.get(e, 0)) for e, n in a.inputs if n > times.get(e, 0))
-    terms = dict(b.products)
+    known = dict(b.products)
     products = []
     for term, intervals in a.products:
-        left = _subtract(intervals, terms.get(term, ()))
+        left = _subtract(intervals, known.get(term, ()))
         if left:
             products.append((term, left))
-    return Sum(inputs, tuple(products), ())
+    return Terms(inputs, tuple(products))
 
 
 def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, ...]:
@@ -38,7 +52,7 @@ def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, .
     return joined(out)
 
 
-def show(value: Sum, box: Box) -> str:
+def show(value: Terms, box: Box) -> str:
     """The terms of a sum for the elements of `box`, at most three."""
     texts = []
     for element, n in value.inputs[:3]:

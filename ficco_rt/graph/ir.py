@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 from ficco_dsl.diagnostics import Span
 
 from ..region import Region
-from ..types import Dtype
+from ..types import Dtype, holds
 
 Engine: TypeAlias = Literal["copy", "sm", "nccl"]
 Priority: TypeAlias = Literal["high", "normal", "low"]
@@ -277,12 +277,18 @@ ClaimValue: TypeAlias = Operand | Product | Combined
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`computes target = value`: after the run, every rank's target region holds the value."""
+    """`computes target = value`: after the run, every rank's target region holds the value, up to the rounding of the
+    target's own type and of the types `within`."""
 
     targets: tuple[Region, ...]
     value: ClaimValue
     text: str  # as written, for reports
     origin: Span = field(compare=False)
+    within: tuple[Dtype, ...] = ()
+
+    def admits(self, dtype: Dtype, own: Dtype) -> bool:
+        """May what the target, of type `own`, is made of be rounded to `dtype` on its way?"""
+        return any(holds(dtype, admitted) for admitted in (own, *self.within))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,29 @@
-"""The proof: pushing symbolic values through the graph shows that every output holds what `computes` says.
+"""The proof: pushing symbolic values through the ops shows that every output holds what `computes` says.
 
-No numbers are run. Ops are taken in the order of the schedule's meaning; that the plan keeps this meaning
-is the work of `link` (dependencies) and of the plan's check (every conflicting pair is ordered).
+No numbers are run. The ops of a graph are taken in the order of the schedule's meaning; that the plan keeps this
+meaning is the work of `link` (dependencies) and of the plan's check (every conflicting pair is ordered). Those of a
+stored plan are taken in an order that the check has found (`plan/prove.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..region import Box, BoxMap, Region, describe, whole
+from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
-from .difference import difference, show
+from .difference import difference, show, terms
 from .rules import broken, misplaced
 from .symbolic import (
     FIXED,
     UNWRITTEN,
     Algebra,
     Pieces,
+    Rounding,
     Sum,
     Unwritten,
     Value,
@@ -35,6 +39,15 @@ MOST_MISTAKES = 20
 MOST_NOTES = 6
 
 
+class Step(NamedTuple):
+    """One op at its turn in the order in which the proof takes them."""
+
+    rank: int
+    stage: str
+    origin: Span
+    body: ir.Body
+
+
 def prove(graph: ir.Graph) -> None:
     """Show that every claimed output is the full value, each part once. Raises ScheduleError with what is wrong.
 
@@ -46,86 +59,116 @@ def prove(graph: ir.Graph) -> None:
     for op, message in illegal:
         text = f"{message} (rank {op.where.rank})"
         mistakes.setdefault(op.where.origin, Diagnostic(op.where.origin, text, (Note(body_text(op.body)),)))
-    _raise(mistakes)
-    proof = _Proof(graph)
-    proof.run()
-    _raise(proof.mistakes)
-    proof.compare()
-    _raise(proof.mistakes)
-
-
-def _raise(mistakes: dict[Span, Diagnostic]) -> None:
     if mistakes:
-        ordered = sorted(mistakes.values(), key=lambda d: (d.span.line, d.span.column))
-        raise ScheduleError(tuple(ordered[:MOST_MISTAKES]))
+        raise ScheduleError(_told(mistakes))
+    mistaken = Proof(graph.tensors, graph.claims, meaning(graph)).mistaken()
+    if mistaken:
+        raise ScheduleError(mistaken)
 
 
-class _Proof:
-    """The values of all tensors while the ops go by."""
+def meaning(graph: ir.Graph) -> list[Step]:
+    """The ops of a graph in the order of the schedule's meaning, in which they stand."""
+    labels = [stage.label for stage in graph.stages]
+    return [Step(op.where.rank, labels[op.where.stage], op.where.origin, op.body) for op in graph.ops]
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.graph = graph
-        self.algebra = Algebra(graph.ops[0].where.origin if graph.ops else Span(graph.path, 1, 1, 1, 1))
+
+def _told(mistakes: Mapping[Span, Diagnostic]) -> tuple[Diagnostic, ...]:
+    return tuple(sorted(mistakes.values(), key=lambda d: (d.span.line, d.span.column)))[:MOST_MISTAKES]
+
+
+class Proof:
+    """The values of all tensors while the steps go by. `error` is raised where they become too many."""
+
+    def __init__(
+        self,
+        tensors: Sequence[ir.Tensor],
+        claims: Sequence[ir.Claim],
+        steps: Sequence[Step],
+        error: type[ScheduleError] = ScheduleError,
+    ) -> None:
+        self.tensors = {t.name: t for t in tensors}
+        self.claims = claims
+        self.steps = steps
+        self.ranks = max((len(t.shapes) for t in tensors), default=0)
+        inputs = {t.name: t.dtype for t in tensors if t.kind == "input"}
+        places = [*(step.origin for step in steps[:1]), *(t.origin for t in tensors[:1]), Span("", 1, 1, 1, 1)]
+        self.algebra = Algebra(places[0], inputs, error)
+        self.noted = {  # types that some claim does not admit: who stores in one is noted
+            t.dtype
+            for t in tensors
+            if any(not claim.admits(t.dtype, self.tensors[claim.targets[0].tensor].dtype) for claim in claims)
+        }
         self.mistakes: dict[Span, Diagnostic] = {}
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
         self.state: dict[tuple[str, int], BoxMap[Value]] = {}
-        for t in graph.tensors:
+        for t in tensors:
             for rank, shape in enumerate(t.shapes):
                 start: Value = self.algebra.element(t.name, rank, len(shape)) if t.kind == "input" else UNWRITTEN
                 self.state[t.name, rank] = BoxMap(shape, start)
 
+    def mistaken(self) -> tuple[Diagnostic, ...]:
+        """What is wrong; nothing if all claims hold."""
+        self.run()
+        if not self.mistakes:
+            self.compare()
+        return _told(self.mistakes)
+
     def run(self) -> None:
-        """Push the values through every op."""
-        ops = self.graph.ops
+        """Push the values through every step."""
+        steps = self.steps
         i = 0
-        while i < len(ops):
-            op = ops[i]
+        while i < len(steps):
+            step = steps[i]
             if len(self.mistakes) >= MOST_MISTAKES:
                 return
-            self.algebra.origin = op.where.origin
-            body = op.body
+            self.algebra.origin = step.origin
+            body = step.body
             match body:
                 case ir.Collective():
-                    members = [(op.where, body)]
-                    while i + 1 < len(ops) and isinstance(other := ops[i + 1].body, ir.Collective):
+                    members = [(step, body)]
+                    while i + 1 < len(steps) and isinstance(other := steps[i + 1].body, ir.Collective):
                         if other.group != body.group:
                             break
-                        members.append((ops[i + 1].where, other))
+                        members.append((steps[i + 1], other))
                         i += 1
                     self._collective(members)
                 case ir.Copy():
-                    self._write(body.dst, self._read(body.src, op.where))
+                    self._write(body.dst, self._read(body.src, step), step)
                 case ir.Gemm():
-                    self._gemm(body, op.where)
+                    self._gemm(body, step)
                 case ir.Reduce():
-                    values = [self._read(t, op.where) for t in body.terms]
-                    self._write(body.out, added(self.algebra, values, body.out.shape))
+                    values = [self._read(t, step) for t in body.terms]
+                    self._write(body.out, added(self.algebra, values, body.out.shape), step)
                 case ir.KernelCall():
                     for region in body.reads:
-                        self._read(region, op.where)
+                        self._read(region, step)
                     opaque = self.algebra.opaque(f"kernel '{body.kernel}'")
                     for region in body.writes:
-                        self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)])
+                        self._write(region, [(Box((0,) * len(region.shape), region.shape), opaque)], step)
             i += 1
 
     # -- tensors
 
-    def _read(self, region: Region, where: ir.Where) -> Pieces:
+    def _read(self, region: Region, step: Step) -> Pieces:
         """The region's values by pieces, in logical coordinates."""
         values = self.state[region.tensor, region.rank]
         pieces: Pieces = []
         for tensor_box, logical_box in region.logical_boxes():
             for box, value in values.items(tensor_box):
                 if isinstance(value, Unwritten):
-                    self._unwritten(region, box, where)
+                    self._unwritten(region, box, step)
                     value = self.algebra.zero
                 inner = _shifted(region, box, tensor_box, logical_box)
                 pieces.append((inner, to_logical(self.algebra, region, box, inner, value)))
         self.algebra.look_at(len(pieces))
         return pieces
 
-    def _write(self, region: Region, pieces: Pieces) -> None:
+    def _write(self, region: Region, pieces: Pieces, step: Step) -> None:
         values = self.state[region.tensor, region.rank]
+        dtype = self.tensors[region.tensor].dtype
+        if dtype in self.noted:
+            rounding = Rounding(dtype, step.origin, region.tensor, step.stage)
+            pieces = [(box, self.algebra.stored(value, rounding)) for box, value in pieces]
         boxes = list(region.logical_boxes())
         if len(boxes) == 1:
             cut: Iterator[tuple[Box, Box, Sum]] = ((*boxes[0], value) for _, value in pieces[:1])
@@ -137,22 +180,21 @@ class _Proof:
             held = to_tensor(self.algebra, region, tensor_box, logical_box, value)
             self.algebra.look_at(values.update(tensor_box, lambda _, held=held: held))  # type: ignore[misc]
 
-    def _unwritten(self, region: Region, box: Box, where: ir.Where) -> None:
-        origin = where.origin
+    def _unwritten(self, region: Region, box: Box, step: Step) -> None:
+        origin = step.origin
         if origin in self.mistakes:
             return
-        stage = self.graph.stages[where.stage]
         self.mistakes[origin] = Diagnostic(
             origin,
-            f"stage '{stage.label}' on rank {where.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
+            f"stage '{step.stage}' on rank {step.rank} reads {region.tensor}@{region.rank} {describe(box)}, "
             "which nothing has written by then",
             self._told_writers(region.tensor, region.rank),
         )
 
     # -- ops
 
-    def _gemm(self, gemm: ir.Gemm, where: ir.Where) -> None:
-        left, right = self._read(gemm.left, where), self._read(gemm.right, where)
+    def _gemm(self, gemm: ir.Gemm, step: Step) -> None:
+        left, right = self._read(gemm.left, step), self._read(gemm.right, step)
         if gemm.left_transposed:
             left = transposed(self.algebra, left)
         if gemm.right_transposed:
@@ -160,42 +202,41 @@ class _Proof:
         m, n = gemm.out.shape
         result = multiply(self.algebra, left, right, (m, n))
         if gemm.accumulate:
-            result = added(self.algebra, [self._read(gemm.out, where), result], (m, n))
+            result = added(self.algebra, [self._read(gemm.out, step), result], (m, n))
         elif gemm.addends:
-            result = added(self.algebra, [result, *(self._read(a, where) for a in gemm.addends)], (m, n))
-        self._write(gemm.out, result)
+            result = added(self.algebra, [result, *(self._read(a, step) for a in gemm.addends)], (m, n))
+        self._write(gemm.out, result, step)
 
-    def _collective(self, members: Sequence[tuple[ir.Where, ir.Collective]]) -> None:
-        ranks = self.graph.ranks
-        where, first = members[0]
-        by_rank = {w.rank: (w, call) for w, call in members}
+    def _collective(self, members: Sequence[tuple[Step, ir.Collective]]) -> None:
+        ranks = self.ranks
+        step, first = members[0]
+        by_rank = {s.rank: (s, call) for s, call in members}
         wrong = None
         if len(members) != ranks or len(by_rank) != ranks:
             wrong = f"{first.kind} is called by {len(by_rank)} of {ranks} ranks; it takes all of them"
         elif len({call.src.shape for _, call in members}) > 1:
             wrong = f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones"
         if wrong is not None:
-            calls = tuple(Note(f"rank {w.rank}: {body_text(call)}") for w, call in members)
-            self.mistakes[where.origin] = Diagnostic(where.origin, wrong, calls)
+            calls = tuple(Note(f"rank {s.rank}: {body_text(call)}") for s, call in members)
+            self.mistakes[step.origin] = Diagnostic(step.origin, wrong, calls)
             return
         ordered = [by_rank[r] for r in range(ranks)]
-        values = [self._read(call.src, w) for w, call in ordered]
+        values = [self._read(call.src, s) for s, call in ordered]
         shapes = [call.src.shape for _, call in ordered]
         cuts = tuple(equal_shares(shape[0], ranks) for shape in shapes)
         results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
-        for (_, call), (pieces, _) in zip(ordered, results, strict=True):
-            self._write(call.dst, pieces)
+        for (s, call), (pieces, _) in zip(ordered, results, strict=True):
+            self._write(call.dst, pieces, s)
 
     # -- the claims
 
     def compare(self) -> None:
         """Hold every claimed element against the claim; of unproven outputs see that they are written."""
-        unproven = {t.name for t in self.graph.tensors if t.unproven}
-        for tensor in self.graph.tensors:
+        for tensor in self.tensors.values():
             if tensor.unproven:
                 self._see_written(tensor)
-        for claim in self.graph.claims:
-            if claim.targets[0].tensor in unproven:
+        for claim in self.claims:
+            if self.tensors[claim.targets[0].tensor].unproven:
                 continue
             self.algebra.origin = claim.origin
             wanted = self._claimed(claim.value)
@@ -232,27 +273,43 @@ class _Proof:
             wanted = to_tensor(self.algebra, target, tensor_box, logical_box, value)
             for box, has in held.items(tensor_box):
                 self.algebra.look_at(1)
-                if has is not wanted and not self._same_on(box, has, wanted):
+                if isinstance(has, Unwritten) or not self._equal(box, self.algebra.exact(has), wanted):
                     self._mismatch(claim, target, box, has, wanted)
+                elif has.rounded:
+                    self._rounded(claim, target, box, has.rounded)
 
-    def _same_on(self, box: Box, has: Value, wanted: Sum) -> bool:
+    def _equal(self, box: Box, has: Sum, wanted: Sum) -> bool:
         """Along a dimension in which the box is one element wide, `x[axis] + offset` is a fixed number."""
-        if isinstance(has, Unwritten) or 1 not in box.shape:
-            return False
+        if has is wanted or 1 not in box.shape:
+            return has is wanted
         axes = tuple((FIXED, a) if b - a == 1 else (d, 0) for d, (a, b) in enumerate(zip(*box, strict=True)))
         return self.algebra.moved(has, axes) is self.algebra.moved(wanted, axes)
 
+    def _rounded(self, claim: ir.Claim, target: Region, box: Box, rounded: Sequence[Rounding]) -> None:
+        """Tell of types that the claim does not admit."""
+        own = self.tensors[target.tensor].dtype
+        for r in rounded:
+            if claim.admits(r.dtype, own) or r.origin in self.mistakes:
+                continue
+            word = "," if claim.within else " within"
+            self.mistakes[r.origin] = Diagnostic(
+                r.origin,
+                f"stage '{r.stage}' stores in {r.tensor}, which is {r.dtype}, what {target.tensor}@{target.rank} "
+                f"{describe(box)} is made of: {loss(own, r.dtype)}",
+                (Note(f"claimed here: {claim.text}", claim.origin),),
+                f"make {r.tensor} {own}, or admit the rounding: computes {claim.text}{word} {r.dtype}",
+            )
+
     def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: Value, wanted: Sum) -> None:
         writer = self._last_writer(target, box)
-        origin = claim.origin if writer is None else writer.where.origin
+        origin = claim.origin if writer is None else writer.origin
         if origin in self.mistakes:
             return
         if isinstance(has, Unwritten):
             box = self._unwritten_part(target, box)
         place = f"{target.tensor}@{target.rank} {describe(box)}"
         if writer is not None:
-            stage = self.graph.stages[writer.where.stage].label
-            place += f" (last written by stage '{stage}' on rank {writer.where.rank})"
+            place += f" (last written by stage '{writer.stage}' on rank {writer.rank})"
         notes: tuple[Note, ...] = ()
         if origin != claim.origin:
             notes = (Note(f"claimed here: {claim.text}", claim.origin),)
@@ -264,8 +321,9 @@ class _Proof:
             message = f"{place}: the proof does not see into {has.opaque[0]}"
             help = f"mark the output: 'output {target.tensor}[…] : … unproven', without its computes line"
         else:
-            lacks, extra = difference(wanted, has), difference(has, wanted)
-            alien = difference(extra, wanted)
+            due, there = terms(self.algebra, wanted), terms(self.algebra, has)
+            lacks, extra = difference(due, there), difference(there, due)
+            alien = difference(extra, due)
             again = difference(extra, alien)
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
             told = [f"{words} {show(part, box)}" for words, part in parts if part.inputs or part.products]
@@ -291,37 +349,36 @@ class _Proof:
     def _told_writers(self, tensor: str, rank: int) -> tuple[Note, ...]:
         """Who writes other parts of a tensor."""
         notes = []
-        for where, hull in self._writers(tensor, rank).items():
-            writer = self.graph.stages[where.stage].label
-            notes.append(Note(f"stage '{writer}' writes within {describe(hull)} here", where.origin))
+        for step, hull in self._writers(tensor, rank):
+            notes.append(Note(f"stage '{step.stage}' writes within {describe(hull)} here", step.origin))
         if len(notes) > MOST_NOTES:
             notes[MOST_NOTES - 1 :] = [Note(f"{len(notes) - MOST_NOTES + 1} more write {tensor}")]
         return tuple(notes)
 
-    def _writers(self, tensor: str, rank: int) -> dict[ir.Where, Box]:
+    def _writers(self, tensor: str, rank: int) -> list[tuple[Step, Box]]:
         """The statements that write a tensor, the first place of each, and the hull of all that it writes."""
-        first: dict[Span, ir.Where] = {}
+        first: dict[Span, Step] = {}
         hulls: dict[Span, Box] = {}
-        for op in self.graph.ops:
-            for region in op.writes:
+        for step in self.steps:
+            for region in step.body.writes:
                 if (region.tensor, region.rank) == (tensor, rank):
-                    origin = op.where.origin
-                    first.setdefault(origin, op.where)
+                    origin = step.origin
+                    first.setdefault(origin, step)
                     known = [hulls[origin]] if origin in hulls else []
                     hulls[origin] = _hull([*known, *region.boxes])
-        return {where: hulls[origin] for origin, where in first.items()}
+        return [(step, hulls[origin]) for origin, step in first.items()]
 
-    def _last_writer(self, target: Region, box: Box) -> ir.Op | None:
+    def _last_writer(self, target: Region, box: Box) -> Step | None:
         key = (target.tensor, target.rank)
         if key not in self.last_writers:  # found once for all that is wrong with a tensor
-            writers = self.last_writers[key] = BoxMap(self.graph.tensor(target.tensor).shapes[target.rank], -1)
-            for i, op in enumerate(self.graph.ops):
-                for region in op.writes:
+            writers = self.last_writers[key] = BoxMap(self.tensors[target.tensor].shapes[target.rank], -1)
+            for i, step in enumerate(self.steps):
+                for region in step.body.writes:
                     if (region.tensor, region.rank) == key:
                         for b in region.boxes:
                             self.algebra.look_at(writers.update(b, lambda _, i=i: i))  # type: ignore[misc]
         last = max(i for _, i in self.last_writers[key].items(box))
-        return None if last < 0 else self.graph.ops[last]
+        return None if last < 0 else self.steps[last]
 
 
 # ---------------------------------------------------------------- pieces of regions

@@ -8,18 +8,24 @@ A value describes all elements of a box at once. An element at coordinates x hol
 where f, g, h pick each source coordinate as x[axis] + offset, as a fixed number, or as k + offset.
 Coordinates are those of the tensor that holds the value, so cutting a box never changes its value.
 
+A sum keeps apart what of it depends on x: all terms that pick their coordinates alike are one group, a bag of sources
+(`bags`) behind its coordinates. The partial products of all ranks are such a group. To move a value changes the
+coordinates of its groups only, and to add a term shares all others.
+
 Values are interned: equal values are one object within an `Algebra`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from ficco_dsl.diagnostics import Span
+from ficco_dsl.diagnostics import ScheduleError, Span
 
 from ..region import Box, BoxMap, Interval, Region
+from ..types import Dtype, holds
+from .bags import Bag, Bags
 from .budget import CELLS, TERMS, Budget, most_ops
 
 FIXED = -1  # the coordinate is `offset` itself
@@ -48,13 +54,51 @@ class Term(NamedTuple):
     right: Element
 
 
+class Rounding(NamedTuple):
+    """Values were stored in a narrower type: where."""
+
+    dtype: Dtype
+    origin: Span
+    tensor: str
+    stage: str
+
+
+class Source(NamedTuple):
+    """An element without its coordinates, but with the summed one: (dimension, offset)."""
+
+    tensor: str
+    rank: int
+    summed: tuple[int, int] | None
+
+    def at(self, coordinates: tuple[Coordinate, ...]) -> Element:
+        """The element, with all others in their order."""
+        if self.summed is None:
+            return Element(self.tensor, self.rank, coordinates)
+        at, offset = self.summed
+        return Element(self.tensor, self.rank, (*coordinates[:at], Coordinate(SUMMED, offset), *coordinates[at:]))
+
+
+class Factors(NamedTuple):
+    """A term without its coordinates, of which the first `of_left` are the left factor's."""
+
+    left: Source
+    right: Source
+    of_left: int
+
+
+Index: TypeAlias = tuple[Coordinate, ...]
+Groups: TypeAlias = tuple[tuple[Index, Bag], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A formal sum. Intervals of a term are sorted; those that touch are joined, those that overlap stay apart."""
+    """A formal sum. Each group has coordinates of its own: those of a source, or of a left and then of a right factor,
+    without summed ones."""
 
-    inputs: tuple[tuple[Element, int], ...]  # element, how many times
-    products: tuple[tuple[Term, tuple[Interval, ...]], ...]
+    inputs: Groups  # numbers of sources, and how often each is there
+    products: Groups  # numbers of factors, with intervals of k: joined where they touch, apart where they overlap
     opaque: tuple[str, ...]  # what the proof does not see into, as text
+    rounded: tuple[Rounding, ...] = ()  # types that it has been stored in on its way: the first place of each
 
 
 class Unwritten:
@@ -72,17 +116,23 @@ Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
 class Algebra:
     """Makes values. One object a proof: its tables hold every value that the proof has met.
 
-    `origin` is the statement that the proof is at: who makes values without end is told there.
+    `origin` is the statement that the proof is at: who makes values without end is told there. `inputs` are the types
+    of the inputs, `error` is raised where values become too many.
     """
 
-    def __init__(self, origin: Span) -> None:
+    def __init__(self, origin: Span, inputs: Mapping[str, Dtype], error: type[ScheduleError] = ScheduleError) -> None:
         self.origin = origin
-        self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors")
-        self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all")
+        self.inputs = inputs
+        self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors", error=error)
+        self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all", error=error)
+        self._bags = Bags(lambda terms: self._terms.spend(terms, self.origin))
+        self._numbers: dict[Source | Factors, int] = {}
+        self._sources: list[Source | Factors] = []
         self._sums: dict[Sum, Sum] = {}
         self._moved: dict[tuple[int, tuple[tuple[int, int], ...]], Sum] = {}
         self._added: dict[tuple[int, ...], Sum] = {}
         self._products: dict[tuple[int, int, Interval, int, int], Sum] = {}
+        self._exact: dict[int, Sum] = {}
         self.zero = self._intern(Sum((), (), ()))
 
     def look_at(self, pieces: int) -> None:
@@ -92,13 +142,44 @@ class Algebra:
     def _intern(self, value: Sum) -> Sum:
         return self._sums.setdefault(value, value)
 
+    def _number(self, source: Source | Factors) -> int:
+        number = self._numbers.setdefault(source, len(self._sources))
+        if number == len(self._sources):
+            self._sources.append(source)
+        return number
+
     def opaque(self, text: str) -> Sum:
         return self._intern(Sum((), (), (text,)))
 
     def element(self, tensor: str, rank: int, dims: int) -> Sum:
         """An input tensor before anything has happened: every element is itself."""
         index = tuple(Coordinate(d, 0) for d in range(dims))
-        return self._intern(Sum(((Element(tensor, rank, index), 1),), (), ()))
+        bag = self._bags.one(self._number(Source(tensor, rank, None)), 1)
+        return self._intern(Sum(((index, bag),), (), ()))
+
+    def inputs_of(self, value: Sum) -> list[tuple[Element, int]]:
+        """The input elements of a sum, and how often each is there."""
+        found = []
+        for index, bag in value.inputs:
+            for number, times in bag.entries():
+                source = self._sources[number]
+                assert isinstance(source, Source)
+                assert isinstance(times, int)
+                found.append((source.at(index), times))
+        return sorted(found)
+
+    def products_of(self, value: Sum) -> list[tuple[Term, tuple[Interval, ...]]]:
+        """The products of a sum, with their intervals of k."""
+        found = []
+        for index, bag in value.products:
+            for number, intervals in bag.entries():
+                factors = self._sources[number]
+                assert isinstance(factors, Factors)
+                assert not isinstance(intervals, int)
+                cut = factors.of_left
+                term = Term(factors.left.at(index[:cut]), factors.right.at(index[cut:]))
+                found.append((term, intervals))
+        return sorted(found)
 
     # -- change of coordinates
 
@@ -114,39 +195,59 @@ class Algebra:
                 axis, offset = axes[c.axis]
                 return Coordinate(axis, c.offset + offset)
 
-            def element(e: Element) -> Element:
-                return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.coordinates))
-
-            found = self._make(
-                ((element(e), n) for e, n in value.inputs),
-                ((Term(element(t.left), element(t.right)), ks) for t, ks in value.products),
+            found = self._moved[key] = self._make(
+                [(tuple(map(coordinate, index)), bag) for index, bag in value.inputs],
+                [(tuple(map(coordinate, index)), bag) for index, bag in value.products],
                 value.opaque,
+                value.rounded,
             )
-            self._moved[key] = found
         return found
 
     def unfixed(self, value: Sum, box: Box) -> Sum:
         """`value`, whose box is one element wide somewhere, with fixed coordinates written as x[axis] + offset over
         such dimensions: so rows copied one by one hold the same value as rows copied at once."""
-        free = [d for d in reversed(range(len(box.start))) if box.stop[d] - box.start[d] == 1]
+        if not any(c.axis == FIXED for index, _ in (*value.inputs, *value.products) for c in index):
+            return value
+        wide = [d for d in reversed(range(len(box.start))) if box.stop[d] - box.start[d] == 1]
 
-        def element(e: Element) -> Element:
-            left = [d for d in free if all(c.axis != d for c in e.coordinates)]
+        def freed(index: Index) -> Index:
+            left = [d for d in wide if all(c.axis != d for c in index)]
             out = []
-            for c in reversed(e.coordinates):
+            for c in reversed(index):
                 if c.axis == FIXED and left:
                     d = left.pop(0)
                     c = Coordinate(d, c.offset - box.start[d])
                 out.append(c)
-            return Element(e.tensor, e.rank, tuple(reversed(out)))
+            return tuple(reversed(out))
 
-        if not any(c.axis == FIXED for e in _elements(value) for c in e.coordinates):
-            return value
         return self._make(
-            [(element(e), n) for e, n in value.inputs],
-            [(Term(element(t.left), element(t.right)), ks) for t, ks in value.products],
+            [(freed(index), bag) for index, bag in value.inputs],
+            [(freed(index), bag) for index, bag in value.products],
             value.opaque,
+            value.rounded,
         )
+
+    # -- types
+
+    def stored(self, value: Sum, rounding: Rounding) -> Sum:
+        """`value` after it was stored in the rounding's type. An input's own element may fit as it is, and what has
+        been rounded to a type is not rounded again."""
+        if any(r.dtype == rounding.dtype for r in value.rounded) or not (value.inputs or value.products):
+            return value
+        if not value.products and sum(bag.size for _, bag in value.inputs) == 1:
+            ((element, times),) = self.inputs_of(value)
+            if times == 1 and holds(rounding.dtype, self.inputs[element.tensor]):
+                return value
+        return self._make(value.inputs, value.products, value.opaque, (*value.rounded, rounding))
+
+    def exact(self, value: Sum) -> Sum:
+        """`value`, as if nothing had been rounded."""
+        if not value.rounded:
+            return value
+        found = self._exact.get(id(value))
+        if found is None:
+            found = self._exact[id(value)] = self._make(value.inputs, value.products, value.opaque)
+        return found
 
     # -- sums and products
 
@@ -154,12 +255,12 @@ class Algebra:
         key = tuple(map(id, values))
         found = self._added.get(key)
         if found is None:
-            found = self._make(
-                (i for v in values for i in v.inputs),
-                (p for v in values for p in v.products),
+            found = self._added[key] = self._make(
+                [group for v in values for group in v.inputs],
+                [group for v in values for group in v.products],
                 tuple(o for v in values for o in v.opaque),
+                tuple(r for v in values for r in v.rounded),
             )
-            self._added[key] = found
         return found
 
     def product(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
@@ -169,9 +270,8 @@ class Algebra:
         found = self._products.get(key)
         if found is None:
             for side in (left, right):
-                if side.products or side.opaque:
-                    what = side.opaque[0] if side.opaque else "a product of products"
-                    found = self.opaque(what)
+                if side.opaque or side.products:
+                    found = self.opaque(side.opaque[0] if side.opaque else "a product of products")
                     break
             else:
                 found = self._multiply(left, right, k, left_axis, right_axis)
@@ -180,76 +280,65 @@ class Algebra:
 
     def _multiply(self, left: Sum, right: Sum, k: Interval, left_axis: int, right_axis: int) -> Sum:
         products = []
-        for a, times_a in left.inputs:
-            for b, times_b in right.inputs:
+        factors = self.inputs_of(right)
+        for a, times_a in self.inputs_of(left):
+            for b, times_b in factors:
                 self._terms.spend(times_a * times_b, self.origin)
                 # k runs over the left source's own coordinate, so that pieces of one sum can join
-                sources = [c for c in a.coordinates if c.axis == left_axis]
-                shift = sources[0].offset if sources else 0
-                x = _contracted(a, left_axis, 0, shift)
-                y = _contracted(b, right_axis, 1, shift)
+                shift = next((c.offset for c in a.coordinates if c.axis == left_axis), 0)
+                x, of_left = _contracted(a, left_axis, 0, shift)
+                y, of_right = _contracted(b, right_axis, 1, shift)
+                number = self._number(Factors(x, y, len(of_left)))
                 interval = Interval(k.start + shift, k.stop + shift)
-                products.append((Term(x, y), (interval,) * (times_a * times_b)))
-        return self._make((), products, ())
+                bag = self._bags.one(number, (interval,) * (times_a * times_b))
+                products.append(((*of_left, *of_right), bag))
+        return self._make((), products, (), (*left.rounded, *right.rounded))
 
     def _make(
         self,
-        inputs: Iterable[tuple[Element, int]],
-        products: Iterable[tuple[Term, tuple[Interval, ...]]],
+        inputs: Sequence[tuple[Index, Bag]],
+        products: Sequence[tuple[Index, Bag]],
         opaque: tuple[str, ...],
+        rounded: tuple[Rounding, ...] = (),
     ) -> Sum:
-        times: dict[Element, int] = {}
-        count = len(opaque)
-        for e, n in inputs:
-            times[e] = times.get(e, 0) + n
-            count += 1 + n.bit_length() // 64
-        terms: dict[Term, tuple[Interval, ...]] = {}
-        for term, ks in products:
-            count += len(ks)
-            terms[term] = joined((*terms[term], *ks)) if term in terms else ks if len(ks) == 1 else joined(ks)
-        self._terms.spend(count, self.origin)
+        self._terms.spend(len(inputs) + len(products) + len(opaque), self.origin)
         return self._intern(
             Sum(
-                tuple(sorted(times.items())) if len(times) > 1 else tuple(times.items()),
-                tuple(sorted(terms.items())) if len(terms) > 1 else tuple(terms.items()),
-                tuple(sorted(set(opaque))),
+                self._groups(inputs),
+                self._groups(products),
+                tuple(sorted(set(opaque))) if len(opaque) > 1 else opaque,
+                _first(rounded) if len(rounded) > 1 else rounded,
             )
         )
 
+    def _groups(self, given: Sequence[tuple[Index, Bag]]) -> Groups:
+        """One group for each index."""
+        if len(given) < 2:
+            return tuple(given)
+        bags: dict[Index, list[Bag]] = {}
+        for index, bag in given:
+            bags.setdefault(index, []).append(bag)
+        return tuple((index, self._bags.union(bags[index])) for index in sorted(bags))
 
-def _elements(value: Sum) -> Iterator[Element]:
-    yield from (e for e, _ in value.inputs)
-    for term, _ in value.products:
-        yield term.left
-        yield term.right
+
+def _first(rounded: tuple[Rounding, ...]) -> tuple[Rounding, ...]:
+    """The first place of each type."""
+    places: dict[Dtype, Rounding] = {}
+    for r in sorted(rounded, key=lambda r: (r.origin.line, r.origin.column)):
+        places.setdefault(r.dtype, r)
+    return tuple(places[dtype] for dtype in sorted(places))
 
 
-def _contracted(e: Element, axis: int, kept: int, shift: int) -> Element:
+def _contracted(e: Element, axis: int, kept: int, shift: int) -> tuple[Source, Index]:
     """A factor: its coordinate `axis` becomes the summed one, its other one becomes coordinate `kept`."""
-
-    def coordinate(c: Coordinate) -> Coordinate:
-        if c.axis < 0:
-            return c
-        return Coordinate(SUMMED, c.offset - shift) if c.axis == axis else Coordinate(kept, c.offset)
-
-    return Element(e.tensor, e.rank, tuple(coordinate(c) for c in e.coordinates))
-
-
-def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Sorted, with intervals that touch joined. Overlapping ones are cut where they overlap, and the
-    part that is there n times stands n times: a sum taken twice must stay visible."""
-    marks: dict[int, int] = {}
-    for i in intervals:
-        marks[i.start] = marks.get(i.start, 0) + 1
-        marks[i.stop] = marks.get(i.stop, 0) - 1
-    out: list[Interval] = []
-    depth, begin = 0, 0
-    for at in sorted(marks):
-        if marks[at] == 0:
-            continue
-        out.extend([Interval(begin, at)] * depth)
-        depth, begin = depth + marks[at], at
-    return tuple(out)
+    summed = None
+    others = []
+    for d, c in enumerate(e.coordinates):
+        if c.axis == axis:
+            summed = (d, c.offset - shift)
+        else:
+            others.append(c if c.axis < 0 else Coordinate(kept, c.offset))
+    return Source(e.tensor, e.rank, summed), tuple(others)
 
 
 # ---------------------------------------------------------------- values of whole regions

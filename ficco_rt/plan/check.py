@@ -28,8 +28,9 @@ from .rules import RULES
 MOST_MISTAKES = 20
 
 
-def check(plan: Plan) -> None:
-    """Raises PlanError with every mistake found (at most 20), naming the schedule's lines."""
+def check(plan: Plan) -> list[Happening]:
+    """An order in which everything can happen: every run computes what it computes in this one. Raises PlanError with
+    every mistake found (at most 20), naming the schedule's lines."""
     for rule in RULES:
         mistakes = tuple(rule(plan))
         if mistakes:
@@ -41,6 +42,7 @@ def check(plan: Plan) -> None:
         raise PlanError(tuple(list(races.mistakes.values())[:MOST_MISTAKES]))
     if races.holders:
         _Walk(plan, races.holders).run()
+    return order
 
 
 def walk(plan: Plan) -> list[Happening]:

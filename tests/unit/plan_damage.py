@@ -1,10 +1,12 @@
-"""Ways to damage a plan: take out one wait, cut a stream in two, swap a mark with a wait."""
+"""Ways to damage a plan: take out one wait, cut a stream in two, swap a mark with a wait, or change what it does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from ficco_rt.graph.ir import Copy, Gemm, KernelCall, Reduce
 from ficco_rt.plan.ir import (
     CollectiveCall,
     CopyAsync,
@@ -13,8 +15,10 @@ from ficco_rt.plan.ir import (
     Record,
     SignalFlag,
     Stream,
+    Transfer,
     WaitEvent,
     WaitFlag,
+    Work,
 )
 
 
@@ -98,6 +102,73 @@ def _swapped(stream: Stream, i: int, j: int) -> Stream:
     commands = list(stream.commands)
     commands[i], commands[j] = commands[j], commands[i]
     return replace(stream, commands=tuple(commands))
+
+
+# ---------------------------------------------------------------- what a plan does
+
+
+Part = Transfer | CollectiveCall | Copy | Gemm | Reduce | KernelCall
+
+
+def with_bodies(plan: Plan, change: Callable[[Part], Part | None]) -> Plan:
+    """What is done, changed; None: left out, with the command where nothing else is in it."""
+    streams = []
+    for stream in plan.streams:
+        commands = []
+        for command in stream.commands:
+            match command:
+                case CopyAsync():
+                    transfers = tuple(t for old in command.transfers if (t := change(old)) is not None)
+                    commands += [replace(command, transfers=transfers)] if transfers else []  # type: ignore[arg-type]
+                case Launch():
+                    bodies = [(work, change(work.body)) for work in command.works]
+                    works = tuple(replace(work, body=body) for work, body in bodies if body is not None)  # type: ignore[arg-type]
+                    commands += [replace(command, works=works)] if works else []
+                case CollectiveCall():
+                    commands += [c for c in [change(command)] if c is not None]  # type: ignore[misc]
+                case _:
+                    commands.append(command)
+        streams.append(replace(stream, commands=tuple(commands)))
+    return replace(plan, streams=tuple(streams))
+
+
+def with_contents_changed(plan: Plan, rng: random.Random) -> Damage:
+    """One thing done otherwise: another region of the same shape read or written, on another rank, a term or a whole
+    work left out or taken twice, two bodies exchanged, a scratch tensor of another type."""
+    regions = [region for part in plan.parts() for region in (*part.reads, *part.writes)]
+    bodies = [part.body if isinstance(part, Work) else part for part in plan.parts()]
+    target, other = rng.choice(bodies), rng.choice(bodies)
+    kind = rng.choice(["region", "rank", "terms", "out", "exchange", "type", "sum"])
+    if kind == "type":
+        name = rng.choice([t.name for t in plan.tensors])
+        dtype = rng.choice(["bf16", "fp16", "fp32"])
+        tensors = tuple(replace(t, dtype=dtype) if t.name == name else t for t in plan.tensors)  # type: ignore[arg-type]
+        return Damage(f"{name} is {dtype}", replace(plan, tensors=tensors))
+
+    def changed(body: Part) -> Part | None:
+        if kind == "exchange" and type(body) is type(target) is type(other):
+            return other if body is target else target if body is other else body
+        if body is not target:
+            return body
+        if kind == "out":
+            return None
+        if kind == "sum" and isinstance(body, Gemm):
+            return replace(body, accumulate=not body.accumulate and not body.addends)
+        if kind == "terms" and isinstance(body, Reduce | Gemm):
+            field = "terms" if isinstance(body, Reduce) else "addends"
+            terms = list(getattr(body, field))
+            if not terms:
+                return body
+            terms[rng.randrange(len(terms))] = rng.choice(terms)
+            return replace(body, **{field: tuple(terms[rng.randrange(2) :])})
+        fields = [f for f in ("dst", "src", "out", "left", "right") if hasattr(body, f)]
+        field = rng.choice(fields)
+        old = getattr(body, field)
+        alike = [r for r in regions if (r.tensor, r.shape) == (old.tensor, old.shape) and r != old] or [old]
+        new = rng.choice(alike) if kind == "region" else old.on((old.rank + 1) % plan.ranks)
+        return replace(body, **{field: new})
+
+    return Damage(f"{kind} of {target}", with_bodies(plan, changed))
 
 
 class Cycle(Exception):

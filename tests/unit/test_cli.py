@@ -5,22 +5,27 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ficco_rt as ficco
 from ficco_rt import files
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.report import error_text
 from ficco_rt.cli.settings import parse_settings, show_value
-from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
+from ficco_rt.errors import DeviceError, InternalError, NumbersError, PlanError, UsageError
+from ficco_rt.graph.ir import Gemm
+from ficco_rt.region import Axis, Interval
+from tests.unit import plan_damage as damage
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}"}
@@ -455,13 +460,50 @@ def test_compile_and_check_the_plan(run: Callable[..., Ending], here: Path) -> N
     assert ending.out.startswith("plan.json: small for 2 GPUs of h200-switch, proven, 6 operations, hash ")
     assert run("ficco", "compile", "good.ficco", "--gpus", "2").out == (here / "plan.json").read_text()
     checked = run("ficco", "check", "plan.json")
-    assert checked.out == (
-        "plan.json: 2 ranks: proven when compiled, no race, no deadlock, 6 operations, 4 streams, 4 waits\n"
+    assert re.fullmatch(
+        r"plan\.json: 2 ranks: proven from the plan in [0-9.]+ [mµ]?s, no race, no deadlock, "
+        r"6 operations, 4 streams, 4 waits\n",
+        checked.out,
     )
+    (result,) = run("ficco", "check", "--json", "plan.json").record["results"]
+    assert (result["proven"], result["unproven"], 0 < result["proof_ms"] < 1000) == (True, [], True)
+    ran = run("ficco-run", "plan.json")
+    assert re.search(r"^ *plan +[0-9a-f]{16}, proven from the plan in [0-9.]+ [mµ]?s$", ran.out, re.MULTILINE)
+    assert run("ficco-run", "plan.json", "--json").record["proven"] is True
     (here / "plan.json").write_text((here / "plan.json").read_text().replace("48", "47"))
     broken = run("ficco", "check", "plan.json")
     assert (broken.code, broken.out) == (1, "plan.json: WRONG\n")
     assert broken.err.startswith("plan.json:1:1: ")
+
+
+def test_a_stored_plan_is_proven_from_what_it_does(run: Callable[..., Ending], here: Path) -> None:
+    """Whatever it says of itself: its hash is made again here."""
+    plan = ficco.compile("good.ficco", 2)
+    ficco.save_plan(replace(plan, claims=()), "noclaims.json")
+    assert "noclaims.json: 2 ranks: UNPROVEN C, no race, " in run("ficco", "check", "noclaims.json").out
+    (result,) = run("ficco", "check", "--json", "noclaims.json").record["results"]
+    assert (result["proven"], result["unproven"]) == (False, ["C"])
+    ran = run("ficco-run", "noclaims.json")
+    assert "UNPROVEN: nothing says what C must hold" in ran.out
+    assert "proven from" not in ran.out
+    ran = run("ficco-run", "noclaims.json", "--json")
+    assert (ran.record["proven"], ran.record["unproven"]) == (False, ["C"])
+
+    halves = Axis((Interval(32, 64), Interval(0, 32)))
+    swapped = damage.with_bodies(
+        plan,
+        lambda body: (
+            replace(body, left=replace(body.left, axes=(halves, body.left.axes[1]))) if isinstance(body, Gemm) else body
+        ),
+    )
+    ficco.save_plan(swapped, "swapped.json")
+    wrong = run("ficco", "check", "swapped.json")
+    assert (wrong.code, wrong.out) == (1, "swapped.json: WRONG\n")
+    place = "C@0 rows 0–31, columns 0–31 (last written by stage 'mm' on rank 0)"
+    assert f"{place}: lacks A@0 rows 0–31, columns 0–47 × B@0 rows 0–47, columns 0–31; has besides A@1" in wrong.err
+    assert run("ficco-run", "swapped.json").code == 1
+    with pytest.raises(PlanError, match="lacks A@0 rows 0–31"):
+        ficco.load_plan("swapped.json")
 
 
 @pytest.mark.parametrize(
@@ -532,7 +574,7 @@ def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) ->
 
 FIELDS = [
     "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "verified",
-    "integers", "unproven", "rel_err",
+    "integers", "proven", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "host_us", "plan_hash", "version",
 ]  # fmt: skip
@@ -788,10 +830,11 @@ def test_schedules_and_plans_on_standard_input(here: Path, name: str) -> None:
     shown = "<stdin>" if name == "-" else name
     compiled = piped("ficco", "compile", name, "-n", "2", text=GOOD, cwd=here)
     assert (compiled.code, json.loads(compiled.out)["path"]) == (0, shown)
-    for text, proof, words in ((GOOD, "proven", ["-n", "2"]), (compiled.out, "proven when compiled", [])):
+    for text, proof, words in ((GOOD, "proven", ["-n", "2"]), (compiled.out, "proven from the plan in T", [])):
         ending = piped("ficco", "check", name, *words, text=text, cwd=here)
         facts = "no race, no deadlock, 6 operations, 4 streams, 4 waits"
-        assert ending == Ending(0, f"{shown}: 2 ranks: {proof}, {facts}\n", ending.err)
+        out = re.sub(r"in [0-9.]+ [mµ]?s,", "in T,", ending.out)
+        assert (ending.code, out) == (0, f"{shown}: 2 ranks: {proof}, {facts}\n")
         ending = piped("ficco_run", name, "--json", *words, text=text, cwd=here)
         assert (ending.code, ending.record["verified"], ending.record["path"]) == (0, True, shown)
     explained = piped("ficco", "explain", name, "-n", "2", text=GOOD, cwd=here)

@@ -136,7 +136,7 @@ def test_a_whole_schedule() -> None:
     per_rank = Binary("/", name("M"), name("ranks"), AT)
     assert schedule.tensors[0] == TensorDecl("input", "A", (per_rank, name("K")), "T", False, AT)
     gathered = ClaimCollective("all_gather", region("A"), "rows", None, AT)
-    assert schedule.claims == (Computes(region("C"), ClaimProduct(gathered, region("B"), AT), None, AT),)
+    assert schedule.claims == (Computes(region("C"), ClaimProduct(gathered, region("B"), AT), (), None, AT),)
     assert schedule.queues[0].attributes == (
         Attribute("engine", name("copy"), AT),
         Attribute("priority", name("high"), AT),
@@ -309,7 +309,7 @@ def test_declarations() -> None:
         param M = 4 where (M + 1) *
            2 > 0  # even
         output C[2] : T unproven
-        computes C[i] = reduce_scatter(A[i] * all_to_all(B, rows of ns), rows) * (A.T * B) for i in 0..2
+        computes C[i] = reduce_scatter(A[i] * all_to_all(B, rows of ns), rows) * (A.T * B) within bf16, T for i in 0..2
         queue dma { engine = copy, smem = 2 }
         kernel k(read x, write y, update z, int n) from "k.cu" entry "k" { grid = [1, 2] host = "f.py:f" }
         kernel none() from "none.cu" entry "none"
@@ -325,7 +325,8 @@ def test_declarations() -> None:
     row = Subscript((name("i"),), AT)
     scattered = ClaimCollective("reduce_scatter", ClaimProduct(region("A", row), shuffled, AT), "rows", None, AT)
     claim = ClaimProduct(scattered, ClaimProduct(region("A", transposed=True), region("B"), AT), AT)
-    assert schedule.claims == (Computes(region("C", row), claim, Binding("i", Range(num(0), num(2), AT), AT), AT),)
+    binding = Binding("i", Range(num(0), num(2), AT), AT)
+    assert schedule.claims == (Computes(region("C", row), claim, ("bf16", "T"), binding, AT),)
     assert schedule.kernels == (
         KernelDecl(
             "k",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,10 +14,12 @@ from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph import ir
-from ficco_rt.graph.prove import prove
+from ficco_rt.graph.bags import LEAF, Bags
+from ficco_rt.graph.prove import Proof, meaning, prove
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.region import Axis, Interval
+from tests import cases
 
 
 def compiled(text: str, ranks: int = 2, machine: str = "h200-switch") -> Plan:
@@ -195,3 +199,124 @@ stage scatter on dma {{ for c in 0..chunks, p in peers {{
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_product_and_what_has_come_in_one_statement(own: str, ranks: int) -> None:
     assert right(compiled(f"{SCATTER}stage own {own}", ranks))
+
+
+@pytest.mark.parametrize("name", ["gemm_rs/ring", "gemm_rs/stationary_c"])
+def test_sums_over_ranks_cost_what_their_operations_do(name: str) -> None:
+    """Four times the ranks are 16 times the operations; each costs a few terms more, not four times as many."""
+
+    def cost(ranks: int) -> float:
+        sizes = {"M": 16 * ranks, "N": 16, "K": ranks} | cases.few_chunks(name)
+        graph = build(cases.schedule(name), ranks, sizes)
+        return proof_cost(graph) / len(graph.ops)
+
+    assert cost(16) < 1.5 * cost(4)
+
+
+def proof_cost(graph: ir.Graph) -> int:
+    """Pieces and terms that a proof pays for."""
+    proof = Proof(graph.tensors, graph.claims, meaning(graph))
+    budgets = (proof.algebra._cells, proof.algebra._terms)
+    before = sum(budget.left for budget in budgets)
+    assert not proof.mistaken()
+    return before - sum(budget.left for budget in budgets)
+
+
+def test_a_bag_has_one_form_whatever_it_was_made_of() -> None:
+    rng = random.Random(0)
+    bags = Bags(lambda terms: None)
+    for size in (1, LEAF, LEAF + 1, 100):
+        numbers = [rng.randrange(size) for _ in range(2 * size)]  # some of them twice
+        things = [bags.one(n, 1) for n in numbers]
+        at_once = bags.union(things)
+        one_by_one, halves = things[0], list(things)
+        for thing in things[1:]:
+            one_by_one = bags.union([one_by_one, thing])
+        while len(halves) > 1:
+            rng.shuffle(halves)
+            halves = [bags.union(halves[i : i + 2]) for i in range(0, len(halves), 2)]
+        assert at_once is one_by_one is halves[0]
+        assert dict(at_once.entries()) == Counter(numbers)
+        assert at_once.size == len(set(numbers))
+        fewer = bags.union(things[1:])
+        assert fewer is not at_once
+    assert bags.union([bags.one(0, (Interval(0, 4),)), bags.one(0, (Interval(4, 6),))]) is bags.one(
+        0, (Interval(0, 6),)
+    )
+
+
+TYPED = f"""
+input  X[4, 6] : IN
+output Y[4, 6] : OUT
+scratch H[4, 6] : BETWEEN
+scratch W[4, 6] : fp32
+computes Y = X
+{QUEUES}
+stage a on sm {{ reduce W = sum(X)  reduce H = sum(W) }}
+stage b on sm {{ reduce W = sum(H)  reduce Y = sum(W) }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "between", "made", "lost"),
+    [
+        ("fp32", "bf16", "fp32", "bf16 keeps 8 binary digits of 24"),
+        ("fp32", "fp16", "fp32", "fp16 ends at 65504 and keeps 11 binary digits of 24"),
+        ("fp32", "fp16", "bf16", "fp16 ends at 65504"),
+        ("fp32", "bf16", "fp16", "bf16 keeps 8 binary digits of 11"),
+        ("bf16", "fp16", "fp32", "fp16 ends at 65504 and keeps 11 binary digits of 24"),
+        ("bf16", "bf16", "fp32", None),  # it is a bf16 value from the start
+        ("fp16", "fp16", "fp32", None),
+        ("fp32", "bf16", "bf16", None),  # the claim's own type
+        ("fp32", "fp32", "bf16", None),
+    ],
+)
+def test_types_between_hold_what_the_claim_s_type_holds(given: str, between: str, made: str, lost: str | None) -> None:
+    text = TYPED.replace("IN", given).replace("BETWEEN", between).replace("OUT", made)
+    if lost is None:
+        compiled(text)
+        return
+    where = f"stage 'a' stores in H, which is {between}, what Y@0 rows 0–3, columns 0–5 is made of: "
+    assert refusal(text) == [where + lost]
+    compiled(text.replace("computes Y = X", f"computes Y = X within fp32, {between}"))
+
+
+def test_products_of_rounded_factors_and_sums_of_rounded_parts_are_rounded() -> None:
+    text = f"""
+input  A[4, 8] : fp32
+input  B[8, 6] : fp32
+output Y[4, 6] : fp32
+scratch L[4, 8] : bf16
+scratch L2[4, 8] : fp32
+scratch P[4, 6] : bf16
+scratch P2[4, 6] : fp32
+computes Y = A * B
+{QUEUES}
+"""
+    factor = "stage a on sm { reduce L = sum(A)  reduce L2 = sum(L)  gemm Y = L2 * B }"
+    (message,) = refusal(text + factor)
+    assert message.startswith("stage 'a' stores in L, which is bf16, what Y@0 rows 0–3, columns 0–5 is made of")
+    part = (
+        "stage a on sm { gemm P2 = A.cols(0 of 2) * B.rows(0 of 2)  reduce P = sum(P2)"
+        "  gemm Y = A.cols(1 of 2) * B.rows(1 of 2) + sum(P2) }"
+    )
+    compiled(text + part)
+    (message,) = refusal(text + part.replace("+ sum(P2)", "").replace(" }", "  reduce Y = sum(Y, P) }"))
+    assert message.startswith("stage 'a' stores in P, which is bf16, what Y@0 rows 0–3, columns 0–5 is made of")
+
+
+def test_an_indexed_claim_admits_types_for_each_member() -> None:
+    text = f"""
+type S = bf16
+input  X[2, 4, 6] : fp32
+output Y[2, 4, 6] : fp32
+scratch H[4, 6] : S
+computes Y[i] = X[i] WITHIN for i in 0..2
+{QUEUES}
+step i in 0..2 {{ stage a on sm {{ reduce H = sum(X[i])  reduce Y[i] = sum(H) }} }}
+"""
+    with pytest.raises(ScheduleError) as caught:
+        compiled(text.replace("WITHIN", ""))
+    help = caught.value.diagnostics[0].help
+    assert help == "make H fp32, or admit the rounding: computes Y[…] = X[…] within bf16"
+    assert compiled(text.replace("WITHIN", "within S")).claims[0].text == "Y[…] = X[…] within bf16"
