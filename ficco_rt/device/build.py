@@ -22,6 +22,7 @@ from ..plan.ir import (
 )
 from ..plan.issue import issue_order
 from ..region import Region
+from .chain import chained, postponed
 from .collectives import calls_of, part_of
 from .frames import Frames
 from .ir import (
@@ -45,6 +46,7 @@ from .ir import (
     ResetWords,
     StreamName,
     WordChange,
+    crowded,
 )
 from .launches import LaunchPlanner
 from .words import Words, words_of
@@ -73,6 +75,9 @@ def layout_of(
 ) -> Layout:
     """`plan_hash` stands in the device plans, which say so what they were made of. `unaligned`: the launches (stream,
     command) that plain kernels do, because tuned ones cannot take the memory that the tensors lie in."""
+    streams = Counter(placement.devices[stream.rank] for stream in plan.streams)
+    if max(streams.values(), default=0) + 1 > features.queues:  # with the control stream; see `chain`
+        features = replace(features, early_starts=False)
     launches = LaunchPlanner(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
@@ -104,15 +109,23 @@ class _Builder:
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.side_streams = _SideStreams(self) if mode == "streams" else None
+        if self._crowded():
+            self.side_streams = None
         self.timestamps = [0] * len(self.plan.streams)
 
     def made(self) -> DevicePlan:
         streams = tuple(self._streams())
         frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
-        body = [action for place in issue_order(self.plan) for action in self._command(*place)]
+        crowded = self._crowded()
+        order = issue_order(self.plan, patient=self.mode in GRAPHS and bool(crowded))
+        body = [action for place in order for action in self._command(*place)]
         if self.mode in GRAPHS:
             inside = frames.inside()
-            body = [*inside.begin, *_together(body), *inside.end]
+            body = [*inside.begin, *(body if crowded else _together(body)), *inside.end]
+            devices = {stream.name: stream.device for stream in streams}
+            body = list(chained(body, devices.__getitem__, crowded))
+        elif crowded:
+            body = list(postponed(body))
         return DevicePlan(
             version=VERSION,
             schedule=self.plan.schedule,
@@ -130,6 +143,9 @@ class _Builder:
             own=frames.frame(called=False),
             called=frames.frame(called=True),
         )
+
+    def _crowded(self) -> dict[int, int]:
+        return crowded(self.layout.placement, tuple(self._streams()), self.features, self.mode)
 
     def _written(self) -> tuple[int, ...]:
         """Elements that each op writes. A collective's call writes what its part says, on other ranks too."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import env
-from ...device.features import usual
+from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
@@ -32,8 +32,17 @@ class Cuda:
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
 
     def __init__(self) -> None:
-        env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        self.cu: Any = api()
+        asked = env.ask(CONNECTIONS.name, str(CONNECTIONS.asked))
+        try:
+            self.cu: Any = api()
+            late = asked and any(map(self._has_context, range(self.count())))
+        except BaseException:
+            if asked:
+                env.withdraw(CONNECTIONS.name)
+            raise
+        if late:  # NOTE no call tells what the context has read: it was made while nothing was set, or so we take it
+            env.withdraw(CONNECTIONS.name)
+        self._queues = CONNECTIONS.number(env.vendors(CONNECTIONS.name))
         self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
@@ -45,6 +54,11 @@ class Cuda:
 
     def count(self) -> int:
         return int(call(self.cu.cuDeviceGetCount))
+
+    def _has_context(self, ordinal: int) -> bool:
+        """Whether the device's context is there: some library of the process has made it."""
+        _, active = call(self.cu.cuDevicePrimaryCtxGetState, call(self.cu.cuDeviceGet, ordinal))
+        return bool(active)
 
     def facts(self, ordinal: int) -> DeviceFacts:
         cu = self.cu
@@ -72,7 +86,7 @@ class Cuda:
         )
 
     def features(self, arch: str) -> Features:
-        return replace(usual(arch), copy_batches=self._batches)
+        return replace(usual(arch), queues=self._queues, copy_batches=self._batches)
 
     def can_access(self, a: int, b: int) -> bool:
         cu = self.cu

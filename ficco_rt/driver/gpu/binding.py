@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
 from ...device.check import check
+from ...device.features import queue_switch
 from ...device.ir import (
     GRAPHS,
     Action,
@@ -30,7 +32,7 @@ from ...device.ir import (
     When,
     issued,
 )
-from ...errors import DeviceError
+from ...errors import DeviceError, PlanError
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
@@ -45,6 +47,8 @@ from .resources import RunResources
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor
 from .vendor import DriverCall, Handle, LinearCopy, PitchedCopy, WordOp
+
+LOG = logging.getLogger(__name__)
 
 KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
 
@@ -83,12 +87,43 @@ class Plans:
         self._made: dict[Mode, DevicePlan] = {}
 
     def of(self, mode: Mode) -> DevicePlan:
-        """Raises PlanError: the device plan is wrong, which is a bug of ours."""
+        """Raises DeviceError: the devices have too few hardware queues for it; PlanError: the device plan is wrong,
+        which is a bug of ours."""
         if mode not in self._made:
             made = device_plan(self.layout, mode)
-            check(made)
+            try:
+                check(made)
+            except PlanError as error:
+                if not made.crowded:
+                    raise
+                raise DeviceError(f"{_shortage(made)} {_NO_ORDER[mode in GRAPHS]}{_way_out(made)}") from error
+            if made.crowded and mode in GRAPHS:
+                LOG.warning("%s its graph runs one action after another%s", _shortage(made), _way_out(made))
             self._made[mode] = made
         return self._made[mode]
+
+
+_NO_ORDER = {
+    False: "in no order of issue can every wait stand behind what ends it",
+    True: "its graph would have to run one action after another, and cannot, because a kernel waits for later copies",
+}
+
+
+def _shortage(plan: DevicePlan) -> str:
+    device, needed = max(plan.crowded.items(), key=lambda item: item[1])
+    there = plan.features.queues
+    have = f"{there} hardware queue{'' if there == 1 else 's'}"
+    return f"device {device} has {have}, and the streams of this run need {needed}:"
+
+
+def _way_out(plan: DevicePlan) -> str:
+    """NOTE what a context has read when it was made stays."""
+    switch = queue_switch(plan.device.arch)
+    streams = ", or run it on streams, not as a graph" if plan.mode in GRAPHS else ""
+    return (
+        f"; set {switch.name}={switch.asked} in the environment before anything in this process uses a GPU, give each "
+        f"rank a GPU of its own{streams}"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

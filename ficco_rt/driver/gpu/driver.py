@@ -3,9 +3,9 @@
 The driver puts its parts together: `gpus` (devices and what is made on them), `resources` (what device plans name),
 `binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
 
-NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. The order of
-issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels. So vendors ask for as
-many queues as there can be.
+NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. So vendors
+ask for as many queues as there can be; where there are fewer than streams, the device plan keeps to an order in which
+that is harmless, or is refused (`device.chain`, `device.check`).
 """
 
 from __future__ import annotations

@@ -11,13 +11,14 @@ import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from ... import env
-from ...device.features import usual
+from ...device.features import HSA_QUEUES, usual
 from ...device.ir import Features
 from ...errors import DeviceError, InternalError
 from ...kernels.compiler import HIPRTC, KernelSource, compile_source
@@ -49,7 +50,8 @@ class Hip:
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
 
     def __init__(self) -> None:
-        env.ask("GPU_MAX_HW_QUEUES", "16")
+        env.ask(HSA_QUEUES.name, str(HSA_QUEUES.asked))
+        self._queues = HSA_QUEUES.number(env.vendors(HSA_QUEUES.name))
         self.hip: Any = api()
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
@@ -89,7 +91,9 @@ class Hip:
         )
 
     def features(self, arch: str) -> Features:
-        return usual(arch)
+        """NOTE the runtime reads the number of queues at its first call, which may have been another library's; nothing
+        tells. The number is what the variable says now."""
+        return replace(usual(arch), queues=self._queues)
 
     def can_access(self, a: int, b: int) -> bool:
         return bool(call(self.hip.hipDeviceCanAccessPeer, a, b))

@@ -147,6 +147,11 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
     }
     return CLOSED(OK);
 }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    CALL(cuDevicePrimaryCtxGetState);
+    ORDINAL(device);
+    return *flags = 0, *active = d->retained > 0, OK;
+}
 int cuCtxPushCurrent_v2(Handle context) {
     CALL(cuCtxPushCurrent);
     Device *d = device_of(context, called_.name);
