@@ -276,10 +276,6 @@ class Cuda:
     def function(self, module: Handle, entry: str, what: str) -> Handle:
         return call(self.cu.cuModuleGetFunction, module, entry.encode(), what=what)
 
-    def static_smem(self, function: Handle, what: str) -> int:
-        attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-        return int(call(self.cu.cuFuncGetAttribute, attribute, function, what=what))
-
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)

@@ -246,8 +246,6 @@ class Vendor(Protocol):
 
     def function(self, module: Handle, entry: str, what: str) -> Handle: ...
 
-    def static_smem(self, function: Handle, what: str) -> int: ...
-
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""
 

@@ -288,10 +288,6 @@ class Hip:
     def function(self, module: Handle, entry: str, what: str) -> Handle:
         return call(self.hip.hipModuleGetFunction, module, entry.encode(), what=what)
 
-    def static_smem(self, function: Handle, what: str) -> int:
-        attribute = self.hip.hipFunction_attribute.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-        return int(call(self.hip.hipFuncGetAttribute, attribute, function, what=what))
-
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""
 
