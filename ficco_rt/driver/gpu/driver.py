@@ -31,12 +31,17 @@ from .binding import Binder, BoundPlan, Plans, Same, plans_of
 from .devices import placed
 from .gpus import Gpus
 from .launches import LaunchBinder, fits
-from .refused import Closing, concerning
+from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles
 from .spans import raisers_of, spans_of
 from .tensors import DeviceTensor
 from .vendor import Vendor
+
+_NO_ACCESS = (
+    "other GPUs cannot be given access to this memory, which is mapped to its addresses or comes from a pool; take "
+    "tensors of ordinary allocations (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False)"
+)
 
 
 class GpuDriver:
@@ -48,6 +53,7 @@ class GpuDriver:
         self._plan = plan
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
+        self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._closed = False
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
@@ -121,7 +127,28 @@ class GpuDriver:
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.ordinal:
             raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
-        return self._buffer(DeviceTensor(array.address, array.shape, dtype, rank, owned=False))
+        tensor = DeviceTensor(array.address, array.shape, dtype, rank, owned=False)
+        mapped = self._share(tensor)
+        buffer = self._buffer(tensor)
+        if mapped:
+            self._mapped.add(buffer)
+        return buffer
+
+    def _share(self, tensor: DeviceTensor) -> bool:
+        """The other devices may touch a caller's tensor; see `Vendor.share`."""
+        device = self._gpus.device(tensor.rank)
+        others = [ordinal for ordinal in self._gpus.devices if ordinal != device.ordinal]
+        with concerning(device):
+            try:
+                return self._vendor.share(tensor.address, tensor.size, others, f"access to rank {tensor.rank}'s tensor")
+            except Refused as error:
+                error.advice = _NO_ACCESS
+                raise
+
+    def reuse(self, memory: Memory) -> None:
+        if self._mapped:
+            for buffer in self._mapped.intersection(memory.values()):
+                self._share(self._buffers[buffer])
 
     def _buffer(self, tensor: DeviceTensor) -> Buffer:
         buffer = Buffer(next(self._numbers))
@@ -134,6 +161,7 @@ class GpuDriver:
             with self._vendor.uncaptured():
                 self._runs.quiet()
                 self._gpus.free(tensor.address)
+        self._mapped.discard(buffer)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:

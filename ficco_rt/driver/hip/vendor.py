@@ -188,6 +188,40 @@ class Hip:
         hip = self.hip
         return int(filled(hip.hipPointerGetAttributes, hip.hipPointerAttribute_t, address, what=what).device)
 
+    def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
+        """Pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
+        hip = self.hip
+        read_write = hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+        at = address
+        while others and at < address + size:
+            missing = []
+            for other in others:
+                access = hip.hipMemAccessDesc()
+                access.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
+                access.location.id = other
+                access.flags = read_write
+                code, flags = self._access(access.location, at)
+                if code.name in ("hipErrorInvalidValue", "hipErrorNotSupported"):  # it is no mapping
+                    return False
+                if code:
+                    raise call.failure(hip.hipMemGetAccess, code, what)
+                if flags != int(read_write):
+                    missing.append(access)
+            base, length = call(hip.hipMemGetAddressRange, at, what=what)
+            for access in missing:
+                call(hip.hipMemSetAccess, int(base), int(length), access, 1, what=what)
+            at = int(base) + int(length)
+        return bool(others)
+
+    def _access(self, location: Any, address: int) -> tuple[Any, int]:
+        """Bindings of ROCm 10 return the flags, earlier ones are given where they go."""
+        try:
+            code, flags = self.hip.hipMemGetAccess(location, address)
+        except TypeError:
+            place = np.zeros(1, np.uint64)
+            (code,), flags = self.hip.hipMemGetAccess(place, location, address), place[0]
+        return code, int(flags)
+
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         call(self.hip.hipMemsetAsync, address, byte, size, stream)
 
