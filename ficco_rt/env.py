@@ -28,8 +28,8 @@ def get(name: str) -> str:
     return os.environ.get(name, _DEFAULTS[name])
 
 
-def vendors(name: str) -> str | None:
-    """What a vendor's switch says in this process."""
+def others(name: str) -> str | None:
+    """What a switch says that is not ours: a vendor's, a library's."""
     return os.environ.get(name)
 
 

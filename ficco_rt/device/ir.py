@@ -373,6 +373,12 @@ class DevicePlan:
     own: Frame
     called: Frame
 
+    def __repr__(self) -> str:
+        return (
+            f"<DevicePlan of {self.schedule}, mode {self.mode}: {len(self.placement.devices)} ranks on "
+            f"{len(self.placement.ordinals)} devices, {len(self.launches)} launches, {len(self.body)} actions>"
+        )
+
     def stream(self, name: StreamName) -> DeviceStream:
         return next(s for s in self.streams if s.name == name)
 

@@ -628,6 +628,21 @@ def test_trace_and_timeline(run: Callable[..., Ending], here: Path) -> None:
     assert sketched[0].endswith(", modelled for h200-switch, not measured")
 
 
+@pytest.mark.parametrize("program", ["ficco", "ficco-run"])
+def test_shells_complete(run: Callable[..., Ending], program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = {"ficco": "_FICCO_COMPLETE", "ficco-run": "_FICCO_RUN_COMPLETE"}[program]
+    monkeypatch.setenv(variable, "zsh_source")
+    source = run(program)
+    assert source.code == 0
+    assert f"{variable}=zsh_complete {program}" in source.out
+    monkeypatch.setenv(variable, "zsh_complete")
+    monkeypatch.setenv("COMP_WORDS", f"{program} " + ("check " if program == "ficco" else "") + "ag_gemm/st")
+    monkeypatch.setenv("COMP_CWORD", "2" if program == "ficco" else "1")
+    found = run(program)
+    assert found.code == 0
+    assert {"ag_gemm/stationary_a", "ag_gemm/streamed"} <= set(found.out.split())
+
+
 def test_emit(run: Callable[..., Ending], here: Path) -> None:
     plan = run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan-json")
     assert plan.out == run("ficco", "compile", "good.ficco", "--gpus", "2").out

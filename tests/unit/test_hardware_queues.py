@@ -117,6 +117,6 @@ def test_asking_and_taking_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SOME_SWITCH", raising=False)
     assert env.ask("SOME_SWITCH", "3")
     assert not env.ask("SOME_SWITCH", "4")
-    assert env.vendors("SOME_SWITCH") == "3"
+    assert env.others("SOME_SWITCH") == "3"
     env.withdraw("SOME_SWITCH")
-    assert env.vendors("SOME_SWITCH") is None
+    assert env.others("SOME_SWITCH") is None

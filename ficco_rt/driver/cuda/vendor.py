@@ -42,7 +42,7 @@ class Cuda:
             raise
         if late:  # NOTE no call tells what the context has read: it was made while nothing was set, or so we take it
             env.withdraw(CONNECTIONS.name)
-        self._queues = CONNECTIONS.number(env.vendors(CONNECTIONS.name))
+        self._queues = CONNECTIONS.number(env.others(CONNECTIONS.name))
         self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)

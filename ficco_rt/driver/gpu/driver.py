@@ -138,7 +138,7 @@ class GpuDriver:
         """The other devices may touch a caller's tensor; see `Vendor.share`."""
         device = self._gpus.device(tensor.rank)
         others = [ordinal for ordinal in self._gpus.devices if ordinal != device.ordinal]
-        with concerning(device):
+        with concerning(device), self._vendor.uncaptured():
             try:
                 return self._vendor.share(tensor.address, tensor.size, others, f"access to rank {tensor.rank}'s tensor")
             except Refused as error:

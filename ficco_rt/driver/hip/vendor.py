@@ -51,7 +51,7 @@ class Hip:
 
     def __init__(self) -> None:
         env.ask(HSA_QUEUES.name, str(HSA_QUEUES.asked))
-        self._queues = HSA_QUEUES.number(env.vendors(HSA_QUEUES.name))
+        self._queues = HSA_QUEUES.number(env.others(HSA_QUEUES.name))
         self.hip: Any = api()
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
