@@ -1,16 +1,44 @@
-"""The graph of a device with fewer hardware queues than streams: its nodes one after another.
+"""What is done where a device has fewer hardware queues than streams: it is crowded.
 
-A graph says which node waits for which. What it leaves open the driver orders as it likes when nodes share a queue: it
-may put a wait before what would end that wait. So nothing is left open. The order is that of issue, in which every
-signal of a stream comes before its waits. A kernel that cannot end before later nodes of its device begin has no place
-in a chain: the check of the device plan finds that as a deadlock.
+Streams then share queues, and which ones do is the driver's choice. An action leaves its queue when it begins if it is
+a kernel's launch, else when it has ended; what stands behind it there begins no sooner. So on a crowded device
+
+- launches of several streamed stages are taken apart, a launch for each stage (`parted`), and a launch that waits is
+  issued when nothing else can be (`plan.issue`): what a kernel waits for stands before it in the queue;
+- a timestamp is issued as late as its stream allows (`postponed`);
+- a graph is a chain of nodes (`chained`). A graph says which node waits for which, and what it leaves open the driver
+  orders as it likes: it might put a wait before what would end that wait.
+
+A kernel that cannot end before later work of its device begins has no place there: the check of the device plan finds
+that as a deadlock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 
+from ..plan.ir import Command, Launch, Plan
 from .ir import Action, AwaitEvent, EventName, RecordEvent, StreamName
+
+
+def parted(plan: Plan) -> Plan:
+    """The plan with a launch for each stage."""
+    streams = tuple(
+        replace(stream, commands=tuple(part for command in stream.commands for part in _parts(command)))
+        for stream in plan.streams
+    )
+    return replace(plan, streams=streams)
+
+
+def _parts(command: Command) -> Iterator[Command]:
+    if not isinstance(command, Launch) or not command.joined:
+        yield command
+        return
+    begins = (0, *(first for first, _ in command.joined), len(command.works))
+    for stage, (first, end) in zip(command.stages, pairwise(begins), strict=True):
+        yield replace(command, works=command.works[first:end], stage=stage, joined=())
 
 
 def chained(body: Iterable[Action], device_of: Callable[[StreamName], int], crowded: Iterable[int]) -> Iterator[Action]:

@@ -14,7 +14,7 @@ What orders what:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -390,29 +390,25 @@ class DevicePlan:
     @property
     def queues(self) -> dict[int, int]:
         """Hardware queues that each device's streams need so that none stands behind another's wait."""
-        return queues(self.placement, self.streams, callers=False)
+        return queues(self.placement, [s for s in self.streams if s.name.kind != "caller"])
 
     @property
     def crowded(self) -> dict[int, int]:
-        """The devices that have fewer hardware queues than streams: how many their streams need. Streams then share
-        queues, and which ones do is the driver's choice."""
-        return crowded(self.placement, self.streams, self.features, self.mode)
+        """The devices that have fewer hardware queues than streams, the callers' counted, and how many they need."""
+        return crowded(self.placement, self.streams, self.features)
 
 
-def queues(placement: Placement, streams: Sequence[DeviceStream], *, callers: bool) -> dict[int, int]:
-    """The streams of each device; with the callers' or without."""
+def queues(placement: Placement, streams: Iterable[DeviceStream]) -> dict[int, int]:
+    """How many of the streams each device has."""
     found = dict.fromkeys(placement.ordinals, 0)
     for stream in streams:
-        if callers or stream.name.kind != "caller":
-            found[stream.device] += 1
+        found[stream.device] += 1
     return found
 
 
-def crowded(placement: Placement, streams: Sequence[DeviceStream], features: Features, mode: Mode) -> dict[int, int]:
-    """See `DevicePlan.crowded`. Graphs are launched before the callers' streams wait for anything, so that there these
-    do not count."""
-    needed = queues(placement, streams, callers=mode not in GRAPHS)
-    return {device: count for device, count in needed.items() if count > features.queues}
+def crowded(placement: Placement, streams: Iterable[DeviceStream], features: Features) -> dict[int, int]:
+    """See `DevicePlan.crowded`."""
+    return {device: count for device, count in queues(placement, streams).items() if count > features.queues}
 
 
 def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool) -> bool:

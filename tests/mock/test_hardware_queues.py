@@ -20,7 +20,7 @@ SWITCH = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
 RANKS = 2
 
 
-@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring", "a2a_gemm/overlapped"])
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay", "gemm_ar/streamed", "a2a_gemm/overlapped"])
 def test_one_queue(library: StandIn, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH[library.face], "1")
     library.reset(f"devices {RANKS}")
@@ -32,12 +32,26 @@ def test_one_queue(library: StandIn, name: str, monkeypatch: pytest.MonkeyPatch)
             library.set(f"seed {seed}")
             assert verified_run(executor, seed=seed, values="exact").ok
             executor.graph = not executor.graph
-            if executor.graph and name == "gemm_rs/streamed":
-                with pytest.raises(DeviceError, match=f"set {SWITCH[library.face]}="):
-                    verified_run(executor, seed=seed, values="exact")
-                executor.graph = False
+        executor.traced = True
+        assert verified_run(executor, seed=0, values="exact").ok
+        assert {span.stage for span in executor.trace.spans}
     assert not library.violations()
     assert not library.live()
+
+
+def test_a_graph_that_cannot_be_a_chain_is_refused(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is issued; on streams the executor goes on."""
+    monkeypatch.setenv(SWITCH[library.face], "1")
+    library.reset("devices 2")
+    machine = discover(library.face, 4, 2)
+    plan = plan_of(build(cases.schedule("gemm_rs/direct"), 4, cases.sizes("gemm_rs/direct", 4, True)), machine)
+    with Executor(plan, library.face, machine=machine, ranks_per_gpu=2, timeout=30) as executor:
+        executor.graph = True
+        with pytest.raises(DeviceError, match=f"; set {SWITCH[library.face]}="):
+            verified_run(executor, values="exact")
+        executor.graph = False
+        assert verified_run(executor, values="exact").ok
+    assert not library.violations()
 
 
 def test_what_the_user_has_set_counts(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -543,7 +543,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "chain",
         unchained,
         "WaitEvent on rank 0 stream compute: stream 0 does not wait for stream 1, and device 0 has 2 hardware queues "
-        "for 3 streams",
+        "for 4 streams",
     ),
 ]
 

@@ -116,8 +116,12 @@ class Cuda:
         raised the word is there."""
         can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
         flags = self.cu.CUstreamWaitValue_flags
+        flush = True
+        for ordinal, device in gpus.devices.items():
+            with gpus.inside(device):
+                flush = bool(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, ordinal))) and flush
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
-        if all(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, i)) for i in gpus.devices):
+        if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
 
     def current(self) -> Handle:

@@ -64,7 +64,7 @@ class GpuDriver:
             self._resources = RunResources(self._gpus, self._plans().layout.words.table)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
             self._binder = Binder(self._gpus, self._resources, self._launches)
-            self._runs = Runs(self._gpus, plan, self._resources, self._binder)
+            self._runs = Runs(self._gpus, self._plans().layout.plan, self._resources, self._binder)
         except BaseException:
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
@@ -237,13 +237,14 @@ class GpuDriver:
         self._runs.synchronize()
         for ordinal, stream in self._gpus.control.items():  # where timestamps begin; no command waits for it
             self._gpus.finish(self._gpus.devices[ordinal], stream)
-        raisers = raisers_of(self._plan)
-        dtypes = {t.name: t.dtype for t in self._plan.tensors}
+        plan = binding.plans.layout.plan  # as the devices have it
+        raisers = raisers_of(plan)
+        dtypes = {t.name: t.dtype for t in plan.tensors}
         launched: dict[tuple[int, int], Launched] = {}
         for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
             launched.setdefault((launch.stream, launch.command), bound.launched)
         found: list[TraceSpan] = []
-        for stream in self._plan.streams:
+        for stream in plan.streams:
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):
                 time = partial(self._runs.since, device.ordinal)
