@@ -219,6 +219,17 @@ int cuMemFree_v2(Address address) {
     int code = memory_free(address, called_.name);
     return CLOSED(code ? code : home->sick);
 }
+int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {   // of the host, which devices see
+    CALL(cuMemHostAlloc);
+    DEVICE(d);
+    Address at = 0;
+    int code = flags ? INVALID_VALUE : memory_alloc(d, bytes, true, &at);
+    return *address = (void *)at, code;
+}
+int cuMemHostGetDevicePointer_v2(Address *address, void *host, unsigned flags) {
+    CALL(cuMemHostGetDevicePointer);
+    return *address = (Address)host, flags ? INVALID_VALUE : OK;
+}
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CALL(cuMemGetInfo);
     DEVICE(d);
