@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..kernels.target import chains, compute_capability
-from .ir import Features
+from .ir import GRAPHS, DevicePlan, Features
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +52,43 @@ def usual(arch: str) -> Features:
         early_starts=chains(arch),
         embeds=nvidia,
         queues=queue_switch(arch).asked,
+    )
+
+
+def here(arch: str, switch: str | None) -> Features:
+    """The usual ones, with the hardware queues of a process whose environment says `switch` of them, if anything."""
+    found = usual(arch)
+    return found if switch is None else replace(found, queues=queue_switch(arch).number(switch))
+
+
+# ---------------------------------------------------------------- words for people
+
+
+def too_few_queues(plan: DevicePlan) -> str:
+    """Why a crowded device plan, which is not in order, cannot be run."""
+    reason = "in no order of issue can every wait stand behind what ends it"
+    if plan.mode in GRAPHS:
+        reason = "its graph would have to run one action after another, and a kernel waits for what comes behind it"
+    return f"{_shortage(plan)} {reason}{_way_out(plan)}"
+
+
+def chain_warning(plan: DevicePlan) -> str:
+    """That a crowded device plan is slow."""
+    return f"{_shortage(plan)} its graph runs one action after another{_way_out(plan)}"
+
+
+def _shortage(plan: DevicePlan) -> str:
+    device, needed = max(plan.crowded.items(), key=lambda item: item[1])
+    there = plan.features.queues
+    have = f"{there} hardware queue{'' if there == 1 else 's'}"
+    return f"device {device} has {have}, and the streams of this run need {needed}:"
+
+
+def _way_out(plan: DevicePlan) -> str:
+    """NOTE what a context has read when it was made stays."""
+    switch = queue_switch(plan.device.arch)
+    streams = ", or run it on streams, not as a graph" if plan.mode in GRAPHS else ""
+    return (
+        f"; set {switch.name}={switch.asked} in the environment before anything in this process uses a GPU, give each "
+        f"rank a GPU of its own{streams}"
     )

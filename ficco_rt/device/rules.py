@@ -395,7 +395,8 @@ def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
 def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
     """In the graph of a device with fewer hardware queues than streams every node waits for the one before it, on its
     stream or by an event: what a graph leaves open the driver orders as it likes."""
-    if plan.mode not in GRAPHS:
+    crowded = plan.crowded
+    if plan.mode not in GRAPHS or not crowded:
         return
     devices = {stream.name: stream.device for stream in plan.streams}
     last: dict[int, StreamName] = {}
@@ -411,11 +412,11 @@ def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
             if action.event in points[device]:
                 behind[device].add(action.stream)
         else:
-            if device in plan.crowded and device in last and action.stream not in behind[device]:
+            if device in crowded and device in last and action.stream not in behind[device]:
                 yield _at(
                     action,
                     f"{action.stream} does not wait for {last[device]}, and device {device} has "
-                    f"{plan.features.queues} hardware queues for {plan.crowded[device]} streams",
+                    f"{plan.features.queues} hardware queues for {crowded[device]} streams",
                 )
             last[device] = action.stream
             points[device], behind[device] = set(), {action.stream}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import pytest
 from ficco_rt import files
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.settings import parse_settings, show_value
+from ficco_rt.compiler import compile_schedule, save_plan
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
+from ficco_rt.machine.profiles import profile
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}"}
@@ -626,6 +628,28 @@ def test_trace_and_timeline(run: Callable[..., Ending], here: Path) -> None:
     sketched = run("ficco", "timeline", "t.json").out.splitlines()
     assert sketched[0].startswith("small: ")
     assert sketched[0].endswith(", modelled for h200-switch, not measured")
+
+
+def test_device_plans_for_few_hardware_queues(
+    run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    wanted = ("--emit", "device-plan", "--mode", "graph")
+    chain = run("ficco-run", "good.ficco", "--gpus", "2", *wanted)
+    assert "  device 0: 3 streams, 1 hardware queues, crowded" in chain.out.splitlines()
+    assert "  wait for chain 0" in chain.out.splitlines()
+    pushed = ("ficco-run", "gemm_rs/direct", "--gpus", "4", "--ranks-per-gpu", "2", "--set", "M=64", "--set", "N=64")
+    refused = run(*pushed, "--set", "K=64", *wanted)
+    assert (refused.code, refused.out) == (3, "")
+    assert "device 0 has 1 hardware queue, and the streams of this run need 5: its graph would" in refused.err
+
+
+def test_a_stored_plan_for_a_machine_of_ones_own(run: Callable[..., Ending], here: Path) -> None:
+    machine = replace(profile("h200-switch", 2), name="mine")
+    save_plan(compile_schedule("good.ficco", 2, machine=machine), "plan.json")
+    assert run("ficco", "check", "plan.json").code == 0
+    assert run("ficco-run", "plan.json", "--backend", "sim").code == 0
+    assert "is a plan for mine, not for h200-ring" in run("ficco-run", "plan.json", "--machine", "h200-ring").err
 
 
 @pytest.mark.parametrize("program", ["ficco", "ficco-run"])

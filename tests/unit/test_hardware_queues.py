@@ -73,7 +73,7 @@ def test_what_is_said(caplog: pytest.LogCaptureFixture) -> None:
         Plans(layout("gemm_rs/direct", (0, 0, 1, 1), 1)).of("graph")
     assert str(refused.value) == (
         "device 0 has 1 hardware queue, and the streams of this run need 5: its graph would have to run one action "
-        "after another, and cannot, because a kernel waits for later copies" + way_out
+        "after another, and a kernel waits for what comes behind it" + way_out
     )
     plans = Plans(layout("gemm_rs/serial", (0, 1), 2))
     for _ in range(2):

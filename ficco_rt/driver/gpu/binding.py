@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
 from ...device.check import check
-from ...device.features import queue_switch
+from ...device.features import chain_warning, too_few_queues
 from ...device.ir import (
     GRAPHS,
     Action,
@@ -96,34 +96,11 @@ class Plans:
             except PlanError as error:
                 if not made.crowded:
                     raise
-                raise DeviceError(f"{_shortage(made)} {_NO_ORDER[mode in GRAPHS]}{_way_out(made)}") from error
+                raise DeviceError(too_few_queues(made)) from error
             if made.crowded and mode in GRAPHS:
-                LOG.warning("%s its graph runs one action after another%s", _shortage(made), _way_out(made))
+                LOG.warning("%s", chain_warning(made))
             self._made[mode] = made
         return self._made[mode]
-
-
-_NO_ORDER = {
-    False: "in no order of issue can every wait stand behind what ends it",
-    True: "its graph would have to run one action after another, and cannot, because a kernel waits for later copies",
-}
-
-
-def _shortage(plan: DevicePlan) -> str:
-    device, needed = max(plan.crowded.items(), key=lambda item: item[1])
-    there = plan.features.queues
-    have = f"{there} hardware queue{'' if there == 1 else 's'}"
-    return f"device {device} has {have}, and the streams of this run need {needed}:"
-
-
-def _way_out(plan: DevicePlan) -> str:
-    """NOTE what a context has read when it was made stays."""
-    switch = queue_switch(plan.device.arch)
-    streams = ", or run it on streams, not as a graph" if plan.mode in GRAPHS else ""
-    return (
-        f"; set {switch.name}={switch.asked} in the environment before anything in this process uses a GPU, give each "
-        f"rank a GPU of its own{streams}"
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
