@@ -99,7 +99,7 @@ def plan_hash(plan: Plan) -> str:
 def simulate(plan: Plan, machine: str | Machine | None = None) -> Trace:
     """When everything of a run would happen on a machine: times modelled in microseconds, no data moved.
 
-    `machine` is a stored profile's name or a Machine; the default is the one that the plan names. The trace has
+    `machine` is a stored profile's name or a Machine; the default is the one that the plan was made for. The trace has
     a span (rank, stream, start, stop, bytes, operations) for each thing that a stream does, and `duration`.
 
     Raises UsageError (no such machine, no plan is given).
@@ -111,7 +111,7 @@ def simulate(plan: Plan, machine: str | Machine | None = None) -> Trace:
     from .sim.simulate import simulate
 
     a_plan(plan)
-    return simulate(plan, chosen(plan.machine if machine is None else machine, plan.ranks))
+    return simulate(plan, chosen(plan.target if machine is None else machine, plan.ranks))
 
 
 def __getattr__(name: str) -> Any:

@@ -28,9 +28,21 @@ def get(name: str) -> str:
     return os.environ.get(name, _DEFAULTS[name])
 
 
-def ask(name: str, value: str) -> None:
-    """Set a vendor's switch for this process, unless the user has set it."""
+def others(name: str) -> str | None:
+    """What a switch says that is not ours: a vendor's, a library's."""
+    return os.environ.get(name)
+
+
+def ask(name: str, value: str) -> bool:
+    """Set a vendor's switch for this process, unless the user has set it. Whether it was set here."""
+    asked = name not in os.environ
     os.environ.setdefault(name, value)
+    return asked
+
+
+def withdraw(name: str) -> None:
+    """Take back what `ask` has set."""
+    os.environ.pop(name, None)
 
 
 def cache_folder() -> Path:

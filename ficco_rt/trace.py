@@ -58,6 +58,9 @@ class Trace:
     lanes: tuple[Lane, ...]
     spans: tuple[TraceSpan, ...]
 
+    def __repr__(self) -> str:
+        return f"<Trace of {self.schedule} on {self.machine}: {len(self.spans)} spans, {self.duration:.1f} µs>"
+
     @property
     def duration(self) -> float:
         """Microseconds from the start to the last span's end."""

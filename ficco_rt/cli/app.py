@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,8 +75,17 @@ _trust = click.option(
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout and nothing else.")
 
+
+def _schedules(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete a schedule's name to: those of the library, and files."""
+    from .. import library
+
+    names = [entry.name for entry in library.entries() if entry.name.startswith(begun)]
+    return [*map(CompletionItem, names), CompletionItem(begun, type="file")]
+
+
 _run_options = _options(
-    click.argument("target", metavar="SCHEDULE|plan.json"),
+    click.argument("target", metavar="SCHEDULE|plan.json", shell_complete=_schedules),
     _gpus("all GPUs, 8 without any, or the plan's own"),
     _set,
     click.option(
@@ -191,7 +201,7 @@ def run_verb(**options: Any) -> int:
 
 
 @ficco.command("check", short_help="Prove schedules and check their plans.", no_args_is_help=True)
-@click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...")
+@click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...", shell_complete=_schedules)
 @click.option(
     "--gpus",
     "-n",
@@ -221,7 +231,7 @@ def fmt(**options: Any) -> int:
 
 
 @ficco.command("compile", short_help="Write a schedule's plan as JSON.", no_args_is_help=True)
-@click.argument("target", metavar="SCHEDULE")
+@click.argument("target", metavar="SCHEDULE", shell_complete=_schedules)
 @_gpus("8")
 @_set
 @_machine
@@ -243,7 +253,7 @@ def list_verb(**options: Any) -> int:
 
 
 @ficco.command("explain", short_help="Tell in plain words what a schedule does.", no_args_is_help=True)
-@click.argument("target", metavar="SCHEDULE")
+@click.argument("target", metavar="SCHEDULE", shell_complete=_schedules)
 @_gpus("8")
 @_set
 @_machine

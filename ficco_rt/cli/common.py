@@ -169,6 +169,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
     from ..compiler import checked_plan, no_collection
+    from ..machine.profiles import chosen
     from ..plan.prove import prove
 
     source = request.source
@@ -187,7 +188,7 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
         raise UsageError(f"{source.name}: is a plan for {count(plan.ranks, 'GPU')}, not for {request.gpus}")
     if request.machine not in (None, plan.machine):
         raise UsageError(f"{source.name}: is a plan for {plan.machine}, not for {request.machine}")
-    machine = machine_of(plan.machine, plan.ranks) if found is None else found(plan.ranks)
+    machine = chosen(plan.target, plan.ranks) if found is None else found(plan.ranks)
     return Job(source.name, "", machine, plan, None, (), {}, proof_time)
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO, cast
 
 import click
+from click.shell_completion import shell_complete
 
 from .. import env
 
@@ -112,6 +113,10 @@ def _forget(stream: TextIO) -> None:
 
 
 def _invoke(command: click.Command, program: str, arguments: list[str], as_json: bool) -> int:
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    wanted = env.others(variable)
+    if wanted:  # a shell asks: bash_source, bash_complete, …
+        return shell_complete(command, {}, program, variable, wanted)
     verb = arguments[0] if arguments else ""
     name = f"{program} {verb}" if verb in getattr(command, "commands", ()) else program
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import __version__
-from ..errors import NumbersError, UsageError
+from .. import __version__, env
+from ..errors import DeviceError, NumbersError, PlanError, UsageError
 from ..files import PICTURE, TRACE, check_outputs, write_atomic
 from .check import proof_words
 from .common import (
@@ -253,7 +253,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
     from ..device.check import check
-    from ..device.features import usual
+    from ..device.features import here, queue_switch, too_few_queues
     from ..device.ir import Placement
     from ..plan.codec import content_hash
 
@@ -272,11 +272,17 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     placement = Placement(
         tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
     )
-    layout = layout_of(job.plan, device, placement, usual(device.arch), content_hash(job.plan))
+    switch = env.others(queue_switch(device.arch).name)
+    layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
     if mode == "embedded" and not layout.features.embeds:
         raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
     made = device_plan(layout, mode)
-    check(made)
+    try:
+        check(made)
+    except PlanError as error:
+        if not made.crowded:
+            raise
+        raise DeviceError(too_few_queues(made)) from error
     sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
 
 

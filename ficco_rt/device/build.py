@@ -22,6 +22,7 @@ from ..plan.ir import (
 )
 from ..plan.issue import issue_order
 from ..region import Region
+from .chain import chained, parted, postponed
 from .collectives import calls_of, part_of
 from .frames import Frames
 from .ir import (
@@ -45,6 +46,7 @@ from .ir import (
     ResetWords,
     StreamName,
     WordChange,
+    crowded,
 )
 from .launches import LaunchPlanner
 from .words import Words, words_of
@@ -73,6 +75,8 @@ def layout_of(
 ) -> Layout:
     """`plan_hash` stands in the device plans, which say so what they were made of. `unaligned`: the launches (stream,
     command) that plain kernels do, because tuned ones cannot take the memory that the tensors lie in."""
+    if crowded(placement, _streams_of(plan, placement), features):
+        plan, features = parted(plan), replace(features, early_starts=False)
     launches = LaunchPlanner(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
@@ -104,15 +108,24 @@ class _Builder:
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.side_streams = _SideStreams(self) if mode == "streams" else None
+        self.crowded = crowded(layout.placement, self._streams(), self.features)
+        if self.crowded and self.side_streams is not None:
+            self.side_streams = None
+            self.crowded = crowded(layout.placement, self._streams(), self.features)
         self.timestamps = [0] * len(self.plan.streams)
 
     def made(self) -> DevicePlan:
-        streams = tuple(self._streams())
+        streams = self._streams()
         frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
-        body = [action for place in issue_order(self.plan) for action in self._command(*place)]
+        order = issue_order(self.plan, patient=bool(self.crowded))
+        body = [action for place in order for action in self._command(*place)]
         if self.mode in GRAPHS:
             inside = frames.inside()
-            body = [*inside.begin, *_together(body), *inside.end]
+            body = [*inside.begin, *(body if self.crowded else _together(body)), *inside.end]
+            devices = {stream.name: stream.device for stream in streams}
+            body = list(chained(body, devices.__getitem__, self.crowded))
+        elif self.crowded:
+            body = list(postponed(body))
         return DevicePlan(
             version=VERSION,
             schedule=self.plan.schedule,
@@ -144,17 +157,8 @@ class _Builder:
                 written[done.op] += sum(region.elements for region in done.writes)
         return tuple(written[op] for op in range(max(written, default=-1) + 1))
 
-    def _streams(self) -> Iterator[DeviceStream]:
-        for stream in self.plan.streams:
-            device = self.layout.placement.devices[stream.rank]
-            kinds = ("plan", *(self.side_streams.of(stream.id) if self.side_streams is not None else ()))
-            for kind in kinds:
-                name = StreamName(kind, stream.id)
-                yield DeviceStream(name, device, stream.priority, stream.rank, stream.name)
-        for device in self.layout.placement.ordinals:
-            yield DeviceStream(StreamName("control", device), device, "normal")
-        for rank, device in enumerate(self.layout.placement.devices):
-            yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
+    def _streams(self) -> tuple[DeviceStream, ...]:
+        return tuple(_streams_of(self.plan, self.layout.placement, self.side_streams))
 
     # ---- commands
 
@@ -320,6 +324,18 @@ class _Builder:
             )
             actions.append(CopyMemory(name, (move,), (), False, cause))
         yield from self._timed(s, [tuple(actions)], cause)
+
+
+def _streams_of(plan: Plan, placement: Placement, side_streams: _SideStreams | None = None) -> Iterator[DeviceStream]:
+    """All streams of the devices, the callers' too."""
+    for stream in plan.streams:
+        device = placement.devices[stream.rank]
+        for kind in ("plan", *(side_streams.of(stream.id) if side_streams is not None else ())):
+            yield DeviceStream(StreamName(kind, stream.id), device, stream.priority, stream.rank, stream.name)
+    for device in placement.ordinals:
+        yield DeviceStream(StreamName("control", device), device, "normal")
+    for rank, device in enumerate(placement.devices):
+        yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
 
 
 class _SideStreams:

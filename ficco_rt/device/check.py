@@ -8,6 +8,11 @@ a word as of a tensor, must know the end of the conflicting accesses before it, 
 Callers take part: they use a rank's inputs and outputs before a run and after it. The third walk is the first once
 more, on devices where kernels that wait hold their shares of the multiprocessors: what needs more than they leave does
 not begin.
+
+A device with fewer hardware queues than streams (`crowded`) is walked through as if it had one: an action leaves the
+queue when it begins if it is a kernel's launch, else when it has ended, and nothing begins before all that was issued
+to the device before it has left. What comes to an end so does it with any number of queues, whichever streams share
+them. A graph has its chain instead.
 """
 
 from __future__ import annotations
@@ -93,6 +98,7 @@ class _Node:
 
     queue: int
     position: int  # in its queue, from 1
+    place_of_issue: int  # on its device, from 0
     run: int
     action: Action | None
     place: Span
@@ -119,6 +125,7 @@ class _RunSequence:
         self.devices: list[int] = []  # of the queues
         self.of_streams = {s.name: s for s in plan.streams}
         self.groups = [_groups(launch) for launch in plan.launches]
+        self.issued: dict[int, list[_Node]] = {device: [] for device in plan.placement.ordinals}
         self._numbers: dict[_QueueName, int] = {}
         self._recorded: dict[EventName, _Node] = {}  # the record that was issued last
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
@@ -128,6 +135,8 @@ class _RunSequence:
 
     def check(self) -> None:
         order = _Walk(self).run()
+        if self.plan.crowded and self.plan.mode not in GRAPHS:
+            _Walk(self, crowded=frozenset(self.plan.crowded)).run()
         races = _Races(self)
         races.run(order)
         if races.mistakes:
@@ -203,8 +212,10 @@ class _RunSequence:
             node.wait_for(self._recorded.get(action.event))
 
     def _append(self, queue: int, action: Action | None, place: Span) -> _Node:
-        node = _Node(queue, len(self.queues[queue]) + 1, self._run, action, place)
+        issued = self.issued[self.devices[queue]]
+        node = _Node(queue, len(self.queues[queue]) + 1, len(issued), self._run, action, place)
         self.queues[queue].append(node)
+        issued.append(node)
         return node
 
     def _queue(self, key: _QueueName, device: int) -> int:
@@ -258,8 +269,12 @@ class _Walk:
     """Goes through the queues in the abstract, in any order. The works of a kernel are taken one by one in their order,
     as on a device with room for one block only: if this comes to an end, so does every device."""
 
-    def __init__(self, runs: _RunSequence, holders: Sequence[_Holder] = ()) -> None:
+    def __init__(
+        self, runs: _RunSequence, holders: Sequence[_Holder] = (), crowded: frozenset[int] = frozenset()
+    ) -> None:
+        """`crowded`: devices of one hardware queue."""
         self.runs, self.plan = runs, runs.plan
+        self.left = dict.fromkeys(crowded, 0)  # nodes that have left the device's hardware queue
         self.at = [0] * len(runs.queues)
         self.up: set[int] = set()
         self.order: list[tuple[_Node, int]] = []
@@ -284,6 +299,7 @@ class _Walk:
                     self.blocked[q] = blocked
                     break
                 nodes[self.at[q]].over = True
+                self._leave(nodes[self.at[q]], ready)
                 self._wake(nodes[self.at[q]], ready)
                 self.at[q] += 1
         stuck = [q for q, nodes in enumerate(self.runs.queues) if self.at[q] < len(nodes)]
@@ -295,6 +311,9 @@ class _Walk:
         """Do a node, or say what it waits for: another node, a word, or the multiprocessors of a device."""
         if node.awaits is not None and not node.awaits.over:
             return node.awaits
+        device = self.runs.devices[node.queue]
+        if node.place_of_issue > self.left.get(device, node.place_of_issue):
+            return ("hardware queue", device)
         match node.action:
             case LaunchKernel(launch=launch):
                 return self._launch(node, launch, ready)
@@ -339,6 +358,7 @@ class _Walk:
         launch = self.plan.launches[number]
         if node.done == 0 and self._kept_out(node, launch.config.cluster):
             return ("processors", self.runs.devices[node.queue])
+        self._leave(node, ready)
         groups = self.runs.groups[number]
         while node.done < len(groups):
             group = groups[node.done]
@@ -351,6 +371,13 @@ class _Walk:
         self.up.difference_update(self.runs.words(launch.config.resets))
         self._wake(("processors", self.runs.devices[node.queue]), ready)
         return None
+
+    def _leave(self, node: _Node, ready: deque[int]) -> None:
+        """The node leaves its device's hardware queue, if it has not yet."""
+        device = self.runs.devices[node.queue]
+        if self.left.get(device) == node.place_of_issue:
+            self.left[device] += 1
+            self._wake(("hardware queue", device), ready)
 
     def _did(self, node: _Node) -> None:
         self.order.append((node, node.done))
@@ -392,6 +419,10 @@ class _Walk:
                     text = "a graph"
             case ("word", int(word)):
                 text = f"word {word} ({self.plan.words[word].purpose})"
+            case ("hardware queue", int(device)):
+                text = f"a hardware queue of device {device}"
+                first = self.runs.issued[device][self.left[device]]
+                notes.append(Note(f"{self.runs.names[first.queue][0]} stands before it there", first.place))
             case _:
                 device = self.runs.devices[q]
                 text = f"the multiprocessors of device {device}"

@@ -14,7 +14,7 @@ What orders what:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -55,6 +55,7 @@ EventKind: TypeAlias = Literal[
     "exit",
     "embedded",
     "replayed",
+    "chain",
     "timestamp",
 ]
 
@@ -94,7 +95,7 @@ class Features:
     side_waits: bool  # a copy stream waits less for an event of a side stream than for a word
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
-    queues: int  # hardware queues of a device
+    queues: int  # hardware queues of a device: streams beyond that number share them
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -135,7 +136,8 @@ class EventName:
     captured: the device; entry, exit: the device, points that semaphores alone tell others: its callers are ready,
     and its part of the run is over and its words are reset; embedded: the device, behind its graph in a caller's;
     replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end;
-    timestamp: the plan's stream, where `rank` counts them.
+    chain: counts where the chain of a crowded device's graph goes on to another stream; timestamp: the plan's stream,
+    where `rank` counts them.
     """
 
     kind: EventKind
@@ -156,6 +158,8 @@ class EventName:
                 return f"meeting {self.number} {'behind' if self.behind else 'before'} rank {self.rank}"
             case "timestamp":
                 return f"timestamp {self.rank} of stream {self.number}"
+            case "chain":
+                return f"chain {self.number}"
             case "start":
                 return "start of the run"
             case "begin" | "end" | "completion" | "captured" | "entry" | "exit" | "embedded" | "replayed":
@@ -369,6 +373,12 @@ class DevicePlan:
     own: Frame
     called: Frame
 
+    def __repr__(self) -> str:
+        return (
+            f"<DevicePlan of {self.schedule}, mode {self.mode}: {len(self.placement.devices)} ranks on "
+            f"{len(self.placement.ordinals)} devices, {len(self.launches)} launches, {len(self.body)} actions>"
+        )
+
     def stream(self, name: StreamName) -> DeviceStream:
         return next(s for s in self.streams if s.name == name)
 
@@ -380,11 +390,25 @@ class DevicePlan:
     @property
     def queues(self) -> dict[int, int]:
         """Hardware queues that each device's streams need so that none stands behind another's wait."""
-        found = dict.fromkeys(self.placement.ordinals, 0)
-        for stream in self.streams:
-            if stream.name.kind != "caller":
-                found[stream.device] += 1
-        return found
+        return queues(self.placement, [s for s in self.streams if s.name.kind != "caller"])
+
+    @property
+    def crowded(self) -> dict[int, int]:
+        """The devices that have fewer hardware queues than streams, the callers' counted, and how many they need."""
+        return crowded(self.placement, self.streams, self.features)
+
+
+def queues(placement: Placement, streams: Iterable[DeviceStream]) -> dict[int, int]:
+    """How many of the streams each device has."""
+    found = dict.fromkeys(placement.ordinals, 0)
+    for stream in streams:
+        found[stream.device] += 1
+    return found
+
+
+def crowded(placement: Placement, streams: Iterable[DeviceStream], features: Features) -> dict[int, int]:
+    """See `DevicePlan.crowded`."""
+    return {device: count for device, count in queues(placement, streams).items() if count > features.queues}
 
 
 def issued(when: When, *, behind: bool, timed: bool, others: bool, replays: bool) -> bool:

@@ -392,6 +392,36 @@ def graphs_are_whole(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield _at(action, f"{control} does not wait for the end of {stream}")
 
 
+def crowded_graphs_are_chains(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """In the graph of a device with fewer hardware queues than streams every node waits for the one before it, on its
+    stream or by an event: what a graph leaves open the driver orders as it likes."""
+    crowded = plan.crowded
+    if plan.mode not in GRAPHS or not crowded:
+        return
+    devices = {stream.name: stream.device for stream in plan.streams}
+    last: dict[int, StreamName] = {}
+    points: dict[int, set[EventName]] = defaultdict(set)  # recorded behind the last node of a device
+    behind: dict[int, set[StreamName]] = defaultdict(set)  # streams that wait for one of these
+    for action in plan.body:
+        device = devices[action.stream]
+        if isinstance(action, RecordEvent):
+            points[device].discard(action.event)
+            if action.stream in behind[device]:
+                points[device].add(action.event)
+        elif isinstance(action, AwaitEvent):
+            if action.event in points[device]:
+                behind[device].add(action.stream)
+        else:
+            if device in crowded and device in last and action.stream not in behind[device]:
+                yield _at(
+                    action,
+                    f"{action.stream} does not wait for {last[device]}, and device {device} has "
+                    f"{plan.features.queues} hardware queues for {crowded[device]} streams",
+                )
+            last[device] = action.stream
+            points[device], behind[device] = set(), {action.stream}
+
+
 def _raised(action: Action) -> Iterator[int]:
     match action:
         case ChangeWords(changes=changes):
@@ -451,4 +481,5 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     words_are_given_once,
     graphs_are_launched,
     graphs_are_whole,
+    crowded_graphs_are_chains,
 )

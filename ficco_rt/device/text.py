@@ -42,7 +42,8 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     }
     yield f"  {', '.join(name for name, there in has.items() if there) or 'no batches'}"
     for device, count in plan.queues.items():
-        yield f"  device {device}: {count} streams, {f.queues} hardware queues"
+        crowded = ", crowded" if device in plan.crowded else ""
+        yield f"  device {device}: {count} streams, {f.queues} hardware queues{crowded}"
     yield ""
     yield from (
         f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}{_USES[w.used]}"

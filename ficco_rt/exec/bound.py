@@ -43,6 +43,8 @@ class Bindings:
         if found is None:
             self._make_room()
             found = self._bind(key, given, owned)
+        elif found.pinned is None:  # what is pinned was not freed meanwhile
+            self._driver.reuse(found.memory)
         self._kept[key] = found
         return found
 

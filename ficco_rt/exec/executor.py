@@ -54,7 +54,7 @@ class Executor:
 
     `driver` is a name ("host", the default, or "cuda") or a Driver made for this plan, which the executor then owns.
     `machine` (a Machine, or a stored profile's name) prices virtual time, where the driver has no clock of
-    devices; by default it is the stored profile that the plan names, or the GPUs found. `order` is how the host
+    devices; by default it is the one that the plan was made for, or the GPUs found. `order` is how the host
     driver steps: fifo, random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line
     has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a
     GPU, and a run that takes more than `timeout` seconds is given up with a report of who waits for what. Where a call
@@ -82,7 +82,7 @@ class Executor:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
         if machine is None and isinstance(driver, str) and driver in VENDORS:
             machine = discover(driver, plan.ranks, ranks_per_gpu)
-        self.machine = chosen(plan.machine if machine is None else machine, plan.ranks)
+        self.machine = chosen(plan.target if machine is None else machine, plan.ranks)
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):
@@ -103,6 +103,10 @@ class Executor:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.close()
             raise
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"<Executor of {self.plan.schedule}: {self.plan.ranks} ranks by the {self.driver.name} driver{state}>"
 
     # ---- life
 
@@ -184,21 +188,26 @@ class Executor:
         Raises UsageError (what is given does not fit), DeviceError (memory, deadlock, a failing user kernel).
         """
         self._open()
-        self._ran, self._trace = False, None
         if bound is None:
             bound = self._bind(tensors)
         elif tensors or not self._bindings.holds(bound):
             what = "arrays beside it" if tensors else "one that is released, or another executor's"
             raise UsageError(f"run takes what bind() made, alone; given {what}")
-        self._bound = bound
         assert bound.binding is not None
         graph = self.graph and not self.traced
         if graph:
             self.driver.capture(bound.binding)
+        before = self._ran, self._trace, self._bound
+        self._ran, self._trace, self._bound = False, None, bound
         begun = time.perf_counter()
-        embedded = self.driver.run(bound.binding, streams or (), graph=graph)
+        try:
+            embedded = self.driver.run(bound.binding, streams or (), graph=graph)
+        except UsageError:  # nothing was run: the run before is still the last one
+            self._ran, self._trace, self._bound = before
+            raise
         self.issued_in = (time.perf_counter() - begun) * 1e6
         if embedded:  # whoever replays the caller's graph counts on the executor and on what is bound
+            self._ran, self._trace, _ = before
             bound.pinned = bound.pinned or tensors
             _EMBEDDED.add(self)
             return

@@ -307,6 +307,9 @@ class Graph:
     ops: tuple[Op, ...]
     deps: tuple[tuple[Dep, ...], ...]
 
+    def __repr__(self) -> str:
+        return f"<Graph of {self.schedule}: {self.ranks} ranks, {len(self.stages)} stages, {len(self.ops)} ops>"
+
     def tensor(self, name: str) -> Tensor:
         return next(t for t in self.tensors if t.name == name)
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..types import ACCUMULATOR
 from .family import Encode, KernelConfig, LaunchRequest, Tables
 from .gemm import ALIGNMENT, MatrixGemm, gemm_of
-from .occupancy import Limits, resident
+from .occupancy import Limits, at_once, resident
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
 from .tiles import MatrixWork, common, depths_of
@@ -158,7 +158,7 @@ class Compiled:
 
 def wave(variant: Variant, smem: int, sms: int, limits: Limits) -> int:
     """Blocks with so much shared memory that are at work at once."""
-    return sms * max(1, resident(variant.threads, variant.registers, smem, limits))
+    return at_once(sms, resident(variant.threads, variant.registers, smem, limits), limits)
 
 
 def configure(
@@ -173,9 +173,9 @@ def configure(
 ) -> KernelConfig:
     v, signature = compiled.variant, gemm.signature
     fitting = resident(v.threads, v.registers, smem, limits)
-    at_once = wave(v, smem, request.sms, limits)
+    blocks = wave(v, smem, request.sms, limits)
     split_k = SplitK(tail_splits)
-    tiles = count(gemm.works, v.tile, signature.transposed, groups=at_once, split_k=split_k)
+    tiles = count(gemm.works, v.tile, signature.transposed, groups=blocks, split_k=split_k)
     return KernelConfig(
         family=compiled.family,
         kernel=v.name,
@@ -186,7 +186,7 @@ def configure(
         registers=v.registers,
         smem=smem,
         static_smem=0,
-        blocks=min(request.sms if request.streamed else at_once, tiles),
+        blocks=min(request.sms if request.streamed else blocks, tiles),
         cluster=1,
         resident=fitting,
         tiles=tiles,
@@ -195,7 +195,7 @@ def configure(
         read_only=gemm.read_only,
         tile=v.tile,
         stages=stages,
-        wave=at_once,
+        wave=blocks,
         split_k=split_k,
     )
 

@@ -74,6 +74,12 @@ def resident(threads: int, registers: int, smem: int, limits: Limits) -> int:
     return min(by_registers, by_smem, limits.max_warps // warps, limits.max_residency)
 
 
+def at_once(sms: int, fitting: int, limits: Limits) -> int:
+    """Blocks that are at work at once of a launch on at most `sms` multiprocessors, each of which holds `fitting`.
+    NOTE the device spreads blocks over all multiprocessors: on fewer than all, so many blocks as multiprocessors."""
+    return sms * max(1, fitting) if sms == limits.sms else sms
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The least and the most shared memory of a block that a text's resources leave, bytes."""

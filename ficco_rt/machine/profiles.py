@@ -80,7 +80,18 @@ def profile(name: str, ranks: int) -> Machine:
 
 
 def chosen(machine: str | Machine, ranks: int) -> Machine:
-    """The machine that a caller means: one of its own, or the name of a stored one."""
+    """The machine that a caller means: one of its own, of so many ranks at least, or the name of a stored one."""
     if isinstance(machine, str):
         return profile(machine, ranks)
-    return of_kind(machine, Machine, f"machine is a Machine or one of {', '.join(m.name for m in PROFILES)}")
+    own = of_kind(machine, Machine, f"machine is a Machine or one of {', '.join(m.name for m in PROFILES)}")
+    if own.ranks < ranks:
+        raise UsageError(
+            f"machine '{own.name}' has {own.ranks} ranks and {ranks} are needed; dataclasses.replace(machine, "
+            f"ranks={ranks}) is such a machine of {ranks}"
+        )
+    return own
+
+
+def is_stored(machine: Machine) -> bool:
+    """Whether its name and its ranks tell all of it."""
+    return any(replace(stored, ranks=machine.ranks) == machine for stored in PROFILES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
@@ -65,6 +66,12 @@ class _Chooser:
             found = self._gemm(op.where, ops)
             return found if isinstance(found, str) else KernelChoice(found.kernel, found.tile[:2], found.smem)
         if isinstance(op.body, ir.KernelCall):
+            blocks = prod(op.body.grid)
+            if asked.sms is not None and blocks > asked.sms:
+                return (
+                    f"kernel '{op.body.kernel}' has a grid of {blocks} blocks, which may be on {blocks} "
+                    f"multiprocessors; with sms = {asked.sms} it may have {asked.sms} blocks"
+                )
             return KernelChoice(op.body.kernel, smem=asked.smem or 0)
         return KernelChoice(COPY if all(isinstance(body, ir.Copy) for body in bodies) else REDUCE)
 

@@ -254,6 +254,8 @@ class Reader:
             return self._work(value, at)
         if dataclasses.is_dataclass(hint):
             return self._object(typing.cast(type, hint), value, at)
+        if hint is float and type(value) is int:
+            return value
         if type(value) is not hint:
             raise self.fail(at, f"{typing.cast(type, hint).__name__} expected, found {json.dumps(value)[:40]}")
         if hint is str and not _is_text(value):

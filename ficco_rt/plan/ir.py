@@ -33,6 +33,7 @@ from ..graph.ir import (
     Reduce,
     Tensor,
 )
+from ..machine.model import Machine
 from ..region import Region
 
 VERSION = 1
@@ -312,6 +313,19 @@ class Plan:
     events: int
     flag_homes: tuple[int, ...]
     orders: tuple[Order, ...]
+    made_for: Machine | None = None  # the machine, where its name is not that of a stored one
+
+    def __repr__(self) -> str:
+        commands = sum(len(stream.commands) for stream in self.streams)
+        return (
+            f"<Plan of {self.schedule}: {self.ranks} ranks on {self.machine}, {len(self.streams)} streams, "
+            f"{commands} commands>"
+        )
+
+    @property
+    def target(self) -> Machine | str:
+        """The machine that the plan was made for, or its name among those stored."""
+        return self.made_for or self.machine
 
     def commands(self) -> Iterator[tuple[Stream, Command]]:
         """Every command, with the stream that it stands on."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Signal
 
 
-def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
+def issue_order(plan: Plan, *, patient: bool = False) -> tuple[tuple[int, int], ...]:
     """(stream, position) of every command, as indices into `plan.streams` and its `commands`.
 
     Each stream's commands keep their order, and every Record and SignalFlag, and every launch whose works
     raise a flag, comes before the WaitEvents and WaitFlags for it: a device takes a wait for an event that
     has not been recorded as no wait at all. Works of a streamed launch wait on the device, so they put
     nothing off. The calls of one collective stand together, behind what every rank does before its call. Within
-    that, streams advance side by side, a copy or launch at a time, so that all devices get work early.
+    that, streams advance side by side, a copy or launch at a time, so that all devices get work early. `patient`: a
+    streamed launch comes when nothing else can be issued, so that what it waits for stands before it where it can.
 
     In a plan that cannot end some waits have no raiser before them; what is left then follows stream by
     stream, for the driver to report.
@@ -26,7 +27,15 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
     called: dict[int, list[int]] = defaultdict(list)  # collective → streams that have come to it
     position = [0] * len(plan.streams)
     turns = [0] * len(plan.streams)
-    heads = [(0, s) for s in range(len(plan.streams))]  # sorted, so already a heap
+
+    def late(s: int) -> bool:
+        """Whether the stream's next command is put off as long as there is another one."""
+        commands = plan.streams[s].commands
+        command = commands[position[s]] if position[s] < len(commands) else None
+        return patient and isinstance(command, Launch) and command.streamed
+
+    heads = [(late(s), 0, s) for s in range(len(plan.streams))]
+    heapify(heads)
 
     def issue(s: int) -> Command:
         """The stream's next command."""
@@ -36,15 +45,17 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
         for signal in command.signals:
             raised.add(signal)
             for waiter in waiting.pop(signal, ()):
-                heappush(heads, (turns[waiter], waiter))
+                heappush(heads, (late(waiter), turns[waiter], waiter))
         return command
 
     def turn(s: int) -> bool:
         """Issue up to the stream's next copy or launch, and the signals behind it. False: it has to wait first."""
         commands = plan.streams[s].commands
-        worked = False
+        first, worked = position[s], False
         while position[s] < len(commands):
             command = commands[position[s]]
+            if position[s] > first and late(s):
+                return True
             needs = command.waits if not isinstance(command, Launch) else ()  # a launch's works wait on the device
             missing = next((need for need in needs if need not in raised), None)
             if missing is not None:
@@ -62,17 +73,17 @@ def issue_order(plan: Plan) -> tuple[tuple[int, int], ...]:
                 for member in members:
                     issue(member)
                     if member != s:
-                        heappush(heads, (turns[member], member))
+                        heappush(heads, (late(member), turns[member], member))
                 return True
             issue(s)
             worked = worked or isinstance(command, CopyAsync | Launch)
         return True
 
     while heads:
-        _, s = heappop(heads)
+        *_, s = heappop(heads)
         if turn(s) and position[s] < len(plan.streams[s].commands):
             turns[s] += 1
-            heappush(heads, (turns[s], s))
+            heappush(heads, (late(s), turns[s], s))
 
     for s, stream in enumerate(plan.streams):
         issued.extend((s, p) for p in range(position[s], len(stream.commands)))

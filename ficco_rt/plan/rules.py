@@ -34,6 +34,7 @@ from .ir import (
 PLACELESS = Span("plan", 1, 1, 1, 1)
 MOST_DIMENSIONS = 8
 MOST_EXTENT = 2**31 - 1
+MOST_OF_MACHINE = 1e18  # of bytes, bytes a microsecond, microseconds
 
 
 def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
@@ -42,6 +43,26 @@ def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
         yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {VERSION}")
     if plan.ranks < 1:
         yield Diagnostic(PLACELESS, f"the plan is for {plan.ranks} ranks")
+
+
+def machine_is_whole(plan: Plan) -> Iterator[Diagnostic]:
+    """The machine that a plan was made for has its name, ranks enough, and numbers that a machine may have."""
+    machine = plan.made_for
+    if machine is None:
+        return
+    if machine.name != plan.machine or machine.ranks < plan.ranks:
+        yield Diagnostic(
+            PLACELESS,
+            f"the plan is for {plan.ranks} ranks on {plan.machine}, and holds {machine.name} of {machine.ranks} ranks",
+        )
+    device, links = machine.device, machine.links
+    rates = dict(device.gemm_rate)
+    least_one = (device.sms, device.smem_per_sm, device.smem_per_block, device.max_residency, device.warp)
+    positive = (*least_one, device.max_warps, device.memory, device.memory_rate, links.rate, *rates.values())
+    others = (device.smem_reserved, device.launch_time, links.copy_time, links.signal_time)
+    right = all(0 < n <= MOST_OF_MACHINE for n in positive) and all(0 <= n <= MOST_OF_MACHINE for n in others)
+    if not right or not rates:
+        yield Diagnostic(PLACELESS, f"the machine {machine.name} of the plan has numbers that no machine has")
 
 
 def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:
@@ -343,6 +364,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
 
 RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: a later one may rely on the earlier
     version_is_known,
+    machine_is_whole,
     streams_belong_to_ranks,
     tensors_have_sizes,
     commands_do_something,

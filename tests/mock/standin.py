@@ -21,6 +21,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
     version N            CUDA: of the driver                                             [13000]
+    flush 0|1            CUDA: whether a wait for a word can flush what others wrote     [0]
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
     corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps
@@ -118,6 +119,8 @@ class StandIn:
         self._library = self._loaded[0]
         for name in ("calls", "commands", "copies", "timed"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
+        for name in ("mapped", "pooled"):
+            getattr(self._library, f"standin_{name}").restype = ctypes.c_uint64
         for name in ("violations", "fired", "priorities", "launches"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
         self.reset("devices 0")
@@ -165,6 +168,19 @@ class StandIn:
     def timed(self) -> int:
         """Live events that take times."""
         return int(self._library.standin_timed())
+
+    def mapped(self, device: int, size: int, pieces: int = 1) -> int:
+        """Memory as allocators map it to addresses (cuMemMap), in pieces of `size` bytes side by side: its address.
+        Only its own device may touch it, until others are given access."""
+        return int(self._library.standin_mapped(device, ctypes.c_uint64(size), pieces))
+
+    def remapped(self, address: int) -> None:
+        """The piece there is unmapped, and another one is mapped to its address."""
+        self._library.standin_remapped(ctypes.c_uint64(address))
+
+    def pooled(self, device: int, size: int) -> int:
+        """Memory of a device's stream-ordered pool (cuMemAllocAsync)."""
+        return int(self._library.standin_pooled(device, ctypes.c_uint64(size)))
 
     def calls(self) -> int:
         return int(self._library.standin_calls())

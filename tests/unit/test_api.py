@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 import ficco_rt as ficco
 from ficco_rt.errors import PlanError, UsageError
@@ -76,6 +78,62 @@ def test_machines_by_name_or_value(plan: Plan) -> None:
             assert executor.machine == mesh
         assert ficco.simulate(plan, machine).machine == "mi300x-mesh"
     assert ficco.simulate(plan).machine == plan.machine
+
+
+def test_a_plan_keeps_the_machine_that_it_was_made_for(plan: Plan, tmp_path: Path) -> None:
+    """Whole, unless it is a stored one: nothing else knows it when the plan is read."""
+    assert plan.made_for is None
+    switch = profile("h200-switch", 2)
+    mine = replace(
+        switch, name="mine", links=replace(switch.links, rate=1000, copy_time=1000.5)
+    )  # a rate that is whole
+    for machine in (mine, replace(mine, name="h200-switch")):
+        made = ficco.compile(NAME, 2, machine, **SIZES)
+        ficco.save_plan(made, tmp_path / "plan.json")
+        read = ficco.load_plan(tmp_path / "plan.json")
+        assert read == made
+        assert read.made_for == machine
+        assert ficco.plan_hash(read) == ficco.plan_hash(made) != ficco.plan_hash(plan)
+        assert ficco.simulate(read).duration == ficco.simulate(made, machine).duration > ficco.simulate(plan).duration
+        with ficco.Executor(read) as executor:
+            assert executor.machine == machine
+
+
+def test_a_machine_of_fewer_ranks_is_refused(plan: Plan) -> None:
+    small = replace(profile("h200-switch", 1), name="small")
+    for refused in (
+        lambda: ficco.compile(NAME, 2, small, **SIZES),
+        lambda: ficco.Executor(plan, machine=small),
+        lambda: ficco.simulate(plan, small),
+    ):
+        with pytest.raises(UsageError) as caught:
+            refused()
+        assert str(caught.value) == (
+            "machine 'small' has 1 ranks and 2 are needed; dataclasses.replace(machine, ranks=2) is such a machine of 2"
+        )
+
+
+def test_values_are_shown_in_a_line(plan: Plan) -> None:
+    assert repr(plan) == "<Plan of ag_gemm_serial: 2 ranks on h200-switch, 4 streams, 14 commands>"
+    assert repr(ficco.simulate(plan)).startswith("<Trace of ag_gemm_serial on h200-switch: ")
+    with ficco.Executor(plan) as executor:
+        assert repr(executor) == "<Executor of ag_gemm_serial: 2 ranks by the host driver>"
+    assert repr(executor) == "<Executor of ag_gemm_serial: 2 ranks by the host driver, closed>"
+
+
+def test_a_refused_run_leaves_the_run_before_as_the_last(plan: Plan) -> None:
+    tensors = {t.name: [np.ones(s, bfloat16) for s in t.shapes] for t in plan.tensors if t.kind != "scratch"}
+    with ficco.Executor(plan) as executor:
+        executor.run(**tensors)
+        took = executor.duration
+        for refused in ({"A": tensors["A"]}, {**tensors, "A": tensors["B"]}):
+            with pytest.raises(UsageError):
+                executor.run(**refused)
+            assert executor.duration == took
+            assert np.array_equal(executor.read("C", 1), tensors["C"][1])
+        with pytest.raises(UsageError, match="streams"):
+            executor.run(**tensors, streams=[1, 2, 3])
+        assert executor.duration == took
 
 
 @pytest.mark.parametrize("machine", [3, ["h200-switch"], "abacus"])

@@ -22,8 +22,10 @@ from ficco_rt import files
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.report import error_text
 from ficco_rt.cli.settings import parse_settings, show_value
+from ficco_rt.compiler import compile_schedule, save_plan
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, PlanError, UsageError
 from ficco_rt.graph.ir import Gemm
+from ficco_rt.machine.profiles import profile
 from ficco_rt.region import Axis, Interval
 from tests.unit import plan_damage as damage
 
@@ -669,6 +671,43 @@ def test_trace_and_timeline(run: Callable[..., Ending], here: Path) -> None:
     sketched = run("ficco", "timeline", "t.json").out.splitlines()
     assert sketched[0].startswith("small: ")
     assert sketched[0].endswith(", modelled for h200-switch, not measured")
+
+
+def test_device_plans_for_few_hardware_queues(
+    run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    wanted = ("--emit", "device-plan", "--mode", "graph")
+    chain = run("ficco-run", "good.ficco", "--gpus", "2", *wanted)
+    assert "  device 0: 3 streams, 1 hardware queues, crowded" in chain.out.splitlines()
+    assert "  wait for chain 0" in chain.out.splitlines()
+    pushed = ("ficco-run", "gemm_rs/direct", "--gpus", "4", "--ranks-per-gpu", "2", "--set", "M=64", "--set", "N=64")
+    refused = run(*pushed, "--set", "K=64", *wanted)
+    assert (refused.code, refused.out) == (3, "")
+    assert "device 0 has 1 hardware queue, and the streams of this run need 5: its graph would" in refused.err
+
+
+def test_a_stored_plan_for_a_machine_of_ones_own(run: Callable[..., Ending], here: Path) -> None:
+    machine = replace(profile("h200-switch", 2), name="mine")
+    save_plan(compile_schedule("good.ficco", 2, machine=machine), "plan.json")
+    assert run("ficco", "check", "plan.json").code == 0
+    assert run("ficco-run", "plan.json", "--backend", "sim").code == 0
+    assert "is a plan for mine, not for h200-ring" in run("ficco-run", "plan.json", "--machine", "h200-ring").err
+
+
+@pytest.mark.parametrize("program", ["ficco", "ficco-run"])
+def test_shells_complete(run: Callable[..., Ending], program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = {"ficco": "_FICCO_COMPLETE", "ficco-run": "_FICCO_RUN_COMPLETE"}[program]
+    monkeypatch.setenv(variable, "zsh_source")
+    source = run(program)
+    assert source.code == 0
+    assert f"{variable}=zsh_complete {program}" in source.out
+    monkeypatch.setenv(variable, "zsh_complete")
+    monkeypatch.setenv("COMP_WORDS", f"{program} " + ("check " if program == "ficco" else "") + "ag_gemm/st")
+    monkeypatch.setenv("COMP_CWORD", "2" if program == "ficco" else "1")
+    found = run(program)
+    assert found.code == 0
+    assert {"ag_gemm/stationary_a", "ag_gemm/streamed"} <= set(found.out.split())
 
 
 def test_emit(run: Callable[..., Ending], here: Path) -> None:

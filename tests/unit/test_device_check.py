@@ -44,7 +44,10 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
     "graph": ("gemm_rs/serial", "graph", {}),
     "shared": ("ag_gemm/streamed", "streams", {"chunks": 2}),
+    "one queue": ("gemm_rs/streamed", "streams", {"chunks": 2}),
+    "chain": ("gemm_rs/serial", "graph", {}),
 }
+QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where there are few
 
 
 @cache
@@ -56,10 +59,24 @@ def made(plan: str) -> DevicePlan:
     lowered = plan_of(build(cases.schedule(name), 2, sizes), machine)
     placements = {"shared": Placement((0, 0)), "processes": Placement((0, 1), (0, 1))}
     placement = placements.get(plan, Placement((0, 1)))
-    return device_plan(layout_of(lowered, machine.device, placement, usual(machine.device.arch)), mode)
+    features = usual(machine.device.arch)
+    features = replace(features, queues=QUEUES.get(plan, features.queues))
+    return device_plan(layout_of(lowered, machine.device, placement, features), mode)
 
 
 # ---------------------------------------------------------------- damages
+
+
+def unchained(plan: DevicePlan) -> DevicePlan:
+    return replace(
+        plan, body=tuple(a for a in plan.body if not (isinstance(a, AwaitEvent) and a.event.kind == "chain"))
+    )
+
+
+def waits_first(plan: DevicePlan) -> DevicePlan:
+    """What a device's first stream waits for by words is issued before all else."""
+    first = next(a for a in plan.body if isinstance(a, ChangeWords) and not a.changes[0].raises)
+    return replace(plan, body=(first, *(a for a in plan.body if a is not first)))
 
 
 def changed(kind: type[Action], n: int = 0, **fields: Any) -> Damage:
@@ -520,6 +537,14 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         without(LaunchGraph, "begin"),
         "a frame launches each device's graph once, and only in modes with graphs",
     ),
+    (
+        "chain cut",
+        rules.crowded_graphs_are_chains,
+        "chain",
+        unchained,
+        "WaitEvent on rank 0 stream compute: stream 0 does not wait for stream 1, and device 0 has 2 hardware queues "
+        "for 4 streams",
+    ),
 ]
 
 
@@ -580,6 +605,7 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "(control 0) writes it, and nothing orders the two",
     ),
     ("a circle", "relay", circle, "deadlock: stream 0 waits for word 0 (flag 0)"),
+    ("waits in front", "one queue", waits_first, "deadlock: stream 0 waits for a hardware queue of device 0"),
     ("no room", "shared", crowded, "deadlock: stream 1 waits for the multiprocessors of device 0"),
 ]
 

@@ -219,6 +219,13 @@ def test_a_configuration_is_pure_and_holds_no_address(kernel: str, device: Limit
     assert made.arguments(64, 128, lambda m: bytes(128)) == again.arguments(64, 128, lambda m: bytes(128))
 
 
+@pytest.mark.parametrize(("kernel", "device"), KERNELS)
+def test_the_static_shared_memory_has_its_place_in_the_most_that_a_block_may_have(kernel: str, device: Limits) -> None:
+    (config,) = configure(LaunchRequest(kernel, WORKS, device.sms, device.smem_per_block), device)
+    assert config.smem + config.static_smem == device.smem_per_block
+    assert config.resident == 1
+
+
 def test_who_resets_flags() -> None:
     def of(kernel: str, works: tuple[Product, ...], resets: tuple[int, ...], device: Limits) -> KernelConfig:
         (config,) = configure(LaunchRequest(kernel, works, 16, 60 << 10, streamed=True, resets=resets), device)
@@ -279,8 +286,11 @@ def test_single_blocks_beside_clusters_start_in_such(cluster: int, blocks: int, 
 def test_blocks_that_may_wait_are_one_a_multiprocessor(kernel: str, device: Limits) -> None:
     smem = min(device.smem_per_block, 200 << 10) if kernel.startswith("sm90") else 30 << 10
     request = LaunchRequest(kernel, (gemm(4096, 4096),), 6, smem)
-    (free,), (waiting,) = (configure(replace(request, streamed=streamed), device) for streamed in (False, True))
+    all_six = replace(device, sms=6)
+    (free,), (waiting,) = (configure(replace(request, streamed=streamed), all_six) for streamed in (False, True))
+    (few,) = configure(request, device)
     assert waiting.blocks == 6
+    assert few.blocks == 6  # of more: the device spreads blocks over all of them
     assert free.blocks == (6 if kernel.startswith("sm90") else 6 * free.resident)
 
 

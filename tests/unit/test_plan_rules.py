@@ -91,6 +91,25 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     # the plan
     "version": ("version", 2, "plan:1:1: the plan has version 2; this ficco reads version 1"),
     "no ranks": ("ranks", 0, "plan:1:1: the plan is for 0 ranks"),
+    # the machine, where it is no stored one
+    "another machine": (
+        "made_for", replace(profile("h200-ring", 2), name="mine"),
+        "plan:1:1: the plan is for 2 ranks on h200-switch, and holds mine of 2 ranks",
+    ),
+    "a small machine": (
+        "made_for", profile("h200-switch", 1),
+        "plan:1:1: the plan is for 2 ranks on h200-switch, and holds h200-switch of 1 ranks",
+    ),
+    **{
+        f"machine's {path} {value}": (
+            "made_for", changed(profile("h200-switch", 2), path, value),
+            "plan:1:1: the machine h200-switch of the plan has numbers that no machine has",
+        )
+        for path, value in (
+            ("device.sms", 0), ("device.memory_rate", float("nan")), ("links.rate", float("inf")),
+            ("device.warp", 10**400), ("links.copy_time", -1.0), ("device.gemm_rate", ()),
+        )
+    },
     # streams
     "stream id": ("streams.1.id", 4, "plan:1:1: stream 4 (rank 0) stands at place 1"),
     "stream's rank": ("streams.1.rank", 2, "plan:1:1: stream 1 (rank 2) stands at place 1"),

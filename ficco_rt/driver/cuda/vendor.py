@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ... import env
-from ...device.features import usual
+from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
@@ -32,10 +32,20 @@ class Cuda:
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
 
     def __init__(self) -> None:
-        env.ask("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-        self.cu: Any = api()
+        asked = env.ask(CONNECTIONS.name, str(CONNECTIONS.asked))
+        try:
+            self.cu: Any = api()
+            late = asked and any(map(self._has_context, range(self.count())))
+        except BaseException:
+            if asked:
+                env.withdraw(CONNECTIONS.name)
+            raise
+        if late:  # NOTE no call tells what the context has read: it was made while nothing was set, or so we take it
+            env.withdraw(CONNECTIONS.name)
+        self._queues = CONNECTIONS.number(env.others(CONNECTIONS.name))
         self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
+        self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
 
     def failure(self, function: DriverFunction, code: Any) -> Refused:
@@ -45,6 +55,11 @@ class Cuda:
 
     def count(self) -> int:
         return int(call(self.cu.cuDeviceGetCount))
+
+    def _has_context(self, ordinal: int) -> bool:
+        """Whether the device's context is there: some library of the process has made it."""
+        _, active = call(self.cu.cuDevicePrimaryCtxGetState, call(self.cu.cuDeviceGet, ordinal))
+        return bool(active)
 
     def facts(self, ordinal: int) -> DeviceFacts:
         cu = self.cu
@@ -72,7 +87,7 @@ class Cuda:
         )
 
     def features(self, arch: str) -> Features:
-        return replace(usual(arch), copy_batches=self._batches)
+        return replace(usual(arch), queues=self._queues, copy_batches=self._batches)
 
     def can_access(self, a: int, b: int) -> bool:
         cu = self.cu
@@ -96,7 +111,18 @@ class Cuda:
         enabled = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"
         call.succeeds(self.cu.cuCtxEnablePeerAccess, context, 0, unless=enabled, what=f"to device {ordinal}")
 
-    def prepare(self, gpus: Opened) -> None: ...
+    def prepare(self, gpus: Opened) -> None:
+        """A wait for a word ends with a flush of remote writes, on devices that can: then what others wrote before they
+        raised the word is there."""
+        can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+        flags = self.cu.CUstreamWaitValue_flags
+        flush = True
+        for ordinal, device in gpus.devices.items():
+            with gpus.inside(device):
+                flush = bool(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, ordinal))) and flush
+        self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
+        if flush:
+            self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
 
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)
@@ -134,13 +160,52 @@ class Cuda:
 
     def owner(self, address: int, what: str) -> int:
         # NOTE versions of cuda-bindings answer 0 for every address (NVIDIA/cuda-python issue 2928): ask the library
-        attribute = self.cu.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        ordinal = ctypes.c_int()
+        return ctypes.c_int(self._pointer("DEVICE_ORDINAL", address, what)).value
+
+    def _pointer(self, short: str, address: int, what: str) -> int:
+        """A pointer's attribute."""
+        attribute = getattr(self.cu.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{short}")
+        found = ctypes.c_uint64()
         library = ctypes.CDLL("libcuda.so.1")  # loaded already
-        code = library.cuPointerGetAttribute(ctypes.byref(ordinal), int(attribute), ctypes.c_uint64(address))
+        code = library.cuPointerGetAttribute(ctypes.byref(found), int(attribute), ctypes.c_uint64(address))
         if code:
             raise call.failure(self.cu.cuPointerGetAttribute, self.cu.CUresult(code), what)
-        return ordinal.value
+        return found.value
+
+    def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
+        """NOTE cuMemAlloc's memory is known by this: it alone could go to other processes by cuIpcGetMemHandle."""
+        cu = self.cu
+        if not others or self._pointer("IS_LEGACY_CUDA_IPC_CAPABLE", address, what):
+            return False
+        pool = self._pointer("MEMPOOL_HANDLE", address, what)
+        if pool:
+            access = [self._access(other) for other in others]
+            call(cu.cuMemPoolSetAccess, cu.CUmemoryPool(pool), access, len(access), what=what)
+            return False
+        read_write = int(cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+        at = address
+        while at < address + size:
+            missing = []
+            for other in others:
+                code, flags = cu.cuMemGetAccess(self._access(other).location, at)
+                if code == cu.CUresult.CUDA_ERROR_INVALID_VALUE:  # it is no mapping
+                    return False
+                if code:
+                    raise call.failure(cu.cuMemGetAccess, code, what)
+                if int(flags) != read_write:
+                    missing.append(self._access(other))
+            base, length = (self._pointer(f"MAPPING_{part}", at, what) for part in ("BASE_ADDR", "SIZE"))
+            if missing:
+                call(cu.cuMemSetAccess, base, length, missing, len(missing), what=what)
+            at = base + length
+        return True
+
+    def _access(self, ordinal: int) -> Any:
+        made = self.cu.CUmemAccessDesc()
+        made.location.type = self.cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        made.location.id = ordinal
+        made.flags = self.cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        return made
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         call(self.cu.cuMemsetD8Async, address, byte, size, stream)
@@ -262,10 +327,6 @@ class Cuda:
     def function(self, module: Handle, entry: str, what: str) -> Handle:
         return call(self.cu.cuModuleGetFunction, module, entry.encode(), what=what)
 
-    def static_smem(self, function: Handle, what: str) -> int:
-        attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-        return int(call(self.cu.cuFuncGetAttribute, attribute, function, what=what))
-
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         attribute = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         call(self.cu.cuFuncSetAttribute, function, attribute, size, what=what)
@@ -312,8 +373,7 @@ class Cuda:
         return self.cu.cuStreamWriteValue32, (stream, address, 1, 0)
 
     def wait_flag_action(self, address: int, stream: Handle) -> DriverCall:
-        until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-        return self.cu.cuStreamWaitValue32, (stream, address, 1, until)
+        return self.cu.cuStreamWaitValue32, (stream, address, 1, self._until)
 
     def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
         if len(words) == 1:
@@ -332,7 +392,7 @@ class Cuda:
         else:
             made.operation = kinds.CU_STREAM_MEM_OP_WAIT_VALUE_32
             value = made.waitValue
-            value.flags = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
+            value.flags = self._until
         value.operation = made.operation
         value.address = self.cu.CUdeviceptr(word.address)
         value.value = self.cu.cuuint32_t(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import NamedTuple
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
 from ...device.check import check
+from ...device.features import chain_warning, too_few_queues
 from ...device.ir import (
     GRAPHS,
     Action,
@@ -32,7 +34,7 @@ from ...device.ir import (
     issued,
 )
 from ...device.rooms import Rooms, gates, rooms
-from ...errors import DeviceError
+from ...errors import DeviceError, PlanError
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
@@ -48,6 +50,8 @@ from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor
 from .turns import Passage
 from .vendor import DriverCall, Handle, LinearCopy, PitchedCopy, WordOp
+
+LOG = logging.getLogger(__name__)
 
 KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
 
@@ -88,10 +92,18 @@ class Plans:
         self._rooms: dict[Mode, Rooms] = {}
 
     def of(self, mode: Mode) -> DevicePlan:
-        """Raises PlanError: the device plan is wrong, which is a bug of ours."""
+        """Raises DeviceError: the devices have too few hardware queues for it; PlanError: the device plan is wrong,
+        which is a bug of ours."""
         if mode not in self._made:
             made = device_plan(self.layout, mode)
-            check(made)
+            try:
+                check(made)
+            except PlanError as error:
+                if not made.crowded:
+                    raise
+                raise DeviceError(too_few_queues(made)) from error
+            if made.crowded and mode in GRAPHS:
+                LOG.warning("%s", chain_warning(made))
             self._made[mode] = made
         return self._made[mode]
 

@@ -3,9 +3,9 @@
 The driver puts its parts together: `gpus` (devices and what is made on them), `resources` (what device plans name),
 `binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
 
-NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. The order of
-issue keeps that harmless (a signal is issued before its waits), but not for waits of kernels. So vendors ask for as
-many queues as there can be.
+NOTE streams share the device's hardware queues, and a wait at the head of one holds up all that share it. So vendors
+ask for as many queues as there can be; where there are fewer than streams, the device plan keeps to an order in which
+that is harmless, or is refused (`device.chain`, `device.check`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .binding import Binder, BoundPlan, Plans, Same, plans_of
 from .devices import placed
 from .gpus import Gpus
 from .launches import LaunchBinder, fits
-from .refused import Closing, concerning
+from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles
 from .spans import raisers_of, spans_of
@@ -37,6 +37,11 @@ from .tensors import DeviceTensor
 from .turns import TURNS
 from .vendor import Vendor
 from .watchdog import WATCHDOG
+
+_NO_ACCESS = (
+    "other GPUs cannot be given access to this memory, which is mapped to its addresses or comes from a pool; take "
+    "tensors of ordinary allocations (PyTorch: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False)"
+)
 
 
 class GpuDriver:
@@ -48,6 +53,7 @@ class GpuDriver:
         self._plan = plan
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
+        self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._closed = False
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
@@ -59,7 +65,7 @@ class GpuDriver:
             self._resources = RunResources(self._gpus, self._plans().layout.words.table)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
             self._binder = Binder(self._gpus, self._resources, self._launches)
-            self._runs = Runs(self._gpus, plan, self._resources, self._binder)
+            self._runs = Runs(self._gpus, self._plans().layout.plan, self._resources, self._binder)
         except BaseException:
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
@@ -122,7 +128,28 @@ class GpuDriver:
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.ordinal:
             raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
-        return self._buffer(DeviceTensor(array.address, array.shape, dtype, rank, owned=False))
+        tensor = DeviceTensor(array.address, array.shape, dtype, rank, owned=False)
+        mapped = self._share(tensor)
+        buffer = self._buffer(tensor)
+        if mapped:
+            self._mapped.add(buffer)
+        return buffer
+
+    def _share(self, tensor: DeviceTensor) -> bool:
+        """The other devices may touch a caller's tensor; see `Vendor.share`."""
+        device = self._gpus.device(tensor.rank)
+        others = [ordinal for ordinal in self._gpus.devices if ordinal != device.ordinal]
+        with concerning(device), self._vendor.uncaptured():
+            try:
+                return self._vendor.share(tensor.address, tensor.size, others, f"access to rank {tensor.rank}'s tensor")
+            except Refused as error:
+                error.advice = _NO_ACCESS
+                raise
+
+    def reuse(self, memory: Memory) -> None:
+        if self._mapped:
+            for buffer in self._mapped.intersection(memory.values()):
+                self._share(self._buffers[buffer])
 
     def _buffer(self, tensor: DeviceTensor) -> Buffer:
         buffer = Buffer(next(self._numbers))
@@ -135,6 +162,7 @@ class GpuDriver:
             with self._vendor.uncaptured():
                 self._runs.quiet()
                 self._gpus.free(tensor.address)
+        self._mapped.discard(buffer)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:
@@ -210,13 +238,14 @@ class GpuDriver:
         self._runs.synchronize()
         for ordinal, stream in self._gpus.control.items():  # where timestamps begin; no command waits for it
             self._gpus.finish(self._gpus.devices[ordinal], stream)
-        raisers = raisers_of(self._plan)
-        dtypes = {t.name: t.dtype for t in self._plan.tensors}
+        plan = binding.plans.layout.plan  # as the devices have it
+        raisers = raisers_of(plan)
+        dtypes = {t.name: t.dtype for t in plan.tensors}
         launched: dict[tuple[int, int], Launched] = {}
         for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
             launched.setdefault((launch.stream, launch.command), bound.launched)
         found: list[TraceSpan] = []
-        for stream in self._plan.streams:
+        for stream in plan.streams:
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):
                 time = partial(self._runs.since, device.ordinal)

@@ -21,7 +21,6 @@ class LoadedKernel:
 
     name: str
     handle: Handle
-    static_smem: int  # bytes a block, besides the dynamic
 
 
 class Modules:
@@ -69,7 +68,7 @@ class Modules:
             if key not in self._loaded:
                 self._loaded[key] = vendor.load(code, what)
             handle = vendor.function(self._loaded[key], entry, f"{what}, entry '{entry}'")
-            return LoadedKernel(name, handle, vendor.static_smem(handle, what))
+            return LoadedKernel(name, handle)
 
     def close(self) -> None:
         """Unload everything."""

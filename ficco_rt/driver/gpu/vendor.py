@@ -170,6 +170,11 @@ class Vendor(Protocol):
     def owner(self, address: int, what: str) -> int:
         """The device of an allocation."""
 
+    def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
+        """Let other devices touch a caller's memory to which `enable_access` does not lead: mapped ranges of addresses
+        (PyTorch's expandable segments) and, where the vendor tells, pools. True: they lose that when it is mapped anew,
+        so that this is to be called again before the memory is used again."""
+
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None: ...
 
     def to_device(self, address: int, source: int, size: int, stream: Handle) -> None: ...
@@ -245,8 +250,6 @@ class Vendor(Protocol):
     def unload(self, module: Handle) -> None: ...
 
     def function(self, module: Handle, entry: str, what: str) -> Handle: ...
-
-    def static_smem(self, function: Handle, what: str) -> int: ...
 
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""

@@ -11,13 +11,14 @@ import ctypes
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from ... import env
-from ...device.features import usual
+from ...device.features import HSA_QUEUES, usual
 from ...device.ir import Features
 from ...errors import DeviceError, InternalError
 from ...kernels.compiler import HIPRTC, KernelSource, compile_source
@@ -49,7 +50,8 @@ class Hip:
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
 
     def __init__(self) -> None:
-        env.ask("GPU_MAX_HW_QUEUES", "16")
+        env.ask(HSA_QUEUES.name, str(HSA_QUEUES.asked))
+        self._queues = HSA_QUEUES.number(env.others(HSA_QUEUES.name))
         self.hip: Any = api()
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
@@ -89,7 +91,9 @@ class Hip:
         )
 
     def features(self, arch: str) -> Features:
-        return usual(arch)
+        """NOTE the runtime reads the number of queues at its first call, which may have been another library's; nothing
+        tells. The number is what the variable says now."""
+        return replace(usual(arch), queues=self._queues)
 
     def can_access(self, a: int, b: int) -> bool:
         return bool(call(self.hip.hipDeviceCanAccessPeer, a, b))
@@ -183,6 +187,40 @@ class Hip:
     def owner(self, address: int, what: str) -> int:
         hip = self.hip
         return int(filled(hip.hipPointerGetAttributes, hip.hipPointerAttribute_t, address, what=what).device)
+
+    def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
+        """Pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
+        hip = self.hip
+        read_write = hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+        at = address
+        while others and at < address + size:
+            missing = []
+            for other in others:
+                access = hip.hipMemAccessDesc()
+                access.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
+                access.location.id = other
+                access.flags = read_write
+                code, flags = self._access(access.location, at)
+                if code.name in ("hipErrorInvalidValue", "hipErrorNotSupported"):  # it is no mapping
+                    return False
+                if code:
+                    raise call.failure(hip.hipMemGetAccess, code, what)
+                if flags != int(read_write):
+                    missing.append(access)
+            base, length = call(hip.hipMemGetAddressRange, at, what=what)
+            for access in missing:
+                call(hip.hipMemSetAccess, int(base), int(length), access, 1, what=what)
+            at = int(base) + int(length)
+        return bool(others)
+
+    def _access(self, location: Any, address: int) -> tuple[Any, int]:
+        """Bindings of ROCm 10 return the flags, earlier ones are given where they go."""
+        try:
+            code, flags = self.hip.hipMemGetAccess(location, address)
+        except TypeError:
+            place = np.zeros(1, np.uint64)
+            (code,), flags = self.hip.hipMemGetAccess(place, location, address), place[0]
+        return code, int(flags)
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         call(self.hip.hipMemsetAsync, address, byte, size, stream)
@@ -283,10 +321,6 @@ class Hip:
 
     def function(self, module: Handle, entry: str, what: str) -> Handle:
         return call(self.hip.hipModuleGetFunction, module, entry.encode(), what=what)
-
-    def static_smem(self, function: Handle, what: str) -> int:
-        attribute = self.hip.hipFunction_attribute.HIP_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
-        return int(call(self.hip.hipFuncGetAttribute, attribute, function, what=what))
 
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""

@@ -117,6 +117,8 @@ class HostDriver:
         self._arrays[buffer] = array
         return buffer
 
+    def reuse(self, memory: Memory) -> None: ...
+
     def free(self, buffer: Buffer) -> None:
         del self._arrays[buffer]
 

@@ -9,7 +9,7 @@ from itertools import groupby
 from ...types import TYPES
 from .. import target
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
-from ..occupancy import Limits, resident, window
+from ..occupancy import Limits, at_once, resident, window
 from ..works import Copy, Product, Sum, Work
 from . import tables
 
@@ -122,8 +122,8 @@ class Naive:
             fitting = resident(block.threads, registers, smem + block.static_smem, limits)
             tile = _tile(works, request.sms)
             tiles = sum(_tiles(w, tile) for w in works)
-            held = 1 if request.streamed or kind.kernel == COPY else max(1, fitting)
-            blocks = min(request.sms * held, tiles)
+            alone = request.streamed or kind.kernel == COPY  # one block a multiprocessor
+            blocks = min(request.sms if alone else at_once(request.sms, fitting, limits), tiles)
             # NOTE where launches in clusters may run too: one block here and one there would leave multiprocessors that
             # no cluster can use, and the last cluster would start when others have ended
             cluster = request.cluster if request.streamed and blocks >= request.cluster else 1

@@ -57,6 +57,8 @@ class Sm80:
             budgets = {max(1, limits.smem_per_sm // (request.smem + limits.smem_reserved)): left.most}
         else:
             most = max(v.residency for v in self.variants)
+            if request.sms not in (None, limits.sms) and not request.streamed:  # see `at_once`
+                most = 1
             shares = {r: limits.smem_per_sm // r - limits.smem_reserved for r in range(1, most + 1)}
             budgets = {r: min(left.most, share) for r, share in shares.items()}
         exactly, sms = request.residency is not None, request.sms or limits.sms

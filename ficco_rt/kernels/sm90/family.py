@@ -88,10 +88,11 @@ class Sm90:
         transposed = signature.right_transposed
         if not v.stores(signature.out_dtype):
             return f"{v.name} stores no {signature.out_dtype}"
-        stages = v.stages(request.smem, transposed)
+        budget = min(request.smem, limits.smem_per_block - STATIC_BYTES)
+        stages = v.stages(budget, transposed)
         if stages < 2:
             return f"{v.name} does not fit {request.smem} bytes of shared memory"
-        smem = max(request.smem, v.smem(stages, transposed))
+        smem = max(budget, v.smem(stages, transposed))
         clusters = v.clusters(request.sms)
         split_k = split_k_of(v, works, gemm.columns, gemm.depth, request.sms)
         tiled = count(works, v.tile, signature.transposed, groups=clusters, cluster=v.cluster, split_k=split_k)

@@ -98,6 +98,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 76: *value = d->minor; break;
         case 81: *value = d->smem_sm; break;
         case 97: *value = d->smem_block; break;
+        case 98: *value = world.flush; break;
         case 106: *value = d->max_blocks; break;
         case 111: *value = d->smem_reserved; break;
         default:
@@ -146,6 +147,11 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
         memset(d->enabled, 0, sizeof d->enabled);
     }
     return CLOSED(OK);
+}
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    CALL(cuDevicePrimaryCtxGetState);
+    ORDINAL(device);
+    return *flags = 0, *active = d->retained > 0, OK;
 }
 int cuCtxPushCurrent_v2(Handle context) {
     CALL(cuCtxPushCurrent);
@@ -213,6 +219,17 @@ int cuMemFree_v2(Address address) {
     int code = memory_free(address, called_.name);
     return CLOSED(code ? code : home->sick);
 }
+int cuMemHostAlloc(void **address, size_t bytes, unsigned flags) {   // of the host, which devices see
+    CALL(cuMemHostAlloc);
+    DEVICE(d);
+    Address at = 0;
+    int code = flags ? INVALID_VALUE : memory_alloc(d, bytes, true, &at);
+    return *address = (void *)at, code;
+}
+int cuMemHostGetDevicePointer_v2(Address *address, void *host, unsigned flags) {
+    CALL(cuMemHostGetDevicePointer);
+    return *address = (Address)host, flags ? INVALID_VALUE : OK;
+}
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     CALL(cuMemGetInfo);
     DEVICE(d);
@@ -222,8 +239,48 @@ int cuPointerGetAttribute(void *data, int attribute, Address address) {
     CALL(cuPointerGetAttribute);
     Device *home = memory_home(address, 1);
     if (!home) return INVALID_VALUE;
-    if (attribute != 9) return INVALID_VALUE;  // the device's ordinal
-    return *(int *)data = home->ordinal, OK;
+    uint64_t base = 0, bytes = 0;
+    memory_mapping(address, &base, &bytes);
+    switch (attribute) {
+        case 9: return *(int *)data = home->ordinal, OK;
+        case 10: return *(bool *)data = memory_is_plain(address), OK;  // what cudaIpcGetMemHandle takes
+        case 17: return *(void **)data = memory_pool_of(address) ? &home->held : NULL, OK;  // the pool's handle
+        case 18: return *(size_t *)data = bytes, bytes ? OK : INVALID_VALUE;
+        case 19: return *(Address *)data = base, bytes ? OK : INVALID_VALUE;
+        default: return INVALID_VALUE;
+    }
+}
+typedef struct { int type, id; } Location;
+typedef struct { Location location; int flags; } Access;
+enum { READ_WRITE = 3 };
+static bool is_device(const Location *at) { return at->type == 1; }
+int cuMemGetAccess(unsigned long long *flags, const Location *at, Address address) {
+    CALL(cuMemGetAccess);
+    bool may = false;
+    int code = is_device(at) ? memory_may(address, at->id, &may) : INVALID_VALUE;
+    return *flags = may ? READ_WRITE : 0, code;
+}
+int cuMemSetAccess(Address address, size_t bytes, const Access *access, size_t count) {
+    CALL(cuMemSetAccess);
+    for (size_t i = 0; i < count; i++) {
+        if (!is_device(&access[i].location) || access[i].flags != READ_WRITE) return INVALID_VALUE;
+        int code = memory_let(address, bytes, access[i].location.id);
+        if (code) return code;
+    }
+    return OK;
+}
+int cuMemPoolSetAccess(Handle pool, const Access *access, size_t count) {
+    CALL(cuMemPoolSetAccess);
+    const Device *home = NULL;
+    for (int i = 0; i < world.devices; i++)
+        if (pool == &devices[i].held) home = &devices[i];
+    if (!home) return INVALID_VALUE;
+    for (size_t i = 0; i < count; i++) {
+        if (!is_device(&access[i].location) || access[i].flags != READ_WRITE) return INVALID_VALUE;
+        int code = memory_pool_let(home, access[i].location.id);
+        if (code) return code;
+    }
+    return OK;
 }
 int cuMemcpyDtoDAsync_v2(Address dst, Address src, size_t bytes, Handle stream) {
     CALL(cuMemcpyDtoDAsync);
@@ -357,9 +414,18 @@ int cuStreamWriteValue32_v2(Handle stream, Address address, uint32_t value, unsi
     WORK_OF(s, stream);
     return stream_value(s, WRITE_VALUE, address, value, (int)flags, called_.name);
 }
+// A wait whose word other devices write asks for their other writes to be there too, where the device can do that.
+static int flushing(unsigned flags, const char *who) {
+    enum { FLUSH = 1 << 30 };
+    if (!(flags & FLUSH) == !world.flush) return OK;
+    if (world.flush) return violation("%s: remote writes are not flushed", who), OK;
+    return NOT_SUPPORTED;
+}
 int cuStreamWaitValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
     CALL(cuStreamWaitValue32);
     WORK_OF(s, stream);
+    int unflushed = flushing(flags, called_.name);
+    if (unflushed) return unflushed;
     return stream_value(s, WAIT_VALUE, address, value, (int)flags, called_.name);
 }
 typedef union {
@@ -374,6 +440,8 @@ int cuStreamBatchMemOp_v2(Handle stream, unsigned count, MemOp *ops, unsigned fl
     for (unsigned i = 0; i < count; i++) {
         Verb verb = ops[i].kind == 1 ? WAIT_VALUE : WRITE_VALUE;
         if (ops[i].kind != 1 && ops[i].kind != 2) return INVALID_VALUE;
+        int unflushed = ops[i].kind == 1 ? flushing(ops[i].word.flags, called_.name) : OK;
+        if (unflushed) return unflushed;
         int code = stream_value(s, verb, ops[i].word.address, ops[i].word.value, (int)ops[i].word.flags, called_.name);
         if (code) return code;
     }

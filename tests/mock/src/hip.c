@@ -162,6 +162,28 @@ int hipPointerGetAttributes(PointerAttributes *a, uint64_t address) {
     *a = (PointerAttributes){2, home->ordinal, address, 0, 0, 0};
     return OK;
 }
+typedef struct { int type, id; } Location;
+typedef struct { Location location; int flags; } Access;
+enum { READ_WRITE = 3 };
+int hipMemGetAccess(unsigned long long *flags, const Location *at, uint64_t address) {
+    CALL(hipMemGetAccess);
+    bool may = false;
+    int code = at->type == 1 ? memory_may(address, at->id, &may) : INVALID_VALUE;
+    return *flags = may ? READ_WRITE : 0, code;
+}
+int hipMemSetAccess(uint64_t address, size_t bytes, const Access *access, size_t count) {
+    CALL(hipMemSetAccess);
+    for (size_t i = 0; i < count; i++) {
+        if (access[i].location.type != 1 || access[i].flags != READ_WRITE) return INVALID_VALUE;
+        int code = memory_let(address, bytes, access[i].location.id);
+        if (code) return code;
+    }
+    return OK;
+}
+int hipMemGetAddressRange(uint64_t *base, size_t *bytes, uint64_t address) {
+    CALL(hipMemGetAddressRange);
+    return memory_mapping(address, base, bytes) ? OK : NOT_FOUND;
+}
 static int copy_now(uint64_t dst, uint64_t src, size_t bytes, const char *who) {
     Stream *s = NULL;
     int code = stream_of(NULL, who, &s);

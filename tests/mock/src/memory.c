@@ -6,7 +6,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine; } Block;
+// `ranged`: a mapping of a range of addresses, `pooled`: of a pool. Of both `access` says which devices may touch them;
+// other memory is touched by the devices that have access to its home's.
+typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine, ranged, pooled; uint64_t access; } Block;
 static Block *blocks;   // by base
 static size_t count, room;
 static Block *last;     // found
@@ -25,6 +27,20 @@ static Block *find(uint64_t address) {
     return last = &blocks[low - 1];
 }
 
+static void insert(Block block) {
+    if (count == room) {
+        room = room ? 2 * room : 256;
+        blocks = realloc(blocks, room * sizeof *blocks);
+    }
+    size_t place = count++;
+    while (place && blocks[place - 1].base > block.base) {
+        blocks[place] = blocks[place - 1];
+        place--;
+    }
+    blocks[place] = block;
+    last = NULL;
+}
+
 int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
     if (!bytes) return INVALID_VALUE;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
@@ -38,17 +54,7 @@ int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
         if (!at) return OUT_OF_MEMORY;
         memset(at, 0xA5, bytes);  // undefined content
     }
-    if (count == room) {
-        room = room ? 2 * room : 256;
-        blocks = realloc(blocks, room * sizeof *blocks);
-    }
-    size_t place = count++;
-    while (place && blocks[place - 1].base > (uint64_t)at) {
-        blocks[place] = blocks[place - 1];
-        place--;
-    }
-    blocks[place] = (Block){(uint64_t)at, bytes, d, true, mapped, fine};
-    last = NULL;
+    insert((Block){.base = (uint64_t)at, .bytes = bytes, .home = d, .live = true, .mapped = mapped, .fine = fine});
     d->used += bytes;
     world.live[ALLOCATION]++;
     *address = (uint64_t)at;
@@ -69,7 +75,14 @@ int memory_free(uint64_t address, const char *who) {
 
 Device *memory_home(uint64_t address, uint64_t bytes) {
     Block *b = find(address);
-    return b && b->live && bytes <= b->bytes - (address - b->base) ? b->home : NULL;
+    Device *home = b && b->live ? b->home : NULL;
+    while (home && bytes > b->base + b->bytes - address) {  // mappings lie side by side
+        bytes -= b->base + b->bytes - address;
+        address = b->base + b->bytes;
+        b = b->ranged ? find(address) : NULL;
+        if (!b || !b->live || !b->ranged || b->home != home) home = NULL;
+    }
+    return home;
 }
 
 bool memory_was_device(uint64_t address) { return find(address) != NULL; }
@@ -82,7 +95,81 @@ bool memory_is_fine(uint64_t address) {
 int memory_reach(const Device *d, uint64_t address, uint64_t bytes) {
     const Device *home = bytes ? memory_home(address, bytes) : d;
     if (!home) return ILLEGAL_ADDRESS;
-    return home == d || d->enabled[home->ordinal] ? OK : ILLEGAL_ADDRESS;
+    const Block *b = bytes ? find(address) : NULL;
+    if (!b || !(b->ranged || b->pooled)) return home == d || d->enabled[home->ordinal] ? OK : ILLEGAL_ADDRESS;
+    for (uint64_t end = address + bytes; address < end; address = b->base + b->bytes) {
+        b = find(address);
+        if (!(b->access >> d->ordinal & 1)) return ILLEGAL_ADDRESS;
+    }
+    return OK;
+}
+
+// ---------------------------------------------------------------- mapped ranges and pools, which callers may have
+
+bool memory_is_plain(uint64_t address) {
+    const Block *b = find(address);
+    return b && !b->ranged && !b->pooled;
+}
+
+bool memory_mapping(uint64_t address, uint64_t *base, uint64_t *bytes) {
+    const Block *b = find(address);
+    if (!b || !b->live || !b->ranged) return false;
+    return *base = b->base, *bytes = b->bytes, true;
+}
+
+int memory_may(uint64_t address, int device, bool *may) {
+    const Block *b = find(address);
+    if (!b || !b->live || !b->ranged || device < 0 || device >= world.devices) return INVALID_VALUE;
+    return *may = b->access >> device & 1, OK;
+}
+
+int memory_let(uint64_t address, uint64_t bytes, int device) {
+    uint64_t end = address + bytes;
+    if (device < 0 || device >= world.devices) return INVALID_DEVICE;
+    while (address < end) {  // whole mappings
+        Block *b = find(address);
+        if (!b || !b->live || !b->ranged || b->base != address || address + b->bytes > end) return INVALID_VALUE;
+        if (device != b->home->ordinal && !devices[device].links[b->home->ordinal]) return NOT_SUPPORTED;
+        b->access |= 1ull << device;
+        address += b->bytes;
+    }
+    return OK;
+}
+
+Device *memory_pool_of(uint64_t address) {
+    const Block *b = find(address);
+    return b && b->live && b->pooled ? b->home : NULL;
+}
+
+int memory_pool_let(const Device *home, int device) {
+    if (device < 0 || device >= world.devices || !devices[device].links[home->ordinal]) return INVALID_DEVICE;
+    for (size_t i = 0; i < count; i++)
+        if (blocks[i].pooled && blocks[i].home == home) blocks[i].access |= 1ull << device;
+    return OK;
+}
+
+// Memory as a caller's allocator maps it, in pieces side by side, for its own device alone.
+uint64_t standin_mapped(int device, uint64_t bytes, int pieces) {
+    char *at = mmap(NULL, bytes * (uint64_t)pieces, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) return 0;
+    for (int i = 0; i < pieces; i++)
+        insert((Block){.base = (uint64_t)at + bytes * (uint64_t)i, .bytes = bytes, .home = &devices[device], .live = true,
+                       .mapped = true, .ranged = true, .access = 1ull << device});
+    return (uint64_t)at;
+}
+// The mapping is made anew at its address: for its own device alone.
+void standin_remapped(uint64_t address) {
+    Block *b = find(address);
+    b->access = 1ull << b->home->ordinal;
+}
+// Memory of a device's pool.
+uint64_t standin_pooled(int device, uint64_t bytes) {
+    uint64_t address = 0;
+    if (memory_alloc(&devices[device], bytes, true, &address)) return 0;
+    world.live[ALLOCATION]--;
+    Block *b = find(address);
+    b->pooled = true, b->access = 1ull << device;
+    return address;
 }
 
 void memory_reset(void) {

@@ -86,6 +86,7 @@ typedef struct {
     int tile_order;                  // likewise of blocks
     int copies_lost;                 // HIP: copies without compute units write nothing
     int version;                     // CUDA: of the driver
+    int flush;                       // CUDA: whether waits can flush remote writes
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
     long copies, commands, calls;    // counted since the last reset
@@ -114,6 +115,12 @@ Device *memory_home(uint64_t address, uint64_t bytes);             // NULL: not 
 bool memory_was_device(uint64_t address);                          // it belongs to what has been freed
 bool memory_is_fine(uint64_t address);
 int memory_reach(const Device *d, uint64_t address, uint64_t bytes);   // OK if a kernel or copy of `d` may touch it
+bool memory_is_plain(uint64_t address);                            // no mapping of a range, and of no pool
+bool memory_mapping(uint64_t address, uint64_t *base, uint64_t *bytes);
+int memory_may(uint64_t address, int device, bool *may);           // whether a device may touch a mapping
+int memory_let(uint64_t address, uint64_t bytes, int device);      // it may touch these mappings from now on
+Device *memory_pool_of(uint64_t address);                          // NULL: of no pool
+int memory_pool_let(const Device *home, int device);               // likewise, what is of a device's pool
 void memory_reset(void);
 
 // ---------------------------------------------------------------- stream.c

@@ -32,9 +32,19 @@ static int run_fault(Launch *l, int tile) {
     return ILLEGAL_ADDRESS;
 }
 
+// (int *seen, const int *word, int value): until the word has come to the value, which the host may write too
+static bool is_up(Launch *l, int tile) {
+    return tile || *(volatile const int *)((uint64_t *)l->arguments)[1] >= (int)((uint64_t *)l->arguments)[2];
+}
+static int run_seen(Launch *l, int tile) {
+    if (!tile) *(int *)((uint64_t *)l->arguments)[0] = (int)((uint64_t *)l->arguments)[2];
+    return OK;
+}
+
 const KernelCode test_kernels[] = {
     {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double, false},
     {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault, false},
+    {"until_up", false, {8, 8, 4}, open_nothing, once, is_up, run_seen, false},
     {"never_ends", false, {8, 8, 4}, open_nothing, once, never, run_double, false},
     {0},
 };

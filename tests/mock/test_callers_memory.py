@@ -1,0 +1,100 @@
+"""Callers' tensors in memory that peer access between devices does not cover: mapped to addresses, as by PyTorch's
+expandable segments, or of a stream-ordered pool. The other devices are given access, or the call is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from tests import cases
+from tests.mock.standin import StandIn
+from tests.mock.test_callers import Array
+
+RANKS, PIECE = 2, 1 << 16
+
+
+def run(
+    library: StandIn, memory: Callable[[int, int], int], *, between: Callable[[list[int]], None] | None = None
+) -> None:
+    """A schedule whose ranks write to each other's C, on tensors in this memory, twice on the same ones."""
+    machine = discover(library.face, RANKS)
+    sizes = {"M": 256, "N": 128, "K": 128, "T": "fp32"}
+    plan = plan_of(build(cases.schedule("gemm_ar/streamed"), RANKS, sizes), machine)
+    tensors: dict[str, list[Array]] = {}
+    for tensor in (t for t in plan.tensors if t.kind != "scratch"):
+        shapes = enumerate(tensor.shapes)
+        tensors[tensor.name] = [Array(memory(rank, 4 * int(np.prod(shape))), shape) for rank, shape in shapes]
+    with Executor(plan, library.face, machine=machine, timeout=5) as executor:
+        executor.run(**tensors)
+        if between is not None:
+            between([array.address for arrays in tensors.values() for array in arrays])
+        executor.run(**tensors)
+    assert not library.violations()
+
+
+def mapped(library: StandIn) -> Callable[[int, int], int]:
+    """Tensors begin in one mapping and end in another."""
+
+    def make(rank: int, size: int) -> int:
+        pieces = -(-(size + PIECE // 2) // PIECE)
+        return library.mapped(rank, PIECE, max(2, pieces)) + PIECE // 2
+
+    return make
+
+
+def test_mapped_memory(library: StandIn) -> None:
+    library.reset(f"devices {RANKS}")
+    run(library, mapped(library))
+
+
+def test_memory_that_is_mapped_anew_between_runs(library: StandIn) -> None:
+    library.reset(f"devices {RANKS}")
+
+    def again(addresses: list[int]) -> None:
+        for address in addresses:
+            library.remapped(address)
+
+    run(library, mapped(library), between=again)
+
+
+def test_memory_of_a_pool(cuda: StandIn) -> None:
+    cuda.reset(f"devices {RANKS}")
+    run(cuda, cuda.pooled)
+
+
+def test_access_that_is_refused(library: StandIn) -> None:
+    library.reset(f"devices {RANKS}")
+    call = {"cuda": "cuMemSetAccess", "hip": "hipMemSetAccess"}[library.face]
+    library.set(f"fail {call} 1 801")
+    with pytest.raises(DeviceError) as refused:
+        run(library, mapped(library))
+    name = {"cuda": "CUDA_ERROR_NOT_SUPPORTED", "hip": "hipErrorNotSupported"}[library.face]
+    assert str(refused.value) == (
+        f"{call} (access to rank 0's tensor, stand-in (device 0)): {name}: other GPUs cannot be given access to this "
+        "memory, which is mapped to its addresses or comes from a pool; take tensors of ordinary allocations (PyTorch: "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False)"
+    )
+
+
+@pytest.mark.parametrize("flush", [0, 1])
+@pytest.mark.parametrize("graph", [False, True])
+def test_waits_of_streams_flush_what_others_wrote_where_the_device_can(cuda: StandIn, flush: int, graph: bool) -> None:
+    """The stand-in refuses the flag where the device cannot, and notes a wait without it where the device can."""
+    cuda.reset(f"devices {RANKS}; flush {flush}")
+    machine = discover("cuda", RANKS)
+    sizes = cases.sizes("gemm_rs/relay", RANKS, True) | cases.few_chunks("gemm_rs/relay")
+    plan = plan_of(build(cases.schedule("gemm_rs/relay"), RANKS, sizes), machine)
+    with Executor(plan, "cuda", machine=machine, graph=graph, timeout=5) as executor:
+        for tensor in (t for t in plan.tensors if t.kind == "input"):
+            for rank, shape in enumerate(tensor.shapes):
+                executor.write(tensor.name, rank, np.zeros(shape, np.float32))
+        executor.run()
+    calls = cuda.called()
+    assert calls.get("cuStreamWaitValue32", 0) + calls.get("cuStreamBatchMemOp", 0)
+    assert not cuda.violations()

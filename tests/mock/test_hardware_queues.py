@@ -1,0 +1,85 @@
+"""Runs on devices with few hardware queues: how many there are is read where the vendor reads it; runs are right, or
+are refused before anything is issued."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.cuda.vendor import Cuda
+from ficco_rt.driver.registry import VENDORS, discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from tests import cases
+from tests.mock.standin import StandIn
+
+SWITCH = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}
+RANKS = 2
+
+
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/relay", "gemm_ar/streamed", "a2a_gemm/overlapped"])
+def test_one_queue(library: StandIn, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH[library.face], "1")
+    library.reset(f"devices {RANKS}")
+    machine = discover(library.face, RANKS)
+    sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+    plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
+    with Executor(plan, library.face, machine=machine, timeout=30) as executor:
+        for seed in range(4):
+            library.set(f"seed {seed}")
+            assert verified_run(executor, seed=seed, values="exact").ok
+            executor.graph = not executor.graph
+        executor.traced = True
+        assert verified_run(executor, seed=0, values="exact").ok
+        assert {span.stage for span in executor.trace.spans}
+    assert not library.violations()
+    assert not library.live()
+
+
+def test_a_graph_that_cannot_be_a_chain_is_refused(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is issued; on streams the executor goes on."""
+    monkeypatch.setenv(SWITCH[library.face], "1")
+    library.reset("devices 2")
+    machine = discover(library.face, 4, 2)
+    plan = plan_of(build(cases.schedule("gemm_rs/direct"), 4, cases.sizes("gemm_rs/direct", 4, True)), machine)
+    with Executor(plan, library.face, machine=machine, ranks_per_gpu=2, timeout=30) as executor:
+        executor.graph = True
+        with pytest.raises(DeviceError, match=f"; set {SWITCH[library.face]}="):
+            verified_run(executor, values="exact")
+        executor.graph = False
+        assert verified_run(executor, values="exact").ok
+    assert not library.violations()
+
+
+def test_what_the_user_has_set_counts(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, queues in (("3", 3), ("junk", {"cuda": 8, "hip": 4}[library.face])):
+        monkeypatch.setenv(SWITCH[library.face], text)
+        assert VENDORS[library.face]().features("sm_90a").queues == queues
+
+
+def test_a_context_that_was_there_before(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its device has the default number of queues, and nothing is set that would say otherwise later."""
+    from cuda.bindings import driver
+
+    monkeypatch.delenv(SWITCH["cuda"], raising=False)
+    assert Cuda().features("sm_90a").queues == 32
+    assert os.environ[SWITCH["cuda"]] == "32"
+    driver.cuDevicePrimaryCtxRetain(1)
+    assert Cuda().features("sm_90a").queues == 32  # made behind the request
+    monkeypatch.delenv(SWITCH["cuda"])
+    for _ in range(2):
+        assert Cuda().features("sm_90a").queues == 8
+        assert SWITCH["cuda"] not in os.environ
+    driver.cuDevicePrimaryCtxRelease(1)
+    assert Cuda().features("sm_90a").queues == 32
+
+
+def test_no_request_is_left_of_a_driver_that_does_not_open(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SWITCH["cuda"], raising=False)
+    cuda.set("fail cuDevicePrimaryCtxGetState 1 999")
+    with pytest.raises(DeviceError, match="cuDevicePrimaryCtxGetState"):
+        Cuda()
+    assert SWITCH["cuda"] not in os.environ
