@@ -263,6 +263,12 @@ def test_what_may_be_read_before_the_launch_ahead_has_ended() -> None:
     ]  # fmt: skip
 
 
+def test_the_address_of_a_region_that_is_empty() -> None:
+    """A user's kernel may be given no rows: the address is that of where they would begin."""
+    region = Region("A", 0, (Axis((Interval(3, 3),)), Axis((Interval(2, 8),))))
+    assert View(region, 1 << 20, (4, 8), "bf16").first == (1 << 20) + 2 * (3 * 8 + 2)
+
+
 def test_works_of_several_kinds_are_launches_one_after_another() -> None:
     """The last one resets the flags of all."""
     copy = Copy(view("E", (0, 64), (0, 64)), view("F", (0, 64), (0, 64)))
