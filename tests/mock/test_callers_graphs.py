@@ -13,7 +13,8 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import UsageError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.exec.verify import compare, fresh_inputs
+from ficco_rt.exec.inputs import fresh_inputs
+from ficco_rt.exec.verify import compare
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from tests import cases
