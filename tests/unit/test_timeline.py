@@ -356,7 +356,8 @@ def test_how_a_kernel_is_launched_is_in_the_trace(tmp_path: Path) -> None:
     plan = compile(path, ranks=2)
     (found,) = {s.launched for s in simulate(plan).spans if s.kind == "gemm"}
     assert found is not None
-    assert (found.residency, found.blocks) == (2, 24)  # two on each of 12 multiprocessors
+    # NOTE no more blocks than multiprocessors: two a multiprocessor might spread over more of them
+    assert (found.residency, found.blocks) == (2, 12)
     assert 232448 // 3 < found.smem < 232448 // 2
     trace = simulate(plan)
     again = tracefile.from_json(tracefile.to_json(trace), "x.json")
