@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
+from ...errors import DeviceError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
@@ -250,8 +251,11 @@ class Cuda:
         before = call(exchange, self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
             yield
-        finally:
-            call(exchange, before)
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                call(exchange, before)
+            raise
+        call(exchange, before)
 
     def capturing(self, streams: Sequence[Handle]) -> bool:
         """NOTE of a default stream the call may fail, as it is the current context's: such a one is not captured."""
