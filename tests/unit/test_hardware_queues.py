@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from ficco_rt import env
+from ficco_rt import env, library
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
@@ -23,6 +23,8 @@ from tests import cases
 
 # With ranks that share a device: the kernel of each waits for what the kernel of the other pushes to it.
 NO_CHAIN = ("gemm_rs/direct",)
+# Kernels wait in these, for other ranks' kernels on the same device too.
+STREAMED = tuple(name for name in cases.SCHEDULES if " streamed" in library.find(name).read_text(encoding="utf-8"))
 
 
 @cache
@@ -34,12 +36,13 @@ def layout(name: str, devices: tuple[int, ...], queues: int) -> Layout:
     return layout_of(plan, machine.device, Placement(devices), features)
 
 
-@pytest.mark.parametrize("name", cases.SCHEDULES)
-@pytest.mark.parametrize("devices", [(0, 1), (0, 0, 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "devices"), [*((name, (0, 1)) for name in cases.SCHEDULES), *((name, (0, 0, 1, 1)) for name in STREAMED)]
+)
 def test_one_queue(name: str, devices: tuple[int, ...]) -> None:
     shape = layout(name, devices, 1)
     assert not any(launch.early or len(set(launch.stages)) > 1 for launch in shape.launches)
-    modes: tuple[Mode, ...] = get_args(Mode) if devices == (0, 1) else ("streams", "graph")
+    modes: tuple[Mode, ...] = get_args(Mode) if devices == (0, 1) else ("streams", "traced", "graph")
     for mode in modes:
         made = device_plan(shape, mode)
         assert made.crowded

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
+from ...errors import DeviceError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
@@ -21,6 +23,7 @@ from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
 _DEFAULT_STREAMS = 2  # handles up to here: none, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
+_ASKING = Lock()  # the environment is the whole process's
 
 
 class Cuda:
@@ -32,17 +35,9 @@ class Cuda:
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
 
     def __init__(self) -> None:
-        asked = env.ask(CONNECTIONS.name, str(CONNECTIONS.asked))
-        try:
-            self.cu: Any = api()
-            late = asked and any(map(self._has_context, range(self.count())))
-        except BaseException:
-            if asked:
-                env.withdraw(CONNECTIONS.name)
-            raise
-        if late:  # NOTE no call tells what the context has read: it was made while nothing was set, or so we take it
-            env.withdraw(CONNECTIONS.name)
-        self._queues = CONNECTIONS.number(env.others(CONNECTIONS.name))
+        self.cu: Any
+        with _ASKING:
+            self.cu, self._queues = _opened()
         self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
@@ -55,11 +50,6 @@ class Cuda:
 
     def count(self) -> int:
         return int(call(self.cu.cuDeviceGetCount))
-
-    def _has_context(self, ordinal: int) -> bool:
-        """Whether the device's context is there: some library of the process has made it."""
-        _, active = call(self.cu.cuDevicePrimaryCtxGetState, call(self.cu.cuDeviceGet, ordinal))
-        return bool(active)
 
     def facts(self, ordinal: int) -> DeviceFacts:
         cu = self.cu
@@ -261,8 +251,11 @@ class Cuda:
         before = call(exchange, self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
         try:
             yield
-        finally:
-            call(exchange, before)
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                call(exchange, before)
+            raise
+        call(exchange, before)
 
     def capturing(self, streams: Sequence[Handle]) -> bool:
         """NOTE of a default stream the call may fail, as it is the current context's: such a one is not captured."""
@@ -462,6 +455,30 @@ class Cuda:
             return result
 
         return cuLaunchKernelEx, (config, function, pointers, values)
+
+
+def _opened() -> tuple[Any, int]:
+    """The bindings, and how many hardware queues a device has. Contexts that are made from here on get as many as there
+    can be, unless the user has said how many.
+
+    NOTE no call tells what a context has read. If one is there already, it was made while nothing was set: it has the
+    default number, and what is set now would only mislead who reads it later."""
+    asked = env.ask(CONNECTIONS.name, str(CONNECTIONS.asked))
+    try:
+        cu = api()
+        if asked and any(_has_context(cu, ordinal) for ordinal in range(int(call(cu.cuDeviceGetCount)))):
+            env.withdraw(CONNECTIONS.name)
+    except BaseException:
+        if asked:
+            env.withdraw(CONNECTIONS.name)
+        raise
+    return cu, CONNECTIONS.number(env.others(CONNECTIONS.name))
+
+
+def _has_context(cu: Any, ordinal: int) -> bool:
+    """Whether the device's context is there: some library of the process has made it."""
+    _, active = call(cu.cuDevicePrimaryCtxGetState, call(cu.cuDeviceGet, ordinal))
+    return bool(active)
 
 
 def _arch(major: int, minor: int) -> str:

@@ -116,7 +116,7 @@ class GpuDriver:
         self._runs.answers()
         device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
-        with self._vendor.uncaptured():
+        with self._gpus.uncaptured():
             address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
         return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
@@ -159,7 +159,7 @@ class GpuDriver:
     def free(self, buffer: Buffer) -> None:
         tensor = self._buffers[buffer]
         if tensor.owned:
-            with self._vendor.uncaptured():
+            with self._gpus.uncaptured():
                 self._runs.quiet()
                 self._gpus.free(tensor.address)
         self._mapped.discard(buffer)
@@ -195,7 +195,7 @@ class GpuDriver:
             (name, rank): replace(self._buffers[buffer], written=name not in inputs)
             for (name, rank), buffer in memory.items()
         }
-        with self._vendor.uncaptured():
+        with self._gpus.uncaptured():
             return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
 
     def _plans_for(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> Plans:
@@ -209,7 +209,7 @@ class GpuDriver:
 
     def unbind(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)
-        with self._vendor.uncaptured():
+        with self._gpus.uncaptured():
             self._runs.quiet()
             self._binder.release(binding)
 
@@ -217,7 +217,7 @@ class GpuDriver:
 
     def capture(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)
-        with self._vendor.uncaptured():
+        with self._gpus.uncaptured():
             self._runs.capture(binding)
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:

@@ -82,6 +82,12 @@ class Gpus:
         with self.turn(), inside(self.vendor, device):
             yield
 
+    @contextmanager
+    def uncaptured(self) -> Iterator[None]:
+        """Inside, calls are no part of what the calling thread captures."""
+        with concerning(self.first), self.vendor.uncaptured():
+            yield
+
     def begin_issue(self) -> None:
         """From here `enter` changes contexts."""
         with concerning(self.first):

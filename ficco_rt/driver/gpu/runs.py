@@ -54,7 +54,7 @@ class Runs:
         graphs that the callers capture on their streams, to run when these are replayed."""
         gpus, tenant = self._gpus, self._tenant
         if callers and gpus.vendor.capturing(callers):
-            with gpus.vendor.uncaptured():
+            with gpus.uncaptured():
                 self._embed(binding, callers)
             return True
         mode: Mode = "graph" if graph else "traced" if gpus.tracing else "streams"
