@@ -50,7 +50,7 @@ def chained(body: Iterable[Action], device_of: Callable[[StreamName], int], crow
         if device in last and is_node(action):
             before, last[device] = last[device], action.stream
             if before not in (None, action.stream):
-                event, events = EventName("chain", events), events + 1
+                event, events = EventName("chain", events, device), events + 1
                 yield RecordEvent(before, event, action.cause)
                 yield AwaitEvent(action.stream, event, action.cause)
         yield action

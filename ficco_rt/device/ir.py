@@ -136,8 +136,8 @@ class EventName:
     captured: the device; entry, exit: the device, points that semaphores alone tell others: its callers are ready,
     and its part of the run is over and its words are reset; embedded: the device, behind its graph in a caller's;
     replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end;
-    chain: counts where the chain of a crowded device's graph goes on to another stream; timestamp: the plan's stream,
-    where `rank` counts them.
+    chain: counts where the chain of a crowded device's graph goes on to another stream, `rank` is the device;
+    timestamp: the plan's stream, where `rank` counts them.
     """
 
     kind: EventKind

@@ -147,6 +147,31 @@ def test_a_layer_that_its_caller_captures(cuda: StandIn, name: str, joined: bool
     assert not cuda.live()
 
 
+@pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed"])
+def test_on_one_hardware_queue(cuda: StandIn, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind our own graphs, whose chains are others."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    plan, machine = planned(cuda, name)
+    with Executor(plan, "cuda", machine=machine, graph=True, timeout=30) as executor:
+        callers = Callers(plan, 1, default=False)
+        tensors, kept = callers.tensors(), callers.tensors()
+        bound = executor.bind(**tensors)
+        captures = Captures(callers, joined=False)
+        layer(callers, executor, bound, tensors, kept, 1)
+        with captures.capturing():
+            layer(callers, executor, bound, tensors, kept, 1)
+        for seed in range(4):
+            cuda.set(f"seed {seed}")
+            given = fresh_inputs(plan, seed, "exact")
+            callers.give(kept, given)
+            captures.replay(range(RANKS), callers.streams)
+            callers.wait()
+            assert compare(plan, given, callers.outputs(kept), "exact").ok
+        captures.close()
+        callers.close()
+    assert not cuda.violations()
+
+
 def test_devices_replay_ahead_of_one_another(cuda: StandIn) -> None:
     """A device's graph is replayed again before another device's has been launched once: it waits where it must."""
     plan, machine = planned(cuda, "ag_gemm/streamed")
