@@ -12,6 +12,8 @@ import pytest
 import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.gpu import runs, turns
+from ficco_rt.driver.gpu.gpus import Gpus
+from ficco_rt.driver.gpu.vendor import Gpu
 from ficco_rt.driver.registry import discover
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import compare, fresh_inputs, verified_run
@@ -225,3 +227,23 @@ def test_runs_wait_for_replays_of_callers_graphs_that_hold_others_runs(cuda: Sta
             caller.close()
     assert not cuda.violations()
     assert not cuda.live()
+
+
+def test_the_streams_of_a_plan_are_made_together(library: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one turn: a GPU hands its hardware queues to streams in turn, so that those of one plan do not meet in one."""
+    library.reset("devices 2; sms 2; query_steps 5000")
+    turns_of: set[object] = set()
+    make = Gpus.new_stream
+
+    def new_stream(gpus: Gpus, device: Gpu, priority: str = "normal") -> object:
+        turns_of.add(turns.TURNS.held)
+        return make(gpus, device, priority)
+
+    with Executor(several.plan_for(library.face, "gemm_rs/streamed", 2), library.face) as executor:
+        for tensor in executor.plan.tensors:
+            for rank, shape in enumerate(tensor.shapes if tensor.kind == "input" else ()):
+                executor.write(tensor.name, rank, several.zeros(shape, tensor.dtype))
+        monkeypatch.setattr(Gpus, "new_stream", new_stream)
+        executor.bind()
+    assert len(turns_of) == 1
+    assert None not in turns_of

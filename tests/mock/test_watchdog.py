@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -174,6 +175,17 @@ def test_a_run_behind_one_that_does_not_end(cuda: StandIn, monkeypatch: pytest.M
         assert "rank 0 stream compute (stand-in (device 0))" in str(told.value)
         with pytest.raises(DeviceError, match=r"its run was given up|did not end"):
             first.executor.synchronize()
+
+
+def test_who_has_no_limit_is_not_given_up_for_another_one(cuda: StandIn) -> None:
+    released: list[float | None] = []
+    with executor(cuda) as made:
+        for timeout in (None, 1.0):
+            tenant = Tenant("schedule 'another'", driver_of(made)._vendor, timeout)
+            tenant.release = partial(released.append, timeout)
+            watchdog.let_go(tenant, "a call did not come back")
+            assert bool(tenant.overdue) is (timeout is not None)
+    assert released == [1.0]
 
 
 def test_the_limit_of_an_executor_that_says_none(cuda: StandIn) -> None:

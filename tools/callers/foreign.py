@@ -70,6 +70,7 @@ class Load:
 
     def __init__(self, ranks: int) -> None:
         import torch
+        import torch.cuda.nccl
 
         self._torch: Any = torch
         devices = [torch.device("cuda", i) for i in range(ranks)]

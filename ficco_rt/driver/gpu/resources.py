@@ -31,14 +31,16 @@ class RunResources:
         self.clear()
 
     def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Gpu, Handle]]:
-        """All streams of a device plan, with their devices; `callers` are the callers', one a rank, or none."""
+        """All streams of a device plan, with their devices; `callers` are the callers', one a rank, or none. NOTE they
+        are made one after another: streams of other executors between them could make two of one plan share a queue."""
         found: dict[StreamName, tuple[Gpu, Handle]] = {}
-        for stream in plan.streams:
-            device = self._gpus.devices[stream.device]
-            if stream.name.kind != "caller":
-                found[stream.name] = (device, self._stream(stream))
-            elif callers:
-                found[stream.name] = (device, callers[stream.name.number])
+        with self._gpus.turn():
+            for stream in plan.streams:
+                device = self._gpus.devices[stream.device]
+                if stream.name.kind != "caller":
+                    found[stream.name] = (device, self._stream(stream))
+                elif callers:
+                    found[stream.name] = (device, callers[stream.name.number])
         return found
 
     def _stream(self, stream: DeviceStream) -> Handle:

@@ -105,9 +105,10 @@ def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
 
 
 def let_go(tenant: Tenant, why: str) -> None:
-    """Raise the words of a tenant, so that its run ends; it is told why."""
-    tenant.overdue = tenant.overdue or why
-    tenant.release()
+    """Raise the words of a tenant, so that its run ends; it is told why. Not of one that has no limit."""
+    if tenant.timeout is not None:
+        tenant.overdue = tenant.overdue or why
+        tenant.release()
 
 
 def _flying(tenant: Tenant) -> bool:
