@@ -26,7 +26,7 @@ from typing import TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
-from ..graph.budget import CLOCKS, Budget, most_ops
+from ..graph.budget import CHECKED_CLOCKS, Budget
 from ..graph.ir import Gemm
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
@@ -453,11 +453,7 @@ class _Races:
         self.raised: dict[int, Clock] = {}  # what a word that is up tells
         self.bits = 0
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
-        self.memory = Budget(
-            CLOCKS * most_ops(),
-            "the check of the device plan needs clocks of more than {most} entries",
-            error=PlanError,
-        )
+        self.memory = Budget(CHECKED_CLOCKS, PlanError)
         shapes = {t.name: t.shapes for t in self.plan.tensors}
         shapes |= {_word_name(i): ((1,),) for i in range(len(self.plan.words))}
         self.bound = {

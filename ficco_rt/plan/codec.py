@@ -25,7 +25,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
-from ..graph.budget import PIECES, Budget, most_ops
+from ..graph.budget import PLAN_PIECES, Budget
 from ..region import Axis, Interval, Region
 from . import ir
 from .ir import VERSION, Plan
@@ -225,9 +225,7 @@ class Reader:
 
     def __init__(self, path: str, source: str, unions: Unions = ()) -> None:
         self.path, self.source, self.unions = path, source, unions
-        self.pieces_left = Budget(
-            PIECES * most_ops(), "the regions of the plan have more than {most} pieces", error=PlanError
-        )
+        self.pieces_left = Budget(PLAN_PIECES, PlanError)
         self.regions: dict[str, Region] = {}
         self.spans: dict[tuple[int, ...], Span] = {}
 
