@@ -136,6 +136,7 @@ def build_tensors(
                 shapes.append(shape)
                 scope["rows", decl.name] = shape[-2] if len(shape) > 1 else shape[0]
                 scope["cols", decl.name] = shape[-1]
+            _refuse_empty(decl, shapes)
         except Mistake as m:
             mistakes.append(m.diagnostic)
             continue
@@ -144,11 +145,18 @@ def build_tensors(
     return tuple(tensors)
 
 
+def _refuse_empty(decl: n.TensorDecl, shapes: Sequence[tuple[int, ...]]) -> None:
+    """A rank may have nothing of a tensor, such as an expert without tokens; not all ranks."""
+    for i, e in enumerate(decl.shape):
+        if not any(shape[i] for shape in shapes):
+            raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
+
+
 def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:
     size = TYPES[dtype].bytes
     for i, extent in enumerate(shape):
         size *= extent
-        if extent < 1:
+        if extent < 0:
             raise Mistake(
                 decl.shape[i].span, f"dimension {i} of {decl.name} is {extent} on rank {rank}; sizes start at 1"
             )

@@ -79,14 +79,15 @@ def shares(whole: Value, span: Span) -> tuple[int, ...] | int:
         if type(share) is not int or share < 0:
             raise Mistake(span, f"the shares {show(whole)} are not all numbers ≥ 0")
         total += share
-    if total == 0:
-        raise Mistake(span, f"the shares {show(whole)} add up to 0")
+    if not len(whole):
+        raise Mistake(span, "there are no shares to cut into")
     return tuple(whole)
 
 
 def cutter(whole: Value, span: Span) -> Callable[[int, int], Interval]:
     """Piece `index` of an extent, for any index and extent. Equal pieces differ by at most one element; listed
-    shares are exact where they add up to the extent, else in proportion. Bounds are floors of the exact cuts."""
+    shares are exact where they add up to the extent, else in proportion. Bounds are floors of the exact cuts. Shares
+    that are all 0 cut an extent of 0."""
     cut = shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     ends = None if isinstance(cut, int) else list(accumulate(cut, initial=0))
@@ -96,6 +97,10 @@ def cutter(whole: Value, span: Span) -> Callable[[int, int], Interval]:
             raise Mistake(span, f"there is no piece {index} of {count}; pieces count from 0 to {count - 1}")
         if ends is None:
             return Interval(index * extent // count, (index + 1) * extent // count)
+        if ends[-1] == 0:  # of nothing there are shares of nothing
+            if extent:
+                raise Mistake(span, f"the shares {show(cut)} add up to 0, and there are {extent} to be shared out")
+            return Interval(0, 0)
         return Interval(ends[index] * extent // ends[-1], ends[index + 1] * extent // ends[-1])
 
     return piece_at

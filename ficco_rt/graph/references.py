@@ -112,7 +112,7 @@ class Reference:
         key = (shape, *values)
         like = self._shapes.get(key)
         if like is None:
-            axes = [Axis((Interval(0, extent),)) for extent in shape]
+            axes = [Axis((Interval(0, extent),) if extent else ()) for extent in shape]
             for step in self._steps:
                 step(axes, values, budget)
             boxes = prod(len(a.segments) for a in axes)
@@ -177,17 +177,18 @@ class Reference:
             if len(places) > len(kept):
                 raise Mistake(accessor.span, f"{len(places)} indices, but {name} has {len(kept)} dimensions here")
             for dim, (start_at, stop_at, is_index, span) in zip(kept, places, strict=False):
-                if len(axes[dim].segments) != 1:
+                if len(axes[dim].segments) > 1:
                     raise Mistake(span, f"{name} is in several pieces along dimension {dim}; index before cutting")
-                whole = axes[dim].segments[0]
+                whole = axes[dim].segments[0] if axes[dim].segments else Interval(0, 0)
                 start = 0 if start_at is None else _count(values[start_at], span, "an index")
                 stop = whole.size if stop_at is None else _count(values[stop_at], span, "an index")
                 if is_index:
                     stop = start + 1
-                if not (0 <= start <= stop <= whole.size) or start == stop:
+                if not (0 <= start <= stop <= whole.size) or (start == stop and whole.size):
                     inside = f"0 to {whole.size - 1}" if is_index else f"0:{whole.size}"
                     given = str(start) if is_index else f"{start}:{stop}"
                     raise Mistake(span, f"{name}[{given}] is outside dimension {dim}, which has {inside}")
-                axes[dim] = Axis((Interval(whole.start + start, whole.start + stop),), is_index)
+                taken = (Interval(whole.start + start, whole.start + stop),) if start < stop else ()
+                axes[dim] = Axis(taken, is_index)
 
         return step

@@ -339,7 +339,7 @@ class Reader:
                     match axis:
                         case int() if type(axis) is int:  # no truth value
                             out.append(Axis((Interval(axis, axis + 1),), True))
-                        case list() if axis and all(
+                        case list() if all(
                             isinstance(s, list) and len(s) == 2 and all(type(x) is int for x in s) for s in axis
                         ):
                             out.append(Axis(tuple(Interval(a, b) for a, b in axis)))
