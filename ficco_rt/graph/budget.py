@@ -89,6 +89,21 @@ PLAN_PIECES = Kind("pieces in the plan", 4, 3, "the regions of the plan have mor
 CHECKED = Kind("accesses in the plan", 8, 2, "the accesses of the plan meet in more than {most} pieces of its tensors")
 CHECKED_CLOCKS = Kind("entries of clocks", 500, 0, "the check of the plan needs clocks of more than {most} entries")
 
+ACTIONS = Kind(
+    "actions of devices",
+    4,
+    20,
+    "a run of the plan is more than {most} driver calls",
+    "take fewer collectives, ranks or chunks, or raise FICCO_MAX_OPS",
+)
+VALUES = Kind(
+    "values of a file",
+    40,
+    0.5,
+    "the file holds more than {most} values",
+    "compile it again for fewer ranks or chunks, or raise FICCO_MAX_OPS",
+)
+
 
 def most_ops() -> int:
     """Statements that a schedule may expand to, over all ranks."""

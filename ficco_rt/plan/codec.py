@@ -25,7 +25,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
-from ..graph.budget import PLAN_PIECES, Budget
+from ..graph.budget import PLAN_PIECES, VALUES, Budget
 from ..region import Axis, Interval, Region
 from . import ir
 from .ir import VERSION, Plan
@@ -65,6 +65,8 @@ def read_document(
     """The value of type `kind` that a file of ours holds under "ficco_NAME", its version, with the hash of its content
     and the path of the schedule. Raises PlanError."""
     key = f"ficco_{name.replace(' ', '_')}"
+    values = sum(map(text.count, ",[{"))
+    Budget(VALUES, PlanError).spend(values, Span(path, 1, 1, 1, 1))
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:

@@ -35,14 +35,16 @@ PLACELESS = Span("plan", 1, 1, 1, 1)
 MOST_DIMENSIONS = 8
 MOST_EXTENT = 2**31 - 1
 MOST_OF_MACHINE = 1e18  # of bytes, bytes a microsecond, microseconds
+MOST_RANKS = 1024
+MOST_OPS = 2**24  # tables have an entry for each
 
 
 def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
-    """This code reads one version of plans, for at least one rank."""
+    """This code reads one version of plans, for as many ranks as a schedule may have."""
     if plan.version != VERSION:
         yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {VERSION}")
-    if plan.ranks < 1:
-        yield Diagnostic(PLACELESS, f"the plan is for {plan.ranks} ranks")
+    if not 1 <= plan.ranks <= MOST_RANKS:
+        yield Diagnostic(PLACELESS, f"the plan is for {str(plan.ranks)[:40]} ranks; a plan is for 1 to {MOST_RANKS}")
 
 
 def machine_is_whole(plan: Plan) -> Iterator[Diagnostic]:
@@ -103,7 +105,7 @@ def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
-    """Every region, of commands and of claims, lies inside a tensor of the plan. What a command touches is not empty."""
+    """Every region, of commands and claims, lies inside a tensor of the plan. What a command touches is not empty."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity: the plan keeps them, and a region's hash takes longer than its check
     touched = ((region, part.origin, True) for part in plan.parts() for region in (*part.reads, *part.writes))
@@ -290,7 +292,7 @@ def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
     for _, command in plan.commands():
         for part in command.parts:
             place = command if isinstance(part, Transfer) else part
-            if part.op < 0:
+            if not 0 <= part.op < MOST_OPS:
                 yield Diagnostic(part.origin, f"there is no op {part.op}")
             elif places.setdefault(part.op, place) is not place:
                 yield Diagnostic(part.origin, f"op {part.op} stands in two places")

@@ -3,7 +3,7 @@
     python -m tests.fuzz.cost --minutes 60 --seed 1     # by hand: figures, and what went beyond a limit
     python -m tests.fuzz.cost --one 12345               # one program: its text, and where its time goes
 
-The limits go with FICCO_MAX_OPS: 20 s and 2 GB at its default.
+The limits go with FICCO_MAX_OPS: 20 s and 2 GB at its default. As the compiler's, they grow with the ranks beyond 64.
 """
 
 from __future__ import annotations
@@ -34,13 +34,18 @@ FIXED_SECONDS, FIXED_GIGABYTES = 3.0, 0.25  # reading the longest text, and Pyth
 RECYCLED = 200  # programs of a process
 
 
-def seconds_allowed(ops: int) -> float:
+def scale(ops: int, ranks: int) -> float:
+    """As which multiple of the default budgets a program has."""
+    return ops / DEFAULT_OPS * max(1.0, ranks / 64)
+
+
+def seconds_allowed(ops: int, ranks: int = 1) -> float:
     """Of processor time."""
-    return FIXED_SECONDS + (SECONDS - FIXED_SECONDS) * ops / DEFAULT_OPS
+    return FIXED_SECONDS + (SECONDS - FIXED_SECONDS) * scale(ops, ranks)
 
 
-def gigabytes_allowed(ops: int) -> float:
-    return FIXED_GIGABYTES + (GIGABYTES - FIXED_GIGABYTES) * ops / DEFAULT_OPS
+def gigabytes_allowed(ops: int, ranks: int = 1) -> float:
+    return FIXED_GIGABYTES + (GIGABYTES - FIXED_GIGABYTES) * scale(ops, ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +66,8 @@ class OutOfTime(BaseException):
 # ---------------------------------------------------------------- the process that compiles
 
 
-def serve(limit: float) -> None:
-    """Answer requests, a line each."""
+def serve() -> None:
+    """Answer requests, a line each: seconds that the command may take, and its words."""
     resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 
     def stop(_: int, __: FrameType | None) -> None:
@@ -71,7 +76,8 @@ def serve(limit: float) -> None:
     signal.signal(signal.SIGPROF, stop)
     out = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line), limit)), file=out, flush=True)
+        limit, *command = json.loads(line)
+        print(json.dumps(_answer(command, limit)), file=out, flush=True)
 
 
 def _answer(command: Sequence[str], limit: float) -> dict[str, object]:
@@ -105,7 +111,7 @@ class Worker:
         self.ops, self.done = ops, 0
         environment = {**os.environ, "FICCO_MAX_OPS": str(ops), "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzz.cost", "--serve", str(1.5 * seconds_allowed(ops))],
+            [sys.executable, "-m", "tests.fuzz.cost", "--serve"],
             cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.folder = tempfile.TemporaryDirectory()
@@ -116,7 +122,8 @@ class Worker:
         command = [str(path) if word == "FILE" else word for word in made.command]
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(command) + "\n")
+        limit = 1.5 * seconds_allowed(self.ops, made.ranks)
+        self.process.stdin.write(json.dumps([limit, *command]) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         self.done += 1
@@ -126,7 +133,9 @@ class Worker:
 
     def close(self) -> None:
         assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
+        self.process.stdout.close()
         self.process.wait()
         self.folder.cleanup()
 
@@ -134,12 +143,13 @@ class Worker:
 # ---------------------------------------------------------------- by hand
 
 
-def too_dear(cost: Cost, ops: int) -> str | None:
+def too_dear(cost: Cost, ops: int, ranks: int) -> str | None:
     """What a program has broken, if anything."""
-    if cost.at or cost.seconds > seconds_allowed(ops):
-        return f"{cost.seconds:.1f} s of {seconds_allowed(ops):.1f}"
-    if cost.gigabytes > gigabytes_allowed(ops):
-        return f"{cost.gigabytes:.2f} GB of {gigabytes_allowed(ops):.2f}"
+    seconds, gigabytes = seconds_allowed(ops, ranks), gigabytes_allowed(ops, ranks)
+    if cost.at or cost.seconds > seconds:
+        return f"{cost.seconds:.1f} s of {seconds:.1f}"
+    if cost.gigabytes > gigabytes:
+        return f"{cost.gigabytes:.2f} GB of {gigabytes:.2f}"
     if cost.code not in (0, 1, 2):
         return f"exit code {cost.code}"
     return None
@@ -151,10 +161,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="the first program's seed")
     parser.add_argument("--ops", type=int, default=DEFAULT_OPS, metavar="N", help="FICCO_MAX_OPS; fewer is faster")
     parser.add_argument("--one", type=int, metavar="SEED", help="one program alone")
-    parser.add_argument("--serve", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.serve is not None:
-        serve(options.serve)
+    if options.serve:
+        serve()
         return 0
     if options.one is not None:
         return _one(options.one, options.ops)
@@ -167,7 +177,7 @@ def _one(seed: int, ops: int) -> int:
     worker.close()
     print(str(made)[:4000])
     print(f"exit code {cost.code}, {cost.seconds:.2f} s, {cost.gigabytes:.2f} GB {cost.at}\n{cost.said}")
-    return 1 if too_dear(cost, ops) else 0
+    return 1 if too_dear(cost, ops, made.ranks) else 0
 
 
 def _many(seed: int, minutes: float, ops: int) -> int:
@@ -175,12 +185,11 @@ def _many(seed: int, minutes: float, ops: int) -> int:
     count = found = refused = 0
     slowest, largest = (0.0, 0), (0.0, 0)
     while time.monotonic() < end:
-        if "DBG" in os.environ:
-            print("seed", seed, flush=True)
-        cost = worker.cost(program(seed, ops))
+        made = program(seed, ops)
+        cost = worker.cost(made)
         count, refused = count + 1, refused + (cost.code != 0)
         slowest, largest = max(slowest, (cost.seconds, seed)), max(largest, (cost.gigabytes, seed))
-        wrong = too_dear(cost, ops)
+        wrong = too_dear(cost, ops, made.ranks)
         if wrong:
             found += 1
             print(f"seed {seed}: {wrong}; {cost.at or cost.said[:200]!r}", flush=True)

@@ -19,6 +19,7 @@ class Program:
 
     text: str | None
     command: tuple[str, ...]  # FILE stands for the text's file
+    ranks: int
 
     def __str__(self) -> str:
         return f"{' '.join(self.command)}\n{self.text or ''}"
@@ -74,7 +75,7 @@ def _shipped(rng: random.Random) -> Program:
                 value = str(written(rng, 5000))
             if len(value) < 100_000:
                 settings.append(f"{param.name}={value}")
-    return Program(None, _command(rng, name, ranks, settings))
+    return Program(None, _command(rng, name, ranks, settings), ranks)
 
 
 class _Writer:
@@ -102,7 +103,7 @@ class _Writer:
                 settings.append(f"{name}={written(self.rng, 100_000)}")
         if self.chance(0.1):
             settings.append(f"L=[{','.join(str(amount(self.rng, 9)) for _ in range(1 + amount(self.rng, 5000)))}]")
-        return Program(text, _command(self.rng, "FILE", self.ranks, settings))
+        return Program(text, _command(self.rng, "FILE", self.ranks, settings), self.ranks)
 
     # ---- what all programs have
 
