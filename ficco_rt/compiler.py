@@ -14,6 +14,7 @@ from ficco_dsl.nodes import Schedule
 from . import files, kernel_files, library
 from .arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
+from .graph.budget import one_meter
 from .graph.build import build as build_graph
 from .graph.prove import prove
 from .machine.model import Machine
@@ -36,13 +37,13 @@ def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
     """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`."""
     number = whole(ranks, "ranks")
     given = {name: plain(value) for name, value in (params or {}).items()}
-    with no_collection():
+    with compilation(number):
         return build_graph(schedule, number, given)
 
 
 def plan_of(graph: graph_ir.Graph, machine: Machine) -> plan_ir.Plan:
     """Proof, lowering and check of a built graph."""
-    with no_collection():
+    with compilation(graph.ranks):
         prove(graph)
         plan = lower(graph, machine)
         check(plan)
@@ -50,12 +51,14 @@ def plan_of(graph: graph_ir.Graph, machine: Machine) -> plan_ir.Plan:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """The stages make many small values and no cycles; searching them for cycles takes a third of the time."""
+def compilation(ranks: int = 1) -> Iterator[None]:
+    """What stands inside is one compilation: it costs no more than one may (`graph.budget`). The stages make many small
+    values and few cycles; searching them for cycles takes a third of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with one_meter(ranks):
+            yield
     finally:
         if was:
             gc.enable()
@@ -78,8 +81,10 @@ def compile_schedule(
     Raises ScheduleError (the text), PlanError (the plan) or UsageError (unknown names).
     """
     schedule = load(name_or_path)
-    target = chosen(machine, whole(ranks, "ranks"))
-    return kernel_files.sealed(plan_of(build(schedule, ranks, params), target))
+    number = whole(ranks, "ranks")
+    target = chosen(machine, number)
+    with compilation(number):
+        return kernel_files.sealed(plan_of(build(schedule, ranks, params), target))
 
 
 def load_plan(path: str | Path, trust: bool = False) -> plan_ir.Plan:
@@ -90,7 +95,7 @@ def load_plan(path: str | Path, trust: bool = False) -> plan_ir.Plan:
 def plan_from(data: bytes, name: str, trust: bool = False) -> plan_ir.Plan:
     """The checked plan of a file's content, proven from itself; `name` is the file's, and what messages call it. With
     `trust` it may name files of kernels anywhere, else below its own folder."""
-    with no_collection():
+    with compilation():
         plan, order = checked_plan(data, name, trust)
         prove_plan(plan, order)
     return plan

@@ -5,6 +5,7 @@ All coordinates are elements, half open, counted from 0 in the tensor of one ran
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -192,10 +193,17 @@ class BoxMap(Generic[V]):
             return a is b
         assert isinstance(a, BoxMap)
         assert isinstance(b, BoxMap)
-        return a.starts == b.starts and all(a._same(x, y) for x, y in zip(a.cells, b.cells, strict=True))
+        if a.starts != b.starts:
+            return False
+        if a.leaf:
+            return all(map(operator.is_, a.cells, b.cells))
+        return all(map(a._same, a.cells, b.cells))
 
     def _count(self) -> int:
-        return len(self.cells) if self.leaf else sum(c._count() for c in self.cells if isinstance(c, BoxMap))
+        """What a copy costs: a map of few cells costs as much as four."""
+        if self.leaf:
+            return 4 + len(self.cells)
+        return 4 + sum(c._count() for c in self.cells if isinstance(c, BoxMap))
 
     def _split(self, at: int) -> int:
         """Make `at` the start of a band; the band's index."""
@@ -210,7 +218,8 @@ class BoxMap(Generic[V]):
         return i
 
     def update(self, box: Box, change: Callable[[V], V]) -> int:
-        """Replace every value inside `box` by `change(value)`. Returns what it cost: cells changed or copied."""
+        """Replace every value inside `box` by `change(value)`. Returns what it cost: cells changed, copied, or compared
+        with their neighbours."""
         return self._update(box.start, box.stop, 0, change)
 
     def _update(self, start: tuple[int, ...], stop: tuple[int, ...], dim: int, change: Callable[[V], V]) -> int:
@@ -224,11 +233,12 @@ class BoxMap(Generic[V]):
                 cells[i] = change(cells[i])  # type: ignore[arg-type]
         else:
             if len(cells) > bands:
-                cost += 2 * cells[first]._count()  # type: ignore[union-attr]
+                cost += (len(cells) - bands) * cells[first]._count()  # type: ignore[union-attr]
             for i in range(first, last):
                 cost += cells[i]._update(start, stop, dim + 1, change)  # type: ignore[union-attr]
         # join equal neighbours, from the band after the last to the first, so that indices stay valid
         for i in range(min(last, len(cells) - 1), max(first, 1) - 1, -1):
+            cost += 0 if self.leaf else len(cells[i].starts) // 8  # type: ignore[union-attr]
             if self._same(cells[i - 1], cells[i]):
                 del cells[i], self.starts[i]
         return cost

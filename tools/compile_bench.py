@@ -121,7 +121,7 @@ def measure(row: Row) -> dict[str, float]:
     schedule = compiler.load(row.schedule)
     params = {p.name: sizes[p.name] for p in schedule.params if p.name in sizes}
     parsed = time.process_time()
-    with compiler.no_collection():
+    with compiler.compilation(row.ranks):
         graph = compiler.build(schedule, row.ranks, params)
         built = time.process_time()
         prove(graph)

@@ -110,9 +110,10 @@ class _Checker:
         self.params = {p.name: p for p in reversed(schedule.params)}
         self.scope: dict[str, _Declared] = {}  # loop variables and lets that are live
         self.in_param = False
-        self.shaped: list[str] = []  # tensors above the one whose shape is being read; then all
+        self.shaped: set[str] = set()  # tensors above the one whose shape is being read; then all
         self.stages: dict[str, Span] = {}
-        self.kernel: KernelDecl | None = None  # whose braces are being read
+        self.all_stages = {s.name for s in _stages(schedule.program)}
+        self.arguments: dict[str, str] = {}  # of the kernel whose braces are being read: their modes
 
     def run(self) -> None:
         s = self.schedule
@@ -133,8 +134,7 @@ class _Checker:
                 self.mistake(tensor.shape[MAX_DIMENSIONS].span, message)
             for extent in tensor.shape:
                 self.expr(extent)
-            self.shaped.append(tensor.name)
-        self.shaped = list(self.tensors)
+            self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:
             self.attributes(queue.attributes, _ON_QUEUE, f"queue '{queue.name}'")
@@ -309,9 +309,9 @@ class _Checker:
             elif p.name in BUILTINS or p.name in FUNCTIONS:
                 self.mistake(spot(p.name, p.span), f"'{p.name}' is built in and cannot be an argument's name")
             first.add(p.name)
-        self.kernel = kernel
+        self.arguments = {p.name: p.mode for p in reversed(kernel.params)}
         self.attributes(kernel.attributes, _ON_KERNEL, f"kernel '{kernel.name}'")
-        self.kernel = None
+        self.arguments = {}
 
     # ------------------------------------------------------------ attributes
 
@@ -378,7 +378,7 @@ class _Checker:
             if name.id == stage.name:
                 self.mistake(name.span, f"{place} cannot come after itself")
             elif name.id not in self.stages:
-                late = any(s.name == name.id for s in _stages(self.schedule.program))
+                late = name.id in self.all_stages
                 message = f"stage '{name.id}' is not before {place}" if late else f"unknown stage '{name.id}'"
                 help = "after names a stage that stands earlier in the text" if late else None
                 self.mistake(name.span, message, help=help or self.like(name.id, self.stages))
@@ -580,21 +580,18 @@ class _Checker:
             return
         if name in BUILTINS or name in self.params:
             return
-        if self.kernel is not None:
-            param = next((p for p in self.kernel.params if p.name == name), None)
-            if param is not None:
-                if param.mode != "int":
-                    help = f"rows({name}) and cols({name}) are numbers"
-                    self.mistake(e.span, f"argument '{name}' is a region, not a number", help=help)
-                return
+        if name in self.arguments:
+            if self.arguments[name] != "int":
+                help = f"rows({name}) and cols({name}) are numbers"
+                self.mistake(e.span, f"argument '{name}' is a region, not a number", help=help)
+            return
         if name in self.values:
             self.mistake(e.span, f"'{name}' is {_a(self.values[name].what)}, not a number or a list")
         elif name in FUNCTIONS:
             self.mistake(e.span, f"'{name}' is a function", help=f"write {FUNCTIONS[name][2]}")
         else:
             known = [*self.scope, *self.params, *BUILTINS]
-            if self.kernel is not None:
-                known += [p.name for p in self.kernel.params if p.mode == "int"]
+            known += [argument for argument, mode in self.arguments.items() if mode == "int"]
             self.mistake(e.span, f"unknown name '{name}'", help=self.like(name, known))
 
     def _call(self, e: Call) -> None:
@@ -629,10 +626,8 @@ class _Checker:
             self.mistake(argument.span, f"{function}() takes the name of a tensor")
             self.expr(argument)
             return
-        known = list(self.tensors)
-        if self.kernel is not None:
-            known += [p.name for p in self.kernel.params if p.mode != "int"]
-        if argument.id not in known:
+        if argument.id not in self.tensors and self.arguments.get(argument.id, "int") == "int":
+            known = [*self.tensors, *(name for name, mode in self.arguments.items() if mode != "int")]
             self.mistake(argument.span, f"unknown tensor '{argument.id}'", help=self.like(argument.id, known))
         elif self.in_param:
             message = f"a param cannot use {function}({argument.id}): shapes are made from params"

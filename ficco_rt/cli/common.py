@@ -150,7 +150,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
     from ..plan.lower import lower
 
     source = request.source
-    with sourced(source.texts), compiler.no_collection():
+    with sourced(source.texts), compiler.compilation(request.gpus or DEFAULT_GPUS):
         graph = build_graph(request, progress)
         at_hand = found is not None and request.machine is None
         machine = found(graph.ranks) if found is not None and at_hand else machine_of(request.machine, graph.ranks)
@@ -168,14 +168,14 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
 
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
-    from ..compiler import checked_plan, no_collection
+    from ..compiler import checked_plan, compilation
     from ..machine.profiles import chosen
     from ..plan.prove import prove
 
     source = request.source
     if source.is_device_plan:
         raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
-    with sourced(source.texts), no_collection():
+    with sourced(source.texts), compilation():
         with progress.step("reading and checking the plan"):
             plan, order = checked_plan(source.data, source.name, request.trust)
         begin = time.perf_counter()

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..cells import cells
+from ..errors import PlanError
+from ..graph.budget import ACTIONS, Budget
 from ..machine.model import Device
 from ..plan.ir import (
     CollectiveCall,
@@ -117,8 +119,12 @@ class _Builder:
     def made(self) -> DevicePlan:
         streams = self._streams()
         frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
-        order = issue_order(self.plan, patient=bool(self.crowded))
-        body = [action for place in order for action in self._command(*place)]
+        body: list[Action] = []
+        budget = Budget(ACTIONS, PlanError)
+        for place in issue_order(self.plan, patient=bool(self.crowded)):
+            for action in self._command(*place):
+                budget.spend(1, action.cause.origin or self.plan.streams[place[0]].commands[place[1]].origin)
+                body.append(action)
         if self.mode in GRAPHS:
             inside = frames.inside()
             body = [*inside.begin, *(body if self.crowded else _together(body)), *inside.end]
@@ -359,6 +365,8 @@ class _SideStreams:
         for stream in self.plan.streams:
             if stream.engine == "copy":
                 self._stream(stream, builder)
+        self.raising = {s for (s, _), carrier in self.carriers.items() if carrier == "side"}
+        self.waiting = {s for s, _ in self.side_waits}
 
     def _stream(self, stream: Stream, builder: _Builder) -> None:
         places = [p for p, c in enumerate(stream.commands) if isinstance(c, CopyAsync)]
@@ -390,9 +398,7 @@ class _SideStreams:
 
     def of(self, stream: int) -> list[str]:
         """The side streams of a stream."""
-        raises = any(s == stream and carrier == "side" for (s, _), carrier in self.carriers.items())
-        waits = any(s == stream for s, _ in self.side_waits)
-        return ["raise"] * raises + ["wait"] * waits
+        return ["raise"] * (stream in self.raising) + ["wait"] * (stream in self.waiting)
 
     def carrier(self, stream: int, place: int) -> str:
         """`stream`, `side`, `copied` with the next copy, or `batch`: a batch of words that begins here."""
@@ -411,14 +417,16 @@ class _SideStreams:
 
 def _together(body: Sequence[Action]) -> Iterator[Action]:
     """Words that stand together on a stream change in one action, which comes before what the stream does next."""
-    open_: dict[StreamName, ChangeWords] = {}
+    open_: dict[StreamName, list[ChangeWords]] = {}
     for action in body:
         if isinstance(action, ChangeWords):
-            found = open_.get(action.stream)
-            changes = action.changes if found is None else (*found.changes, *action.changes)
-            open_[action.stream] = replace(found or action, changes=changes)
+            open_.setdefault(action.stream, []).append(action)
             continue
         if action.stream in open_:
-            yield open_.pop(action.stream)
+            yield _as_one(open_.pop(action.stream))
         yield action
-    yield from open_.values()
+    yield from map(_as_one, open_.values())
+
+
+def _as_one(actions: Sequence[ChangeWords]) -> ChangeWords:
+    return replace(actions[0], changes=tuple(change for action in actions for change in action.changes))

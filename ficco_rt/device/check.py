@@ -26,7 +26,7 @@ from typing import TypeAlias
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
-from ..graph.budget import CLOCKS, Budget, most_ops
+from ..graph.budget import CHECKED_CLOCKS, Budget
 from ..graph.ir import Gemm
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
@@ -51,7 +51,7 @@ from .ir import (
     StreamName,
     issued,
 )
-from .rules import PLACELESS, RULES, writes
+from .rules import PLACELESS, RULES, words_in_order, writes
 
 MOST_MISTAKES = 20
 
@@ -128,6 +128,7 @@ class _RunSequence:
         self.issued: dict[int, list[_Node]] = {device: [] for device in plan.placement.ordinals}
         self._numbers: dict[_QueueName, int] = {}
         self._recorded: dict[EventName, _Node] = {}  # the record that was issued last
+        self._in_order = words_in_order(plan)
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
         self._run = 0
         for self._run, run in enumerate(runs):
@@ -149,8 +150,7 @@ class _RunSequence:
         return [self._of_flags[flag] for flag in flags if flag in self._of_flags]
 
     def reset(self, queue: int, action: ResetWords) -> list[int]:
-        device, stop = self.devices[queue], action.first + action.count
-        return [i for i, w in enumerate(self.plan.words) if w.device == device and action.first <= w.index < stop]
+        return self._in_order[self.devices[queue]][action.first : action.first + action.count]
 
     # ---- the queues
 
@@ -453,11 +453,7 @@ class _Races:
         self.raised: dict[int, Clock] = {}  # what a word that is up tells
         self.bits = 0
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
-        self.memory = Budget(
-            CLOCKS * most_ops(),
-            "the check of the device plan needs clocks of more than {most} entries",
-            error=PlanError,
-        )
+        self.memory = Budget(CHECKED_CLOCKS, PlanError)
         shapes = {t.name: t.shapes for t in self.plan.tensors}
         shapes |= {_word_name(i): ((1,),) for i in range(len(self.plan.words))}
         self.bound = {

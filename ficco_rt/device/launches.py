@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..graph.ir import Gemm, KernelCall
 from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
@@ -39,6 +40,14 @@ class LaunchPlanner:
         self.calls = calls_of(plan)
         self.shapes = {t.name: t.shapes for t in plan.tensors}
         self.known: dict[tuple[object, ...], tuple[KernelConfig, ...]] = {}
+        self.rooms: dict[int, _Room] = {}  # by device
+        self.clusters: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by device and stream
+        for stream in plan.streams:
+            self.clusters[self._device(stream)][stream.id].update(
+                CLUSTERS.get(c.kernel, 1)
+                for c in stream.commands
+                if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
+            )
 
     def all(self) -> tuple[DeviceLaunch, ...]:
         """In the order of the plan's streams and their commands."""
@@ -125,6 +134,14 @@ class LaunchPlanner:
         all streamed launches of a device together take no more than there are. They leave what else they may wait for
         as many as that needs to begin: other ranks that share the device, copies inside the device, which may run on
         multiprocessors, and launches that are not streamed."""
+        room = self.rooms.get(device)
+        if room is None:
+            room = self.rooms[device] = self._room(device)
+        if room.all_fit:
+            return sms
+        return max(1, room.left * sms // room.wanted)
+
+    def _room(self, device: int) -> _Room:
         here = [s for s in self.plan.streams if self._device(s) == device]
         wanted = [self._wanted(s) for s in here]
         needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the device
@@ -139,9 +156,7 @@ class LaunchPlanner:
         concurrent = sum(map(bool, wanted)) > 1
         alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))
-        if sum(wanted) <= left or (alone and not concurrent):
-            return sms
-        return max(1, left * sms // sum(wanted))
+        return _Room(left, sum(wanted), sum(wanted) <= left or (alone and not concurrent))
 
     def _wanted(self, stream: Stream) -> int:
         """Multiprocessors that the streamed launches of a stream, one after another, want at most."""
@@ -152,11 +167,14 @@ class LaunchPlanner:
     def _cluster_of_others(self, stream: Stream) -> int:
         """How many single blocks of a streamed launch start side by side: as many as a cluster of the kernels that may
         run at the same time has. One here and one there would leave multiprocessors that no cluster can use."""
-        others = {
-            CLUSTERS.get(c.kernel, 1)
-            for s in self.plan.streams
-            if s.id != stream.id and self._device(s) == self._device(stream)
-            for c in s.commands
-            if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
-        }
-        return min(others, default=1)
+        found = self.clusters[self._device(stream)]
+        return min((min(of) for other, of in found.items() if of and other != stream.id), default=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The multiprocessors of a device for streamed launches: those left for them, and those that they want together."""
+
+    left: int
+    wanted: int
+    all_fit: bool

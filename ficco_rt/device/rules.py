@@ -6,14 +6,17 @@ What passes them all, and then `check`, a driver can issue as it stands.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations, pairwise, product
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
+from ..errors import PlanError
+from ..graph.budget import CHECKED, Budget
 from ..graph.ir import Gemm
 from ..plan.ir import Work
-from ..region import Region
+from ..region import BoxMap, Region
 from .ir import (
     GRAPHS,
     VERSION,
@@ -27,6 +30,7 @@ from .ir import (
     LaunchGraph,
     LaunchKernel,
     Meet,
+    Move,
     RecordEvent,
     ResetWords,
     StreamName,
@@ -36,6 +40,9 @@ from .ir import (
 PLACELESS = Span("device plan", 1, 1, 1, 1)
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "replayed")
+NOBODY = -1
+
+Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], ...]]  # of tensors, by name and rank
 
 
 def version_is_known(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -80,6 +87,7 @@ def streams_are_known(plan: DevicePlan) -> Iterator[Diagnostic]:
 
 def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
     """The words of a device have places of their own, from 0 on, and every action changes words that there are."""
+    devices = _devices(plan)
     places = Counter((w.device, w.index) for w in plan.words)
     sizes = Counter(w.device for w in plan.words)
     for word in plan.words:
@@ -92,12 +100,12 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
             if not 0 <= number < len(plan.words):
                 yield _at(action, f"there is no word {number}")
         if isinstance(action, ChangeWords):
-            device = plan.stream(action.stream).device
+            device = devices[action.stream]
             for number in _awaited(action):
                 if 0 <= number < len(plan.words) and plan.words[number].device != device:
                     yield _at(action, f"{action.stream} of device {device} waits for word {number} of another device")
         if isinstance(action, ResetWords):
-            size = sizes[plan.stream(action.stream).device]
+            size = sizes[devices[action.stream]]
             if action.count < 1 or not 0 <= action.first <= action.first + action.count <= size:
                 yield _at(action, f"words {action.first} to {action.first + action.count - 1} of {size} are reset")
         for step in action.steps if isinstance(action, Meet) else ():
@@ -107,7 +115,7 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
             found = [plan.words[i] for i in step.words]
             if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
                 yield _at(action, f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
-            if step.does != "raise" and found[0].device != plan.stream(action.stream).device:
+            if step.does != "raise" and found[0].device != devices[action.stream]:
                 yield _at(action, f"{action.stream} does not own word {step.first}, which it awaits or resets")
 
 
@@ -141,13 +149,14 @@ def _unrecorded(actions: Iterable[Action], recorded: set[EventName]) -> Iterator
 
 def frames_know_their_streams(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A run on nobody's streams uses no caller's. What completes a run is recorded by a stream of its device."""
+    devices = _devices(plan)
     for action in (*plan.own.begin, *plan.own.end):
         if action.stream.kind == "caller":
             yield _at(action, f"{action.stream} in a run that nobody calls")
     for action in plan.actions:
         if not isinstance(action, RecordEvent) or action.event.kind not in _OF_DEVICES:
             continue
-        if plan.stream(action.stream).device != action.event.number:
+        if devices[action.stream] != action.event.number:
             yield _at(action, f"{action.event} is recorded by {action.stream}, of another device")
     kind: EventKind = "replayed" if plan.mode == "embedded" else "completion"
     for ends in [plan.body] if plan.mode == "embedded" else [plan.own.end, plan.called.end]:
@@ -273,6 +282,8 @@ def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[
 
 def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
     """Of the members of a batch none touches what another one writes; and a batch is where the driver has batches."""
+    shapes = {t.name: t.shapes for t in plan.tensors}
+    budget = Budget(CHECKED, PlanError)
     for action in plan.body:
         if not isinstance(action, CopyMemory):
             continue
@@ -282,24 +293,47 @@ def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
             yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
         if action.batch and any(move.pitched for move in action.moves):
             yield _at(action, "a copy of rows in a batch")
-        for a, b in combinations(action.moves, 2) if action.batch else ():
-            if _meet(a.dst, b.dst) or _meet(a.dst, b.src) or _meet(a.src, b.dst):
-                yield _at(action, f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
+        for i, j in sorted(_ordered(action.moves, shapes, budget)) if action.batch else ():
+            a, b = action.moves[i], action.moves[j]
+            yield _at(action, f"a batch holds {a.dst} <- {a.src} and {b.dst} <- {b.src}, which need an order")
 
 
-def _meet(a: Region, b: Region) -> bool:
-    if (a.tensor, a.rank) != (b.tensor, b.rank):
-        return False
-    return any(x.meet(y) is not None for x in a.boxes for y in b.boxes)
+def _ordered(moves: Sequence[Move], shapes: Shapes, budget: Budget) -> set[tuple[int, int]]:
+    """Pairs of moves of which one writes what the other one touches."""
+    writers: dict[tuple[str, int], BoxMap[int]] = {}
+    found: set[tuple[int, int]] = set()
+
+    def meet(i: int, region: Region) -> None:
+        written = writers.get((region.tensor, region.rank))
+        if written is None:
+            return
+        for box in region.boxes:
+            others = {j for _, j in written.items(box) if j not in (NOBODY, i)}
+            found.update((min(i, j), max(i, j)) for j in others)
+
+    for i, move in enumerate(moves):
+        meet(i, move.dst)
+        key = (move.dst.tensor, move.dst.rank)
+        if not 0 <= key[1] < len(shapes.get(key[0], ())):
+            continue
+        if key not in writers:
+            writers[key] = BoxMap(shapes[move.dst.tensor][move.dst.rank], NOBODY)
+        for box in move.dst.boxes:
+            budget.spend(writers[key].update(box, lambda _, i=i: i), move.origin)  # type: ignore[misc]
+    for i, move in enumerate(moves):
+        budget.spend(1, move.origin)
+        meet(i, move.src)
+    return found
 
 
 def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A word that a copy raises is one of another device, since a copy inside a device may need a multiprocessor; and
     kernels wait for it, since a stream's wait might be issued before the copy."""
+    devices = _devices(plan)
     awaited = {word for action in plan.body for word in _awaited(action)}
     for action in plan.body:
         for word in action.words if isinstance(action, CopyMemory) else ():
-            if plan.words[word].device == plan.stream(action.stream).device:
+            if plan.words[word].device == devices[action.stream]:
                 yield _at(action, f"word {word} of the same device is raised by a copy")
             if word in awaited:
                 yield _at(action, f"word {word}, for which a stream waits, is raised by a copy")
@@ -327,12 +361,13 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
                 resets[flags[flag]] += 1
             if flag not in waits[launch.stream, launch.command]:
                 yield Diagnostic(launch.origin, f"{launch.config.entry} resets flag {flag}, for which it does not wait")
+    places, devices = words_in_order(plan), _devices(plan)
     frames = (("own", plan.own), ("called", plan.called))
     for name, frame in frames[plan.mode == "embedded" :]:
         actions = (*frame.begin, *plan.body, *frame.end)
         ups = raised + Counter(word for action in actions for word in _raised(action))
         waiters = awaited | {word for action in actions for word in _awaited(action)}
-        downs = resets + Counter(word for action in actions for word in _reset(plan, action))
+        downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
         for i, word in enumerate(plan.words):
             used = word.used_in(plan.mode)
             if ups[i] != used or (i in waiters) != used:
@@ -347,6 +382,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
     """With graphs each frame launches every device's graph once, all before the end; else there are none. Embedded
     graphs are replayed by callers alone."""
+    devices = _devices(plan)
     if plan.mode == "embedded" and not plan.features.embeds:
         yield Diagnostic(PLACELESS, "graphs in callers' graphs, and the driver has no such")
     if plan.mode == "embedded" and (plan.own.begin or plan.own.end):
@@ -358,7 +394,7 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
         if found != wanted or any(isinstance(a, LaunchGraph) for a in (*plan.body, *frame.end)):
             yield Diagnostic(PLACELESS, "a frame launches each device's graph once, and only in modes with graphs")
         for action in frame.begin:
-            if isinstance(action, LaunchGraph) and plan.stream(action.stream).device != action.device:
+            if isinstance(action, LaunchGraph) and devices[action.stream] != action.device:
                 yield _at(action, f"the graph of device {action.device} on a stream of another one")
 
 
@@ -440,14 +476,24 @@ def _awaited(action: Action) -> Iterator[int]:
             yield from (word for step in steps if step.does == "wait" for word in step.words)
 
 
-def _reset(plan: DevicePlan, action: Action) -> Iterator[int]:
+def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping[StreamName, int]) -> Iterator[int]:
     match action:
         case ResetWords(first=first, count=count):
-            device = plan.stream(action.stream).device
-            places = range(first, first + count)
-            yield from (i for i, word in enumerate(plan.words) if word.device == device and word.index in places)
+            yield from places[devices[action.stream]][first : first + count]
         case Meet(steps=steps):
             yield from (word for step in steps if step.does == "reset" for word in step.words)
+
+
+def words_in_order(plan: DevicePlan) -> dict[int, list[int]]:
+    """The words of each device as they lie."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i in sorted(range(len(plan.words)), key=lambda i: plan.words[i].index):
+        found[plan.words[i].device].append(i)
+    return found
+
+
+def _devices(plan: DevicePlan) -> dict[StreamName, int]:
+    return {stream.name: stream.device for stream in plan.streams}
 
 
 def writes(plan: DevicePlan) -> Iterator[Region]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..graph.ir import ClaimValue, Combined, Operand, Product
-from ..region import Region
+from ..region import Interval, Region
 
 Inputs: TypeAlias = Mapping[str, Sequence[Any]]  # by tensor: one array a rank
 Shape: TypeAlias = tuple[int, ...]
@@ -80,7 +80,8 @@ def extent(value: ClaimValue) -> Extent:
 def take(array: Any, region: Region, join: Callable[[list[Any], int], Any] = np.concatenate) -> Any:
     """The region's part of its rank's array, dimension by dimension."""
     for dim, axis in enumerate(region.axes):
-        parts = [array[(slice(None),) * dim + (slice(s.start, s.stop),)] for s in axis.segments]
+        segments = axis.segments or (Interval(0, 0),)
+        parts = [array[(slice(None),) * dim + (slice(s.start, s.stop),)] for s in segments]
         array = parts[0] if len(parts) == 1 else join(parts, dim)
     return array.reshape(region.shape) if any(a.dropped for a in region.axes) else array
 

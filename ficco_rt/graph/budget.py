@@ -1,26 +1,108 @@
 """What one schedule may cost the compiler: no text makes it run for hours or fill the memory.
 
-The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). What grows faster than the text is counted
-here, as it comes into being, and refused at the statement that goes too far. FICCO_MAX_OPS scales all of it.
+The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). What grows faster than the text is counted here,
+as it comes into being, and refused at the statement that goes too far. Each kind of thing has a most of its own, which
+bounds memory. All kinds together draw on one meter of steps, which bounds time: a step is about a microsecond of one
+core. FICCO_MAX_OPS scales all of it, and so does the number of ranks beyond 64, which the user says and not the text.
+
+Counts, not clocks: the same text has the same answer on every machine.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from .. import env
 from ..errors import UsageError
 
-# All as multiples of FICCO_MAX_OPS.
-STEPS = 40  # of expressions: members of the lists that are made or walked
-PIECES = 4  # boxes that the regions of all ops consist of
-NAMES = 40  # in scope on all ranks
-CELLS = 40  # pieces of tensors that one pass of the compiler looks at
-CHECKED = 10  # pieces of tensors that the check of a plan looks at; it does more for each
-TERMS = 20  # of the formal sums of the proof
-CLOCKS = 1000  # 32-bit entries of the vector clocks that are alive
+METER = 36  # steps of the meter, as a multiple of FICCO_MAX_OPS: 18 seconds by default
+RANKS = 64  # beyond so many, what a compilation may cost grows with the ranks
+LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements, not seconds
 
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Something that a compilation has many of."""
+
+    what: str  # in the plural
+    most: float  # as a multiple of FICCO_MAX_OPS
+    steps: float  # that one of them takes, with all that later passes do with it where these count nothing of their own
+    message: str
+    help: str = WAY_OUT
+
+
+TENSORS = Kind(
+    "tensors", 1, 4, "the schedule declares more than {most} tensors over all ranks", "declare fewer tensors"
+)
+NAMES = Kind("names", 40, 0.05, "the schedule declares more than {most} names over all ranks", "declare fewer")
+STATEMENTS = Kind(
+    "statements",
+    1,
+    2,
+    "the schedule expands to more than {most} statements over all ranks",
+    "take fewer chunks or ranks, or raise FICCO_MAX_OPS",
+)
+OPERATIONS = Kind("operations", 1, 30, "the schedule has more than {most} operations over all ranks")
+LISTS = Kind(
+    "members of lists",
+    40,
+    0.2,
+    "the lists of this schedule have more than {most} members in all, over all ranks",
+    "write numbers of pieces instead of lists, or raise FICCO_MAX_OPS",
+)
+PIECES = Kind("pieces of regions", 4, 5, "the regions of the schedule have more than {most} pieces over all ranks")
+SUMS = Kind("pieces of sums", 8, 1, "the sums of the schedule meet in more than {most} pieces of its tensors")
+EXPRESSIONS = Kind(
+    "parts of expressions",
+    400,
+    0.15,
+    "the expressions of the schedule have more than {most} parts to work out, over all ranks and turns",
+    "write shorter expressions, or fewer turns, or raise FICCO_MAX_OPS",
+)
+ACCESSES = Kind("accesses", 12, 1, "the accesses of the schedule meet in more than {most} pieces of its tensors")
+PROOF_PIECES = Kind("pieces in the proof", 8, 2, "the proof meets more than {most} pieces of tensors")
+PROOF_TERMS = Kind("terms in the proof", 10, 2, "the proof meets sums of more than {most} terms in all")
+WAITS = Kind("waits to choose from", 40, 0.3, "the statements have more than {most} waits to choose from")
+COPIED = Kind("entries of clocks", 20_000, 0.002, "the dependencies compare clocks of more than {most} entries in all")
+ROUNDS = Kind(
+    "copies to put in order",
+    40,
+    0.5,
+    "putting copies in rounds looks at more than {most} of them",
+    "leave out 'order = auto', or take fewer copies, or raise FICCO_MAX_OPS",
+)
+SEARCHED = Kind(
+    "dependencies to search for", 40, 0.5, "the dependencies are searched for among more than {most} operations"
+)
+CLOCKS = Kind("entries of clocks", 500, 0, "the dependencies need clocks of more than {most} entries")
+RUNS = Kind(
+    "runs of memory", 1, 10, "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
+)
+PLAN_PIECES = Kind("pieces in the plan", 4, 3, "the regions of the plan have more than {most} pieces")
+CHECKED = Kind("accesses in the plan", 8, 2, "the accesses of the plan meet in more than {most} pieces of its tensors")
+CHECKED_CLOCKS = Kind("entries of clocks", 500, 0, "the check of the plan needs clocks of more than {most} entries")
+
+ACTIONS = Kind(
+    "actions of devices",
+    4,
+    20,
+    "a run of the plan is more than {most} driver calls",
+    "take fewer collectives, ranks or chunks, or raise FICCO_MAX_OPS",
+)
+VALUES = Kind(
+    "values of a file",
+    40,
+    0.5,
+    "the file holds more than {most} values",
+    "compile it again for fewer ranks or chunks, or raise FICCO_MAX_OPS",
+)
 
 
 def most_ops() -> int:
@@ -31,36 +113,72 @@ def most_ops() -> int:
     return int(text)
 
 
+class _Meter:
+    """Steps that are left, and the budgets that take them."""
+
+    __slots__ = ("budgets", "left", "most", "scale")
+
+    def __init__(self, ranks: int) -> None:
+        self.scale = max(1.0, ranks / RANKS)
+        self.most = self.left = self.scale * max(METER * most_ops(), LEAST)
+        self.budgets: list[Budget] = []
+
+    def dearest(self) -> tuple[Kind, float]:
+        """The kind that has taken most steps, and how many."""
+        taken: dict[Kind, float] = {}
+        for budget in self.budgets:
+            kind = budget.kind
+            taken[kind] = taken.get(kind, 0.0) + (budget.most - budget.left) * kind.steps
+        return max(taken.items(), key=lambda of: of[1])
+
+
+_METER: ContextVar[_Meter | None] = ContextVar("meter", default=None)
+
+
+@contextmanager
+def one_meter(ranks: int) -> Iterator[None]:
+    """Budgets that are made inside draw on one meter: what stands inside is one compilation, for so many ranks."""
+    token = _METER.set(_METER.get() or _Meter(ranks))
+    try:
+        yield
+    finally:
+        _METER.reset(token)
+
+
 class Budget:
     """Counts down; whoever goes below zero is told. One object a build or pass.
 
-    >>> Budget(8, "the proof looks at more than {most} pieces").spend(8, span)
+    >>> Budget(PROOF_PIECES).spend(8, span)
     """
 
-    __slots__ = ("error", "help", "left", "message", "most")
+    __slots__ = ("error", "kind", "left", "meter", "most", "spent")
 
-    def __init__(
-        self, most: int, message: str, help: str = WAY_OUT, error: type[ScheduleError] = ScheduleError
-    ) -> None:
-        self.most = self.left = most
-        self.message, self.help, self.error = message, help, error
+    def __init__(self, kind: Kind, error: type[ScheduleError] = ScheduleError) -> None:
+        self.kind, self.error = kind, error
+        self.meter = _METER.get() or _Meter(1)
+        self.most = self.left = int(kind.most * most_ops() * self.meter.scale)
+        self.meter.budgets.append(self)
 
     def foresee(self, amount: int, span: Span) -> None:
         """Tell now that `amount`, which is in use or still to be spent, is too much."""
-        if self.left < amount:
+        if self.left < amount or self.meter.left < amount * self.kind.steps:
             self.spend(amount, span)
 
     def spend(self, amount: int, span: Span) -> None:
         """Take `amount`, for what stands at `span`. Raises ScheduleError: what goes too far ends the compilation."""
         self.left -= amount
+        self.meter.left -= amount * self.kind.steps
+        if self.left < 0 or self.meter.left < 0:
+            raise self._refusal(span)
+
+    def _refusal(self, span: Span) -> ScheduleError:
         if self.left < 0:
-            text = self.message.format(most=f"{self.most:,}")
-            raise self.error((Diagnostic(span, text, help=self.help),))
-
-
-def steps() -> Budget:
-    return Budget(
-        STEPS * most_ops(),
-        "the lists of this schedule have more than {most} members in all, over all ranks",
-        "write numbers of pieces instead of lists, or raise FICCO_MAX_OPS",
-    )
+            text, help = self.kind.message.format(most=f"{self.most:,}"), self.kind.help
+        else:
+            kind, steps = self.meter.dearest()
+            text = (
+                f"compiling this takes more than {self.meter.most:,.0f} steps, {steps:,.0f} of them so far for "
+                f"{kind.what}"
+            )
+            help = "take fewer chunks or ranks, or raise FICCO_MAX_OPS"
+        return self.error((Diagnostic(span, text, help=help),))

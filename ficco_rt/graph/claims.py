@@ -13,7 +13,7 @@ from ..region import Box, BoxMap, Region, describe
 from ..types import Dtype
 from . import ir
 from .budget import Budget
-from .evaluate import STEPS, Mistake, Scope, compile_expr, cutter, first_other, sequence
+from .evaluate import LONGEST, STEPS, Mistake, Scope, compile_expr, copied, cutter, first_other, sequence, size
 from .evaluate import shares as checked_shares
 from .references import Reference
 
@@ -26,14 +26,16 @@ def build_claims(
     tensors: Mapping[str, ir.Tensor],
     types: Mapping[str, Dtype],
     pieces: Budget,
+    expressions: Budget,
 ) -> tuple[tuple[ir.Claim, ...], list[Diagnostic]]:
-    """All claims, and the mistakes found in them. `pieces` pays for the boxes of their regions."""
+    """All claims, and the mistakes found in them. `pieces` pays for the boxes of their regions, `expressions` for
+    what is worked out."""
     claims: list[ir.Claim] = []
     mistakes: list[Diagnostic] = []
     for line in schedule.claims:
         try:
             within = tuple(cast(Dtype, types.get(name, name)) for name in line.within)
-            for claim in _line(line, scopes, tensors, pieces):
+            for claim in _line(line, scopes, tensors, pieces, expressions):
                 claims.append(replace(claim, within=within, text=claim.text + _within(within)))
                 pieces.spend(sum(len(r.boxes) for r in (*claim.targets, *_operands(claim.value))), line.span)
         except Mistake as m:
@@ -59,8 +61,11 @@ def _operands(value: ir.ClaimValue) -> Iterator[Region]:
 
 
 def _line(
-    line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], pieces: Budget
+    line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor], pieces: Budget, expressions: Budget
 ) -> Iterator[ir.Claim]:
+    ranks = len(scopes)
+    cost = 20 * size(line) + 2 * ranks * size(line) + 8 * ranks * ranks * _collectives(line.value)
+    expressions.spend(cost, line.span)
     if line.binding is None:
         yield _claim(line, scopes, tensors)
         return
@@ -71,8 +76,15 @@ def _line(
         raise Mistake(span, f"the values of {name} differ from rank to rank; a claim speaks of all ranks")
     pieces.foresee(8 * len(scopes) * len(members[0]), span)  # a claim takes much longer than an access
     for v in members[0]:
-        scopes[0][STEPS].spend(len(scopes) * len(scopes[0]), span)
-        yield _claim(line, [{**s, name: v} for s in scopes], tensors)
+        expressions.spend(cost, line.span)
+        yield _claim(line, [copied(s, span) | {name: v} for s in scopes], tensors)
+
+
+def _collectives(e: n.ClaimExpr) -> int:
+    """How many collectives a claim has: each is cut on every rank, for every rank."""
+    if isinstance(e, n.ClaimProduct):
+        return _collectives(e.left) + _collectives(e.right)
+    return 1 + _collectives(e.operand) if isinstance(e, n.ClaimCollective) else 0
 
 
 def _claim(line: n.Computes, scopes: Sequence[Scope], tensors: Mapping[str, ir.Tensor]) -> ir.Claim:
@@ -167,6 +179,8 @@ def _collective(
 def _lengths(e: n.ClaimCollective, scope: Scope, extent: int, ranks: int) -> tuple[int, ...]:
     span = e.span if e.shares is None else e.shares.span
     whole = ranks if e.shares is None else compile_expr(e.shares)(scope)
+    if isinstance(whole, tuple | range):
+        scope[STEPS].spend(min(len(whole), LONGEST), span)
     cut = checked_shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     if count != ranks:

@@ -12,10 +12,10 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from ficco_dsl import nodes as n
-from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..region import Interval
-from .budget import Budget, steps
+from .budget import LISTS, Budget
 
 # Names, and ("rows", name) / ("cols", name) for the extents of a region, and STEPS for the budget.
 Scope: TypeAlias = dict[Any, Any]
@@ -24,6 +24,7 @@ Function: TypeAlias = Callable[[Scope], Value]
 
 LARGEST = 2**62
 LONGEST = 65_536  # members of one list or set
+MOST_MISTAKES = 20
 DEEPEST = 4  # lists in lists
 STEPS = ("steps",)  # the scope's key for the budget of list members; no name of a schedule
 
@@ -37,10 +38,17 @@ class Mistake(Exception):
         self.placed = False  # the message says on which rank and in which turn of the loops
 
 
+def refuse(mistakes: Sequence[Diagnostic]) -> None:
+    """Raises ScheduleError with the first mistakes, if there are any."""
+    if mistakes:
+        ordered = sorted(mistakes, key=lambda d: (d.span.line, d.span.column))
+        raise ScheduleError(tuple(ordered[:MOST_MISTAKES]))
+
+
 def base_scope(rank: int, ranks: int, budget: Budget | None = None) -> Scope:
     """The names that every schedule has, on one rank; ranks share the budget for lists."""
     peers = tuple((rank + i) % ranks for i in range(1, ranks))
-    return {"rank": rank, "ranks": ranks, "peers": peers, "all": tuple(range(ranks)), STEPS: budget or steps()}
+    return {"rank": rank, "ranks": ranks, "peers": peers, "all": tuple(range(ranks)), STEPS: budget or Budget(LISTS)}
 
 
 def walk(value: Value, budget: Budget, span: Span, depth: int = 0) -> None:
@@ -71,14 +79,15 @@ def shares(whole: Value, span: Span) -> tuple[int, ...] | int:
         if type(share) is not int or share < 0:
             raise Mistake(span, f"the shares {show(whole)} are not all numbers ≥ 0")
         total += share
-    if total == 0:
-        raise Mistake(span, f"the shares {show(whole)} add up to 0")
+    if not len(whole):
+        raise Mistake(span, "there are no shares to cut into")
     return tuple(whole)
 
 
 def cutter(whole: Value, span: Span) -> Callable[[int, int], Interval]:
     """Piece `index` of an extent, for any index and extent. Equal pieces differ by at most one element; listed
-    shares are exact where they add up to the extent, else in proportion. Bounds are floors of the exact cuts."""
+    shares are exact where they add up to the extent, else in proportion. Bounds are floors of the exact cuts. Shares
+    that are all 0 cut an extent of 0."""
     cut = shares(whole, span)
     count = cut if isinstance(cut, int) else len(cut)
     ends = None if isinstance(cut, int) else list(accumulate(cut, initial=0))
@@ -88,14 +97,31 @@ def cutter(whole: Value, span: Span) -> Callable[[int, int], Interval]:
             raise Mistake(span, f"there is no piece {index} of {count}; pieces count from 0 to {count - 1}")
         if ends is None:
             return Interval(index * extent // count, (index + 1) * extent // count)
+        if ends[-1] == 0:  # of nothing there are shares of nothing
+            if extent:
+                raise Mistake(span, f"the shares {show(cut)} add up to 0, and there are {extent} to be shared out")
+            return Interval(0, 0)
         return Interval(ends[index] * extent // ends[-1], ends[index + 1] * extent // ends[-1])
 
     return piece_at
 
 
-def piece(index: int, whole: Value, extent: int, span: Span) -> Interval:
-    """One piece of an extent; see `cutter`."""
-    return cutter(whole, span)(index, extent)
+class Cutter:
+    """`cutter` at one place of the text: a list of shares is walked, and paid for, when it is not the last one."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._whole: Value = None
+        self._piece: Callable[[int, int], Interval]
+
+    def of(self, whole: Value, budget: Budget) -> Callable[[int, int], Interval]:
+        """What cuts into `whole`."""
+        if whole is not self._whole:
+            if isinstance(whole, tuple | range):
+                budget.spend(min(len(whole), LONGEST), self._span)
+            self._piece = cutter(whole, self._span)
+            self._whole = whole
+        return self._piece
 
 
 def show(value: Value, depth: int = 0) -> str:
@@ -139,8 +165,10 @@ def first_other(domains: Sequence[Sequence[Value]]) -> int | None:
     """The first rank whose set is not rank 0's. Long ranges are compared by their ends."""
     first = domains[0]
     for rank, domain in enumerate(domains):
-        if domain != first and (len(domain) != len(first) or tuple(domain) != tuple(first)):
-            return rank
+        if domain != first:
+            ranges = isinstance(domain, range) and isinstance(first, range)  # perhaps too long to be listed
+            if ranges or len(domain) != len(first) or tuple(domain) != tuple(first):
+                return rank
     return None
 
 
@@ -278,8 +306,7 @@ def _comprehension(e: n.Comprehension) -> Function:
     def f(scope: Scope) -> Value:
         members = domain(scope)
         _check_length(members, scope, e.span, cost)
-        scope[STEPS].spend(len(scope), e.span)
-        inner = dict(scope)
+        inner = copied(scope, e.span)
         out = []
         for v in members:
             inner[name] = v
@@ -287,6 +314,12 @@ def _comprehension(e: n.Comprehension) -> Function:
         return _listed(out, scope, e.span)
 
     return f
+
+
+def copied(scope: Scope, span: Span) -> Scope:
+    """A scope of its own for the inside of a loop."""
+    scope[STEPS].spend(1 + len(scope) // 8, span)
+    return dict(scope)
 
 
 def _check_length(members: Sequence[Value], scope: Scope, span: Span, cost: int = 1) -> None:
@@ -333,7 +366,8 @@ def _call(e: n.Call) -> Function:
             raise Mistake(span, "part() takes an extent and a piece: part(M, rank of ranks)")
         extent = number(compile_expr(extent_of), extent_of.span)
         index, whole = number(compile_expr(part.index), part.index.span), compile_expr(part.whole)
-        return lambda scope: piece(index(scope), whole(scope), extent(scope), span).size
+        cut = Cutter(span)
+        return lambda scope: cut.of(whole(scope), scope[STEPS])(index(scope), extent(scope)).size
     for argument in e.arguments:
         if isinstance(argument, n.Part):
             raise Mistake(argument.span, f"{name}() takes no piece; 'of' belongs in rows, cols or part()")

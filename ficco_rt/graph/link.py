@@ -9,7 +9,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
 from ..region import Box, BoxMap, Region, describe
 from . import ir
-from .budget import CELLS, Budget, most_ops
+from .budget import ACCESSES, Budget
 
 MOST_MISTAKES = 20
 
@@ -23,7 +23,7 @@ def link(
     ranks touch the same bytes in one phase of a stage and one of them writes: nothing orders those.
     """
     history = _History(ops, tensors)
-    budget = Budget(CELLS * most_ops(), "the accesses of the schedule meet in more than {most} pieces of its tensors")
+    budget = Budget(ACCESSES)
     conflicts: dict[tuple[Span, Span], Diagnostic] = {}
     deps: list[tuple[ir.Dep, ...]] = []
     for i, op in enumerate(ops):
@@ -65,12 +65,13 @@ class _History:
         self.op = -1
         self.region: Region
         self.found: dict[int, ir.Dep] = {}
+        self.passed = 0  # readers that the op at hand writes after, once for each part that they read
         self.renewed: dict[_Cell, _Cell] = {}
         self.mine = fresh
 
     def follow(self, i: int, op: ir.Op) -> tuple[dict[int, ir.Dep], int]:
         """What op i must follow, and what finding it cost; its own accesses are then the latest."""
-        self.op, self.found = i, {}
+        self.op, self.found, self.passed = i, {}, 0
         cost = 0
         for region in op.reads:
             cells = self.cells.get((region.tensor, region.rank))
@@ -85,7 +86,7 @@ class _History:
             cells = self.cells[region.tensor, region.rank]
             for box in region.boxes:
                 cost += cells.update(box, self._write)
-        return self.found, cost
+        return self.found, cost + self.passed // 4
 
     def _note(self, before: int, hazard: ir.Hazard) -> None:
         if before not in self.found:
@@ -110,6 +111,7 @@ class _History:
             self._note(cell.writer, "write after write")
         while readers is not None:
             self._note(readers.op, "write after read")
+            self.passed += 1
             readers = readers.before
         return self.mine
 

@@ -10,11 +10,12 @@ from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Span
 
 from ..region import Axis, Interval, Region
-from .evaluate import LONGEST, STEPS, Function, Mistake, Scope, compile_expr, cutter, describe
+from .budget import Budget
+from .evaluate import LONGEST, STEPS, Cutter, Function, Mistake, Scope, compile_expr, describe
 from .ir import Tensor
 
 Values: TypeAlias = Sequence[Any]
-Step: TypeAlias = Callable[[list[Axis], Values], None]  # narrows the axes in place
+Step: TypeAlias = Callable[[list[Axis], Values, Budget], None]  # narrows the axes in place; lists are paid for
 
 
 def _joined(segments: Sequence[Interval]) -> tuple[Interval, ...]:
@@ -70,7 +71,7 @@ class Reference:
         found = self._memo.get(key)
         if found is None:
             found = tuple(
-                self._resolve(rank, choice)
+                self._resolve(rank, choice, scope[STEPS])
                 for rank in self._ranks(at, spread, scope["ranks"])
                 for choice in (self._spread(values) if spread else [values])
             )
@@ -84,7 +85,7 @@ class Reference:
         if len(value) > LONGEST:
             raise Mistake(self.ref.span, f"a set of {len(value)} members; the most is {LONGEST}")
         if isinstance(value, tuple):
-            scope[STEPS].spend(len(value), self.ref.span)
+            scope[STEPS].spend(1 + len(value) // 8, self.ref.span)
             if not set(map(type, value)) <= {int}:
                 raise Mistake(self.ref.span, f"a region takes lists of numbers, this is {describe(value)}")
 
@@ -106,14 +107,14 @@ class Reference:
                 return [[*values[:i], member, *values[i + 1 :]] for member in values[i]]
         return [values]
 
-    def _resolve(self, rank: int, values: Values) -> Region:
+    def _resolve(self, rank: int, values: Values, budget: Budget) -> Region:
         shape = self.tensor.shapes[rank]
         key = (shape, *values)
         like = self._shapes.get(key)
         if like is None:
-            axes = [Axis((Interval(0, extent),)) for extent in shape]
+            axes = [Axis((Interval(0, extent),) if extent else ()) for extent in shape]
             for step in self._steps:
-                step(axes, values)
+                step(axes, values, budget)
             boxes = prod(len(a.segments) for a in axes)
             if boxes > LONGEST:
                 raise Mistake(self.ref.span, f"the region has {boxes} separate pieces; the most is {LONGEST}")
@@ -129,17 +130,18 @@ class Reference:
         for part in accessor.parts:
             index = self._input(part.index)
             self._indices.append(index)
-            places.append((index, self._input(part.whole), part.span))
+            places.append((index, self._input(part.whole), part.span, Cutter(part.span)))
 
-        def step(axes: list[Axis], values: Values) -> None:
+        def step(axes: list[Axis], values: Values, budget: Budget) -> None:
             dim = self._dimension(axes, accessor)
             segments = axes[dim].segments
-            for index_at, whole_at, span in places:
+            for index_at, whole_at, span, cutter in places:
                 index, whole = values[index_at], values[whole_at]
                 members = [index] if type(index) is int else index
                 if isinstance(members, bool) or len(members) * len(segments) > LONGEST:
                     raise Mistake(span, f"{describe(index)} is no set of pieces; the most pieces is {LONGEST}")
-                cut_at = cutter(whole, span)
+                budget.spend(8 * len(members) * len(segments), span)
+                cut_at = cutter.of(whole, budget)
                 segments = tuple(
                     Interval(s.start + cut.start, s.start + cut.stop)
                     for s in segments
@@ -170,22 +172,23 @@ class Reference:
                 places.append((index, None, True, entry.span))
         name = self.ref.tensor
 
-        def step(axes: list[Axis], values: Values) -> None:
+        def step(axes: list[Axis], values: Values, budget: Budget) -> None:
             kept = [i for i, a in enumerate(axes) if not a.dropped]
             if len(places) > len(kept):
                 raise Mistake(accessor.span, f"{len(places)} indices, but {name} has {len(kept)} dimensions here")
             for dim, (start_at, stop_at, is_index, span) in zip(kept, places, strict=False):
-                if len(axes[dim].segments) != 1:
+                if len(axes[dim].segments) > 1:
                     raise Mistake(span, f"{name} is in several pieces along dimension {dim}; index before cutting")
-                whole = axes[dim].segments[0]
+                whole = axes[dim].segments[0] if axes[dim].segments else Interval(0, 0)
                 start = 0 if start_at is None else _count(values[start_at], span, "an index")
                 stop = whole.size if stop_at is None else _count(values[stop_at], span, "an index")
                 if is_index:
                     stop = start + 1
-                if not (0 <= start <= stop <= whole.size) or start == stop:
+                if not (0 <= start <= stop <= whole.size) or (start == stop and whole.size):
                     inside = f"0 to {whole.size - 1}" if is_index else f"0:{whole.size}"
                     given = str(start) if is_index else f"{start}:{stop}"
                     raise Mistake(span, f"{name}[{given}] is outside dimension {dim}, which has {inside}")
-                axes[dim] = Axis((Interval(whole.start + start, whole.start + stop),), is_index)
+                taken = (Interval(whole.start + start, whole.start + stop),) if start < stop else ()
+                axes[dim] = Axis(taken, is_index)
 
         return step

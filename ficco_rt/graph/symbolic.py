@@ -26,7 +26,7 @@ from ficco_dsl.diagnostics import ScheduleError, Span
 from ..region import Box, BoxMap, Interval, Region
 from ..types import Dtype, holds
 from .bags import Bag, Bags
-from .budget import CELLS, TERMS, Budget, most_ops
+from .budget import PROOF_PIECES, PROOF_TERMS, Budget
 
 FIXED = -1  # the coordinate is `offset` itself
 SUMMED = -2  # the coordinate is k + offset
@@ -123,8 +123,8 @@ class Algebra:
     def __init__(self, origin: Span, inputs: Mapping[str, Dtype], error: type[ScheduleError] = ScheduleError) -> None:
         self.origin = origin
         self.inputs = inputs
-        self._cells = Budget(CELLS * most_ops(), "the proof meets more than {most} pieces of tensors", error=error)
-        self._terms = Budget(TERMS * most_ops(), "the proof meets sums of more than {most} terms in all", error=error)
+        self._cells = Budget(PROOF_PIECES, error)
+        self._terms = Budget(PROOF_TERMS, error)
         self._bags = Bags(lambda terms: self._terms.spend(terms, self.origin))
         self._numbers: dict[Source | Factors, int] = {}
         self._sources: list[Source | Factors] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
@@ -46,18 +47,24 @@ class Arrivals:
 
     def _busy(self, where: ir.Where) -> float:
         """Microseconds of the products that the rank makes on the queue before the stage."""
-        stages = self._graph.stages
-        queue = stages[where.stage].queue
-        return sum(self._products[where.rank, s] for s in range(where.stage) if stages[s].queue == queue)
+        stages, ends = self._products.get((where.rank, self._graph.stages[where.stage].queue), ([], []))
+        before = bisect_left(stages, where.stage)
+        return ends[before - 1] if before else 0.0
 
     @cached_property
-    def _products(self) -> dict[tuple[int, int], float]:
-        """Microseconds of the products of a rank and stage, one after another."""
-        times: dict[tuple[int, int], float] = defaultdict(float)
+    def _products(self) -> dict[tuple[int, str], tuple[list[int], list[float]]]:
+        """By rank and queue: the stages that have products, and the microseconds of all products up to the end of each,
+        one after another."""
+        times: dict[tuple[int, int], float] = defaultdict(float)  # of a rank and stage
         for op in self._graph.ops:
             if isinstance(g := op.body, ir.Gemm):
                 m, n = g.out.shape
                 k = g.left.shape[0 if g.left_transposed else 1]
                 time = gemm_time(self._machine, m, n, k, self._dtypes[g.left.tensor], op.where.resources.sms)
                 times[op.where.rank, op.where.stage] += time
-        return times
+        found: dict[tuple[int, str], tuple[list[int], list[float]]] = {}
+        for (rank, stage), time in sorted(times.items()):
+            stages, ends = found.setdefault((rank, self._graph.stages[stage].queue), ([], []))
+            stages.append(stage)
+            ends.append(time + (ends[-1] if ends else 0.0))
+        return found

@@ -6,6 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 
 from ..graph import ir
+from ..graph.budget import SEARCHED, Budget
 from .draft import Draft, LaunchKey, Need
 
 
@@ -21,6 +22,7 @@ def uncarried(draft: Draft) -> Iterator[tuple[int, int]]:
 class _Carriers:
     def __init__(self, draft: Draft) -> None:
         self.draft, self.needs = draft, draft.needs
+        self.budget = Budget(SEARCHED)
         self.stream_of, self.launch_of = draft.stream_of, draft.launch_of
         ops = draft.graph.ops
         self.place = [0] * len(ops)  # op → where it stands in the order
@@ -77,12 +79,15 @@ class _Carriers:
         first = min(self.place[u] for u in wanted)  # nothing before it counts
         seen = {v}
         todo = deque(self._before(v))
+        origin = self.draft.graph.ops[v].where.origin
         while todo and wanted:
             w = todo.popleft()
             if w not in seen and self.place[w] >= first:
                 seen.add(w)
                 wanted.discard(w)
+                known = len(todo)
                 todo += self._before(w)
+                self.budget.spend(1 + len(todo) - known, origin)
         return wanted
 
     def _before(self, v: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
-from ..graph.budget import CLOCKS, Budget, most_ops
+from ..graph.budget import CHECKED_CLOCKS, Budget
 from ..region import describe
 from .clock import Clock, start
 from .ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, Stream, Work
@@ -251,9 +251,7 @@ class _Races:
         shapes = {t.name: t.shapes for t in plan.tensors}
         written = (region for part in plan.parts() for region in part.writes)
         self.ledger = Ledger(shapes, written, self._race)
-        self.memory = Budget(
-            CLOCKS * most_ops(), "the check of the plan needs clocks of more than {most} entries", error=PlanError
-        )
+        self.memory = Budget(CHECKED_CLOCKS, PlanError)
         self.ends = {o.before for o in plan.orders}
         self.finished: dict[int, Toucher] = {}
         self.follows: dict[int, list[tuple[int, Span]]] = {}

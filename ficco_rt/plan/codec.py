@@ -25,7 +25,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
-from ..graph.budget import PIECES, Budget, most_ops
+from ..graph.budget import PLAN_PIECES, VALUES, Budget
 from ..region import Axis, Interval, Region
 from . import ir
 from .ir import VERSION, Plan
@@ -65,6 +65,8 @@ def read_document(
     """The value of type `kind` that a file of ours holds under "ficco_NAME", its version, with the hash of its content
     and the path of the schedule. Raises PlanError."""
     key = f"ficco_{name.replace(' ', '_')}"
+    values = sum(map(text.count, ",[{"))
+    Budget(VALUES, PlanError).spend(values, Span(path, 1, 1, 1, 1))
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
@@ -225,9 +227,7 @@ class Reader:
 
     def __init__(self, path: str, source: str, unions: Unions = ()) -> None:
         self.path, self.source, self.unions = path, source, unions
-        self.pieces_left = Budget(
-            PIECES * most_ops(), "the regions of the plan have more than {most} pieces", error=PlanError
-        )
+        self.pieces_left = Budget(PLAN_PIECES, PlanError)
         self.regions: dict[str, Region] = {}
         self.spans: dict[tuple[int, ...], Span] = {}
 
@@ -341,7 +341,7 @@ class Reader:
                     match axis:
                         case int() if type(axis) is int:  # no truth value
                             out.append(Axis((Interval(axis, axis + 1),), True))
-                        case list() if axis and all(
+                        case list() if all(
                             isinstance(s, list) and len(s) == 2 and all(type(x) is int for x in s) for s in axis
                         ):
                             out.append(Axis(tuple(Interval(a, b) for a, b in axis)))

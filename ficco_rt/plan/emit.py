@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from ..graph import ir as graph_ir
-from ..graph.budget import Budget, most_ops
+from ..graph.budget import RUNS, Budget
 from ..machine.profiles import is_stored
 from ..region import Axis, Box, Interval, Region
 from .draft import Draft, LaunchKey, Need, waits_of
@@ -57,9 +57,7 @@ class _Emitter:
         self.signals = draft.signals
         self.launches: dict[LaunchKey, _Entry] = {}
         self.tensors = {t.name: t for t in self.graph.tensors}
-        self.transfers_left = Budget(
-            most_ops(), "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
-        )
+        self.transfers_left = Budget(RUNS)
 
     def plan(self) -> Plan:
         for v in self.draft.order:

@@ -9,7 +9,7 @@ from typing import Literal
 from ficco_dsl.diagnostics import Span
 
 from ..errors import PlanError
-from ..graph.budget import CHECKED, Budget, most_ops
+from ..graph.budget import CHECKED, Budget
 from ..region import Box, BoxMap, Region
 from .clock import Clock
 
@@ -90,8 +90,7 @@ class Ledger:
             key = (region.tensor, region.rank)
             if key not in self._cells:
                 self._cells[key] = BoxMap(shapes[region.tensor][region.rank], _FRESH)
-        message = "the accesses of the plan meet in more than {most} pieces of its tensors"
-        self._left = Budget(CHECKED * most_ops(), message, error=PlanError)
+        self._left = Budget(CHECKED, PlanError)
 
     def read(self, region: Region, clock: Clock, me: Toucher) -> None:
         cells = self._cells.get((region.tensor, region.rank))
@@ -129,6 +128,7 @@ class Ledger:
             def write(cell: _Cell, box: Box = box) -> _Cell:
                 if cell.writer is not None:
                     self._compare(region, box, cell.writer, "writes", me, "writes", clock)
+                self._left.spend(len(cell.readers) // 4, me.origin)
                 for reader in cell.readers:
                     self._compare(region, box, reader, "reads", me, "writes", clock)
                 return mine

@@ -35,14 +35,16 @@ PLACELESS = Span("plan", 1, 1, 1, 1)
 MOST_DIMENSIONS = 8
 MOST_EXTENT = 2**31 - 1
 MOST_OF_MACHINE = 1e18  # of bytes, bytes a microsecond, microseconds
+MOST_RANKS = 1024
+MOST_OPS = 2**24  # tables have an entry for each
 
 
 def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
-    """This code reads one version of plans, for at least one rank."""
+    """This code reads one version of plans, for as many ranks as a schedule may have."""
     if plan.version != VERSION:
         yield Diagnostic(PLACELESS, f"the plan has version {plan.version}; this ficco reads version {VERSION}")
-    if plan.ranks < 1:
-        yield Diagnostic(PLACELESS, f"the plan is for {plan.ranks} ranks")
+    if not 1 <= plan.ranks <= MOST_RANKS:
+        yield Diagnostic(PLACELESS, f"the plan is for {str(plan.ranks)[:40]} ranks; a plan is for 1 to {MOST_RANKS}")
 
 
 def machine_is_whole(plan: Plan) -> Iterator[Diagnostic]:
@@ -83,7 +85,7 @@ def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:
 
 def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
     """Every tensor is declared once, of a known type, with a shape on every rank, of as many dimensions and no
-    dimension empty."""
+    dimension empty on all ranks."""
     for name, times in Counter(t.name for t in plan.tensors).items():
         if times > 1:
             yield Diagnostic(PLACELESS, f"{name} is declared {times} times")
@@ -96,17 +98,19 @@ def tensors_have_sizes(plan: Plan) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 tensor.origin, f"{tensor.name} has shapes of {sorted(set(map(len, tensor.shapes)))} dimensions"
             )
-        elif any(not 1 <= extent <= MOST_EXTENT for shape in tensor.shapes for extent in shape):
+        elif any(not 0 <= extent <= MOST_EXTENT for shape in tensor.shapes for extent in shape) or not all(
+            any(shape[d] for shape in tensor.shapes) for d in range(len(tensor.shapes[0]))
+        ):
             yield Diagnostic(tensor.origin, f"{tensor.name} has a dimension that is no size")
 
 
 def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
-    """Every region, of commands and of claims, lies inside a tensor of the plan and is not empty."""
+    """Every region, of commands and claims, lies inside a tensor of the plan. What a command touches is not empty."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     seen: set[int] = set()  # by identity: the plan keeps them, and a region's hash takes longer than its check
-    touched = ((region, part.origin) for part in plan.parts() for region in (*part.reads, *part.writes))
-    claimed = ((region, c.origin) for c in plan.claims for region in chain(c.targets, operands(c.value)))
-    for region, origin in chain(touched, claimed):
+    touched = ((region, part.origin, True) for part in plan.parts() for region in (*part.reads, *part.writes))
+    claimed = ((region, c.origin, False) for c in plan.claims for region in chain(c.targets, operands(c.value)))
+    for region, origin, does in chain(touched, claimed):
         if id(region) in seen:
             continue
         seen.add(id(region))
@@ -118,7 +122,7 @@ def regions_lie_inside(plan: Plan) -> Iterator[Diagnostic]:
         if len(shape) != len(region.axes):
             yield Diagnostic(origin, f"{region} has {len(region.axes)} dimensions; the tensor has {len(shape)}")
             continue
-        if not _inside(region, shape):
+        if not _inside(region, shape) or (does and not region.boxes):
             yield Diagnostic(origin, f"{region} is outside its tensor, {' × '.join(map(str, shape))}")
 
 
@@ -127,7 +131,7 @@ def _inside(region: Region, shape: tuple[int, ...]) -> bool:
         for start, stop in axis.segments:
             if not 0 <= start < stop <= extent:
                 return False
-    return bool(region.boxes)
+    return True
 
 
 def writes_are_single(plan: Plan) -> Iterator[Diagnostic]:
@@ -288,7 +292,7 @@ def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
     for _, command in plan.commands():
         for part in command.parts:
             place = command if isinstance(part, Transfer) else part
-            if part.op < 0:
+            if not 0 <= part.op < MOST_OPS:
                 yield Diagnostic(part.origin, f"there is no op {part.op}")
             elif places.setdefault(part.op, place) is not place:
                 yield Diagnostic(part.origin, f"op {part.op} stands in two places")

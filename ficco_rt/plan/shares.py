@@ -35,11 +35,13 @@ def share_multiprocessors(draft: Draft) -> Draft:
         known = stage.streamed and sms is not None and before is not None
         taken[key.rank][stage.queue] = max(before or 0, sms or 0) if known else None
     shares = {}
+    unknown = {rank: {queue for queue, n in of.items() if n is None} for rank, of in taken.items()}
+    sums = {rank: sum(n or 0 for n in of.values()) for rank, of in taken.items()}
     for key, sms in said.items():
         stage = graph.stages[key.stage]
         if stage.streamed and sms is None and not copies[key]:
-            others = [n for queue, n in taken[key.rank].items() if queue != stage.queue]
-            left = total - sum(n or 0 for n in others)
-            if others and None not in others and left > 0:
+            mine = taken[key.rank]
+            left = total - sums[key.rank] + (mine.get(stage.queue) or 0)
+            if len(mine) > (stage.queue in mine) and unknown[key.rank] <= {stage.queue} and left > 0:
                 shares[key] = left
     return replace(draft, shares=shares)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph import ir
-from ..graph.budget import CELLS, CLOCKS, Budget, most_ops
+from ..graph.budget import CLOCKS, COPIED, WAITS, Budget
 from .clock import Clock, start
 from .draft import Draft, LaunchKey, Need
 from .ir import Order
@@ -72,8 +72,8 @@ class _Synchroniser:
         self.clocks: list[Clock] = [start(len(draft.streams))] * len(draft.streams)
         self.length = [0] * len(draft.streams)
         self.stamps: dict[int, _Stamp] = {}
-        self.choices = Budget(CELLS * most_ops(), "the statements have more than {most} waits to choose from")
-        self.memory = Budget(CLOCKS * most_ops(), "the dependencies need clocks of more than {most} entries")
+        self.choices = Budget(WAITS)
+        self.memory, self.copied = Budget(CLOCKS), Budget(COPIED)
         self.launches: dict[LaunchKey, _Launch] = {}
         self.works = 0
         self.needs: dict[int, tuple[Need, ...]] = {}
@@ -176,7 +176,7 @@ class _Synchroniser:
             for u in self.ends.get((stage, where.rank), ()):
                 found.append(u)
                 self.orders.append(Order(u, v, where.origin))
-        self.choices.spend(len(found), where.origin)
+        self.choices.spend(len(self.graph.stages[where.stage].after) + len(found), where.origin)
         return found
 
     def _release(self, v: int) -> None:
@@ -191,6 +191,7 @@ class _Synchroniser:
             self.stamps[v] = stamp
             entries = len(self.clocks) + self.works // 32
             self.memory.foresee((len(self.stamps) + len(self.clocks)) * entries, self.graph.ops[v].where.origin)
+            self.copied.spend(entries, self.graph.ops[v].where.origin)
         if v in self.awaited:
             self.latest[self.draft.stream_of[v]] = v
 
@@ -218,15 +219,18 @@ class _Synchroniser:
         self, v: int, clock: Clock, candidates: dict[int, _Stamp], ends: dict[int, _Stamp], launch: bool = False
     ) -> Clock:
         """Choose the waits of v (or of its launch) and add what they tell to the clock."""
+        origin = self.graph.ops[v].where.origin
+        self.choices.spend(len(candidates) + len(ends), origin)
         candidates = {u: stamp for u, stamp in candidates.items() if not stamp.known_to(clock)}
         candidates |= {u: stamp for u, stamp in ends.items() if not stamp.known_to(clock)}
         if not candidates:
             return clock
         into_work = not launch and self.draft.launch_of[v] is not None
         chosen = []
-        self.choices.spend(len(candidates) ** 2 if len(candidates) > 1 else 0, self.graph.ops[v].where.origin)
+        self.choices.spend(len(candidates) ** 2 if len(candidates) > 1 else 0, origin)
         for u in _irredundant(candidates):
             stamp = candidates[u]
+            self.copied.spend(2 * len(self.clocks) + self.works // 32, origin)
             chosen.append(Need(u, flag=into_work or stamp.bit >= 0, launch=launch))
             clock = stamp.joined_to(clock)
         self.needs[v] = (*self.needs.get(v, ()), *chosen)
@@ -282,6 +286,7 @@ class _Synchroniser:
         s, rank = self.draft.stream_of[first], key.rank
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
+        self.choices.spend(len(self.latest) + len(self.members[key]), self.graph.ops[first].where.origin)
         if key not in self.roomy:
             others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
             # two that spin could each hold what the other needs to begin

@@ -7,19 +7,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..graph import ir
+from ..graph.budget import ROUNDS, Budget
 from .draft import Draft
 
 
 def order_transfers(draft: Draft) -> Draft:
     """With `order = auto` on a switch, copies of one phase go out in rounds in which no rank sends to two or
     receives from two: a port that two share gives each half."""
-    graph = draft.graph
+    graph, budget = draft.graph, Budget(ROUNDS)
     order: list[int] = []
     for block in phases(graph):
         first = graph.ops[block[0]]
         auto = first.where.resources.order == "auto" and draft.machine.links.kind == "switch"
         if auto and all(isinstance(graph.ops[i].body, ir.Copy) for i in block):
-            order.extend(_rounds(graph, block))
+            order.extend(_rounds(graph, block, budget))
         else:
             order.extend(block)
     return replace(draft, order=tuple(order))
@@ -39,7 +40,7 @@ def phases(graph: ir.Graph) -> Iterator[list[int]]:
         yield block
 
 
-def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
+def _rounds(graph: ir.Graph, block: Sequence[int], budget: Budget) -> Iterator[int]:
     """Each round every rank issues at most one copy, over ports that the round has not used yet: of those that it
     has for its peers next, the one for which it has waited longest, then the nearest."""
     ranks = graph.ranks
@@ -52,11 +53,14 @@ def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
         queues[rank].setdefault(peer, deque()).append(i)
     sent: dict[tuple[int, int], int] = {}
     done: set[int] = set()
-    while any(queues):
+    busy = [rank for rank in range(ranks) if queues[rank]]
+    while busy:
+        origin = graph.ops[block[0]].where.origin
         sending: set[int] = set()
         receiving: set[int] = set()
         taken: list[int] = []
-        for rank in range(ranks):
+        for rank in busy:
+            budget.spend(2 + len(queues[rank]), origin)
             for peer in sorted(queues[rank], key=lambda p: (sent.get((rank, p), 0), (p - rank - 1) % ranks)):
                 i = queues[rank][peer][0]
                 copy = graph.ops[i].body
@@ -76,4 +80,5 @@ def _rounds(graph: ir.Graph, block: Sequence[int]) -> Iterator[int]:
                 taken.append(i)
                 break
         done.update(taken)
+        busy = [rank for rank in busy if queues[rank]]
         yield from taken

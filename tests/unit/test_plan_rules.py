@@ -90,7 +90,8 @@ CLAIM = "C = reduce_scatter(all_gather(A, rows) * B, rows)"
 DAMAGE: dict[str, tuple[str, Any, str]] = {
     # the plan
     "version": ("version", 2, "plan:1:1: the plan has version 2; this ficco reads version 1"),
-    "no ranks": ("ranks", 0, "plan:1:1: the plan is for 0 ranks"),
+    "no ranks": ("ranks", 0, "plan:1:1: the plan is for 0 ranks; a plan is for 1 to 1024"),
+    "absurdly many ranks": ("ranks", 10**30, f"plan:1:1: the plan is for {10**30} ranks; a plan is for 1 to 1024"),
     # the machine, where it is no stored one
     "another machine": (
         "made_for", replace(profile("h200-ring", 2), name="mine"),

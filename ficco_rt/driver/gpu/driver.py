@@ -124,11 +124,13 @@ class GpuDriver:
         if not isinstance(array, DeviceArray):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
         device = self._gpus.device(rank)
+        tensor = DeviceTensor(array.address, array.shape, dtype, rank, owned=False)
+        if not tensor.size:  # what is empty lies nowhere
+            return self._buffer(tensor)
         with concerning(device), self._vendor.uncaptured():
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
         if where != device.ordinal:
             raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
-        tensor = DeviceTensor(array.address, array.shape, dtype, rank, owned=False)
         mapped = self._share(tensor)
         buffer = self._buffer(tensor)
         if mapped:
@@ -168,6 +170,8 @@ class GpuDriver:
     def poison(self, buffer: Buffer) -> None:
         self._runs.quiet()
         tensor = self._buffers[buffer]
+        if not tensor.size:
+            return
         device = self._gpus.device(tensor.rank)
         stream = self._gpus.control[device.ordinal]
         with self._gpus.inside(device):
@@ -177,12 +181,16 @@ class GpuDriver:
     def write(self, buffer: Buffer, array: Array) -> None:
         self._runs.quiet()
         tensor = self._buffers[buffer]
+        if not tensor.size:
+            return
         self._gpus.put(self._gpus.device(tensor.rank), tensor.address, np.ascontiguousarray(array))
 
     def read(self, buffer: Buffer) -> Array:
         self._runs.quiet()
         tensor = self._buffers[buffer]
         values: Array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
+        if not tensor.size:
+            return values
         with self._gpus.inside(self._gpus.device(tensor.rank)):
             self._vendor.to_host(values.ctypes.data, tensor.address, values.nbytes)
         return values

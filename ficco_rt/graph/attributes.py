@@ -1,0 +1,65 @@
+"""Attributes of queues, stages and statements: what they ask of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ficco_dsl import nodes as n
+
+from . import ir
+from .budget import Budget
+from .evaluate import Mistake, Scope, compile_expr, number, size
+
+_UNITS: dict[str, tuple[str, ...]] = {
+    "engine": ("copy", "sm", "nccl"),
+    "priority": ("high", "normal", "low"),
+    "order": ("text", "auto"),
+}
+_LEAST = {"smem": 0, "residency": 1, "sms": 1}
+
+
+def word_of(a: n.Attribute) -> str:
+    word = a.value.id if isinstance(a.value, n.Name) else a.value if isinstance(a.value, str) else None
+    if word not in _UNITS[a.name]:
+        raise Mistake(a.span, f"{a.name} is one of {', '.join(_UNITS[a.name])}")
+    return word
+
+
+class Attributes:
+    """Attributes of a queue, a stage or a statement, compiled once."""
+
+    def __init__(self, attributes: Sequence[n.Attribute], expressions: Budget) -> None:
+        self._attributes, self._budget = attributes, expressions
+        self._parts = size(tuple(a.value for a in attributes))
+        self.constant = all(isinstance(a.value, n.Int | str) for a in attributes)
+        self._values: dict[str, Callable[[Scope], int]] = {}
+
+    def on(self, base: ir.Resources, scope: Scope) -> ir.Resources:
+        """`base` with these on top."""
+        changes: dict[str, Any] = {}
+        for a in self._attributes:
+            changes[a.name] = word_of(a) if a.name in _UNITS else self._number(a, scope)
+        return replace(base, **changes) if changes else base
+
+    def common(self, base: ir.Resources, scopes: Sequence[Scope]) -> ir.Resources:
+        """`base` with these on top, which must come out alike on all ranks."""
+        found = self.on(base, scopes[0])
+        for a in () if self.constant else self._attributes:
+            if a.name not in _UNITS and any(self._number(a, s) != getattr(found, a.name) for s in scopes):
+                raise Mistake(a.span, f"{a.name} differs from rank to rank", "give it on a statement, whose rank it is")
+        return found
+
+    def _number(self, a: n.Attribute, scope: Scope) -> int:
+        if isinstance(a.value, str):
+            raise Mistake(a.span, f"{a.name} is a number")
+        if a.name not in self._values:
+            self._values[a.name] = number(compile_expr(a.value), a.span)
+        self._budget.spend(self._parts, a.span)
+        value = self._values[a.name](scope)
+        if value < _LEAST[a.name]:
+            raise Mistake(a.span, f"{a.name} = {value}; it is at least {_LEAST[a.name]}")
+        if value >= 2**31:
+            raise Mistake(a.span, f"{a.name} = {value}; it is at most {2**31 - 1}")
+        return value

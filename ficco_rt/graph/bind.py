@@ -1,0 +1,173 @@
+"""Sizes: the values of params and types, and every tensor's shape on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
+from typing import Any, cast
+
+from ficco_dsl import nodes as n
+from ficco_dsl.diagnostics import Diagnostic, Span
+
+from ..errors import UsageError
+from ..types import TYPES, Dtype
+from . import ir
+from .budget import LISTS, TENSORS, Budget
+from .evaluate import (
+    DEEPEST,
+    LARGEST,
+    LONGEST,
+    STEPS,
+    Mistake,
+    Scope,
+    compile_condition,
+    compile_expr,
+    number,
+    refuse,
+    show,
+    size,
+)
+from .evaluate import describe as describe_value
+
+MOST_EXTENT = 2**31 - 1  # kernels count elements of a dimension in 32 bits
+MOST_BYTES = 2**46  # of one tensor on one rank
+
+
+def bind_params(
+    schedule: n.Schedule, ranks: int, given: Mapping[str, object]
+) -> tuple[dict[str, Any], dict[str, Dtype]]:
+    """The value of every param and the dtype of every type."""
+    known = {p.name: p for p in schedule.params}
+    types: dict[str, Dtype] = {t.name: cast(Dtype, t.dtype) for t in schedule.types}
+    bound: dict[str, Any] = {}
+    budget = Budget(LISTS)
+    for name, value in given.items():
+        if name in types:
+            if value not in TYPES:
+                raise UsageError(f"type {name} = {value}: the types are {', '.join(TYPES)}")
+            types[name] = cast(Dtype, value)
+        elif name in known:
+            try:
+                bound[name] = _frozen(value, name, known[name].span, budget)
+            except Mistake as m:
+                raise UsageError(m.diagnostic.message) from None
+        else:
+            has = ", ".join([*known, *types]) or "none"
+            raise UsageError(f"schedule {schedule.name} has no param '{name}'; its params are {has}")
+    scope: Scope = {"ranks": ranks, "all": tuple(range(ranks)), STEPS: budget, **bound}
+    mistakes: list[Diagnostic] = []
+    failed: set[str] = set()  # and those made from them, of which nothing can be said
+    uses = {p.name: names_in(p.value) & known.keys() for p in schedule.params}
+    for name in TopologicalSorter(uses).static_order():  # the parser has refused circles
+        param = known[name]
+        if name in bound:
+            continue
+        if failed & uses[name]:
+            failed.add(param.name)
+            continue
+        try:
+            value = compile_expr(param.value)(scope)
+            scope[param.name] = _frozen(value, param.name, param.value.span, budget)
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+            failed.add(param.name)
+    for param in schedule.params:
+        if param.check is None or failed & {param.name, *names_in(param.check)}:
+            continue
+        value = scope[param.name]
+        try:
+            if not compile_condition(param.check)(scope):
+                raise Mistake(param.check.span, f"{param.name} = {show(value)} breaks its check: {param.check_text}")
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+    refuse(mistakes)
+    return {p.name: scope[p.name] for p in schedule.params}, types
+
+
+def _frozen(value: object, name: str, span: Span, budget: Budget, depth: int = 0) -> Any:
+    """The value of a param: a number, or a (nested) tuple of numbers."""
+    if type(value) is int:
+        if abs(value) < LARGEST:
+            return value
+        raise Mistake(span, f"param {name} = {value} is too large; numbers stay below 2^62")
+    if isinstance(value, range | list | tuple) and depth < DEEPEST:
+        if len(value) > LONGEST:
+            raise Mistake(span, f"param {name}: a list of {len(value)} members; the most is {LONGEST}")
+        budget.spend(len(value), span)
+        return tuple(_frozen(v, name, span, budget, depth + 1) for v in value)
+    if isinstance(value, range | list | tuple):
+        raise Mistake(span, f"param {name}: lists nest more than {DEEPEST} deep")
+    found = describe_value(value) if isinstance(value, bool) else repr(value)
+    raise Mistake(span, f"param {name}: a whole number or a list of them is needed, this is {found}")
+
+
+def names_in(e: object) -> set[str]:
+    """Names that an expression uses, bound ones included (harmless: they are then looked up early)."""
+    found: set[str] = set()
+    todo = [e]
+    while todo:
+        x = todo.pop()
+        if isinstance(x, n.Name):
+            found.add(x.id)
+        elif isinstance(x, tuple):
+            todo.extend(x)
+        elif hasattr(x, "__dataclass_fields__"):
+            todo.extend(getattr(x, f) for f in x.__dataclass_fields__)
+    return found
+
+
+def build_tensors(
+    schedule: n.Schedule, scopes: Sequence[Scope], types: Mapping[str, Dtype], expressions: Budget
+) -> tuple[ir.Tensor, ...]:
+    """Every tensor's shape on every rank. Puts ("rows", name) and ("cols", name) into the scopes."""
+    mistakes: list[Diagnostic] = []
+    tensors = []
+    budget = Budget(TENSORS)
+    for decl in schedule.tensors:
+        budget.spend(len(scopes), decl.span)
+        expressions.spend(len(scopes) * size(decl.shape), decl.span)
+        dtype = cast(Dtype, types.get(decl.dtype, decl.dtype))
+        dims = [number(compile_expr(e), e.span) for e in decl.shape]
+        shapes = []
+        try:
+            for scope in scopes:
+                shape = tuple(f(scope) for f in dims)
+                _check_shape(decl, shape, dtype, scope["rank"])
+                shapes.append(shape)
+                scope["rows", decl.name] = shape[-2] if len(shape) > 1 else shape[0]
+                scope["cols", decl.name] = shape[-1]
+            _refuse_empty(decl, shapes)
+        except Mistake as m:
+            mistakes.append(m.diagnostic)
+            continue
+        tensors.append(ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span))
+    refuse(mistakes)
+    return tuple(tensors)
+
+
+def _refuse_empty(decl: n.TensorDecl, shapes: Sequence[tuple[int, ...]]) -> None:
+    """A rank may have nothing of a tensor, such as an expert without tokens; not all ranks."""
+    for i, e in enumerate(decl.shape):
+        if not any(shape[i] for shape in shapes):
+            raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")
+
+
+def _check_shape(decl: n.TensorDecl, shape: tuple[int, ...], dtype: Dtype, rank: int) -> None:
+    size = TYPES[dtype].bytes
+    for i, extent in enumerate(shape):
+        size *= extent
+        if extent < 0:
+            raise Mistake(
+                decl.shape[i].span, f"dimension {i} of {decl.name} is {extent} on rank {rank}; sizes start at 1"
+            )
+        if extent > MOST_EXTENT:
+            raise Mistake(
+                decl.shape[i].span,
+                f"dimension {i} of {decl.name} is {extent} on rank {rank}; the largest is {MOST_EXTENT}",
+            )
+    if size > MOST_BYTES:
+        gib = 2**30
+        raise Mistake(
+            decl.span,
+            f"{decl.name} takes {size / gib:,.0f} GiB on rank {rank}; the most for one tensor is {MOST_BYTES // gib:,}",
+        )
