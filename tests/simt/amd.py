@@ -11,6 +11,7 @@ import re
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +20,9 @@ HERE = Path(__file__).parent
 _ZIG = (sys.executable, "-m", "ziglang")
 
 
-def _run(folder: Path, *arguments: str, text: str | None = None) -> None:
-    cache = str(folder.parent / "zig")  # pytest's folder of the session (of a worker): what zig builds of libc is kept
+def zig(folder: Path, *arguments: str, text: str | None = None) -> None:
+    # what zig builds of libc takes longer than a kernel: it is kept, and zig locks what several processes use
+    cache = str(Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-zig")
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
     done = subprocess.run(
         (*_ZIG, *arguments), cwd=folder, env=environment, input=text, capture_output=True, text=True, check=False
@@ -47,7 +49,7 @@ class Compiled:
 def compile_device(folder: Path, source: Path, options: Sequence[str]) -> Compiled:
     """Compile as hipRTC does, with its predefined names from `hiprtc.h`. `folder` is for what lies in between."""
     out = folder / "kernel.s"
-    _run(
+    zig(
         folder, "clang", "-x", "hip", *options, "-nogpuinc", "-nogpulib", "--cuda-device-only", "-Wall", "-Wextra",
         "-Werror", "-Wno-unused-function", "-include", str(HERE / "hiprtc.h"), "-S", "-o", str(out), str(source),
     )  # fmt: skip
@@ -84,8 +86,8 @@ class CodeObject:
 def code_object(folder: Path, arch: str, compiled: Compiled) -> CodeObject:
     """The assembly, assembled and linked into what a driver loads."""
     (folder / "kernel.s").write_text(compiled.assembly)
-    _run(folder, "clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "-o", "kernel.o", "kernel.s")
-    _run(folder, "ld.lld", "-shared", "-o", "kernel.co", "kernel.o")
+    zig(folder, "clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "-o", "kernel.o", "kernel.s")
+    zig(folder, "ld.lld", "-shared", "-o", "kernel.co", "kernel.o")
     data = (folder / "kernel.co").read_bytes()
     assert data[:4] == b"\x7fELF"
     (machine,) = struct.unpack_from("<H", data, 18)
@@ -117,7 +119,7 @@ class OnCpu:
         )
         library = folder / f"{entry}.so"
         given = [o for o in options if not o.startswith(("--offload-arch", "-O"))]
-        _run(
+        zig(
             folder, "cc", "-x", "c++", *given, "-O2", "-mcpu=baseline", "-U_FORTIFY_SOURCE", "-fno-sanitize=all",
             "-fno-exceptions", "-fno-rtti", "-nostdinc++", "-nostdlib++", "-shared", "-fPIC", "-o", str(library), "-",
             text=text,

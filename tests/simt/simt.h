@@ -4,11 +4,7 @@
 // Fibers go on in an order drawn from a seed: between two barriers no thread can count on another's pace, not even
 // within a wave, which is stricter than the hardware. Blocks run one after another. Memory order is not modelled.
 
-#include <setjmp.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <ucontext.h>
+#include "fibers.h"
 
 #define __HIP__ 1
 #define __global__
@@ -22,41 +18,20 @@
 
 namespace simt {
 
-constexpr int MOST = 1024, WAVE = 64, STACK = 64 << 10;
+constexpr int MOST = 1024, WAVE = 64;
 
 struct Meeting { int arrived, passed; };
 
-struct Fiber { ucontext_t context; jmp_buf place; char* stack; bool begun, ended; Meeting* at; int passed; };
+struct Lane : Fiber { Meeting* at; int passed; };
 
-static Fiber fibers[MOST];
-static ucontext_t scheduler;  // where a fiber's first switch comes from
-static jmp_buf back;
+static Lane lanes[MOST];
 static int count, current, block, grid;
-static uint64_t state;
 static Meeting everyone, waves[MOST / WAVE];
 static char given[2][MOST][16];  // what lanes bring to a collective; the other half is still being read
 static int turn[MOST];           // collectives that a thread has been through
-static void (*body)();
-
-static uint32_t draw(uint32_t below) {
-    state = state * 6364136223846793005u + 1442695040888963407u;
-    return (uint32_t)(state >> 33) % below;
-}
-
-// Only a fiber's first switch is the library's: it asks the system to mask signals, at every one.
-static void yield() {
-    if (!_setjmp(fibers[current].place)) _longjmp(back, 1);
-}
-
-static void go_on(Fiber& f) {
-    if (_setjmp(back)) return;
-    if (f.begun) _longjmp(f.place, 1);
-    f.begun = true;
-    swapcontext(&scheduler, &f.context);
-}
 
 static void meet(Meeting& m, int of) {
-    Fiber& me = fibers[current];
+    Lane& me = lanes[current];
     const int passed = m.passed;
     if (++m.arrived == of) {
         m.arrived = 0;
@@ -69,12 +44,6 @@ static void meet(Meeting& m, int of) {
     me.at = nullptr;
 }
 
-static void run() {
-    body();
-    fibers[current].ended = true;
-    yield();
-}
-
 // false: the block came to a stop, its threads at different barriers
 static bool block_runs(int number) {
     block = number;
@@ -82,22 +51,15 @@ static bool block_runs(int number) {
     memset(waves, 0, sizeof waves);
     memset(turn, 0, sizeof turn);
     for (int i = 0; i < count; ++i) {
-        Fiber& f = fibers[i];
-        if (!f.stack) f.stack = (char*)malloc(STACK);
-        f.begun = f.ended = false;
-        f.at = nullptr;
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack;
-        f.context.uc_stack.ss_size = STACK;
-        f.context.uc_link = nullptr;
-        makecontext(&f.context, run, 0);
+        lanes[i].at = nullptr;
+        make_ready(lanes[i]);
     }
     for (;;) {
         int left = 0, went = 0;
         const int first = (int)draw((uint32_t)count), step = 2 * (int)draw((uint32_t)count / 2) + 1;
         for (int i = 0; i < count; ++i) {  // count is a power of two: an odd step comes by all
             current = (first + i * step) % count;
-            Fiber& f = fibers[current];
+            Lane& f = lanes[current];
             if (f.ended) continue;
             ++left;
             if (f.at && f.at->passed == f.passed) continue;

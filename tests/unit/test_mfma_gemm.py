@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import cycle, product
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,9 +19,9 @@ from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.tiles import Addend, Matrix, MatrixOperand, MatrixWork
 from ficco_rt.region import Interval
 from tests.simt import amd
+from tests.simt.memory import DTYPES, Memory, aligned
 from tests.unit.gemm_tables import addends, assert_addends
 
-DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16), "fp32": np.dtype(np.float32)}
 MACHINES = {"gfx90a": 0x3F, "gfx942": 0x4C}  # EF_AMDGPU_MACH, LLVM's AMDGPU usage guide
 LAYOUTS = list(product([False, True], [False, True]))
 Spans = tuple[Interval, ...]
@@ -202,29 +201,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.variant.name}-{self.dtype}-{self.out}-{self.turned}-{self.sizes}"
-
-
-class Memory:
-    """An aligned array with NaN around and in whatever its matrix does not hold."""
-
-    def __init__(self, rows: int, columns: int, dtype: str) -> None:
-        pitch = -(-columns // 8) * 8
-        self._bytes = np.full(rows * pitch * DTYPES[dtype].itemsize + 4096, 0xFF, np.uint8)
-        start = -self._bytes.ctypes.data % 256 + 1024
-        end = start + rows * pitch * DTYPES[dtype].itemsize
-        self.whole = self._bytes[start:end].view(DTYPES[dtype]).reshape(rows, pitch)
-        self.values = self.whole[:, :columns]
-        self.matrix = Matrix(self.whole.ctypes.data, rows, columns, pitch)
-        self._around = (self._bytes[:start], self._bytes[end:])
-
-    def untouched(self) -> bool:
-        return all((part == 0xFF).all() for part in self._around)
-
-
-def aligned(size: int) -> np.ndarray:
-    """Zeroed bytes that begin as an allocation on a GPU does."""
-    whole = np.zeros(size + 256, np.uint8)
-    return whole[-whole.ctypes.data % 256 :][:size]
 
 
 def run(case: Case, tmp_path: Path, seed: int) -> None:

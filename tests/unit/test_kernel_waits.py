@@ -1,0 +1,332 @@
+"""The waits and signals of NVIDIA's kernels, thread by thread on the CPU, in a memory order as weak as PTX's.
+
+Other devices write operands while a launch runs and raise flags behind that, in any order; the launch before ends at
+any time. A launch is right if its numbers are, if it reads nothing that is not ordered before the read, if each flag
+goes up behind what it stands for as other devices see it, and if it ends.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ficco_rt.kernels import by_address, families
+from ficco_rt.kernels.compiler import KERNELS
+from ficco_rt.kernels.family import LaunchRequest, TensorMap
+from ficco_rt.kernels.naive.family import COPY
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm80 import variants as sm80
+from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.kernels.tile_table import SplitK, Table
+from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
+from ficco_rt.kernels.works import Copy, View, Work
+from ficco_rt.machine.profiles import H200
+from ficco_rt.region import Axis, Interval, Region
+from tests.simt import nvidia
+from tests.simt.memory import DTYPES, Memory, aligned
+
+MAP = struct.Struct("<5Q3I")  # EncodedMap of mock/src/tensor_map.h
+MAGIC = 0x70616D726F736E74
+MAP_TYPES = {"bf16": 9, "fp16": 6, "fp32": 7}
+SEEDS = range(6)
+NAIVE = KERNELS / "naive.cu"
+
+
+def encoded(m: TensorMap) -> bytes:
+    return MAP.pack(MAGIC, m.address, *m.dims, m.pitch, *m.box, MAP_TYPES[m.dtype]).ljust(128, b"\0")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Works on rows of C = A · B (+ D), which wait for their rows of A, for B, for pieces of K, for their rows of D."""
+
+    rows: tuple[int, ...]
+    n: int
+    k: int
+    blocks: int  # or clusters
+    stages: int = 3
+    splits: int = 1
+    resident: int = 0  # blocks that run at once, if not all
+    addends: bool = False
+    read_only: bool = False  # B, which then waits for nothing
+    left_read_only: bool = False
+    by_depth: int = 0  # pieces of K that are waited for one by one
+    twice: bool = False  # a work more adds A · B to the first one's rows, behind its flag
+    resets: bool = False
+    out: str = "bf16"
+
+
+class Run:
+    """A launch's memory, and what is told of it."""
+
+    def __init__(self, shape: Shape, seed: int, early: bool = True) -> None:
+        """`early`: the launch may begin while the one before it on its stream runs."""
+        self.shape, self.early = shape, early
+        draw = np.random.default_rng(seed)
+        m = sum(shape.rows)
+        self.a, self.b = Memory(m, shape.k, "bf16"), Memory(shape.k, shape.n, "bf16")
+        self.c, self.d = Memory(m, shape.n, shape.out), Memory(m, shape.n, "bf16")
+        self.held = {
+            id(memory): draw.integers(-3, 4, memory.values.shape).astype(memory.whole.dtype)
+            for memory in (self.a, self.b, self.d)
+        }
+        self.flags = np.zeros(64, np.uint32)
+        self.gives: list[tuple[int, Memory, Interval, Interval]] = []
+        self.raises: list[tuple[int, int]] = []
+        self.promises: list[tuple[int, Interval]] = []
+        self.works = self._works()
+
+    def flag(self, number: int) -> int:
+        return int(self.flags.ctypes.data) + 4 * number
+
+    def _given(self, memory: Memory, rows: Interval, columns: Interval) -> int:
+        """A flag of another device, which writes these elements."""
+        number = len(self.raises)
+        self.gives.append((number + 1, memory, rows, columns))
+        self.raises.append((number + 1, number))
+        return self.flag(number)
+
+    def _works(self) -> list[MatrixWork]:
+        s, at, works = self.shape, 0, []
+        n, k = Interval(0, s.n), Interval(0, s.k)
+        if s.read_only:
+            self.b.values[:] = self.held[id(self.b)]
+            of_b: tuple[int, ...] = ()
+        else:
+            of_b = (self._given(self.b, k, n),)
+        for number, size in enumerate(s.rows):
+            rows = Interval(at, at + size)
+            at += size
+            waits, depths, along = of_b, [], [k]
+            if s.left_read_only:
+                self.a.values[rows.start : rows.stop] = self.held[id(self.a)][rows.start : rows.stop]
+            elif number == len(s.rows) - 1 and len(s.rows) > 1 and self.early:
+                self.gives.append((0, self.a, rows, k))  # the launch before writes the last rows of A
+            elif s.by_depth:
+                step = s.k // s.by_depth
+                along = [Interval(i * step, (i + 1) * step) for i in range(s.by_depth)]
+                depths = [(piece.start, (self._given(self.a, rows, piece),)) for piece in along]
+            else:
+                waits = (*of_b, self._given(self.a, rows, k))
+            signal = self.flag(32 + number)
+            addends: tuple[Addend, ...] = ()
+            behind: tuple[int, ...] = ()
+            if s.addends:
+                addends = (Addend(MatrixOperand(self.d.matrix, (rows,), (n,)), "bf16"),)
+                behind = (self._given(self.d, rows, n),)
+            pieces = ((rows,), tuple(along), (k,), (n,), (rows,), (n,))
+            flags = (waits, (signal,), addends, behind, tuple(depths))
+            works.append(MatrixWork(self.a.matrix, self.b.matrix, self.c.matrix, *pieces, False, *flags))
+            self.promises.append((32 + number, rows))
+        if s.twice:
+            behind_first = (*works[0].waits, self.flag(32))
+            works.append(replace(works[0], accumulate=True, waits=behind_first, signals=(self.flag(63),)))
+        return works
+
+    def wanted(self) -> np.ndarray:
+        a, b, d = (self.held[id(memory)].astype(float) for memory in (self.a, self.b, self.d))
+        made = a @ b + (d if self.shape.addends else 0)
+        if self.shape.twice:
+            made[: self.shape.rows[0]] *= 2
+        return made.astype(DTYPES[self.shape.out])
+
+    def begin(self, kernel: nvidia.Kernel, table: Table, scratch: np.ndarray) -> None:
+        """Memory as before the launch, and what the emulation is told."""
+        kernel.forget()
+        self.flags[:] = 0
+        self.c.whole.view(np.uint8)[:] = 0xFF
+        given: dict[int, np.ndarray] = {}
+        for who, memory, rows, columns in self.gives:
+            memory.values[rows.start : rows.stop, columns.start : columns.stop].view(np.uint8)[:] = 0xFF
+            given[who] = memory.whole
+        for memory, after in ((self.a, -1), (self.b, -1), (self.d, -1), (self.c, 0 if self.early else -1)):
+            kernel.region(memory.whole.ctypes.data, memory.whole.nbytes, memory.whole.itemsize, after)
+        if table.partials:
+            parts = scratch[table.counter_bytes :]
+            kernel.region(parts.ctypes.data, len(parts) // 16 * 16, 16)
+        for who, memory, rows, columns in self.gives:
+            source, item = self.held[id(memory)], memory.whole.itemsize
+            kernel.gives(
+                who,
+                memory.matrix.address + (rows.start * memory.matrix.pitch + columns.start) * item,
+                memory.matrix.pitch * item,
+                source.ctypes.data + (rows.start * source.shape[1] + columns.start) * item,
+                source.shape[1] * item,
+                rows.size,
+                columns.size * item,
+            )
+        if self.early:
+            kernel.gives(0, 0, 0, 0, 0, 0, 0)  # the launch before ends, whatever it writes
+        for who, number in self.raises:
+            kernel.raises(who, self.flag(number))
+        item = self.c.whole.itemsize
+        for number, rows in self.promises:
+            at = self.c.matrix.address + rows.start * self.c.matrix.pitch * item
+            kernel.promises(self.flag(number), at, self.c.matrix.pitch * item, rows.size, self.shape.n * item)
+
+
+def assert_right(
+    kernel: nvidia.Kernel, run: Run, table: Table, scratch: np.ndarray, launch: Callable[[int], str]
+) -> None:
+    wanted = run.wanted()
+    for seed in SEEDS:
+        run.begin(kernel, table, scratch)
+        assert launch(seed) == "", f"seed {seed}"
+        off = np.argwhere(run.c.values != wanted)
+        assert not len(off), f"seed {seed}: {len(off)} elements, from {off[0]} to {off[-1]}; {kernel.hint()}"
+        raised = {n for n, _ in run.promises} | {n for _, n in run.raises if not run.shape.resets}
+        assert set(np.flatnonzero(run.flags[:63]).tolist()) == raised, f"seed {seed}"
+        assert not scratch[: table.counter_bytes].any()
+        assert run.c.untouched()
+
+
+HOPPER = {
+    "sm90_gemm_64x64_c1": {
+        "waits": Shape((100, 64, 30), 128, 200, 3),
+        "early": Shape((64, 64, 64), 64, 320, 2, read_only=True),
+        "by_depth": Shape((64, 50, 64), 64, 512, 2, by_depth=4, resets=True),
+        "splits": Shape((64, 64), 64, 512, 4, splits=4),
+        "splits_in_turn": Shape((64, 64), 64, 512, 4, splits=4, resident=1),
+        "twice": Shape((64, 64), 128, 192, 2, twice=True),
+    },
+    "sm90_gemm_128x128_c2": {
+        "waits": Shape((256, 128, 40), 128, 136, 1, resets=True),
+        "left": Shape((256, 128), 128, 192, 1, left_read_only=True),
+    },
+    "sm90_gemm_128x128_c2_pp": {"waits": Shape((256, 384, 40), 128, 136, 1)},
+    "sm90_gemm_64x128_c1_paced": {"waits": Shape((64, 128, 40), 256, 200, 2)},
+}
+SUMS = {"sm90_gemm_64x64_c1": {"addends": Shape((100, 64, 30), 64, 136, 2, addends=True)}}
+
+
+def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> None:
+    run = Run(shape, seed)
+    packed = tables.build(
+        run.works,
+        variant,
+        signature,
+        clusters=shape.blocks,
+        stages=shape.stages,
+        split_k=SplitK(shape.splits),
+        read_only=(shape.left_read_only, shape.read_only),
+        resets=[run.flag(n) for _, n in run.raises] if shape.resets else (),
+    )
+    table = packed.table
+    constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
+    constants[:] = np.frombuffer(table.constants, np.uint8)
+    argument = packed.parameters(constants.ctypes.data, scratch.ctypes.data, [encoded(m) for m in packed.maps])
+    grid = min(shape.blocks * variant.cluster, len(table.tiles))
+
+    def launch(order: int) -> str:
+        return kernel(argument, grid, variant.threads, order, cluster=variant.cluster, resident=shape.resident)
+
+    assert_right(kernel, run, table, scratch, launch)
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
+    variant = next(v for v in sm90.VARIANTS if v.name == name)
+    for addends, shapes in ((False, HOPPER[name]), (True, SUMS.get(name, {}))):
+        if shapes:
+            signature = Signature("bf16", "bf16", False, False, addends)
+            kernel = nvidia.Kernel(
+                tmp_path, sm90.SOURCE, sm90.options(variant, signature), signature.entry(name), "Parameters"
+            )
+            for number, shape in enumerate(shapes.values()):
+                hopper(variant, signature, shape, kernel, number)
+
+
+AMPERE = {
+    "waits": Shape((100, 64, 30), 128, 200, 3),
+    "splits": Shape((64, 64), 64, 512, 4, splits=3),
+    "twice": Shape((64, 64), 128, 192, 2, twice=True),
+    "fp32": Shape((70, 64), 64, 72, 2, out="fp32"),
+}
+AMPERE_SUMS = {"addends": Shape((100, 64, 30), 64, 136, 2, addends=True)}
+
+
+def ampere(variant: sm80.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> None:
+    run = Run(shape, seed, early=False)
+    assert by_address.refusal(run.works, signature, sm80.LONGEST) is None
+    packed = by_address.build(
+        run.works, variant, signature, blocks=shape.blocks, stages=shape.stages, tail_splits=shape.splits
+    )
+    table = packed.table
+    constants, scratch = aligned(len(table.constants)), aligned(table.scratch_bytes)
+    constants[:] = np.frombuffer(table.constants, np.uint8)
+    argument = packed.parameters(constants.ctypes.data, scratch.ctypes.data)
+    grid = min(shape.blocks, len(table.tiles))
+    assert_right(kernel, run, table, scratch, lambda order: kernel(argument, grid, variant.threads, order))
+
+
+@pytest.mark.parametrize(("out", "addends"), [("bf16", False), ("fp32", False), ("bf16", True)])
+def test_the_ampere_kernel(out: str, addends: bool, tmp_path: Path) -> None:
+    variant = next(v for v in sm80.VARIANTS if v.name == "sm80_gemm_64x64")
+    signature = Signature("bf16", out, False, False, addends)
+    entry = signature.entry(variant.name)
+    kernel = nvidia.Kernel(tmp_path, sm80.SOURCE, sm80.options(variant, signature, "sm_80"), entry, "Parameters")
+    for number, shape in enumerate((AMPERE_SUMS if addends else AMPERE).values()):
+        if shape.out == out:
+            ampere(variant, signature, shape, kernel, number)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_naive_kernels(streamed: bool, tmp_path: Path) -> None:
+    """Copies of several tiles, one after another: the second waits for the first; the third for another device, and the
+    launch before has ended when it writes."""
+    rows, columns = 40, 4096
+    memories = [Memory(rows, columns, "bf16") for _ in range(5)]
+    flags = np.zeros(8, np.uint32)
+    views = [
+        View(whole_of(name, rows, columns), m.matrix.address, (rows, columns), "bf16")
+        for name, m in zip("ABCDE", memories, strict=True)
+    ]
+    places = [int(flags.ctypes.data) + 4 * i for i in range(8)]
+    works: list[Work] = [
+        Copy(views[1], views[0], (), (places[0],)),
+        Copy(views[2], views[1], (places[0],), (places[1],)),
+        Copy(views[4], views[3], (places[2], places[3]), (places[4],)),
+    ]
+    if not streamed:  # nothing waits: the launch before has written all
+        works = [Copy(views[1], views[0], (), (places[0],)), Copy(views[4], views[3], (), (places[4],))]
+    request = LaunchRequest(COPY, tuple(works), 4, streamed=streamed)
+    (config,) = families.configure(request, Limits.of(H200))
+    packed = families.tables(config, works)
+    constants, scratch = aligned(len(packed.constants)), aligned(packed.scratch)
+    constants[:] = np.frombuffer(packed.constants, np.uint8)
+    (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, encoded)
+    assert config.tiles > 4
+    kernel = nvidia.Kernel(tmp_path, NAIVE, config.options, config.entry, "Table")
+    data = np.random.default_rng(5).integers(-3, 4, (2, rows, columns)).astype(memories[0].whole.dtype)
+    for seed in SEEDS:
+        kernel.forget()
+        flags[:] = 0
+        for m in memories:
+            m.whole.view(np.uint8)[:] = 0xFF
+        size = memories[0].whole.strides[0]
+        for who, source, number in ((0, 0, None), (1 if streamed else 0, 3, 2), (2, None, 3)):
+            if source is not None:
+                kernel.gives(
+                    who, memories[source].matrix.address, size, data[source // 3].ctypes.data, size, rows, size
+                )
+            if number is not None and streamed:
+                kernel.raises(who, places[number])
+        for number, target in ((0, 1), (1, 2), (4, 4)):
+            kernel.promises(places[number], memories[target].matrix.address, size, rows, size)
+        assert kernel(argument, 3, config.threads, seed) == "", f"seed {seed}"
+        for target, source in ((1, 0), (2, 0), (4, 1)):
+            if streamed or target != 2:
+                assert np.array_equal(memories[target].values, data[source]), f"seed {seed}: {kernel.hint()}"
+        assert flags.tolist() == ([1, 1, 1, 1, 1, 0, 0, 0] if streamed else [1, 0, 0, 0, 1, 0, 0, 0])
+        assert not scratch.any()
+
+
+def whole_of(name: str, rows: int, columns: int) -> Region:
+    return Region(name, 0, (Axis((Interval(0, rows),)), Axis((Interval(0, columns),))))
