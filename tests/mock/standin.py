@@ -22,6 +22,8 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
     version N            CUDA: of the driver                                             [13000]
     flush 0|1            CUDA: whether a wait for a word can flush what others wrote     [0]
+    queues N             hardware queues of a device that has no context yet             [as CUDA_DEVICE_MAX_CONNECTIONS
+                         or GPU_MAX_HW_QUEUES says; else 8, HIP 4]
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
     corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps

@@ -350,3 +350,27 @@ def test_machines_know_how_their_gpus_are_joined(library: StandIn) -> None:
     by_bus = discover(library.face, 4).links
     assert joined.rate > by_bus.rate == 20e3
     assert not library.violations()
+
+
+@pytest.mark.parametrize("queues", ["1", "2", None])
+def test_streams_of_one_hardware_queue_keep_each_other_back(
+    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, queues: str | None
+) -> None:
+    """A wait stands before another stream's copy."""
+    if queues is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    gpus = Gpus()
+    one, two = gpus.streams[0], gpus.stream()  # before the default stream is used
+    word, a, b = gpus.put(np.uint32([0])), gpus.put(np.float32([1])), gpus.put(np.float32([0]))
+    for waiting, copying in ((one, two), (two, one)):
+        ctypes.c_uint32.from_address(word).value = 0
+        call(cu.cuStreamWaitValue32, waiting, word, 1, 0)
+        call(cu.cuMemcpyDtoDAsync, b, a, 4, copying)
+        ended = any(not int(cu.cuStreamQuery(copying)[0]) for _ in range(20))
+        assert ended is (queues != "1")
+        ctypes.c_uint32.from_address(word).value = 1
+        for stream in (waiting, copying):
+            call(cu.cuStreamSynchronize, stream)
+    assert gpus.get(b, 1) == [1]

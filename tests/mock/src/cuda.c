@@ -130,7 +130,7 @@ int cuDevicePrimaryCtxRetain(Handle *context, int device) {
     CALL(cuDevicePrimaryCtxRetain);
     ORDINAL(device);
     if (d->sick) return d->sick;
-    if (!d->retained++) d->context = handle_of(CONTEXT, d);
+    if (!d->retained++) d->context = handle_of(CONTEXT, d), d->queues = queues_asked(d);
     else world.live[CONTEXT]++;
     return *context = d->context, OK;
 }

@@ -24,7 +24,7 @@ enum {  // codes; both vendors number these alike
     CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907, INVALID_CLUSTER = 912, UNKNOWN = 999
 };
 
-enum { MAX_DEVICES = 64 };
+enum { MAX_DEVICES = 64, MAX_QUEUES = 128 };
 
 typedef struct Device Device;
 typedef struct Stream Stream;
@@ -53,6 +53,7 @@ struct Device {
     int sick;                        // a code that every later call of this device gives
     int held;                        // of its multiprocessors, by blocks that run; see kernel.c
     Stream *null_stream;
+    int queues, loads[MAX_QUEUES];   // hardware queues, once it has a stream; the streams of each
 };
 
 // ---------------------------------------------------------------- world.c
@@ -87,6 +88,8 @@ typedef struct {
     int copies_lost;                 // HIP: copies without compute units write nothing
     int version;                     // CUDA: of the driver
     int flush;                       // CUDA: whether waits can flush remote writes
+    int queues;                      // of each device; 0: as the environment says, else as the vendor has it
+    uint64_t tickets;                // commands that streams were given
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
     long copies, commands, calls;    // counted since the last reset
@@ -149,6 +152,8 @@ struct Command {
     Record **outside;                // REPLAY: of each node, what its event stands for in this launch
     long delay;                      // steps before it may start
     bool begun, corrupt, stopped;
+    uint64_t ticket;                 // its place among all that streams were given
+    bool passed;                     // through its hardware queue
 };
 struct Stream {
     void *handle;
@@ -158,6 +163,7 @@ struct Stream {
     Command *head, *tail;
     bool active;
     uint64_t rank;                   // for the order of ranked streams
+    int queue;                       // of the device's hardware queues
     Capture *capture;
     int *nodes, count;               // of the capture: what the next node comes after
     long done;                       // commands
@@ -169,6 +175,7 @@ bool stream_idle(const Stream *s);
 int stream_synchronize(Stream *s, const char *who);
 int device_synchronize(Device *d, const char *who);
 void streams_reset(void);
+int queues_asked(const Device *d);   // how many hardware queues a context of the device gets that is made now
 void streams_leave(Capture *c);      // the capture has ended
 void streams_shuffle(void);          // new ranks
 Command *command_new(Verb verb, Device *d);

@@ -127,11 +127,26 @@ bool command_step(Command *c) {
     return done && !code;
 }
 
+// Streams that share a hardware queue: a launch leaves it when it begins, another command when it has ended, and nothing
+// begins before all that was put into the queue before it has left.
+static bool kept_back(const Stream *s, const Command *c) {
+    if (c->passed || s->device->loads[s->queue] < 2) return false;
+    for (size_t i = 0; i < count; i++) {
+        const Stream *other = active[i];
+        if (other == s || other->device != s->device || other->queue != s->queue) continue;
+        const Command *first = other->head;
+        while (first && first->passed) first = first->next;
+        if (first && first->ticket < c->ticket) return true;
+    }
+    return false;
+}
+
 static bool try(size_t index) {
     Stream *s = active[index];
     Command *c = s->head;
-    if (s->device->sick) return false;
+    if (s->device->sick || kept_back(s, c)) return false;
     if (!command_ready(c)) return c->delay > 0;
+    c->passed = true;
     if (!command_step(c)) return true;
     s->head = c->next;
     s->done++;

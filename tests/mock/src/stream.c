@@ -37,6 +37,7 @@ typedef struct All { Stream *stream; struct All *next; } All;
 static All *all;
 
 static void append(Stream *s, Command *c) {
+    c->ticket = ++world.tickets;
     if (s->tail) s->tail->next = c;
     else s->head = c;
     s->tail = c;
@@ -105,11 +106,30 @@ int stream_value(Stream *s, Verb verb, uint64_t address, uint32_t value, int fla
 
 // ---------------------------------------------------------------- streams
 
+int queues_asked(const Device *d) {
+    const bool amd = !strncmp(d->arch, "gfx", 3);
+    const char *text = getenv(amd ? "GPU_MAX_HW_QUEUES" : "CUDA_DEVICE_MAX_CONNECTIONS");
+    int most = amd ? MAX_QUEUES : 32, asked = world.queues ? world.queues : text ? atoi(text) : 0;
+    if (asked < 1) asked = amd ? 4 : 8;
+    return asked < most ? asked : most;
+}
+
+// A stream's hardware queue is the one that fewest streams have.
+static int queue_taken(Device *d) {
+    int best = 0;
+    if (!d->queues) d->queues = queues_asked(d);
+    for (int i = 1; i < d->queues; i++)
+        if (d->loads[i] < d->loads[best]) best = i;
+    d->loads[best]++;
+    return best;
+}
+
 Stream *stream_create(Device *d, int priority, bool blocking) {
     Stream *s = calloc(1, sizeof *s);
     s->device = d;
     s->priority = priority;
     s->blocking = blocking;
+    s->queue = queue_taken(d);
     s->rank = drawn(1u << 30) << 16 | (world.live[STREAM] & 0xFFFF);
     All *entry = malloc(sizeof *entry);
     *entry = (All){s, all};
@@ -132,6 +152,7 @@ void streams_leave(Capture *c) {
 
 int stream_destroy(Stream *s) {
     if (s->capture) return CAPTURE_UNSUPPORTED;
+    s->device->loads[s->queue]--;
     handle_gone(s->handle);  // what is queued still runs; the memory goes with the next reset
     return OK;
 }

@@ -182,6 +182,7 @@ static void set(char *line) {
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "flush")) world.flush = (int)a;
+    else if (!strcmp(key, "queues")) world.queues = (int)a;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
         for (int i = 0; i < MAX_DEVICES; i++) snprintf(devices[i].name, sizeof devices[i].name, "%s", text);
