@@ -21,7 +21,8 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
     version N            CUDA: of the driver                                             [13000]
-    flush 0|1            CUDA: whether a wait for a word can flush what others wrote     [0]
+    flush 0|1            devices can flush what others write to their memory, and streams that wait for words must ask
+                         for it                                                          [0]
     queues N             hardware queues of a device that has no context yet             [as CUDA_DEVICE_MAX_CONNECTIONS
                          or GPU_MAX_HW_QUEUES says; else 8, HIP 4]
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
@@ -119,7 +120,7 @@ class StandIn:
         self.face = face
         self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
         self._library = self._loaded[0]
-        for name in ("calls", "commands", "copies", "timed"):
+        for name in ("calls", "commands", "copies", "timed", "early"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
         for name in ("mapped", "pooled"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_uint64
@@ -183,6 +184,10 @@ class StandIn:
     def pooled(self, device: int, size: int) -> int:
         """Memory of a device's stream-ordered pool (cuMemAllocAsync)."""
         return int(self._library.standin_pooled(device, ctypes.c_uint64(size)))
+
+    def early(self) -> int:
+        """Launches that began before the launch before them had ended."""
+        return int(self._library.standin_early())
 
     def calls(self) -> int:
         return int(self._library.standin_calls())

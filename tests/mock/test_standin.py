@@ -58,11 +58,18 @@ def event() -> Any:
     return call(cu.cuEventCreate, 0)
 
 
-def launch(stream: Any, function: Any, arguments: list[bytes], grid: int = 1, smem: int = 0) -> int:
+def launch(
+    stream: Any, function: Any, arguments: list[bytes], grid: int = 1, smem: int = 0, early: bool = False
+) -> int:
     config = cu.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = 128, 1, 1
     config.hStream, config.sharedMemBytes = stream, smem
+    if early:
+        attribute = cu.CUlaunchAttribute()
+        attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs, config.numAttrs = [attribute], 1
     values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
     return int(cu.cuLaunchKernelEx(config, function, ctypes.addressof(pointers), 0)[0])
@@ -374,3 +381,69 @@ def test_streams_of_one_hardware_queue_keep_each_other_back(
         for stream in (waiting, copying):
             call(cu.cuStreamSynchronize, stream)
     assert gpus.get(b, 1) == [1]
+
+
+def test_a_wait_without_the_flush_may_come_before_what_a_peer_wrote(cuda: StandIn, gpus: Gpus) -> None:
+    waiting, writing = gpus.streams
+    flush = cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_FLUSH
+    attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
+    word, data, out = gpus.put(np.uint32([0])), gpus.put(np.float32([0, 0])), gpus.put(np.float32([9, 9]))
+    gpus.on(1)
+    call(cu.cuCtxEnablePeerAccess, gpus.contexts[0], 0)
+    source = gpus.put(np.float32([1, 2]))
+    for late in (0, 1):
+        cuda.set(f"flush {late}")
+        assert call(cu.cuDeviceGetAttribute, attribute, 0) == late
+        found = {flags: set[float]() for flags in ((0, flush) if late else (0,))}
+        for seed in range(60):
+            for flags, values in found.items():
+                cuda.set(f"seed {seed}")
+                gpus.on(0)
+                for zeroed, count in ((word, 1), (data, 2)):
+                    call(cu.cuMemcpyHtoD, zeroed, np.zeros(count, np.uint32).ctypes.data, 4 * count)
+                call(cu.cuStreamWaitValue32, waiting, word, 1, int(flags))
+                call(cu.cuMemcpyDtoDAsync, out, data, 8, waiting)
+                gpus.on(1)
+                call(cu.cuMemcpyDtoDAsync, data, source, 8, writing)
+                call(cu.cuStreamWriteValue32, writing, word, 1, 0)
+                for stream in (waiting, writing):
+                    call(cu.cuStreamSynchronize, stream)
+                gpus.on(0)
+                values.add(gpus.get(out, 2)[0])
+        assert not late or found[flush] == {1}
+        assert found[0] == ({0, 1} if late else {1})
+        assert ("remote writes are not flushed" in cuda.violations()) == late
+
+
+def test_an_early_launch_begins_before_the_one_before_it_ends(cuda: StandIn, gpus: Gpus) -> None:
+    """Its blocks take multiprocessors meanwhile, and what it reads is there."""
+    count = 5000
+    memories = [gpus.put(np.full(count, v, np.float32)) for v in (1, 0, 0)]
+    flag = gpus.put(np.uint32([0]))
+    name = "naive_reduce_fp32"
+    code = compile_text(f'extern "C" __global__ void {name}() {{}}', "x.cu", ["-arch=sm_75"]).code
+    function = call(cu.cuModuleGetFunction, call(cu.cuModuleLoadData, code), name.encode())
+    tiles = -(-count // 512)
+
+    def table(out: int, term: int, waits: int) -> bytes:
+        job = struct.pack("<4q12i", out, count, 1, count, 0, 1, 1, 0, 0, tiles, 0, tiles, 0, waits, 0, 0)
+        term_at = struct.pack("<Qqii", term, count, TYPES["fp32"].number, 0)
+        at = gpus.put(np.frombuffer(job + term_at + FLAG.pack(flag) + bytes(16), np.uint8))
+        ends = [at + len(job), at + len(job) + len(term_at), at + len(job) + len(term_at)]
+        return TABLE.pack(at, *ends, ends[2] + FLAG.size, 1, tiles, 0, waits, 0, 0)
+
+    for waits in (0, 1):
+        first, second = table(memories[1], memories[0], waits), table(memories[2], memories[1], 0)
+        begun = 0
+        for seed in range(20):
+            cuda.set(f"seed {seed}")
+            ctypes.c_uint32.from_address(flag).value = 1
+            call(cu.cuMemsetD32Async, memories[1], 0, count, gpus.streams[0])
+            before = cuda.early()
+            for argument, early in ((first, False), (second, True)):
+                assert launch(gpus.streams[0], function, [argument], grid=3, early=early) == 0
+            call(cu.cuStreamSynchronize, gpus.streams[0])
+            assert gpus.get(memories[2], count) == [1] * count
+            begun += cuda.early() - before
+        assert (begun > 0) is (waits == 0), "a launch that waits lets none begin"
+    assert not cuda.violations()

@@ -98,7 +98,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 76: *value = d->minor; break;
         case 81: *value = d->smem_sm; break;
         case 97: *value = d->smem_block; break;
-        case 98: *value = world.flush; break;
+        case 98: *value = world.flush; break;  // remote writes
         case 106: *value = d->max_blocks; break;
         case 111: *value = d->smem_reserved; break;
         default:
@@ -574,12 +574,13 @@ int cuLaunchKernelEx(const LaunchConfig *config, Handle function, void **values,
     }
     if (extra || config->grid[1] != 1 || config->grid[2] != 1 || config->block[1] != 1 || config->block[2] != 1)
         return INVALID_VALUE;
-    // it may begin before the launch before it has ended: then it must wait for that itself. Here it never begins early
+    // it may begin before the launch before it has ended: then it must wait for that itself
     if (chained && !f->code->waits_itself) violation("%s is launched early and does not wait", f->name);
     Launch *l = NULL;
     int code = launch_new(f, s, (int)config->grid[0], (int)config->block[0], (int)config->smem, cluster, priority, values,
                           NULL, 0, &l);
     if (code) return code;
+    l->early = chained && f->code->waits_itself;
     launch_noted(l, chained);
     Command *c = command_new(LAUNCH, s->device);
     c->launch = l;

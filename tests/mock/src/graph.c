@@ -276,9 +276,31 @@ static void start(Command *c) {
     }
 }
 
+// A launch that may begin early takes a step behind the only node that it comes after.
+static bool early_step(Command *c) {
+    const Exec *e = c->exec;
+    for (int i = 0; i < c->readies; i++) {
+        int before = c->ready[i];
+        if (!c->running[before] || c->running[before]->verb != LAUNCH) continue;
+        for (int j = 0; j < e->nexts[before]; j++) {
+            int node = e->next[before][j];
+            const Command *made = e->nodes[node].command;
+            if (e->nodes[node].count != 1 || made->verb != LAUNCH || !made->launch->early) continue;
+            if (!launch_lets(c->running[before]->launch, true)) continue;
+            if (!c->running[node]) c->running[node] = node_command(&e->nodes[node]);
+            if (command_step_early(c->running[before], true, c->running[node])) return true;
+        }
+    }
+    return false;
+}
+
 bool replay_ready(Command *c) {
     if (!c->running) return !c->exec->running;  // one launch of an exec at a time
     if (!c->left) return true;
+    if (!drawn(4) && early_step(c)) {
+        c->chosen = -1;
+        return true;
+    }
     if (!c->readies) return false;
     int first = (int)drawn((uint64_t)c->readies);
     for (int i = 0; i < c->readies; i++) {

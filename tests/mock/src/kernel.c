@@ -130,23 +130,27 @@ Launch *launch_again(const Launch *from) {
 
 void launch_free(Launch *l) {
     l->device->held -= l->count * l->share;
+    for (int i = 0; i < l->count; i++) free(l->running[i].ahead);
     free(l->arguments);
     free(l->running);
     free(l->state);
     free(l);
 }
 
+static bool has_room(const Launch *l) {
+    return l->started < l->grid && l->device->held + l->cluster * l->share <= l->device->sms * WHOLE;
+}
+
 // A block that can go on is chosen: one that runs and whose tile is ready, or one that has not begun and finds room, with
 // its cluster.
 bool launch_ready(Launch *l) {
     if (!l->open) return true;
-    bool room = l->started < l->grid && l->device->held + l->cluster * l->share <= l->device->sms * WHOLE;
-    int n = l->count + room;
+    int n = l->count + has_room(l);
     if (!n) return false;
     int first = world.tile_order == 1 ? 0 : world.tile_order == 2 ? n - 1 : (int)drawn((uint64_t)n);
     for (int i = 0; i < n; i++) {
         int at = (first + i) % n;
-        if (at == l->count || l->code->ready(l, l->running[at].tile)) {
+        if (at == l->count || l->running[at].tile == NO_TILE || l->code->ready(l, l->running[at].tile)) {
             l->chosen = at == l->count ? -1 : at;
             return true;
         }
@@ -157,7 +161,15 @@ bool launch_ready(Launch *l) {
 // NOTE ordinary memory may stay in a GPU's caches while a kernel runs: then it never sees the flag go up.
 uint32_t launch_sees(const Launch *l, uint64_t flag) {
     if (!memory_is_fine(flag)) violation("%s waits for a flag in memory that caches keep", l->function->name);
-    return __atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE);
+    uint32_t seen = __atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE);
+    if (seen) memory_settle();
+    return seen;
+}
+
+void kernel_store(const Launch *l, Type type, uint64_t to, float value) {
+    uint32_t bits;
+    number_store(type, &bits, value);
+    memory_write(l->device, to, &bits, (uint64_t)type_bytes(type));
 }
 
 void launch_lowers(const Launch *l, uint64_t flag) {
@@ -166,26 +178,58 @@ void launch_lowers(const Launch *l, uint64_t flag) {
 }
 
 static void next_tile(Launch *l, int at) {
+    free(l->running[at].ahead);
+    l->running[at].ahead = NULL;
     l->running[at].tile = l->code->tile_of(l, l->running[at].block, l->running[at].round++);
-    if (l->running[at].tile >= 0) return;
+    if (l->running[at].tile >= 0) {
+        if (l->code->read_ahead && drawn(2)) l->code->read_ahead(l, at);
+        return;
+    }
     l->running[at] = l->running[--l->count];
     l->device->held -= l->share;
+}
+
+// A cluster of blocks begins; `early`: those that read nothing ahead take no tile yet.
+static void begin_blocks(Launch *l, bool early) {
+    for (int i = 0; i < l->cluster; i++) {
+        l->device->held += l->share;
+        l->running[l->count].block = l->started++;
+        l->running[l->count].round = 0;
+        l->running[l->count].ahead = NULL;
+        l->running[l->count].tile = NO_TILE;
+        if (early && !l->code->read_ahead) l->count++;
+        else next_tile(l, l->count++);
+    }
+}
+
+static int open_launch(Launch *l) {
+    l->open = true;
+    l->running = malloc((size_t)l->grid * sizeof *l->running);
+    return l->code->open(l);
+}
+
+bool launch_lets(const Launch *l, bool ended) {
+    return l->open && l->started == l->grid && l->code->lets && l->code->lets(l, ended);
+}
+bool launch_ready_early(Launch *l) { return !l->open || has_room(l); }
+int launch_step_early(Launch *l) {
+    if (!l->open) {
+        world.early++;
+        return open_launch(l);
+    }
+    begin_blocks(l, true);
+    return OK;
 }
 
 int launch_step(Launch *l, bool *done) {
     *done = false;
     if (!l->open) {
-        l->open = true;
-        l->running = malloc((size_t)l->grid * sizeof *l->running);
-        int code = l->code->open(l);
+        int code = open_launch(l);
         if (code) return code;
     } else if (l->chosen < 0) {
-        for (int i = 0; i < l->cluster; i++) {
-            l->device->held += l->share;
-            l->running[l->count].block = l->started++;
-            l->running[l->count].round = 0;
-            next_tile(l, l->count++);
-        }
+        begin_blocks(l, false);
+    } else if (l->running[l->chosen].tile == NO_TILE) {
+        next_tile(l, l->chosen);
     } else {
         int code = l->code->run(l, l->running[l->chosen].tile);
         if (code) return code;

@@ -172,7 +172,45 @@ uint64_t standin_pooled(int device, uint64_t bytes) {
     return address;
 }
 
+typedef struct Post { uint64_t dst, bytes, room; const Device *writer; unsigned char *data; struct Post *next; } Post;
+static Post *first_post, *last_post;   // writes on their way, in their order
+
+static void deliver(void) {
+    Post *p = first_post;
+    if (memory_home(p->dst, p->bytes)) memcpy((void *)p->dst, p->data, p->bytes);
+    first_post = p->next;
+    if (!first_post) last_post = NULL;
+    free(p->data);
+    free(p);
+}
+void memory_settle(void) {
+    while (first_post) deliver();
+}
+void memory_drift(void) {
+    if (first_post && !drawn(8)) deliver();
+}
+
+void memory_write(const Device *writer, uint64_t dst, const void *src, uint64_t bytes) {
+    const Device *home = world.flush ? memory_home(dst, bytes) : NULL;
+    if (!home || home == writer) {
+        memmove((void *)dst, src, bytes);
+        return;
+    }
+    Post *p = last_post;
+    if (!p || p->writer != writer || p->dst + p->bytes != dst) {
+        p = calloc(1, sizeof *p);
+        p->dst = dst, p->writer = writer;
+        if (last_post) last_post->next = p;
+        else first_post = p;
+        last_post = p;
+    }
+    if (p->bytes + bytes > p->room) p->data = realloc(p->data, p->room = 2 * (p->bytes + bytes));
+    memcpy(p->data + p->bytes, src, bytes);
+    p->bytes += bytes;
+}
+
 void memory_reset(void) {
+    memory_settle();
     for (size_t i = 0; i < count; i++)
         if (blocks[i].mapped) munmap((void *)blocks[i].base, blocks[i].bytes);
         else free((void *)blocks[i].base);

@@ -139,6 +139,7 @@ static int gemm_run(Launch *l, int tile) {
             int64_t element = place(t, w->map_out_m, row + i) * w->out_m + place(t, w->map_out_n, column + j) * w->out_n;
             uint64_t to = w->out + (uint64_t)(element * out);
             if ((code = memory_reach(l->device, to, (uint64_t)out))) break;
+            if (w->accumulate || w->addends) memory_settle();   // its own writes
             if (w->accumulate) sum += number_load(types->out, (void *)to);
             const Addend *a = (const Addend *)t->terms + w->first_addend;
             for (int s = 0; s < w->addends && !code; s++, a++) {
@@ -149,7 +150,7 @@ static int gemm_run(Launch *l, int tile) {
                     sum += number_load(type, (void *)from);
             }
             if (code) break;
-            number_store(types->out, (void *)to, sum);
+            kernel_store(l, types->out, to, sum);
         }
     free(left);
     return code ? code : tile_done(l, &w->sync, w->counter, w->tiles);
@@ -175,7 +176,7 @@ static int reduce_run(Launch *l, int tile) {
         }
         uint64_t to = w->out + (uint64_t)((row * w->out_pitch + column) * item);
         if (memory_reach(l->device, to, (uint64_t)item)) return ILLEGAL_ADDRESS;
-        number_store(types->out, (void *)to, sum);
+        kernel_store(l, types->out, to, sum);
     }
     return tile_done(l, &w->sync, w->counter, w->work_tiles);
 }
@@ -188,7 +189,7 @@ static int copy_run(Launch *l, int tile) {
         uint64_t to = w->to + (uint64_t)(row * w->to_pitch), from = w->from + (uint64_t)(row * w->from_pitch);
         if (to % (uint64_t)w->unit || from % (uint64_t)w->unit) return ILLEGAL_ADDRESS;  // a misaligned access faults
         if (memory_reach(l->device, to, bytes) || memory_reach(l->device, from, bytes)) return ILLEGAL_ADDRESS;
-        memcpy((void *)to, (void *)from, bytes);
+        memory_write(l->device, to, (void *)from, bytes);
     }
     return tile_done(l, &w->sync, w->work, w->work_tiles);
 }
@@ -223,10 +224,16 @@ static int step_run(Launch *l, int tile) {
     return OK;
 }
 
+// Blocks let the next launch begin as they begin themselves, where none of them may wait.
+static bool lets(const Launch *l, bool ended) {
+    (void)ended;
+    return !((const Table *)l->arguments)->waits;
+}
+
 const KernelCode naive_kernels[] = {
-    {"meet", false, {8, 4}, open_steps, step_of, step_ready, step_run, false},
-    {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true},
-    {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true},
-    {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true},
+    {"meet", false, {8, 4}, open_steps, step_of, step_ready, step_run, false, NULL, NULL},
+    {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true, lets, NULL},
+    {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true, lets, NULL},
+    {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true, lets, NULL},
     {0},
 };

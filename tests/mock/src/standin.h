@@ -87,9 +87,10 @@ typedef struct {
     int tile_order;                  // likewise of blocks
     int copies_lost;                 // HIP: copies without compute units write nothing
     int version;                     // CUDA: of the driver
-    int flush;                       // CUDA: whether waits can flush remote writes
     int queues;                      // of each device; 0: as the environment says, else as the vendor has it
     uint64_t tickets;                // commands that streams were given
+    long early;                      // launches that began before the one before them had ended
+    bool flush;                      // devices can flush remote writes, and need to
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
     long copies, commands, calls;    // counted since the last reset
@@ -124,6 +125,11 @@ int memory_may(uint64_t address, int device, bool *may);           // whether a 
 int memory_let(uint64_t address, uint64_t bytes, int device);      // it may touch these mappings from now on
 Device *memory_pool_of(uint64_t address);                          // NULL: of no pool
 int memory_pool_let(const Device *home, int device);               // likewise, what is of a device's pool
+// What a device writes to another's memory. Where devices can flush such writes (`flush 1`), they are seen late: when a
+// kernel or an event acquires, when a stream's wait asks for the flush, or at any time.
+void memory_write(const Device *writer, uint64_t dst, const void *src, uint64_t bytes);
+void memory_settle(void);                                          // all of it is seen
+void memory_drift(void);                                           // or a little
 void memory_reset(void);
 
 // ---------------------------------------------------------------- stream.c
@@ -202,6 +208,7 @@ bool step(void);                     // run something; false if nothing can
 void advance(int steps);
 bool command_ready(Command *c);
 bool command_step(Command *c);       // true: it is done
+bool command_step_early(Command *before, bool ended, Command *c);   // a launch behind another one; false: it could not
 void stepper_add(Stream *s);
 void stepper_reset(void);        // no stream has commands any more
 
@@ -252,6 +259,9 @@ struct KernelCode {
     bool (*ready)(Launch *l, int tile);
     int (*run)(Launch *l, int tile); // a code: ILLEGAL_ADDRESS, LAUNCH_FAILED
     bool waits_itself;               // for the launch before it, where it begins early
+    bool (*lets)(const Launch *l, bool ended);   // whether all blocks have let the next launch begin; `ended`: the
+                                     // launch before has. NULL: they do when they end
+    void (*read_ahead)(Launch *l, int at);       // what block `running[at]` may read before its tile is ready
 };
 struct Module { void *handle; Device *device; char *image; size_t size; Function *functions; };
 struct Function {
@@ -270,8 +280,10 @@ struct Launch {
     int grid, block, smem, cluster, priority, refs;
     int share;                       // of a multiprocessor, that a block holds; see kernel.c
     bool has_priority, open;
+    bool early;                      // it may begin when the launch before it on its stream lets it
     void *state;                     // the kernel's own; one allocation
-    struct { int block, tile, round; } *running;   // blocks that run, with the tile that they are at
+    struct { int block, tile, round; float *ahead; } *running;   // blocks that run, the tile that they are at (NO_TILE:
+                                     // they wait for the launch before), what they have read of it
     int started, count, chosen;      // blocks started; running; the one to go next, −1: a new one
 };
 int module_load(Device *d, const void *image, Module **made);
@@ -287,7 +299,11 @@ void launch_free(Launch *l);
 bool device_has_room(const Device *d);          // for a block of a copy or fill
 int blocks_per_sm(const Function *f, int threads, int smem);
 uint32_t launch_sees(const Launch *l, uint64_t flag);   // the flag's value, which others change while the kernel runs
+enum { NO_TILE = -2 };
 bool launch_ready(Launch *l);
+bool launch_lets(const Launch *l, bool ended);
+bool launch_ready_early(Launch *l);  // for what it does before the launch before it has ended: blocks begin, and read
+int launch_step_early(Launch *l);    // what nobody writes
 void launch_lowers(const Launch *l, uint64_t flag);  // who waited for it takes it down
 int launch_step(Launch *l, bool *done);
 int image_check(const void *image, const Device *d, size_t *size);
@@ -303,3 +319,4 @@ typedef enum { BF16, FP16, FP32 } Type;
 float number_load(Type t, const void *at);
 void number_store(Type t, void *at, float value);
 static inline int type_bytes(Type t) { return t == FP32 ? 4 : 2; }
+void kernel_store(const Launch *l, Type type, uint64_t to, float value);

@@ -26,6 +26,8 @@ static void fault(Device *d, int code) {
     if (!d->sick) d->sick = code;
 }
 
+enum { FLUSH = 1 << 30 };  // CU_STREAM_WAIT_VALUE_FLUSH
+
 static bool value_reached(const Command *c) {
     uint32_t now = __atomic_load_n((const uint32_t *)c->dst, __ATOMIC_ACQUIRE);
     switch (c->flags & 3) {
@@ -80,10 +82,14 @@ static int copy(Command *c) {
     int code = reach(c, c->dst, c->rows, c->bytes, c->dst_pitch);
     if (!code && !c->staged) code = reach(c, c->src, c->rows, c->bytes, c->src_pitch);
     if (code) return code;
+    if (!c->staged && memory_home(c->src, 1) != c->device) memory_settle();   // a link reads behind what it has brought
+    if (!memory_was_device(c->dst)) memory_settle();   // as the host does
     for (uint64_t r = 0; r < c->rows; r++) {
         const void *from = c->staged ? (char *)c->staged + r * c->bytes : (void *)(c->src + r * c->src_pitch);
-        memmove((void *)(c->dst + r * c->dst_pitch), from, c->bytes);
+        if (c->staged || c->bytes <= 4) memmove((void *)(c->dst + r * c->dst_pitch), from, c->bytes);
+        else memory_write(c->device, c->dst + r * c->dst_pitch, from, c->bytes);
     }
+    if (c->corrupt) memory_settle();
     if (c->corrupt)
         for (uint64_t r = 0; r < c->rows; r++)  // a line of it is lost: its bytes come out as others
             for (uint64_t b = 0; b < c->bytes; b++) ((unsigned char *)(c->dst + r * c->dst_pitch))[b] ^= 0x55;
@@ -110,6 +116,7 @@ bool command_step(Command *c) {
         case LAUNCH: code = launch_step(c->launch, &done); break;
         case REPLAY: done = replay_step(c); break;
         case RECORD:
+            memory_settle();
             c->record->done = true;
             c->record->time = world.now;
             break;
@@ -117,7 +124,10 @@ bool command_step(Command *c) {
             code = memory_reach(c->device, c->dst, 4);
             if (!code) __atomic_store_n((uint32_t *)c->dst, c->value, __ATOMIC_RELEASE);
             break;
-        case WAIT_VALUE: code = memory_reach(c->device, c->dst, 4); break;
+        case WAIT_VALUE:
+            code = memory_reach(c->device, c->dst, 4);
+            if (c->flags & FLUSH) memory_settle();
+            break;
         case WAIT_EVENT:
         case NOTHING: break;
         case RECORD_OUTSIDE:
@@ -141,10 +151,33 @@ static bool kept_back(const Stream *s, const Command *c) {
     return false;
 }
 
+// A step of launch `c`, which may begin early, behind launch `before`. `ended`: what stands before that one is over.
+bool command_step_early(Command *before, bool ended, Command *c) {
+    if (before->verb != LAUNCH || c->verb != LAUNCH || !c->launch->early || !launch_lets(before->launch, ended)) return false;
+    if (!c->begun) begin(c);
+    if (c->stopped || c->delay || !launch_ready_early(c->launch)) return false;
+    world.now++;
+    int code = launch_step_early(c->launch);
+    if (code) fault(c->device, code);
+    return true;
+}
+
+// Of the stream's launches behind its first command, each lets the next one begin.
+static bool try_early(Stream *s) {
+    for (Command *before = s->head; before->next && before->verb == LAUNCH; before = before->next) {
+        Command *c = before->next;
+        if (kept_back(s, c)) return false;
+        if (!drawn(2) && command_step_early(before, before == s->head, c)) return c->passed = true;
+        if (!c->passed) return false;
+    }
+    return false;
+}
+
 static bool try(size_t index) {
     Stream *s = active[index];
     Command *c = s->head;
     if (s->device->sick || kept_back(s, c)) return false;
+    if (c->passed && c->next && try_early(s)) return true;
     if (!command_ready(c)) return c->delay > 0;
     c->passed = true;
     if (!command_step(c)) return true;
@@ -162,6 +195,7 @@ static bool try(size_t index) {
 
 bool step(void) {
     if (!count) return false;
+    memory_drift();
     if (world.order == 2 && latest && latest->active && drawn(8))
         for (size_t i = 0; i < count; i++)
             if (active[i] == latest) {

@@ -166,6 +166,7 @@ int stream_synchronize(Stream *s, const char *who) {
             violation("%s blocks for ever", who);
             return LAUNCH_TIMEOUT;
         }
+    memory_settle();
     return s->device->sick;
 }
 

@@ -42,9 +42,9 @@ static int run_seen(Launch *l, int tile) {
 }
 
 const KernelCode test_kernels[] = {
-    {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double, false},
-    {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault, false},
-    {"until_up", false, {8, 8, 4}, open_nothing, once, is_up, run_seen, false},
-    {"never_ends", false, {8, 8, 4}, open_nothing, once, never, run_double, false},
+    {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double, false, NULL, NULL},
+    {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault, false, NULL, NULL},
+    {"until_up", false, {8, 8, 4}, open_nothing, once, is_up, run_seen, false, NULL, NULL},
+    {"never_ends", false, {8, 8, 4}, open_nothing, once, never, run_double, false, NULL, NULL},
     {0},
 };

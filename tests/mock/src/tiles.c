@@ -121,7 +121,12 @@ static int element(const Launch *l, const Matrix *m, Type type, int64_t row, int
     return code;
 }
 
-static int multiply(const Launch *l, const Tile *t, float *sums) {
+enum { LEFT = 2, RIGHT = 1 };   // as in OperandInfo.read_only
+static size_t left_floats(const State *s, const Tile *t) { return (size_t)s->tile_m * (size_t)t->k_blocks * STEP; }
+static size_t right_floats(const State *s, const Tile *t) { return (size_t)s->tile_n * (size_t)t->k_blocks * STEP; }
+
+// A tile's operands, `sides` of them: rows of the left one to `a`, columns of the right one to `b`.
+static int read_operands(const Launch *l, const Tile *t, int sides, float *a, float *b) {
     const State *s = l->state;
     Matrix left, right;
     if (s->mapped) {
@@ -132,26 +137,52 @@ static int multiply(const Launch *l, const Tile *t, float *sums) {
         right = (Matrix){o->right, (uint64_t)o->right_pitch, UINT64_MAX, UINT64_MAX};
     }
     int depth = t->k_blocks * STEP, code = OK, k = 0;
-    float *a = calloc((size_t)(s->tile_m + s->tile_n) * (size_t)depth, sizeof *a), *b = a + (size_t)s->tile_m * (size_t)depth;
     for (const Depth *piece = s->table->depths + t->k_first; k < depth && !code; k += piece++->blocks * STEP)
         for (int j = 0; j < piece->blocks * STEP && k + j < depth && !code; j++) {
             if (!s->mapped && j >= piece->size) break;
             int step = piece->size < 0 ? -2 * (j / STEP * STEP) : 0;   // backwards
             int64_t ka = piece->left + j + step, kb = piece->right + j + step;
-            for (int r = 0; r < t->rows && !code; r++)
+            for (int r = 0; sides & LEFT && r < t->rows && !code; r++)
                 code = s->left_t ? element(l, &left, s->in, ka, t->left_row + r, &a[r * depth + k + j])
                                  : element(l, &left, s->in, t->left_row + r, ka, &a[r * depth + k + j]);
-            for (int c = 0; c < t->cols && !code; c++)
+            for (int c = 0; sides & RIGHT && c < t->cols && !code; c++)
                 code = s->right_t ? element(l, &right, s->in, t->right_col + c, kb, &b[c * depth + k + j])
                                   : element(l, &right, s->in, kb, t->right_col + c, &b[c * depth + k + j]);
         }
+    return code;
+}
+
+// Operands that nothing writes are read before the tile is ready. NOTE a left one that waits for flags is not: somebody may
+// still read where the tile is stored.
+static int sides_ahead(const State *s, const Tile *t) {
+    if (!s->mapped) return 0;
+    int sides = (int)s->infos[t->operands].read_only;
+    return t->wait_count ? sides & RIGHT : sides;
+}
+static void read_ahead(Launch *l, int at) {
+    const State *s = l->state;
+    const Tile *t = s->table->tiles + l->running[at].tile;
+    int sides = sides_ahead(s, t);
+    if (!sides) return;
+    float *a = l->running[at].ahead = calloc(left_floats(s, t) + right_floats(s, t), sizeof *a);
+    if (read_operands(l, t, sides, a, a + left_floats(s, t))) free(a), l->running[at].ahead = NULL;   // `run` faults
+}
+
+static int multiply(const Launch *l, const Tile *t, float *sums) {
+    const State *s = l->state;
+    float *a = l->running[l->chosen].ahead;
+    int sides = a ? (LEFT | RIGHT) & ~sides_ahead(s, t) : LEFT | RIGHT, depth = t->k_blocks * STEP;
+    bool mine = !a;
+    if (!a) a = calloc(left_floats(s, t) + right_floats(s, t), sizeof *a);
+    float *b = a + left_floats(s, t);
+    int code = read_operands(l, t, sides, a, b);
     for (int r = 0; r < t->rows && !code; r++)
         for (int c = 0; c < t->cols; c++) {
             float sum = 0;
             for (int i = 0; i < depth; i++) sum += a[r * depth + i] * b[c * depth + i];
             sums[r * s->tile_n + c] = sum;
         }
-    free(a);
+    if (mine) free(a);
     return code;
 }
 
@@ -185,8 +216,9 @@ static int store(const Launch *l, const Tile *t, const float *sums) {
         if (t->cols && memory_reach(l->device, row, (uint64_t)t->cols * item)) return ILLEGAL_ADDRESS;
         for (int c = 0; c < t->cols; c++) {
             void *to = (void *)(row + (uint64_t)c * item);
+            if (t->accumulate) memory_settle();   // its own writes
             float value = sums[r * s->tile_n + c] + (t->accumulate ? number_load(s->out, to) : 0);
-            number_store(s->out, to, value);
+            kernel_store(l, s->out, (uint64_t)to, value);
         }
     }
     return OK;
@@ -237,9 +269,19 @@ static int run(Launch *l, int tile) {
     return code ? code : raise_flags(l, t);
 }
 
+// A block lets the next launch begin when the loads of its last tile have been asked for.
+static bool lets(const Launch *l, bool ended) {
+    if (!ended) return false;
+    for (int i = 0; i < l->count; i++) {
+        int tile = l->running[i].tile;
+        if (tile + l->grid < ((const State *)l->state)->tile_count || !ready((Launch *)l, tile)) return false;
+    }
+    return true;
+}
+
 const KernelCode tiled_kernels[] = {
-    {"sm90_gemm_", true, {sizeof(MappedParameters)}, open_mapped, tile_of, ready, run, true},
-    {"sm80_gemm_", true, {sizeof(PitchedParameters)}, open_warps, tile_of, ready, run, false},
-    {"mfma_gemm_", true, {sizeof(PitchedParameters)}, open_waves, tile_of, ready, run, false},
+    {"sm90_gemm_", true, {sizeof(MappedParameters)}, open_mapped, tile_of, ready, run, true, lets, read_ahead},
+    {"sm80_gemm_", true, {sizeof(PitchedParameters)}, open_warps, tile_of, ready, run, false, NULL, NULL},
+    {"mfma_gemm_", true, {sizeof(PitchedParameters)}, open_waves, tile_of, ready, run, false, NULL, NULL},
     {0},
 };

@@ -181,8 +181,8 @@ static void set(char *line) {
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "version")) world.version = (int)a;
-    else if (!strcmp(key, "flush")) world.flush = (int)a;
     else if (!strcmp(key, "queues")) world.queues = (int)a;
+    else if (!strcmp(key, "flush")) world.flush = a != 0;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
         for (int i = 0; i < MAX_DEVICES; i++) snprintf(devices[i].name, sizeof devices[i].name, "%s", text);
@@ -268,6 +268,7 @@ void standin_calm(void) {
 void standin_live(long *counts) { memcpy(counts, world.live, sizeof world.live); }
 const char *standin_violations(void) { return world.violations; }
 const char *standin_fired(void) { return fired; }
+long standin_early(void) { return world.early; }
 long standin_timed(void) { return world.timed; }
 long standin_calls(void) { return world.calls; }
 long standin_commands(void) { return world.commands; }
