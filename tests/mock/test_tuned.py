@@ -6,8 +6,11 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 
+import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.exec.executor import Executor
@@ -107,3 +110,45 @@ def test_tiles_wait_along_k(cuda: StandIn, sms: int, monkeypatch: pytest.MonkeyP
     for launch in made:
         assert len(launch.table.signals) == 0  # nothing between the pieces of K is told
         assert sorted(launch.table.depth_waits["count"].tolist())[-2:] == [1, 1]
+
+
+CHAINED = """
+schedule chained
+param M = 192
+input   A[M, M] : bf16
+input   B[M, M] : bf16
+scratch G[M, M] : bf16
+output  C[M, M] : bf16 unproven
+queue compute { engine = sm }
+stage one on compute { gemm G = A * B }
+stage two on compute { gemm C = A * G }
+"""
+
+
+@pytest.mark.parametrize("lie", [False, True])
+def test_a_product_that_begins_early_reads_what_the_one_before_it_writes(
+    cuda: StandIn, lie: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its blocks begin meanwhile. If they took G for an operand that nothing writes, they would read it too early."""
+    cuda.reset("devices 1; arch sm_90; sms 12")
+    plan = plan_of(build(ficco_dsl.parse(CHAINED, "chained.ficco"), 1, {}), discover("cuda", 1))
+    if lie:
+        read_only = {"read_only": (True, True)}
+        monkeypatch.setattr(family, "build", lambda *given, **options: tables.build(*given, **options | read_only))
+    draw = np.random.default_rng(1)
+    a, b = (draw.integers(-1, 2, (192, 192)).astype(ml_dtypes.bfloat16) for _ in "AB")
+    wanted = a.astype(float) @ (a.astype(float) @ b.astype(float)).astype(ml_dtypes.bfloat16).astype(float)
+    for graph in (False, True):
+        with Executor(plan, "cuda", timeout=30, graph=graph) as executor:
+            executor.write("A", 0, a)
+            executor.write("B", 0, b)
+            right = []
+            for seed in range(12):
+                cuda.set(f"seed {seed}; query_steps 5000")
+                executor.poison()
+                executor.run()
+                right.append(np.array_equal(executor.read("C", 0), wanted.astype(ml_dtypes.bfloat16)))
+            assert cuda.early() > 0
+            assert all(right) is not lie
+            assert any(right)
+    assert not cuda.violations()

@@ -228,6 +228,7 @@ static void store_read(Lane& t, int i) {
         memcpy((void*)to, shared_at(swizzled(s.from + b), t.block), item);
         if (const Region* r = region_of(to)) {
             if (!b) check_write((int)(&t - lanes), r, "TMA");
+            check_free(to, item, "TMA");
             mark(to, item, (int)(&t - lanes), NOT_YET);
         }
     }
@@ -526,8 +527,9 @@ static int all_run() {
     const int count = grid * per_block;
     int* order = (int*)of_launch((size_t)other_count * sizeof(int) + 4);
     for (int i = 0; i < other_count; ++i) order[i] = i;
-    for (int i = other_count; i-- > 1;) {
-        const int j = (int)draw((u32)i + 1), k = order[i];
+    const int first_drawn = lowered_count > 0;   // then the launch before goes first
+    for (int i = other_count; i-- > 1 + first_drawn;) {
+        const int j = first_drawn + (int)draw((u32)(i - first_drawn) + 1), k = order[i];
         order[i] = order[j], order[j] = k;
     }
     while (ended_blocks < grid) {

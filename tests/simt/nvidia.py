@@ -215,15 +215,25 @@ def _shared(source: str) -> str:
 class Kernel:
     """A kernel whose only argument is a struct, compiled for the CPU."""
 
-    def __init__(self, folder: Path, source: Path, options: Sequence[str], entry: str, argument: str) -> None:
-        """`argument` is the struct's name."""
+    def __init__(
+        self,
+        folder: Path,
+        source: Path,
+        options: Sequence[str],
+        entry: str,
+        argument: str,
+        change: tuple[str, str] = ("", ""),
+    ) -> None:
+        """`argument` is the struct's name, `change` a text of the source and what it becomes."""
         given = [o for o in options if o.startswith(("-D", "-std"))]
         whole = f'#include "{HERE / "nvidia.h"}"\n@@@@\n#include "{source}"\nSIMT_LAUNCH({entry}, {argument})\n'
         preprocessed, made, library = folder / f"{entry}.ii", folder / f"{entry}.cc", folder / f"{entry}.so"
         amd.zig(folder, "cc", "-x", "c++", *given, *FLAGS, "-E", "-P", "-o", str(preprocessed), "-", text=whole)
         head, _, kernel = preprocessed.read_text().partition("@@@@")
         kernel = re.sub(r"^#pragma unroll.*$", "", kernel, flags=re.MULTILINE)
-        made.write_text(head + translated(kernel))
+        old, new = change
+        assert not old or kernel.count(old) == 1
+        made.write_text(head + translated(kernel.replace(old, new) if old else kernel))
         amd.zig(folder, "cc", *FLAGS, "-shared", "-fPIC", "-o", str(library), str(made))
         self._library = ctypes.CDLL(str(library))
         self._library.simt_fault.restype = self._library.simt_hint.restype = ctypes.c_char_p
@@ -232,6 +242,8 @@ class Kernel:
         self._library.simt_region.argtypes = (u64, u64, number, number)
         self._library.simt_gives.argtypes = (number, u64, u64, u64, u64, u64, u64)
         self._library.simt_raises.argtypes = (number, u64, ctypes.c_uint32)
+        self._library.simt_reads.argtypes = (number, u64, u64, u64, u64)
+        self._library.simt_lowers.argtypes = (u64,)
         self._library.simt_promises.argtypes = (u64, u64, u64, u64, u64)
 
     def forget(self) -> None:
@@ -249,6 +261,14 @@ class Kernel:
     def raises(self, who: int, flag: int, value: int = 1) -> None:
         """And then raises a flag."""
         self._library.simt_raises(who, flag, value)
+
+    def reads(self, who: int, at: int, pitch: int, rows: int, size: int) -> None:
+        """Device `who` reads these rows before it raises its flag."""
+        self._library.simt_reads(who, at, pitch, rows, size)
+
+    def lowers(self, flag: int) -> None:
+        """The launch before takes the flag down, before any other device goes on."""
+        self._library.simt_lowers(flag)
 
     def promises(self, flag: int, at: int, pitch: int, rows: int, size: int) -> None:
         """Who sees the flag up on another device finds these rows written."""

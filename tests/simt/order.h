@@ -187,18 +187,15 @@ static void mark(uint64_t at, uint64_t bytes, int who, uint32_t number) {
     if (!r || !bytes) return;
     for (uint64_t i = (at - r->base) / r->item; i <= (at + bytes - 1 - r->base) / r->item; ++i) r->written[i] = {who, number};
 }
-static void note_write(int me, const void* to, uint64_t bytes, const char* what) {
-    if (const Region* r = region_of((uint64_t)to)) {
-        check_write(me, r, what);
-        mark((uint64_t)to, bytes, me, threads[me].known.all[me]);
-    }
-}
-
 // ---------------------------------------------------------------- other devices
 
 struct Rows { uint64_t to, from, pitch, from_pitch, rows, bytes; int who; };   // what `who` writes when it goes on
 struct Raise { uint32_t* flag; uint32_t value; int who; };
 struct Promise { const uint32_t* flag; uint64_t at, pitch, rows, bytes; };       // what must be there when the flag is up
+struct Place { uint64_t at, pitch, rows, bytes; int who; };                     // `who` reads there until it goes on
+static Place places[64];
+static uint32_t* lowered[64];        // flags that are up when the launch begins; the launch before takes them down
+static int place_count, lowered_count;
 static Rows gives[256];
 static Raise raises[256];
 static Promise promises[256];
@@ -209,6 +206,7 @@ static bool gone[OTHERS];
 static void other_goes(int who) {
     gone[who] = true;
     progress = 0;
+    for (int i = 0; who == 0 && i < lowered_count; ++i) *lowered[i] = 0;
     for (int i = 0; i < give_count; ++i)
         for (uint64_t r = 0; gives[i].who == who && r < gives[i].rows; ++r)
             memcpy((void*)(gives[i].to + r * gives[i].pitch), (void*)(gives[i].from + r * gives[i].from_pitch), gives[i].bytes);
@@ -220,6 +218,22 @@ static void other_goes(int who) {
             *raises[i].flag = raises[i].value;
         }
 }
+static void check_free(uint64_t at, uint64_t bytes, const char* what) {
+    for (int i = 0; i < place_count; ++i) {
+        const Place& p = places[i];
+        const uint64_t row = at < p.at ? p.rows : (at - p.at) / p.pitch;
+        if (!gone[p.who] && row < p.rows && at - p.at - row * p.pitch < p.bytes)
+            found(fault, "%s writes %d bytes where another device (%d) still reads", what, (int)bytes, p.who);
+    }
+}
+static void note_write(int me, const void* to, uint64_t bytes, const char* what) {
+    if (const Region* r = region_of((uint64_t)to)) {
+        check_write(me, r, what);
+        check_free((uint64_t)to, bytes, what);
+        mark((uint64_t)to, bytes, me, threads[me].known.all[me]);
+    }
+}
+
 static bool others_wait() {   // for a flag that is not up yet
     for (int i = 0; i < raise_count; ++i)
         if (!gone[raises[i].who]) return true;
@@ -270,11 +284,16 @@ void simt_raises(int who, uint64_t flag, uint32_t value) {
     raises[raise_count++] = {(uint32_t*)flag, value, who};
     other_count = who >= other_count ? who + 1 : other_count;
 }
+void simt_reads(int who, uint64_t at, uint64_t pitch, uint64_t rows, uint64_t bytes) {
+    places[place_count++] = {at, pitch, rows, bytes, who};
+}
+void simt_lowers(uint64_t flag) { lowered[lowered_count++] = (uint32_t*)flag; }
 void simt_promises(uint64_t flag, uint64_t at, uint64_t pitch, uint64_t rows, uint64_t bytes) {
     promises[promise_count++] = {(uint32_t*)flag, at, pitch, rows, bytes};
 }
 void simt_forget() {
     for (int i = 0; i < region_count; ++i) free(regions[i].written);
+    place_count = lowered_count = 0;
     region_count = give_count = raise_count = promise_count = other_count = 0;
     lowest = ~0ull, highest = 0;
 }

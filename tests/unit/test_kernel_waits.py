@@ -60,6 +60,10 @@ class Shape:
     by_depth: int = 0  # pieces of K that are waited for one by one
     twice: bool = False  # a work more adds A · B to the first one's rows, behind its flag
     resets: bool = False
+    signals: bool = True
+    before: bool = False  # the launch before writes A and B: nothing waits for flags
+    free: bool = False  # A and B are read-only; works wait until another device has read their rows of C
+    stale: bool = False  # flags are up when the launch begins, until the launch before ends
     out: str = "bf16"
 
 
@@ -80,6 +84,7 @@ class Run:
         self.flags = np.zeros(64, np.uint32)
         self.gives: list[tuple[int, Memory, Interval, Interval]] = []
         self.raises: list[tuple[int, int]] = []
+        self.reads: list[tuple[int, Interval]] = []
         self.promises: list[tuple[int, Interval]] = []
         self.works = self._works()
 
@@ -96,16 +101,24 @@ class Run:
     def _works(self) -> list[MatrixWork]:
         s, at, works = self.shape, 0, []
         n, k = Interval(0, s.n), Interval(0, s.k)
-        if s.read_only:
+        of_b: tuple[int, ...] = ()
+        if s.before:
+            self.gives += [(0, self.a, Interval(0, sum(s.rows)), k), (0, self.b, k, n)]
+        elif s.read_only:
             self.b.values[:] = self.held[id(self.b)]
-            of_b: tuple[int, ...] = ()
         else:
             of_b = (self._given(self.b, k, n),)
         for number, size in enumerate(s.rows):
             rows = Interval(at, at + size)
             at += size
             waits, depths, along = of_b, [], [k]
-            if s.left_read_only:
+            if s.free:
+                self.reads.append((len(self.raises) + 1, rows))
+                self.raises.append((len(self.raises) + 1, len(self.raises)))
+                waits = (self.flag(len(self.raises) - 1),)
+            if s.before:
+                pass
+            elif s.left_read_only:
                 self.a.values[rows.start : rows.stop] = self.held[id(self.a)][rows.start : rows.stop]
             elif number == len(s.rows) - 1 and len(s.rows) > 1 and self.early:
                 self.gives.append((0, self.a, rows, k))  # the launch before writes the last rows of A
@@ -115,16 +128,17 @@ class Run:
                 depths = [(piece.start, (self._given(self.a, rows, piece),)) for piece in along]
             else:
                 waits = (*of_b, self._given(self.a, rows, k))
-            signal = self.flag(32 + number)
+            signals = (self.flag(32 + number),) if s.signals else ()
             addends: tuple[Addend, ...] = ()
             behind: tuple[int, ...] = ()
             if s.addends:
                 addends = (Addend(MatrixOperand(self.d.matrix, (rows,), (n,)), "bf16"),)
                 behind = (self._given(self.d, rows, n),)
             pieces = ((rows,), tuple(along), (k,), (n,), (rows,), (n,))
-            flags = (waits, (signal,), addends, behind, tuple(depths))
+            flags = (waits, signals, addends, behind, tuple(depths))
             works.append(MatrixWork(self.a.matrix, self.b.matrix, self.c.matrix, *pieces, False, *flags))
-            self.promises.append((32 + number, rows))
+            if s.signals:
+                self.promises.append((32 + number, rows))
         if s.twice:
             behind_first = (*works[0].waits, self.flag(32))
             works.append(replace(works[0], accumulate=True, waits=behind_first, signals=(self.flag(63),)))
@@ -166,10 +180,15 @@ class Run:
             kernel.gives(0, 0, 0, 0, 0, 0, 0)  # the launch before ends, whatever it writes
         for who, number in self.raises:
             kernel.raises(who, self.flag(number))
+            if self.shape.stale:
+                self.flags[number] = 1
+                kernel.lowers(self.flag(number))
         item = self.c.whole.itemsize
+        pitch, wide = self.c.matrix.pitch * item, self.shape.n * item
+        for who, rows in self.reads:
+            kernel.reads(who, self.c.matrix.address + rows.start * pitch, pitch, rows.size, wide)
         for number, rows in self.promises:
-            at = self.c.matrix.address + rows.start * self.c.matrix.pitch * item
-            kernel.promises(self.flag(number), at, self.c.matrix.pitch * item, rows.size, self.shape.n * item)
+            kernel.promises(self.flag(number), self.c.matrix.address + rows.start * pitch, pitch, rows.size, wide)
 
 
 def assert_right(
@@ -189,20 +208,28 @@ def assert_right(
 
 HOPPER = {
     "sm90_gemm_64x64_c1": {
-        "waits": Shape((100, 64, 30), 128, 200, 3),
+        "waits": Shape((100, 64, 30), 128, 200, 3, stale=True),
+        "in_turn": Shape((64, 64), 192, 136, 1),
+        "before": Shape((100,), 64, 136, 2, before=True),
+        "free": Shape((64, 64), 64, 136, 2, read_only=True, left_read_only=True, free=True),
         "early": Shape((64, 64, 64), 64, 320, 2, read_only=True),
         "by_depth": Shape((64, 50, 64), 64, 512, 2, by_depth=4, resets=True),
         "splits": Shape((64, 64), 64, 512, 4, splits=4),
         "splits_in_turn": Shape((64, 64), 64, 512, 4, splits=4, resident=1),
-        "twice": Shape((64, 64), 128, 192, 2, twice=True),
+        "twice": Shape((64, 64), 128, 192, 2, twice=True, read_only=True),
     },
     "sm90_gemm_128x128_c2": {
-        "waits": Shape((256, 128, 40), 128, 136, 1, resets=True),
-        "left": Shape((256, 128), 128, 192, 1, left_read_only=True),
+        "waits": Shape((256, 128, 40), 128, 136, 1, resets=True, out="fp32"),
+        "left": Shape((256, 128), 128, 192, 1, left_read_only=True, out="fp32"),
     },
     "sm90_gemm_128x128_c2_pp": {"waits": Shape((256, 384, 40), 128, 136, 1)},
-    "sm90_gemm_64x128_c1_paced": {"waits": Shape((64, 128, 40), 256, 200, 2)},
+    "sm90_gemm_64x128_c1_paced": {
+        "waits": Shape((64, 128, 40), 256, 200, 2),
+        "quiet": Shape((64, 40), 256, 200, 2, signals=False),
+    },
+    "sm90_gemm_256x160_c2": {"waits": Shape((512, 100), 160, 136, 1)},  # stored from registers
 }
+IMPATIENT = ("constexpr int PATIENCE = 128;", "constexpr int PATIENCE = 8;")  # splits of K give up in many orders
 SUMS = {"sm90_gemm_64x64_c1": {"addends": Shape((100, 64, 30), 64, 136, 2, addends=True)}}
 
 
@@ -230,15 +257,20 @@ def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nv
     assert_right(kernel, run, table, scratch, launch)
 
 
+def hopper_kernel(
+    variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE
+) -> tuple[nvidia.Kernel, Signature]:
+    signature = Signature("bf16", out, False, False, addends)
+    options, entry = sm90.options(variant, signature), signature.entry(variant.name)
+    return nvidia.Kernel(folder, source, options, entry, "Parameters", IMPATIENT), signature
+
+
 @pytest.mark.parametrize("name", HOPPER)
 def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
     variant = next(v for v in sm90.VARIANTS if v.name == name)
     for addends, shapes in ((False, HOPPER[name]), (True, SUMS.get(name, {}))):
         if shapes:
-            signature = Signature("bf16", "bf16", False, False, addends)
-            kernel = nvidia.Kernel(
-                tmp_path, sm90.SOURCE, sm90.options(variant, signature), signature.entry(name), "Parameters"
-            )
+            kernel, signature = hopper_kernel(variant, addends, next(iter(shapes.values())).out, tmp_path)
             for number, shape in enumerate(shapes.values()):
                 hopper(variant, signature, shape, kernel, number)
 
