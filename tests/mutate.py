@@ -1,9 +1,12 @@
 """Do the tests see small mistakes? Each mutation of `tests/mutations.txt` is made in a copy of the tree, one at a time.
 
     python -m tests.mutate [--only N,…] [--list]     # prints the table of docs/testing.md; exit code 1 if one survives
+    python -m tests.mutate --gpus [--only N,…]       # the kernels' mutations on one or two GPUs, instead of tests
 
 First the tests that are named run on the tree as it is: all must pass. Then each mutation's tests run until one fails.
-Mutations that only a GPU could tell name the command for a machine with GPUs; it is not run here.
+With `--gpus` it is `python -m tests.simt.on_gpus` that runs, in a process of its own: a mutation is caught there by
+wrong numbers, by a launch that does not end, or by an error of the device. A mutation that no GPU of this kind shows is
+said to have survived; what orders memory anyway on such a GPU need not do so on the next one.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("ficco_rt", "dsl", "schedules", "tests", "tools", "pyproject.toml")
 LIMIT = 120  # seconds of a test
 BY_HAND = "on GPUs, by hand"
+GPU_LIMIT = 180  # seconds of a run on GPUs
+ON_GPUS = ("kernels/src/sm90", "kernels/src/sm80")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="numbers of mutations, as --list has them: 3,10-14")
     parser.add_argument("--list", action="store_true", help="say which mutations there are, and run none")
+    parser.add_argument("--gpus", action="store_true", help="mutations of NVIDIA's kernels, on this machine's GPUs")
     options = parser.parse_args(arguments)
     numbered = [(i, m) for i, m in enumerate(read()) if options.only is None or i in _numbers(options.only)]
     if options.list:
@@ -55,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     results = []
     with tempfile.TemporaryDirectory(prefix="ficco-mutate-") as folder:
         tree = _copied(Path(folder))
+        if options.gpus:
+            return _on_gpus(tree, [(i, m) for i, m in numbered if m.path.startswith(ON_GPUS)])
         for test in dict.fromkeys(test for _, m in numbered for test in m.tests):
             failed = _failure(tree, test)
             if failed is not None:
@@ -67,6 +75,41 @@ def main(arguments: Sequence[str]) -> int:
             )
     print(table(results))
     return 1 if any(not r.by for r in results) else 0
+
+
+def _on_gpus(tree: Path, numbered: Sequence[tuple[int, Mutation]]) -> int:
+    """Each mutation's run on GPUs, and the table last."""
+    said = _gpu_run(tree, "")
+    if said is not None:
+        raise SystemExit(f"without a mutation: {said}")
+    results = []
+    for i, mutation in numbered:
+        begun = time.monotonic()
+        only = "sm80" if "sm80" in mutation.path else "sm90" if "sm90" in mutation.path else ""
+        with _made(tree, mutation):
+            caught = _gpu_run(tree, only)
+        results.append(Result(mutation, f"on GPUs: {caught}" if caught else "", "", time.monotonic() - begun))
+        print(f"{i:3} {mutation.name}: {results[-1].by or 'SURVIVED'}", file=sys.stderr, flush=True)
+    print(table(results))
+    return 1 if any(not r.by for r in results) else 0
+
+
+def _gpu_run(tree: Path, only: str) -> str | None:
+    """What went wrong on GPUs; None: all was right."""
+    environment = {**os.environ, "PYTHONPATH": f"{tree}:{tree / 'dsl'}", "FICCO_CACHE": str(tree / "cache")}
+    command = [sys.executable, "-m", "tests.simt.on_gpus", "--only", only]
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=GPU_LIMIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {GPU_LIMIT} s"
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stdout.splitlines() if not line.endswith(": right")]
+    if done.returncode not in (4, 6) and "the launch fails" not in done.stderr:
+        raise SystemExit(f"{shlex.join(command)} ends with {done.returncode}\n{done.stdout}{done.stderr}")
+    return lines[0] if lines else done.stderr.strip().splitlines()[-1]
 
 
 def _numbers(text: str) -> set[int]:

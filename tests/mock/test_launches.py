@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, TypeGuard
 
+import numpy as np
 import pytest
 
 import ficco_dsl
@@ -13,6 +14,7 @@ import ficco_rt
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.cuda.vendor import Cuda
 from ficco_rt.driver.gpu import binding
+from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
@@ -141,6 +143,26 @@ def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) 
         assert not cuda.violations()
     assert ends["error"] > 20
     assert ends["right"] > 20
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_75"])
+def test_counters_are_zero_after_a_run_that_was_given_up(cuda: StandIn, arch: str) -> None:
+    """Whatever its kernels have left in them."""
+    plan = planned(cuda, "gemm_rs/streamed", f"arch {arch}; query_steps 3000", T="bf16")
+    with Executor(plan, "cuda", timeout=30) as executor:
+        assert verified_run(executor, values="exact").ok
+        driver = executor.driver
+        assert isinstance(driver, GpuDriver)
+        counting = [launch for b in driver._binder.bindings for launch in b.launches if launch.counters]
+        assert counting
+        cuda.set(f"fail cuLaunchKernelEx 2 {campaign.UNKNOWN}")
+        with pytest.raises(DeviceError):
+            verified_run(executor, values="exact")
+        cuda.calm()
+        for launch in counting:
+            driver._gpus.put(launch.device, launch.scratch, np.full(launch.counters, 7, np.uint32))
+        assert verified_run(executor, seed=1, values="exact").ok
+    assert not cuda.violations()
 
 
 def test_the_last_of_a_launch_s_kernels_resets_the_flags_of_all(library: StandIn) -> None:

@@ -244,7 +244,7 @@ class Kernel:
         self._library.simt_raises.argtypes = (number, u64, ctypes.c_uint32)
         self._library.simt_reads.argtypes = (number, u64, u64, u64, u64)
         self._library.simt_lowers.argtypes = (u64,)
-        self._library.simt_promises.argtypes = (u64, u64, u64, u64, u64)
+        self._library.simt_promises.argtypes = (u64, u64, u64, u64, u64, u64)
 
     def forget(self) -> None:
         """What was told of memory and of other devices."""
@@ -270,9 +270,9 @@ class Kernel:
         """The launch before takes the flag down, before any other device goes on."""
         self._library.simt_lowers(flag)
 
-    def promises(self, flag: int, at: int, pitch: int, rows: int, size: int) -> None:
-        """Who sees the flag up on another device finds these rows written."""
-        self._library.simt_promises(flag, at, pitch, rows, size)
+    def promises(self, flag: int, at: int, pitch: int, rows: int, size: int, values: int) -> None:
+        """Who sees the flag up on another device finds `values` (of no pitch) in these rows."""
+        self._library.simt_promises(flag, at, pitch, rows, size, values)
 
     def hint(self) -> str:
         """Why the numbers of the last launch are wrong, if they are."""

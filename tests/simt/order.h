@@ -191,7 +191,7 @@ static void mark(uint64_t at, uint64_t bytes, int who, uint32_t number) {
 
 struct Rows { uint64_t to, from, pitch, from_pitch, rows, bytes; int who; };   // what `who` writes when it goes on
 struct Raise { uint32_t* flag; uint32_t value; int who; };
-struct Promise { const uint32_t* flag; uint64_t at, pitch, rows, bytes; };       // what must be there when the flag is up
+struct Promise { const uint32_t* flag; uint64_t at, pitch, rows, bytes, values; };   // what must be there when it is up
 struct Place { uint64_t at, pitch, rows, bytes; int who; };                     // `who` reads there until it goes on
 static Place places[64];
 static uint32_t* lowered[64];        // flags that are up when the launch begins; the launch before takes them down
@@ -248,14 +248,9 @@ static void keep_promises(const uint32_t* flag) {
         if (p.flag != flag) continue;
         for (uint64_t r = 0; r < p.rows; ++r) {
             const Region* region = region_of(p.at + r * p.pitch);
-            if (!region) {   // memory whose writes are not told apart: is anything of it as it was before the launch?
-                for (uint64_t n = 0; n < p.bytes / 2; ++n)
-                    if (((const uint16_t*)(p.at + r * p.pitch))[n] == 0xFFFF) {
-                        found(fault, "a flag is up before row %llu is written", (unsigned long long)r);
-                        return;
-                    }
-                continue;
-            }
+            if (memcmp((void*)(p.at + r * p.pitch), (void*)(p.values + r * p.bytes), p.bytes))
+                return found(fault, "a flag is up before row %llu is what it stands for", (unsigned long long)r);
+            if (!region) continue;   // writes are not told apart there
             const uint64_t first = (p.at + r * p.pitch - region->base) / region->item;
             for (uint64_t n = first; n < first + p.bytes / region->item; ++n) {
                 const Written w = region->written[n];
@@ -288,8 +283,8 @@ void simt_reads(int who, uint64_t at, uint64_t pitch, uint64_t rows, uint64_t by
     places[place_count++] = {at, pitch, rows, bytes, who};
 }
 void simt_lowers(uint64_t flag) { lowered[lowered_count++] = (uint32_t*)flag; }
-void simt_promises(uint64_t flag, uint64_t at, uint64_t pitch, uint64_t rows, uint64_t bytes) {
-    promises[promise_count++] = {(uint32_t*)flag, at, pitch, rows, bytes};
+void simt_promises(uint64_t flag, uint64_t at, uint64_t pitch, uint64_t rows, uint64_t bytes, uint64_t values) {
+    promises[promise_count++] = {(uint32_t*)flag, at, pitch, rows, bytes, values};
 }
 void simt_forget() {
     for (int i = 0; i < region_count; ++i) free(regions[i].written);

@@ -48,6 +48,13 @@ static int open_checked(Launch *l) {
     else if (memory_reach(l->device, (uint64_t)s->tile_addends, (uint64_t)s->tile_count * sizeof(TileAddends))) return ILLEGAL_ADDRESS;
     return memory_reach(l->device, (uint64_t)s->table->tiles, (uint64_t)s->tile_count * sizeof(Tile));
 }
+// A launch with less shared memory than its stages take.
+static void check_smem(const Launch *l, int stages, bool atoms) {
+    const State *s = l->state;
+    int columns = atoms && !s->right_t ? (s->tile_n + 63) / 64 * 64 : s->tile_n;
+    int needed = stages * 128 * (s->tile_m + columns) + (atoms ? 1024 : 0);
+    if (l->smem < needed) violation("%s: %d stages take %d bytes of shared memory, the launch has %d", l->function->name, stages, needed, l->smem);
+}
 static int open_mapped(Launch *l) {
     // four warps of each consumer store a tile; of one, where consumers take turns
     int code = open_tiles(l, strstr(l->function->name, "_pp_") ? 4 : 4 * (l->block / 128 - 1)), cluster = 0;
@@ -61,6 +68,7 @@ static int open_mapped(Launch *l) {
     const MappedParameters *p = (const MappedParameters *)l->arguments;
     s->table = &p->table, s->mapped = p->operands, s->infos = p->infos, s->tile_count = p->tile_count;
     s->tile_addends = p->tile_addends, s->addends = p->addends, s->maps = p->addend_maps, s->depth_waits = p->depth_waits;
+    check_smem(l, p->stages, true);
     return open_checked(l);
 }
 static int open_pitched(Launch *l, int lanes) {
@@ -72,7 +80,11 @@ static int open_pitched(Launch *l, int lanes) {
     s->tile_addends = p->tile_addends, s->addends = p->addends, s->matrices = p->addend_matrices;
     return open_checked(l);
 }
-static int open_warps(Launch *l) { return open_pitched(l, 32); }
+static int open_warps(Launch *l) {
+    int code = open_pitched(l, 32);
+    if (!code) check_smem(l, ((const PitchedParameters *)l->arguments)->stages, false);
+    return code;
+}
 static int open_waves(Launch *l) { return open_pitched(l, 64); }
 
 static int tile_of(Launch *l, int block, int round) {
@@ -256,7 +268,7 @@ static int run(Launch *l, int tile) {
         uint32_t *count = table->split_counts + t->slot * s->warps;
         if (++*count != (uint32_t)t->splits) {
             free(sums);
-            return OK;
+            return s->mapped ? raise_flags(l, t) : OK;   // there each split stores a share, and counts
         }
         *count = 0;
         memset(sums, 0, elements * sizeof *sums);
