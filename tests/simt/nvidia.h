@@ -532,14 +532,16 @@ static int all_run() {
         const int j = first_drawn + (int)draw((u32)(i - first_drawn) + 1), k = order[i];
         order[i] = order[j], order[j] = k;
     }
-    while (ended_blocks < grid) {
+    int still = -1, until = 0;       // a warp that does not go on for some passes
+    for (int pass = 0; ended_blocks < grid; ++pass) {
+        if (pass >= until) still = draw(2) ? (int)draw((u32)count / 32) : -1, until = pass + 1 + (int)draw(40);
         while (started < grid && active + cluster_size <= resident)
             for (int c = 0; c < cluster_size; ++c, ++active) start_block(started++);
         const int first = (int)draw((u32)count), step = steps[draw(8)];
         int went = 0;
         for (int n = 0, i = first; n < count; ++n, i = (i + step) % count) {
             Lane& t = lanes[i];
-            if (!blocks[t.block].begun || t.ended) continue;
+            if (!blocks[t.block].begun || t.ended || i / 32 == still) continue;
             if (t.ready && !t.ready(t.what)) continue;
             ++went;
             go_on(t);
@@ -557,7 +559,8 @@ static int all_run() {
             waiting = true;
             if (!draw(16u * (u32)lag) || progress > 200) other_goes(order[other++]);
         }
-        if (!went && !waiting && ended_blocks < grid && progress > 50) return 1;
+        if (!went) until = pass;   // nobody is kept still where nobody else goes on
+        if (!went && !waiting && still < 0 && ended_blocks < grid && progress > 50) return 1;
         if (++progress > 3000) return 1;
     }
     return 0;

@@ -63,6 +63,7 @@ class Shape:
     signals: bool = True
     before: bool = False  # the launch before writes A and B: nothing waits for flags
     free: bool = False  # A and B are read-only; works wait until another device has read their rows of C
+    chained: bool = False  # a work's addends wait for the signal of the work before it
     stale: bool = False  # flags are up when the launch begins, until the launch before ends
     out: str = "bf16"
 
@@ -133,7 +134,7 @@ class Run:
             behind: tuple[int, ...] = ()
             if s.addends:
                 addends = (Addend(MatrixOperand(self.d.matrix, (rows,), (n,)), "bf16"),)
-                behind = (self._given(self.d, rows, n),)
+                behind = (self._given(self.d, rows, n), *([self.flag(31 + number)] if s.chained and number else []))
             pieces = ((rows,), tuple(along), (k,), (n,), (rows,), (n,))
             flags = (waits, signals, addends, behind, tuple(depths))
             works.append(MatrixWork(self.a.matrix, self.b.matrix, self.c.matrix, *pieces, False, *flags))
@@ -233,7 +234,12 @@ HOPPER = {
     "sm90_gemm_256x160_c2": {"waits": Shape((512, 100), 160, 136, 1)},  # stored from registers
 }
 IMPATIENT = ("constexpr int PATIENCE = 128;", "constexpr int PATIENCE = 8;")  # splits of K give up in many orders
-SUMS = {"sm90_gemm_64x64_c1": {"addends": Shape((100, 64, 30), 64, 136, 2, addends=True)}}
+SUMS = {
+    "sm90_gemm_64x64_c1": {
+        "addends": Shape((100, 64, 30), 64, 136, 2, stages=2, addends=True),
+        "chained": Shape((64, 64, 64), 64, 136, 1, addends=True, chained=True),
+    }
+}
 
 
 def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> None:
