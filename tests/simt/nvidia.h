@@ -138,6 +138,12 @@ static Barrier& barrier_at(Block& b, u32 address) {
         if (x.at == (address & 0xffffff) + 1 || !x.at) return x.at = (address & 0xffffff) + 1, x;
     abort();
 }
+static Barrier& usable_barrier(Block& b, u32 address) {
+    Barrier& x = barrier_at(b, address);
+    if (!x.expected) found(fault, "an mbarrier is used before it is made");
+    if (!b.left) found(fault, "an mbarrier of a block that has ended is used");
+    return x;
+}
 static void check_phase(Barrier& b) {
     if (b.pending || b.bytes) return;
     ++b.phase;
@@ -150,7 +156,7 @@ static void barrier_init(u32 at, u32 count) {
     b.expected = b.pending = count, b.phase = 0, b.bytes = 0;
 }
 static void barrier_arrive(u32 at, u32 bytes) {
-    Barrier& b = barrier_at(block_of(at, me().block), at);
+    Barrier& b = usable_barrier(block_of(at, me().block), at);
     b.coming.by(number());
     if (!b.pending) found(fault, "an mbarrier is arrived at more often than its count");
     --b.pending;
@@ -159,7 +165,7 @@ static void barrier_arrive(u32 at, u32 bytes) {
 }
 static void meet_cluster() { meet(blocks[me().block / cluster_size * cluster_size].cluster, cluster_size * per_block); }
 static void barrier_wait(u32 at, u32 parity) {
-    Barrier& b = barrier_at(block(), at);
+    Barrier& b = usable_barrier(block(), at);
     yield_now();
     wait_until([&] { return (b.phase & 1) != parity; });
     b.gone.to(number());
@@ -194,7 +200,7 @@ static void load_now(Load& l) {
                 else if (inside(l.map, x, y)) memcpy(to, (void*)(l.map->address + (u64)y * l.map->pitch + (u64)x * item), item);
                 else memset(to, 0, item);
             }
-        Barrier& b = barrier_at(blocks[target], l.barrier);
+        Barrier& b = usable_barrier(blocks[target], l.barrier);
         b.bytes -= l.map->box_rows * l.map->box_columns * item;
         check_phase(b);
     }
