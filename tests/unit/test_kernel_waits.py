@@ -318,8 +318,13 @@ def test_the_ampere_kernel(out: str, addends: bool, tmp_path: Path) -> None:
             ampere(variant, signature, shape, kernel, number)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_the_naive_kernels(streamed: bool, tmp_path: Path) -> None:
+def test_the_naive_kernels(tmp_path: Path) -> None:
+    made: list[nvidia.Kernel] = []
+    for streamed in (False, True):
+        naive(streamed, tmp_path, made)
+
+
+def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
     """Copies of several tiles, one after another: the second waits for the first; the third for another device, and the
     launch before has ended when it writes."""
     rows, columns = 64, 4096
@@ -344,7 +349,9 @@ def test_the_naive_kernels(streamed: bool, tmp_path: Path) -> None:
     constants[:] = np.frombuffer(packed.constants, np.uint8)
     (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, encoded)
     assert config.tiles >= 3 * len(works)
-    kernel = nvidia.Kernel(tmp_path, NAIVE, config.options, config.entry, "Table")
+    if not made:
+        made.append(nvidia.Kernel(folder, NAIVE, config.options, config.entry, "Table"))
+    (kernel,) = made
     data = np.random.default_rng(5).integers(-3, 4, (2, rows, columns)).astype(memories[0].whole.dtype)
     for seed in SEEDS:
         kernel.forget()
