@@ -1,6 +1,8 @@
 // Kernels that tests declare in their schedules: (float *out, const float *in, int count), all by block 0.
 #include "standin.h"
 
+#include <string.h>
+
 
 static int open_nothing(Launch *l) {
     (void)l;
@@ -41,7 +43,21 @@ static int run_seen(Launch *l, int tile) {
     return OK;
 }
 
+// (uint4 *to, const uint4 *from, long long units, long long pause), of tests/simt/on_gpus.py
+static int run_before(Launch *l, int tile) {
+    const uint64_t *a = (const uint64_t *)l->arguments;
+    (void)tile;
+    if (memory_reach(l->device, a[0], 16 * a[2]) || memory_reach(l->device, a[1], 16 * a[2])) return ILLEGAL_ADDRESS;
+    memcpy((void *)a[0], (void *)a[1], 16 * a[2]);
+    return OK;
+}
+static bool lets_at_once(const Launch *l, bool ended) {
+    (void)l, (void)ended;
+    return true;
+}
+
 const KernelCode test_kernels[] = {
+    {"before", false, {8, 8, 8, 8}, open_nothing, once, always, run_before, false, lets_at_once, NULL},
     {"double_it", false, {8, 8, 4}, open_nothing, once, always, run_double, false, NULL, NULL},
     {"faults", false, {8, 8, 4}, open_nothing, once, always, run_fault, false, NULL, NULL},
     {"until_up", false, {8, 8, 4}, open_nothing, once, is_up, run_seen, false, NULL, NULL},
