@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -29,12 +30,14 @@ def mutants(schedule: Schedule) -> Iterator[Schedule]:
     """Other types at the boundary, and of what lies between: all of it, or one tensor."""
     scratch = [t.name for t in schedule.tensors if t.kind == "scratch"]
     groups = [set(scratch), *({name} for name in scratch if len(scratch) > 1)]
+    chosen: dict[tuple[str, ...], None] = {}
     for given, made in BOUNDARIES:
-        for group in groups:
-            for between in TYPES:
-                types = {"input": given, "output": made, "scratch": given}
-                tensors = (replace(t, dtype=between if t.name in group else types[t.kind]) for t in schedule.tensors)
-                yield replace(schedule, tensors=tuple(tensors))
+        kinds = {"input": given, "output": made, "scratch": given}
+        for group, between in product(groups, TYPES):
+            chosen[tuple(between if t.name in group else kinds[t.kind] for t in schedule.tensors)] = None
+    for types in chosen:
+        tensors = zip(schedule.tensors, types, strict=True)
+        yield replace(schedule, tensors=tuple(replace(tensor, dtype=dtype) for tensor, dtype in tensors))
 
 
 def right(plan: Plan) -> bool:

@@ -238,10 +238,29 @@ def test_a_bag_has_one_form_whatever_it_was_made_of() -> None:
         assert at_once is one_by_one is halves[0]
         assert dict(at_once.entries()) == Counter(numbers)
         assert at_once.size == len(set(numbers))
-        fewer = bags.union(things[1:])
-        assert fewer is not at_once
+        assert bags.union(things[1:]) is not at_once
+        assert dict(bags.union([at_once, at_once]).entries()) == Counter(2 * numbers)
     assert bags.union([bags.one(0, (Interval(0, 4),)), bags.one(0, (Interval(4, 6),))]) is bags.one(
         0, (Interval(0, 6),)
+    )
+
+
+def test_terms_from_different_places_may_be_added_in_any_order() -> None:
+    text = f"""
+input X[4 * ranks, 6] : fp32
+output C[4, 6] : fp32
+scratch S[ranks, 4, 6] : fp32
+computes C = all_reduce(X.rows(rank of ranks))
+{QUEUES}
+stage share on dma {{ for p in all {{ copy S[rank] @ p <- X.rows(rank of ranks) }} }}
+stage add on sm {{ reduce C = sum(S[ORDER]) }}
+"""
+    for order in ("all", "reversed(all)", "[(rank + i) % ranks for i in all]"):
+        assert right(compiled(text.replace("ORDER", order), 3))
+    (message,) = refusal(text.replace("ORDER", "[0, 1, 1]"), 3)
+    assert message.startswith(
+        "C@0 rows 0–3, columns 0–5 (last written by stage 'add' on rank 0): "
+        "lacks X@2 rows 8–11, columns 0–5; has once too often X@1 rows 4–7, columns 0–5"
     )
 
 
