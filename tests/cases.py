@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from functools import cache
+from typing import TypeVar
 
 from ficco_dsl.nodes import Schedule
 from ficco_rt import compiler, library
 
 RANKS = (1, 2, 3, 4, 7, 8)
+ALL = bool(os.environ.get("FICCO_ALL"))  # all cases of tests that else take a few of them
+_Case = TypeVar("_Case")
 SCHEDULES = tuple(e.name for e in library.entries())
 
 
@@ -33,3 +38,11 @@ def few_chunks(name: str) -> dict[str, object]:
     """Params that keep a schedule's plan small."""
     declared = {p.name for p in schedule(name).params}
     return {"chunks": 3} if "chunks" in declared else {}
+
+
+def few(cases: Sequence[_Case], count: int, turn: int) -> Sequence[_Case]:
+    """So many of the cases, others at each turn; with FICCO_ALL all of them."""
+    if ALL or count >= len(cases):
+        return cases
+    step = len(cases) // count
+    return [cases[(turn + i * step) % len(cases)] for i in range(count)]

@@ -107,6 +107,7 @@ LISTS = "the lists of this schedule have more than"
 STATEMENTS = "the schedule expands to more than"
 MEET = "meet in more than"
 TERMS = "the proof meets sums of more than"
+STEPS = "compiling this takes more than"
 LENGTH = "the most is 65536"
 NESTED_IFS = "if c < 0 { copy Y[0] <- X[0] } " * 5000
 LONG_LIST = ", ".join(["0" + "".join(f" + {i}" for i in range(40))] * 500)
@@ -145,14 +146,14 @@ REGION_BOMBS = {
     ),
     "many pieces many times": Bomb(
         stage("for c in 0..<OPS/2> { copy Y.rows(reversed(0..65000) of 65536) <- Z.rows(0..65000 of 65536) }"),
-        "the regions of the schedule have more than",
+        "the lists of this schedule have more than",
     ),
     "terms of a sum": Bomb(stage("reduce Y[0] = sum(X.rows(0..1000000000 of 1000000000)[0])"), LENGTH),
 }
 LOOP_BOMBS = {
     "ten million": Bomb(stage("for c in 0..10000000 { copy Y[0] <- X[0] }"), STATEMENTS),
     "loops in loops": Bomb(
-        stage("for a in 0..1000 { for b in 0..1000 { for c in 0..1000 { copy Y[0] <- X[0] } } }"), STATEMENTS
+        stage("for a in 0..1000 { for b in 0..1000 { for c in 0..1000 { copy Y[0] <- X[0] } } }"), STEPS
     ),
     "conditions in loops": Bomb(stage(f"for c in 0..<OPS/2> {{ {NESTED_IFS} }}"), STATEMENTS),
     "long statements in loops": Bomb(
@@ -220,8 +221,8 @@ ACCESS_BOMBS = {
     ),
     "a stage that streams all": Bomb(
         stages(
-            "stage w on sm streamed { for c in 0..<OPS/5> { reduce Z[c, 0:4] = sum(X[c, 0:4]) } } "
-            "stage e on dma { for c in 0..<OPS/5> { copy Y[c, 0:4] <- Z[c, 0:4] } }",
+            "stage w on sm streamed { for c in 0..<OPS/16> { reduce Z[c, 0:4] = sum(X[c, 0:4]) } } "
+            "stage e on dma { for c in 0..<OPS/16> { copy Y[c, 0:4] <- Z[c, 0:4] } }",
             rows="<OPS/1>",
         ),
         None,
@@ -236,7 +237,7 @@ ACCESS_BOMBS = {
 }
 PROOF_BOMBS = {
     "a product doubled": Bomb(proven(f"gemm P = A * B for i in 0..100 {{ {DOUBLED} }} reduce C = sum(P)"), TERMS),
-    "a copy doubled": Bomb(proven(f"reduce P = sum(A) for i in 0..<OPS/5> {{ {DOUBLED} }} gemm C = P * B"), TERMS),
+    "a copy doubled": Bomb(proven(f"reduce P = sum(A) for i in 0..<OPS/5> {{ {DOUBLED} }} gemm C = P * B"), STEPS),
     "a product of doubled copies": Bomb(
         proven(f"reduce P = sum(A) for i in 0..40 {{ {DOUBLED} }} gemm C = P * B"), TERMS
     ),

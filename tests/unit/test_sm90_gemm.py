@@ -19,6 +19,7 @@ from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
 from ficco_rt.kernels.tile_table import TILE, SplitK
 from ficco_rt.region import Interval
+from tests import cases
 from tests.unit.cubin import resources
 from tests.unit.gemm_tables import addends, assert_addends, assert_whole, matrix, pieces
 
@@ -421,10 +422,9 @@ KEPT = {("sm90_gemm_256x128_c2", True): 8}
 
 @pytest.mark.parametrize("variant", variants.VARIANTS, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant, cache: Path) -> None:
-    for (dtype, out, added), right_t in product(
-        [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)],
-        [False, True],
-    ):
+    kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
+    turn = variants.VARIANTS.index(variant)
+    for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 2, turn):
         if not variant.stores(out):
             continue
         signature = Signature(dtype, out, False, right_t, added)
