@@ -225,8 +225,9 @@ class GpuDriver:
 
     def capture(self, binding: api.Binding) -> None:
         assert isinstance(binding, BoundPlan)
-        with self._gpus.uncaptured():
-            self._runs.capture(binding)
+        if not binding.graphs:  # NOTE each run comes here
+            with self._gpus.uncaptured():
+                self._runs.capture(binding)
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
