@@ -6,7 +6,7 @@
 The layer is ag_gemm, an activation of PyTorch's and gemm_rs, with a rank on each GPU. It is captured over all GPUs,
 whose streams are joined by events, and as one graph a GPU. Each replay has another input in place; its output must have
 the same bits as that of plain runs, which are compared with a product in fp32. Then the captured layer and the same
-layer with our own graphs take turns, and so does each schedule alone.
+layer with our own graphs, of executors of which nothing is captured, take turns, and so does each schedule alone.
 
 Each environment is a process of its own: plain, `connections` (CUDA_DEVICE_MAX_CONNECTIONS=1), `expandable`
 (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True). Exit code 4 if an output is wrong or a process does not end.
@@ -214,7 +214,7 @@ def check(size: str, options: argparse.Namespace) -> bool:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    layer = Layer(size, options.schedule)
+    layer, own = Layer(size, options.schedule), Layer(size, options.schedule)  # of the second one nothing is captured
     expected = [layer.plain(number) for number in range(INPUTS)]
     worst = 0.0
     for number in range(INPUTS):
@@ -243,10 +243,11 @@ def check(size: str, options: argparse.Namespace) -> bool:
         count = sum(int(w) for w in wrong)
         good &= count == 0
         print(f"    {how}: {options.replays} replays, {count} wrong, {time.monotonic() - begun:.1f} s", flush=True)
-        for name, part in layer.parts().items():
+        for (name, part), plain in zip(layer.parts().items(), own.parts().values(), strict=True):
             alone = captured if name == "layer" else Captured(layer, part, joined)
-            print(f"      {name:8} {compared(layer, part, alone.replay, options.rounds)}", flush=True)
+            print(f"      {name:8} {compared(layer, plain, alone.replay, options.rounds)}", flush=True)
     layer.close()
+    own.close()
     return good
 
 

@@ -10,7 +10,7 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from tests import cases
 
-SEEDS = 200
+SEEDS = 200 if cases.ALL else 100
 
 
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])

@@ -15,7 +15,7 @@ from tests import cases
 from tests.mock.standin import StandIn
 
 RANKS = range(2, 9)
-SEEDS = 100
+SEEDS = 100 if cases.ALL else 40
 
 
 @pytest.mark.parametrize("ranks", RANKS)
