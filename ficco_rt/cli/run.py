@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__, env
-from ..errors import DeviceError, NumbersError, PlanError, UsageError
+from ..errors import NumbersError, UsageError
 from ..files import PICTURE, TRACE, check_outputs, write_atomic
 from .check import proof_words
 from .common import (
@@ -252,8 +252,8 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     """What the devices of the machine would be given, with so many ranks on each and in each process."""
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
-    from ..device.check import check
-    from ..device.features import here, queue_switch, too_few_queues
+    from ..device.check import checked
+    from ..device.features import here, queue_switch
     from ..device.ir import Placement
     from ..plan.codec import content_hash
 
@@ -276,13 +276,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
     if mode == "embedded" and not layout.features.embeds:
         raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
-    made = device_plan(layout, mode)
-    try:
-        check(made)
-    except PlanError as error:
-        if not made.crowded:
-            raise
-        raise DeviceError(too_few_queues(made)) from error
+    made = checked(device_plan(layout, mode))
     sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
 
 

@@ -57,7 +57,7 @@ def runs_right(library: StandIn, layout: Layout, plan: DevicePlan, monkeypatch: 
     monkeypatch.setattr(
         binding, "device_plan", lambda of, mode: plan if mode == plan.mode else device_plan(layout, mode)
     )
-    monkeypatch.setattr(binding, "check", lambda plan: None)
+    monkeypatch.setattr(binding, "checked", lambda plan: plan)
     library.reset(f"devices {RANKS}")
     try:
         with Executor(layout.plan, library.face, graph=plan.mode == "graph", timeout=TIMEOUT) as executor:

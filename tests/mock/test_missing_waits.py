@@ -33,7 +33,7 @@ def first_wrong_seed(library: StandIn, plan: Plan) -> int | None:
 def test_each_wait_taken_out_gives_wrong_numbers_and_a_report(
     library: StandIn, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(binding, "check", lambda plan: None)  # the driver would refuse the device plan
+    monkeypatch.setattr(binding, "checked", lambda plan: plan)  # the driver would refuse the device plan
     library.reset(f"devices {RANKS}")
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), discover(library.face, RANKS))

@@ -41,7 +41,7 @@ def test_right_in_every_order(library: StandIn, name: str, ranks_per_gpu: int, s
 def test_without_that_room_nothing_goes_on(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the stand-in's multiprocessors are held as a GPU's are."""
     monkeypatch.setattr(runs, "DRAIN", 0.1)
-    monkeypatch.setattr(binding, "check", lambda plan: None)  # it would say so
+    monkeypatch.setattr(binding, "checked", lambda plan: plan)  # it would say so
     monkeypatch.setattr(LaunchPlanner, "_share", lambda self, device, sms: sms)
     with pytest.raises(DeviceError, match=r"whose works wait for flags"):
         shared(cuda, "ag_gemm/streamed", 4, 1, timeout=0.3)

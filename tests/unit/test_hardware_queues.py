@@ -91,7 +91,7 @@ def test_streams_that_no_order_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(made: object) -> None:
         raise PlanError((Diagnostic(PLACELESS, "deadlock"),))
 
-    monkeypatch.setattr("ficco_rt.driver.gpu.binding.check", refuse)
+    monkeypatch.setattr("ficco_rt.device.check.check", refuse)
     with pytest.raises(DeviceError, match="need 4: in no order of issue can every wait stand behind what ends it; set"):
         Plans(layout("gemm_rs/streamed", (0, 1), 1)).of("streams")
     with pytest.raises(PlanError):

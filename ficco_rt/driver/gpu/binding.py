@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
-from ...device.check import check
-from ...device.features import chain_warning, too_few_queues
+from ...device.check import checked
+from ...device.features import chain_warning
 from ...device.ir import (
     GRAPHS,
     Action,
@@ -34,7 +34,7 @@ from ...device.ir import (
     issued,
 )
 from ...device.rooms import Rooms, gates, rooms
-from ...errors import DeviceError, PlanError
+from ...errors import DeviceError
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
@@ -95,13 +95,7 @@ class Plans:
         """Raises DeviceError: the devices have too few hardware queues for it; PlanError: the device plan is wrong,
         which is a bug of ours."""
         if mode not in self._made:
-            made = device_plan(self.layout, mode)
-            try:
-                check(made)
-            except PlanError as error:
-                if not made.crowded:
-                    raise
-                raise DeviceError(too_few_queues(made)) from error
+            made = checked(device_plan(self.layout, mode))
             if made.crowded and mode in GRAPHS:
                 LOG.warning("%s", chain_warning(made))
             self._made[mode] = made

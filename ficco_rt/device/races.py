@@ -1,0 +1,207 @@
+"""Races in runs of a device plan: accesses, of a word as of a tensor, that nothing orders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from ficco_dsl.diagnostics import Diagnostic, Note, Span
+
+from ..errors import PlanError
+from ..graph.budget import CHECKED_CLOCKS, Budget
+from ..graph.ir import Gemm
+from ..plan.clock import Clock, start
+from ..plan.ir import Work
+from ..plan.ledger import Ledger, Race, Toucher, Unwritten
+from ..region import Region, describe, whole
+from .ir import (
+    ChangeWords,
+    CopyMemory,
+    DeviceLaunch,
+    LaunchKernel,
+    Meet,
+    MeetStep,
+    ResetWords,
+)
+from .rules import writes
+from .sequence import Holder, Node, RunSequence
+
+
+class Races:
+    """Vector clocks over the nodes, in an order that can happen."""
+
+    def __init__(self, runs: RunSequence) -> None:
+        self.runs, self.plan = runs, runs.plan
+        self.mistakes: dict[tuple[Span, Span, str], Diagnostic] = {}
+        self.holders: list[Holder] = []
+        self.nothing = start(len(runs.queues))
+        self.clocks: list[Clock] = [self.nothing] * len(runs.queues)
+        self.raised: dict[int, Clock] = {}  # what a word that is up tells
+        self.bits = 0
+        self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
+        self.memory = Budget(CHECKED_CLOCKS, PlanError)
+        shapes = {t.name: t.shapes for t in self.plan.tensors}
+        shapes |= {_word_name(i): ((1,),) for i in range(len(self.plan.words))}
+        self.bound = {
+            rank: [whole(t.name, rank, t.shapes[rank]) for t in self.plan.tensors if t.kind != "scratch"]
+            for rank in range(len(self.plan.placement.devices))
+        }
+        written = chain(
+            writes(self.plan), chain.from_iterable(self.bound.values()), map(_word, range(len(self.plan.words)))
+        )
+        made = {t.name for t in self.plan.tensors if t.kind != "input"}
+        self.ledger = Ledger(shapes, written, self._tell, made)
+
+    def run(self, order: Sequence[tuple[Node, int]]) -> None:
+        for node, part in order:
+            q = node.queue
+            if node.begins:
+                assert node.awaits is not None
+                assert node.awaits.clock is not None
+                self.clocks[q] = node.awaits.clock
+            elif node.awaits is not None:
+                assert node.awaits.clock is not None
+                self.clocks[q] = self.clocks[q].join(node.awaits.clock)
+            self._do(node, part)
+            if node.awaited:
+                node.clock = self.clocks[q].at(q, node.position)
+                self.memory.spend(len(self.clocks) + self.bits // 32, node.place)
+
+    def _do(self, node: Node, part: int) -> None:
+        q, action = node.queue, node.action
+        match action:
+            case None if node.uses is not None:
+                me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}", run=-1)
+                for region in self.bound[node.uses]:
+                    self.ledger.write(region, self.clocks[q], me)
+            case ChangeWords(changes=changes):
+                change = changes[part]
+                me = self._me(node, -1)
+                if change.raises:
+                    self._raise(change.word, self.clocks[q], me, self.clocks[q].at(q, node.position))
+                else:
+                    self.clocks[q] = self._see(change.word, self.clocks[q], me)
+            case Meet(steps=steps):
+                self._meet(node, steps, part)
+            case CopyMemory(moves=moves, words=words):
+                for word in words:  # they tell what stood before them, and nothing of the copies in the same batch
+                    bit, self.bits = self.bits, self.bits + 1
+                    tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
+                    self._raise(word, self.clocks[q], self._me(node, bit), tells)
+                for move in moves:
+                    me = self._me(node, -1, move.origin, (move.op, 1))
+                    self.ledger.read(move.src, self.clocks[q], me)
+                    self.ledger.write(move.dst, self.clocks[q], me)
+            case ResetWords():
+                me = self._me(node, -1)
+                for word in self.runs.reset(q, action):
+                    self.ledger.write(_word(word), self.clocks[q], me)
+            case LaunchKernel(launch=number):
+                self._work(node, number, part)
+
+    def _meet(self, node: Node, steps: Sequence[MeetStep], part: int) -> None:
+        """One step. It knows those before it."""
+        q, step = node.queue, steps[part]
+        if part == 0:
+            self.holders.append(Holder(node, 1, self.clocks[q]))
+        bit, self.bits = self.bits, self.bits + 1
+        me = self._me(node, bit)
+        tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
+        for word in step.words:
+            if step.does == "raise":
+                self._raise(word, self.clocks[q], me, tells)
+            elif step.does == "reset":
+                self.ledger.write(_word(word), self.clocks[q], me)
+            else:
+                self.clocks[q] = self._see(word, self.clocks[q], me)
+        self.clocks[q] = self.clocks[q].with_work(bit)
+
+    def _work(self, node: Node, number: int, part: int) -> None:
+        """One group of works: it knows what the launch knew at its start and what its own words tell, nothing of the
+        works before it. The stream knows the end of all."""
+        q, launch, groups = node.queue, self.plan.launches[number], self.runs.groups[number]
+        if part == 0:
+            self.base[q] = self.clocks[q]
+            if launch.spins:
+                self.holders.append(Holder(node, launch.sms, self.clocks[q]))
+        group = groups[part]
+        bit, self.bits = self.bits, self.bits + 1
+        me = self._me(node, bit, group.works[0].origin)
+        base = clock = self.base[q]
+        for word in self.runs.words(group.waits):
+            clock = self._see(word, clock, me)
+        for i, work in enumerate(group.works):
+            mine = self._me(node, bit, work.origin, (work.op, 0))
+            early = _before_waits(launch, work)
+            # sums stay in registers: the first work reads what it adds to, the last one writes
+            for region in work.reads:
+                if i == 0 or region not in work.writes:
+                    self.ledger.read(region, base if region in early else clock, mine)
+            for region in work.writes if i == len(group.works) - 1 else ():
+                self.ledger.write(region, clock, mine)
+        done = clock.at(q, node.position - 1).with_work(bit)
+        for word in self.runs.words(group.signals):
+            self._raise(word, clock, me, done)
+        self.clocks[q] = self.clocks[q].join(clock).with_work(bit)
+        if part == len(groups) - 1:
+            for word in self.runs.words(launch.config.resets):
+                self.ledger.write(_word(word), self.clocks[q], self._me(node, -1))
+
+    # ---- words
+
+    def _raise(self, word: int, clock: Clock, me: Toucher, tells: Clock) -> None:
+        self.ledger.write(_word(word), clock, me)
+        self.raised[word] = tells
+        self.memory.spend(len(self.clocks) + self.bits // 32, me.origin)
+
+    def _see(self, word: int, clock: Clock, me: Toucher) -> Clock:
+        """The clock of who has seen the word up."""
+        tells = clock.join(self.raised[word])
+        self.ledger.read(_word(word), tells, me)
+        return tells
+
+    def _me(self, node: Node, bit: int, origin: Span | None = None, order: tuple[int, int] = (0, 0)) -> Toucher:
+        assert node.action is not None
+        who = f"{node.action.cause.text} ({self.runs.names[node.queue][0]})"
+        return Toucher(node.queue, node.position, bit, origin or node.place, who, node.run, order)
+
+    def _tell(self, found: Race | Unwritten) -> None:
+        where = f"{found.region.tensor}@{found.region.rank} {describe(found.box)}"
+        word = _number(found.region)
+        if word is not None:
+            where = f"word {word} ({self.plan.words[word].purpose})"
+        if isinstance(found, Unwritten):
+            message = f"{found.reader.what} reads {where}, which nothing has written in the run"
+            key = (found.reader.origin, found.reader.origin, found.region.tensor)
+            self.mistakes.setdefault(key, Diagnostic(found.reader.origin, message))
+            return
+        earlier, later = found.earlier, found.later
+        key = (earlier.origin, later.origin, found.region.tensor)
+        if found.kind == "race":
+            message = f"race on {where}: {later.what} {found.does} it, {earlier.what} {found.did} it, "
+            message += "and nothing orders the two"
+        else:
+            message = f"{earlier.what} {found.did} {where} before {later.what} {found.does} it; the schedule has them "
+            message += "the other way round"
+        note = Note(f"the other access: {earlier.what} {found.did} here", earlier.origin)
+        self.mistakes.setdefault(key, Diagnostic(later.origin, message, (note,)))
+
+
+def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
+    """What a work reads before the words that it waits for are up: read-only operands."""
+    if not isinstance(work.body, Gemm):
+        return ()
+    left, right = launch.config.read_only
+    return (*((work.body.left,) if left else ()), *((work.body.right,) if right else ()))
+
+
+def _word_name(word: int) -> str:
+    return f"word {word}"
+
+
+def _word(word: int) -> Region:
+    return whole(_word_name(word), 0, (1,))
+
+
+def _number(region: Region) -> int | None:
+    return int(region.tensor.removeprefix("word ")) if region.tensor.startswith("word ") else None
