@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -108,6 +109,44 @@ def layer(callers: Callers, executor: Executor, bound: Any, tensors: Tensors, ke
                 callers.spoil(rank, array)
 
 
+@dataclass
+class Captured:
+    """An executor, whose caller has a stream for each rank, tensors that are bound, and others beside them."""
+
+    executor: Executor
+    callers: Callers
+    captures: Captures
+    tensors: Tensors
+    kept: Tensors
+    bound: Any
+
+    def layer(self, runs: int = 1) -> None:
+        layer(self.callers, self.executor, self.bound, self.tensors, self.kept, runs)
+
+    def right(self, seed: int, replay: Callable[[], None]) -> None:
+        """What is replayed, with new inputs, leaves the right outputs."""
+        given = fresh_inputs(self.executor.plan, seed, "exact")
+        self.callers.give(self.kept, given)
+        replay()
+        self.callers.wait()
+        result = compare(self.executor.plan, given, self.callers.outputs(self.kept), "exact")
+        assert result.ok, f"seed {seed}: {result.worst}"
+
+
+@contextmanager
+def captured(cuda: StandIn, name: str, *, joined: bool, each: int = 1, graph: bool = False) -> Iterator[Captured]:
+    plan, machine = planned(cuda, name, each)
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, graph=graph, timeout=30) as executor:
+        callers = Callers(plan, each, default=False)
+        captures = Captures(callers, joined)
+        tensors = callers.tensors()
+        yield Captured(executor, callers, captures, tensors, callers.tensors(), executor.bind(**tensors))
+        captures.close()
+        callers.close()
+    assert not cuda.violations()
+    assert not cuda.live()
+
+
 # Every schedule in one of the forms, some in all.
 FORMS = [(True, 1), (False, 1), (True, 2), (False, 2)]
 ALL_FORMS = ("ag_gemm/streamed", "gemm_rs/relay")
@@ -119,82 +158,48 @@ TAKEN += [(name, *form) for name in ALL_FORMS for form in FORMS]
 def test_a_layer_that_its_caller_captures(cuda: StandIn, name: str, joined: bool, each: int) -> None:
     """Two runs stand in the graphs. They are replayed with new inputs, several times without a wait in between, the
     graphs of different devices in different orders, and plain runs on streams and by our own graphs between them."""
-    plan, machine = planned(cuda, name, each)
-    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, timeout=30) as executor:
-        callers = Callers(plan, each, default=False)
-        tensors, kept = callers.tensors(), callers.tensors()
-        bound = executor.bind(**tensors)
-        captures = Captures(callers, joined)
-        with captures.capturing():
-            layer(callers, executor, bound, tensors, kept, 2)
+    with captured(cuda, name, joined=joined, each=each) as made:
+        graphs, streams = made.captures.graphs, made.callers.streams
+        with made.captures.capturing():
+            made.layer(2)
         for seed in range(SEEDS):
             chance = random.Random(seed)
             cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
-            given = fresh_inputs(plan, seed, "exact")
-            callers.give(kept, given)
-            for _ in range(3):
-                captures.replay(chance.sample(range(len(captures.graphs)), len(captures.graphs)), callers.streams)
-                if chance.random() < 0.5:
-                    executor.graph = chance.random() < 0.5
-                    layer(callers, executor, bound, tensors, kept, 1)
-            executor.synchronize()
-            callers.wait()
-            result = compare(plan, given, callers.outputs(kept), "exact")
-            assert result.ok, f"seed {seed}: {result.worst}"
-        captures.close()
-        callers.close()
-    assert not cuda.violations()
-    assert not cuda.live()
+
+            def replay(chance: random.Random = chance) -> None:
+                for _ in range(3):
+                    made.captures.replay(chance.sample(range(len(graphs)), len(graphs)), streams)
+                    if chance.random() < 0.5:
+                        made.executor.graph = chance.random() < 0.5
+                        made.layer()
+                made.executor.synchronize()
+
+            made.right(seed, replay)
 
 
 @pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed"])
 def test_on_one_hardware_queue(cuda: StandIn, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind our own graphs, whose chains are others."""
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    plan, machine = planned(cuda, name)
-    with Executor(plan, "cuda", machine=machine, graph=True, timeout=30) as executor:
-        callers = Callers(plan, 1, default=False)
-        tensors, kept = callers.tensors(), callers.tensors()
-        bound = executor.bind(**tensors)
-        captures = Captures(callers, joined=False)
-        layer(callers, executor, bound, tensors, kept, 1)
-        with captures.capturing():
-            layer(callers, executor, bound, tensors, kept, 1)
+    with captured(cuda, name, joined=False, graph=True) as made:
+        made.layer()
+        with made.captures.capturing():
+            made.layer()
         for seed in range(4):
             cuda.set(f"seed {seed}")
-            given = fresh_inputs(plan, seed, "exact")
-            callers.give(kept, given)
-            captures.replay(range(RANKS), callers.streams)
-            callers.wait()
-            assert compare(plan, given, callers.outputs(kept), "exact").ok
-        captures.close()
-        callers.close()
-    assert not cuda.violations()
+            made.right(seed, lambda: made.captures.replay(range(RANKS), made.callers.streams))
 
 
 def test_devices_replay_ahead_of_one_another(cuda: StandIn) -> None:
     """A device's graph is replayed again before another device's has been launched once: it waits where it must."""
-    plan, machine = planned(cuda, "ag_gemm/streamed")
-    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
-        callers = Callers(plan, 1, default=False)
-        tensors, kept = callers.tensors(), callers.tensors()
-        bound = executor.bind(**tensors)
-        captures = Captures(callers, joined=False)
-        with captures.capturing():
-            layer(callers, executor, bound, tensors, kept, 1)
+    with captured(cuda, "ag_gemm/streamed", joined=False) as made:
+        with made.captures.capturing():
+            made.layer()
         for seed in range(30):
             cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 5000")
-            given = fresh_inputs(plan, seed, "exact")
-            callers.give(kept, given)
             turns = [place for place in range(RANKS) for _ in range(3)]
             random.Random(seed).shuffle(turns)
-            captures.replay(turns, callers.streams)
-            callers.wait()
-            result = compare(plan, given, callers.outputs(kept), "exact")
-            assert result.ok, f"seed {seed}: {result.worst}"
-        captures.close()
-        callers.close()
-    assert not cuda.violations()
+            made.right(seed, lambda turns=turns: made.captures.replay(turns, made.callers.streams))  # type: ignore[misc]
 
 
 def test_tensors_may_be_bound_while_a_capture_is_under_way(cuda: StandIn) -> None:
@@ -225,46 +230,31 @@ def refused(executor: Executor, bound: Any, streams: Sequence[int], message: str
 
 
 def test_what_cannot_be_captured_is_refused_and_the_capture_stays_usable(cuda: StandIn) -> None:
-    plan, machine = planned(cuda, "ag_gemm/shard_p2p")
-    with Executor(plan, "cuda", machine=machine, timeout=30) as executor:
-        callers = Callers(plan, 1, default=False)
-        other = Callers(plan, 1, default=False)
-        tensors, kept = callers.tensors(), callers.tensors()
-        bound = executor.bind(**tensors)
-        captures = Captures(callers, joined=True)
-        with captures.capturing():
-            streams = [int(s) for s in callers.streams]
+    with captured(cuda, "ag_gemm/shard_p2p", joined=True) as made:
+        executor, bound = made.executor, made.bound
+        other = Callers(executor.plan, 1, default=False)
+        with made.captures.capturing():
+            streams = [int(s) for s in made.callers.streams]
             refused(executor, bound, [*streams[:3], int(other.streams[3])], "rank 3's is not")
             refused(executor, bound, [0, *streams[1:]], "rank 0's is not")
             executor.traced = True
             refused(executor, bound, streams, "executor.traced = False")
             executor.traced = False
-            layer(callers, executor, bound, tensors, kept, 1)
-        given = fresh_inputs(plan, 3, "exact")
-        callers.give(kept, given)
-        captures.replay([0], callers.streams)
-        callers.wait()
-        assert compare(plan, given, callers.outputs(kept), "exact").ok
-        captures.close()
-        for made in (callers, other):
-            made.close()
-    assert not cuda.violations()
+            made.layer()
+        made.right(3, lambda: made.captures.replay([0], made.callers.streams))
+        other.close()
 
 
 def test_ranks_of_a_gpu_in_different_graphs_are_refused(cuda: StandIn) -> None:
-    plan, machine = planned(cuda, "ag_gemm/shard_p2p", 2)
-    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=2, timeout=30) as executor:
-        callers = Callers(plan, 2, default=False)
-        bound = executor.bind(**callers.tensors())
-        for stream in callers.streams:
-            assert not callers.cu.cuStreamBeginCapture(stream, callers.cu.CUstreamCaptureMode(THREAD))[0]
-        refused(executor, bound, [int(s) for s in callers.streams], "ranks that share a GPU share a graph")
-        for stream in callers.streams:
-            code, graph = callers.cu.cuStreamEndCapture(stream)
+    with captured(cuda, "ag_gemm/shard_p2p", joined=True, each=2) as made:
+        cu, streams = made.callers.cu, made.callers.streams
+        for stream in streams:
+            assert not cu.cuStreamBeginCapture(stream, cu.CUstreamCaptureMode(THREAD))[0]
+        refused(made.executor, made.bound, [int(s) for s in streams], "ranks that share a GPU share a graph")
+        for stream in streams:
+            code, graph = cu.cuStreamEndCapture(stream)
             assert not code
-            callers.cu.cuGraphDestroy(graph)
-        callers.close()
-    assert not cuda.violations()
+            cu.cuGraphDestroy(graph)
 
 
 def test_hip_refuses_before_anything_is_issued(hip: StandIn) -> None:
@@ -295,13 +285,13 @@ def test_an_executor_in_a_graph_lives_until_it_is_closed(cuda: StandIn) -> None:
     tensors, kept = callers.tensors(), callers.tensors()
     captures = Captures(callers, joined=True)
 
-    def captured() -> Callable[[], None]:
+    def close_of() -> Callable[[], None]:
         executor = Executor(plan, "cuda", machine=machine, timeout=30)
         with captures.capturing():
             layer(callers, executor, executor.bind(**tensors), tensors, kept, 1)
         return executor.close
 
-    close = captured()
+    close = close_of()
     given = fresh_inputs(plan, 5, "exact")
     callers.give(kept, given)
     captures.replay([0], callers.streams)
