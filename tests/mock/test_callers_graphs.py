@@ -202,6 +202,34 @@ def test_devices_replay_ahead_of_one_another(cuda: StandIn) -> None:
             made.right(seed, lambda turns=turns: made.captures.replay(turns, made.callers.streams))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("called", [False, True])
+def test_runs_on_other_streams_stand_behind_replays(cuda: StandIn, called: bool, graph: bool) -> None:
+    """On nobody's, or on another caller's. They have other tensors, and the same scratch and words."""
+    with captured(cuda, "ag_gemm/streamed", joined=False) as made:
+        callers, executor = made.callers, made.executor
+        other = Callers(executor.plan, 1, default=False)
+        streams = [int(s) for s in other.streams] if called else None
+        beside = callers.tensors()
+        bound = executor.bind(**beside)
+        with made.captures.capturing():
+            made.layer()
+        executor.graph = graph
+        for seed in range(12):
+            cuda.set(f"seed {seed}; call_steps {seed % 3}; query_steps 50")
+            given = fresh_inputs(executor.plan, 100 + seed, "exact")
+            callers.give(beside, given)
+
+            def replay() -> None:
+                made.captures.replay(range(RANKS), callers.streams)
+                executor.run(bound, streams=streams)
+                executor.synchronize()
+
+            made.right(seed, replay)
+            assert compare(executor.plan, given, callers.outputs(beside), "exact").ok
+        other.close()
+
+
 def test_tensors_may_be_bound_while_a_capture_is_under_way(cuda: StandIn) -> None:
     """Making what a run needs takes calls that nobody may make meanwhile, but for threads that say so: the executor."""
     plan, machine = planned(cuda, "gemm_rs/shard")

@@ -64,7 +64,8 @@ class Runs:
             before, streams = self._setting, tuple(callers)
             others = before is None or before.mode != mode or before.callers != streams
             timed = mode == "traced" or gpus.timing or not callers
-            setting = Setting(mode, streams, self._running, timed, others, self._replays)
+            behind = self._running or self._replays  # replays may be under way like the run before
+            setting = Setting(mode, streams, behind, timed, others, self._replays)
             calls = self._binder.calls(binding, setting)
             TURNS.take(tenant)
             taken = True
@@ -217,6 +218,8 @@ class Runs:
         gpus = self._gpus
         self._captured_alike(binding, callers)
         self._prepare()
+        for ordinal, device in gpus.devices.items():  # which later runs wait for, whether any run was before them
+            self._resources.event(EventName("completion", ordinal), device)
         if not binding.parts:
             self._capture(binding, "embedded")
         setting = Setting("embedded", tuple(callers), behind=True, timed=False, others=True, replays=True)
