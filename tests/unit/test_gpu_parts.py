@@ -461,3 +461,13 @@ def test_a_part_that_is_empty_has_a_name() -> None:
     assert summary(nothing) == "nothing"
     assert way(nothing, Region("A", 1, nothing.axes), 0) == "A@1 → C nothing"
     assert summary(Region("C", 0, (Axis((Interval(0, 2), Interval(4, 6))),))).endswith("and 1 more")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize("columns", [1, 5, 64, 1000])
+@pytest.mark.parametrize("about", [16, 100, 128, 4096])
+def test_tiles_of_a_copy_are_counted_as_they_are_made(rows: int, columns: int, about: int) -> None:
+    axes = (Axis((Interval(0, rows),)), Axis((Interval(0, columns),)))
+    view = View(Region("T", 0, axes), 4096, (rows, columns + 3), "fp32", True)  # a pitch
+    work = works.Copy(view, view, (), ())
+    assert naive.tiles_of_copy(work, about) == len(list(naive.copied_blocks(work, about)))

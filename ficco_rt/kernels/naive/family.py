@@ -183,7 +183,7 @@ def _tiles(work: Work, tile: tuple[int, int]) -> int:
     if isinstance(work, Sum):
         return tables.tiles_of_sum(work)
     assert isinstance(work, Copy)
-    return sum(1 for _ in tables.copied_blocks(work, tile[1]))
+    return tables.tiles_of_copy(work, tile[1])
 
 
 def _defines(kind: _WorkKind, entry: str) -> Iterator[str]:

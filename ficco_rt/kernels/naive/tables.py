@@ -242,6 +242,17 @@ def copied_blocks(work: Copy, about: int) -> Iterator[_CopyTile]:
                 yield _CopyTile(to + row * to_pitch + at, of + row * of_pitch + at, to_pitch, of_pitch, rows, size)
 
 
+def tiles_of_copy(work: Copy, about: int) -> int:
+    """How many tiles `copied_blocks` makes. NOTE counted, not made: a wide copy may have millions."""
+    count = 0
+    for cell in cells((work.dst.region, work.src.region), (work.dst.shape, work.src.shape)):
+        width = cell.columns * TYPES[work.dst.dtype].bytes
+        together, of_one = max(1, about // width), -(-width // (-(-about // 16) * 16))
+        whole, rest = divmod(cell.rows, together)
+        count += whole * (of_one if together == 1 else 1) + (of_one if rest == 1 else min(rest, 1))
+    return count
+
+
 def copies(works: Sequence[Copy], about: int) -> Packed:
     """In tiles of about so many bytes."""
     packed = Packed()
