@@ -263,11 +263,9 @@ class Frames:
         """NOTE not before all graphs are launched: what these wait for of the run before is recorded here again."""
         hosts = self._hosts(called)
         for device, host in hosts.items():
-            on, completion = _host_stream(device, host), EventName("completion", device)
+            on = _host_stream(device, host)
             yield RecordEvent(on, EventName("end", device), END, "timed")
-            yield RecordEvent(on, completion, END)
-            if host is not None:  # so that the device's own streams tell whether it is through
-                yield AwaitEvent(StreamName("control", device), completion, END)
+            yield RecordEvent(on, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
             owners = [self.placement.devices[self.plan.streams[n].rank] for n in self._frees(rank)]
             if self.placement.others(self.placement.devices[rank]):

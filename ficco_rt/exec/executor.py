@@ -89,6 +89,7 @@ class Executor:
             order = host_order(order, plan)
             driver = open_driver(driver or "host", plan, order=order, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
         self.driver: Driver = driver
+        self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None
         self._closed = False
         self._owned: dict[tuple[str, int], Buffer] = {}
@@ -231,23 +232,23 @@ class Executor:
     def traced(self) -> bool:
         """Whether runs are recorded for `trace`. On GPUs that puts timestamps between the commands, which cost time,
         and a run is then issued command by command, with `graph` too."""
-        return isinstance(self.driver, Traceable) and self.driver.tracing
+        return self._recorder is not None and self._recorder.tracing
 
     @traced.setter
     def traced(self, on: bool) -> None:
-        if isinstance(self.driver, Traceable):
-            self.driver.tracing = on
+        if self._recorder is not None:
+            self._recorder.tracing = on
 
     @property
     def timed(self) -> bool:
         """Whether GPUs take the time of runs on callers' streams, too, for `duration`; it costs the host two calls a
         GPU and run. Other runs are always timed."""
-        return not isinstance(self.driver, Traceable) or self.driver.timing
+        return self._recorder is None or self._recorder.timing
 
     @timed.setter
     def timed(self, on: bool) -> None:
-        if isinstance(self.driver, Traceable):
-            self.driver.timing = on
+        if self._recorder is not None:
+            self._recorder.timing = on
 
     @property
     def trace(self) -> Trace:

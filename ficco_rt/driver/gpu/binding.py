@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ...cells import cells
 from ...device.build import Layout, device_plan, layout_of
@@ -55,7 +55,8 @@ LOG = logging.getLogger(__name__)
 
 KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
 
-Memory = Mapping[tuple[str, int], DeviceTensor]
+Memory: TypeAlias = Mapping[tuple[str, int], DeviceTensor]
+Callers: TypeAlias = tuple[Handle, ...]  # the streams that they give, one a rank, or none
 
 
 class Setting(NamedTuple):
@@ -63,7 +64,7 @@ class Setting(NamedTuple):
     callers' streams by the same graphs. `replays`: callers' graphs hold runs."""
 
     mode: Mode
-    callers: tuple[Handle, ...]
+    callers: Callers
     behind: bool
     timed: bool
     others: bool
@@ -255,7 +256,7 @@ class Binder:
         return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
 
     def _steps(
-        self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Sequence[Handle]
+        self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
         for action in actions:

@@ -150,7 +150,7 @@ class Gpus:
             return self.vendor.idle(stream)
 
     def busy(self) -> tuple[str, ...]:
-        """Devices that still run something, or whose work failed."""
+        """Devices on whose streams something still runs, or whose work failed."""
         found: dict[str, None] = {}
         for device, stream in self._streams:
             try:

@@ -11,7 +11,7 @@ import numpy as np
 from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
-from .binding import Binder, BoundPlan, Setting
+from .binding import Binder, BoundPlan, Callers, Calls, Setting
 from .gpus import SPIN, Gpus
 from .refused import concerning
 from .resources import RunResources
@@ -39,6 +39,7 @@ class Runs:
         self._dirty = False  # a run was given up: words and counters may be up
         self._last: BoundPlan | None = None  # what the last run ran
         self._setting: Setting | None = None  # and how
+        self._calls: Calls | None = None
         self._replays = False  # callers' graphs hold runs, and may be under way
         self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
 
@@ -49,7 +50,7 @@ class Runs:
 
     # ---- issuing
 
-    def run(self, binding: BoundPlan, callers: Sequence[Handle], *, graph: bool) -> bool:
+    def run(self, binding: BoundPlan, callers: Callers, *, graph: bool) -> bool:
         """On streams, recorded if `Gpus.tracing`; or by the binding's graphs. Whether it has become a part of the
         graphs that the callers capture on their streams, to run when these are replayed."""
         gpus, tenant = self._gpus, self._tenant
@@ -61,19 +62,17 @@ class Runs:
         taken = False
         try:
             self._prepare()
-            before, streams = self._setting, tuple(callers)
-            others = before is None or before.mode != mode or before.callers != streams
-            timed = mode == "traced" or gpus.timing or not callers
-            behind = self._running or self._replays  # replays may be under way like the run before
-            setting = Setting(mode, streams, behind, timed, others, self._replays)
-            calls = self._binder.calls(binding, setting)
+            setting = self._set(mode, callers)
+            calls = self._calls if setting is self._setting and binding is self._last else None
+            if calls is None:
+                calls = self._binder.calls(binding, setting)
             TURNS.take(tenant)
             taken = True
             waits = TURNS.depart(tenant, calls.passage)
             steps = [*self._gates(waits), *calls.steps] if waits else calls.steps
             if calls.enters or waits:
                 gpus.begin_issue()
-            self._running, self._last, self._setting = True, binding, setting
+            self._running, self._last, self._setting, self._calls = True, binding, setting, calls
             make(gpus, steps)
             gpus.end_issue()
             if tenant.overdue:
@@ -85,6 +84,16 @@ class Runs:
             if taken:
                 TURNS.give()
         return False
+
+    def _set(self, mode: Mode, callers: Callers) -> Setting:
+        """How a run is made now: the very setting of the run before, if that says it. NOTE each run comes here."""
+        before, replays = self._setting, self._replays
+        timed = mode == "traced" or self._gpus.timing or not callers
+        behind = self._running or replays  # replays may be under way like the run before
+        others = before is None or before.mode != mode or before.callers != callers
+        if before is None or others or before != (mode, callers, behind, timed, False, replays):
+            return Setting(mode, callers, behind, timed, others, replays)
+        return before
 
     def _gates(self, waits: Sequence[tuple[int, Handle, Handle]]) -> Iterator[DriverStep]:
         """The run waits on a device for another executor's."""
@@ -98,7 +107,7 @@ class Runs:
         self._dirty = True
         raise DeviceError(text)
 
-    def _abandon(self, callers: Sequence[Handle]) -> None:
+    def _abandon(self, callers: Callers) -> None:
         """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
         It stands where another error is on its way, so it raises none. `callers`: streams that may have graphs."""
         if not self.lost:
@@ -118,7 +127,7 @@ class Runs:
             while not all(map(self._through, self._gpus.devices)) and time.monotonic() - begun < DRAIN:
                 time.sleep(1e-3)
 
-    def _follow(self, callers: Sequence[Handle]) -> None:
+    def _follow(self, callers: Callers) -> None:
         """The devices' own streams stand behind the callers', on which graphs of a run that is not whole may be."""
         vendor = self._gpus.vendor
         for rank, caller in enumerate(callers):
@@ -212,7 +221,7 @@ class Runs:
 
     # ---- callers' graphs
 
-    def _embed(self, binding: BoundPlan, callers: Sequence[Handle]) -> None:
+    def _embed(self, binding: BoundPlan, callers: Callers) -> None:
         """The binding's run as a part of the graphs that the callers capture. What cannot be is refused before the
         first call that these captures see."""
         gpus = self._gpus
@@ -222,7 +231,7 @@ class Runs:
             self._resources.event(EventName("completion", ordinal), device)
         if not binding.parts:
             self._capture(binding, "embedded")
-        setting = Setting("embedded", tuple(callers), behind=True, timed=False, others=True, replays=True)
+        setting = Setting("embedded", callers, behind=True, timed=False, others=True, replays=True)
         calls = self._binder.calls(binding, setting)
         self._replays = True
         with gpus.turn():
@@ -233,7 +242,7 @@ class Runs:
             finally:
                 gpus.end_issue()
 
-    def _captured_alike(self, binding: BoundPlan, callers: Sequence[Handle]) -> None:
+    def _captured_alike(self, binding: BoundPlan, callers: Callers) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
         gpus = self._gpus
         if not binding.plans.layout.features.embeds:
@@ -331,14 +340,27 @@ class Runs:
     def _idle(self) -> tuple[bool, DeviceError | None]:
         """Whether all is through, but for devices whose work failed; the first of these errors."""
         through, error = self._gpus.idle()
-        if self._replays and error is None:
+        if error is None:
             with suppress(DeviceError):
-                through = through and all(map(self._through, self._gpus.devices))
+                through = through and not self._on_callers()
         return through, error
+
+    def _on_callers(self) -> list[str]:
+        """Devices that are not through with what may stand on callers' streams. DeviceError: what ran failed."""
+        if not (self._running or self._replays):
+            return []
+        return [str(device) for ordinal, device in self._gpus.devices.items() if not self._through(ordinal)]
+
+    def _busy(self) -> list[str]:
+        """Devices that still run something, or whose work failed."""
+        found = dict.fromkeys(self._gpus.busy())
+        with suppress(DeviceError):
+            found |= dict.fromkeys(self._on_callers())
+        return list(found)
 
     def _give_up(self, limit: float) -> None:
         replayed = self._setting is not None and self._setting.mode == "graph"
-        report = self._report() or [f"{device} still runs what belongs to no command" for device in self._gpus.busy()]
+        report = self._report() or [f"{device} still runs what belongs to no command" for device in self._busy()]
         ahead = TURNS.ahead(self._tenant)
         if ahead:
             report = self._report_on(ahead)
@@ -347,7 +369,7 @@ class Runs:
         if replayed and not ahead:
             report = self._report_on_streams() if through else []
             report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
-        busy = " and ".join(self._gpus.busy())
+        busy = " and ".join(self._busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
         raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
 
@@ -436,15 +458,17 @@ class Runs:
             raise self._trouble
 
 
-def handles(streams: Sequence[object], ranks: int) -> list[Handle]:
+def handles(streams: Sequence[object], ranks: int) -> Callers:
     """The callers' streams, one a rank: each an int handle, or an object with `cuda_stream` (PyTorch), `ptr` (CuPy) or
     `__cuda_stream__`."""
     if streams and len(streams) != ranks:
         raise UsageError(f"streams: wanted one a rank, {ranks}; given {len(streams)}")
-    return [_handle(given, rank) for rank, given in enumerate(streams)]
+    return tuple([_handle(given, rank) for rank, given in enumerate(streams)])
 
 
 def _handle(given: object, rank: int) -> int:
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
     for name in ("cuda_stream", "ptr"):
         found = getattr(given, name, None)
         if isinstance(found, int):
@@ -452,6 +476,4 @@ def _handle(given: object, rank: int) -> int:
     protocol = getattr(given, "__cuda_stream__", None)
     if callable(protocol):
         return int(protocol()[1])
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
     raise UsageError(f"streams: rank {rank}'s is {type(given).__name__}, not a stream of a GPU")
