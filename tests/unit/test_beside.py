@@ -29,6 +29,7 @@ from tools.beside.measure import (
     measure_compile,
     measure_host,
     memory,
+    over_starts,
 )
 from tools.beside.pair import Both, Pair, Refused, Worker
 from tools.beside.report import Results
@@ -166,6 +167,15 @@ def test_the_host_and_compilations() -> None:
     assert compiled.same_plan is False
     assert compiled.time is not None
     assert (compiled.time.this, compiled.time.other, len(compiled.time.ratios)) == (1.0, 1.5, 5)
+
+
+def test_the_host_in_several_pairs_of_processes() -> None:
+    rows = [HostRow(HOST[0], Both(10, 20), compared(ratio)) for ratio in (0.5, 2.0, 8.0)]
+    issue = over_starts(rows).issue
+    assert issue is not None
+    assert (issue.this, issue.other, issue.ratio, issue.ratios) == (200.0, 400.0, pytest.approx(2.0), (0.5, 2.0, 8.0))
+    failed = HostRow(HOST[0], failed="no such thing")
+    assert over_starts([rows[0], failed, rows[1]]) == failed
 
 
 # ---- tables and verdicts
@@ -344,7 +354,16 @@ def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["x", "--gpus", "1"], ["x", "--rounds", "0"], ["x", "--compile-only", "--rows", "qkv70b_2k"]]
+    "arguments",
+    [
+        [],
+        ["x", "--gpus", "1"],
+        ["x", "--rounds", "0"],
+        ["x", "--compile-only", "--rows", "qkv70b_2k"],
+        ["x", "--starts", "0"],
+        ["x", "--compile-only", "--host-only"],
+        ["x", "--host-only", "--rows", "qkv70b_2k"],
+    ],
 )
 def test_arguments_that_argparse_refuses(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -375,8 +394,8 @@ def test_compilations_of_a_checkout_beside_itself(
     assert shown.count("| same |") == 2
 
 
-class Ended(Fake):
-    """A pair whose second row ends the run."""
+class Sides(Fake):
+    """A pair that is started and ended."""
 
     def ready(self) -> Both:
         about = {"checkout": "", "free": 80 * GIB, "gpus": "2 × none"}
@@ -384,6 +403,27 @@ class Ended(Fake):
 
     def close(self) -> None:
         pass
+
+
+def test_the_host_alone_in_pairs_of_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = []
+
+    def start(checkouts: tuple[Path, Path], gpus: int, *, other_first: bool = False) -> Sides:
+        started.append(other_first)
+        return Sides(0.96 if other_first else 1.0)
+
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: wanted)
+    monkeypatch.setattr(cli, "start", start)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert cli.main([str(ROOT), "--host-only", "--starts", "3"]) == 0
+    assert started == [False, True, False]
+    assert capsys.readouterr().out.count("| 0.986 |") == len(HOST)
+
+
+class Ended(Sides):
+    """A pair whose second row ends the run."""
 
     def at_once(self, what: str, **values: object) -> Both:
         if what == "load" and len([1 for asked, _ in self.asked if asked == "load"]) == 1:

@@ -17,8 +17,8 @@ from ficco_rt.files import REPORT, check_outputs, write_atomic
 from tools.bench.gpus import find_gpus
 
 from . import report
-from .cases import COMPILATIONS, HOST, Case, rows
-from .measure import measure, measure_compile, measure_host
+from .cases import COMPILATIONS, HOST, Case, Compilation, rows
+from .measure import measure, measure_compile, measure_host, over_starts
 from .pair import Pair, start
 from .report import Results
 
@@ -31,6 +31,7 @@ Runs of tools/bench/scenarios.json, the host's time to issue a run, and the time
     git worktree add ../before COMMIT
     python -m tools.beside ../before                                  # all of it, on two GPUs
     python -m tools.beside ../before --rows qkv70b_2k,o8b_16k         # these scenarios
+    python -m tools.beside ../before --host-only --starts 8           # the host's time, in 8 pairs of processes
     python -m tools.beside ../before --compile-only                   # needs no GPU
 
 Ratios are the other checkout's time / this one's: above 1 this one is faster.
@@ -49,12 +50,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--rounds", type=int, default=8, metavar="N", help="turns of each side for a row (8); compilations: 5 at most")
     add("--rows", metavar="NAME,…", help="scenarios to run (default: all)")
     add("--compile-only", action="store_true", help="compare what compiling takes, and nothing else")
+    add("--host-only", action="store_true", help="compare the host's time to issue a run, and nothing else")
+    add(
+        "--starts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="pairs of processes for the host's time (1): it depends on where a process's memory lies, by some percent",
+    )
     add("--json", type=Path, metavar="FILE", help="write all figures; after every row, all so far")
     options = parser.parse_args(arguments)
-    if options.gpus < 2 or options.rounds < 1:
-        parser.error("--gpus is a number from 2, --rounds from 1")
-    if options.compile_only and options.rows is not None:
-        parser.error("--rows names runs on GPUs, and --compile-only has none; give one of them")
+    if options.gpus < 2 or options.rounds < 1 or options.starts < 1:
+        parser.error("--gpus is a number from 2, --rounds and --starts from 1")
+    if options.compile_only and (options.rows is not None or options.host_only or options.starts > 1):
+        parser.error("--rows, --host-only and --starts are of runs on GPUs, and --compile-only has none")
+    if options.host_only and options.rows is not None:
+        parser.error("--rows names runs, and --host-only times none; give one of them")
     return options
 
 
@@ -76,7 +87,7 @@ def beside(options: argparse.Namespace) -> int:
     other = checkout(options.other)
     check_outputs([(REPORT, options.json)])
     picked: tuple[Case, ...] = ()
-    if not options.compile_only:
+    if not (options.compile_only or options.host_only):
         names = None if options.rows is None else [name.strip() for name in options.rows.split(",")]
         picked = rows(names, options.gpus)
     gpus = 0 if options.compile_only else find_gpus(options.gpus)
@@ -93,9 +104,17 @@ def beside(options: argparse.Namespace) -> int:
         free = min(int(side.get("free", 0)) for side in (made.this, made.other))
         about |= {key: value for key, value in made.this.items() if key not in ("checkout", "free")}
         print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
-        for results in steps(pair, picked, gpus, options.rounds, free):
+        compilations = () if options.host_only else COMPILATIONS
+        for results in steps(pair, picked, compilations, gpus, options.rounds, free):
             if options.json is not None:
                 _write_json(options.json, results, about, complete=False)
+        hosts = [results.host]
+        for number in range(1, options.starts):
+            pair.close()
+            pair = start((ROOT, other), gpus, other_first=number % 2 == 1)
+            pair.ready()
+            hosts.append(tuple(measure_host(case, gpus, pair) for case in HOST))
+            results = replace(results, host=tuple(map(over_starts, zip(*hosts, strict=True))))
     except (DeviceError, KeyboardInterrupt):
         _tell(results)  # what is measured is measured
         raise
@@ -107,7 +126,9 @@ def beside(options: argparse.Namespace) -> int:
     return _code(results)
 
 
-def steps(pair: Pair, picked: Sequence[Case], gpus: int, rounds: int, free: int) -> Iterator[Results]:
+def steps(
+    pair: Pair, picked: Sequence[Case], compilations: Sequence[Compilation], gpus: int, rounds: int, free: int
+) -> Iterator[Results]:
     """All that is measured so far, after every step: rows, the host's time, compilations."""
     begun = time.monotonic()
     results = Results()
@@ -123,7 +144,7 @@ def steps(pair: Pair, picked: Sequence[Case], gpus: int, rounds: int, free: int)
         results = replace(results, host=(*results.host, measure_host(case, gpus, pair)))
         told(f"host, {case.label}")
         yield results
-    for compilation in COMPILATIONS:
+    for compilation in compilations:
         results = replace(results, compiled=(*results.compiled, measure_compile(compilation, rounds, pair)))
         told(f"compile {compilation.label}")
         yield results

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tools.bench.scenarios import Scenario
-from tools.bench.stats import ITEM, slowest, spread
+from tools.bench.stats import ITEM, geomean, slowest, spread
 
 from .cases import GRAPH, Case, Compilation
 from .pair import Both, Refused
@@ -129,6 +129,16 @@ def measure_host(case: Case, ranks: int, pair: Asked) -> HostRow:
     except Refused as error:
         return HostRow(case, failed=str(error))
     return HostRow(case, Both(made.this["commands"], made.other["commands"]), by_medians(rounds))
+
+
+def over_starts(rows: Sequence[HostRow]) -> HostRow:
+    """A case in several pairs of processes: the ratios are theirs, the ratio is these ratios' geometric mean."""
+    found = [row.issue for row in rows if row.issue is not None]
+    if len(found) < len(rows):
+        return next(row for row in rows if row.issue is None)
+    this, other = (statistics.median(times) for times in zip(*((f.this, f.other) for f in found), strict=True))
+    ratios = tuple(f.ratio for f in found)
+    return replace(rows[0], issue=Compared(this, other, geomean(ratios), ratios))
 
 
 def measure_compile(compilation: Compilation, rounds: int, pair: Asked) -> CompileRow:

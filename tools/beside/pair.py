@@ -139,7 +139,8 @@ class Pair:
             worker.close()
 
 
-def start(checkouts: Sequence[Path], gpus: int) -> Pair:
-    """Both workers, coming up: of this checkout and of the other one."""
-    this, other = checkouts
-    return Pair(Worker("this checkout", this, gpus), Worker("the other checkout", other, gpus))
+def start(checkouts: Sequence[Path], gpus: int, *, other_first: bool = False) -> Pair:
+    """Both workers, coming up: of this checkout and of the other one, which may be started first."""
+    named = list(zip(("this checkout", "the other checkout"), checkouts, strict=True))
+    workers = {name: Worker(name, checkout, gpus) for name, checkout in (named[::-1] if other_first else named)}
+    return Pair(*(workers[name] for name, _ in named))

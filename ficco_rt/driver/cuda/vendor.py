@@ -38,6 +38,7 @@ class Cuda:
         self.cu: Any
         with _ASKING:
             self.cu, self._queues = _opened()
+        self.stream = self.cu.CUstream  # NOTE calls make such a one of each int, and take longer for that
         self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)

@@ -231,7 +231,8 @@ class GpuDriver:
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
-        return self._runs.run(binding, handles(streams, self._plan.ranks), graph=graph)
+        callers = handles(streams, self._plan.ranks, self._vendor.stream)
+        return self._runs.run(binding, callers, graph=graph)
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()

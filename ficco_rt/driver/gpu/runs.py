@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -458,12 +458,15 @@ class Runs:
             raise self._trouble
 
 
-def handles(streams: Sequence[object], ranks: int) -> Callers:
-    """The callers' streams, one a rank: each an int handle, or an object with `cuda_stream` (PyTorch), `ptr` (CuPy) or
-    `__cuda_stream__`."""
+def handles(streams: Sequence[object], ranks: int, stream: Callable[[int], Handle]) -> Callers:
+    """The callers' streams, one a rank, by `Vendor.stream`. Each is given as an int handle, or an object with
+    `cuda_stream` (PyTorch), `ptr` (CuPy) or `__cuda_stream__`."""
     if streams and len(streams) != ranks:
         raise UsageError(f"streams: wanted one a rank, {ranks}; given {len(streams)}")
-    return tuple([_handle(given, rank) for rank, given in enumerate(streams)])
+    try:
+        return tuple([stream(_handle(given, rank)) for rank, given in enumerate(streams)])
+    except OverflowError as error:
+        raise UsageError(f"streams: {list(streams)} holds a number that is no handle") from error
 
 
 def _handle(given: object, rank: int) -> int:

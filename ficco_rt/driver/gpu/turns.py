@@ -235,8 +235,8 @@ class Turns:
 
 
 def _same(a: Handle, b: Handle) -> bool:
-    """Whether two handles are one stream, of a caller: what stands on it is in order anyway."""
-    return isinstance(a, int) and isinstance(b, int) and a == b and a > _SHARED
+    """Whether two handles are one stream, of a caller then: what stands on it is in order anyway."""
+    return bool(a == b) and int(a) > _SHARED
 
 
 TURNS = Turns()

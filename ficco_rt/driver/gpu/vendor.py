@@ -187,6 +187,9 @@ class Vendor(Protocol):
     def priorities(self) -> tuple[int, int]:
         """Least and greatest. NOTE a greater priority is a smaller number."""
 
+    def stream(self, handle: int) -> Handle:
+        """A caller's stream, as the calls take it at the least cost."""
+
     def new_stream(self, priority: int) -> Handle: ...
 
     def destroy_stream(self, stream: Handle) -> None: ...

@@ -237,6 +237,9 @@ class Hip:
         least, greatest = call(self.hip.hipDeviceGetStreamPriorityRange)
         return int(least), int(greatest)
 
+    def stream(self, handle: int) -> Handle:
+        return handle
+
     def new_stream(self, priority: int) -> Handle:
         return call(self.hip.hipStreamCreateWithPriority, self.hip.hipStreamNonBlocking, priority)
 
