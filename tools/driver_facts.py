@@ -7,6 +7,7 @@ For each number of connections (CUDA_DEVICE_MAX_CONNECTIONS) a process of its ow
 the host raises a word, then a write of another word on another stream, and looks whether that write arrives meanwhile.
 `no` says that it was kept back. Every answer is the worst of several tries, with other streams each time. Then the time
 that a stream's wait for a word that is up takes, without and with CU_STREAM_WAIT_VALUE_FLUSH, where the GPU has it.
+With two GPUs, last: do calls go where their stream belongs while the other GPU's context is current?
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Bench:
 
         self.call, self.vendor = call, Cuda()
         self.cu = self.vendor.cu
-        self.vendor.enter(self.vendor.retain(0))
+        self.context = self.vendor.retain(0)
+        self.vendor.enter(self.context)
         host = int(call(self.cu.cuMemHostAlloc, 4096, 0))
         self.words = (ctypes.c_uint32 * 8).from_address(host)
         self.at = int(call(self.cu.cuMemHostGetDevicePointer, host, 0))
@@ -175,6 +177,32 @@ class Bench:
             times.append(1e3 * self.vendor.milliseconds(begin, end) / WAITS)
         return statistics.median(times)
 
+    def elsewhere(self) -> Iterator[tuple[str, str]]:
+        """Calls on a stream of this GPU while the other GPU's context is current, and what comes of them."""
+        from ficco_rt.driver.gpu.vendor import Grid, LinearCopy, PitchedCopy, WordOp
+
+        vendor, stream, of, to = self.vendor, self.streams[0], self.memory, self.memory + 4096
+        arguments = [*(bytes(ctypes.c_uint64(address)) for address in (to, of)), bytes(ctypes.c_int(1))]
+        for action, wanted in (
+            (vendor.copy(LinearCopy(to, of, 4), stream), 1),
+            (vendor.copy_rows(PitchedCopy(to, of, 4, 2, 64, 64), stream), 1),
+            (vendor.copy_batch([LinearCopy(to, of, 4)], stream), 1),
+            (vendor.zero_action(to, 1, stream), 0),
+            (vendor.signal_action(to, stream), 1),
+            (vendor.words_actions([WordOp(of, False), WordOp(to, True)], stream)[0], 1),
+            (vendor.launch_action(self.kernel, Grid((1,), (1,), 0), arguments, stream), 1),
+        ):
+            for address, value in ((of, 1), (to, 1 - wanted)):
+                self.call(self.cu.cuMemcpyHtoD, address, ctypes.addressof(ctypes.c_uint32(value)), 4)
+            vendor.enter(vendor.retain(1))
+            code = action[0](*action[1])[0]
+            vendor.release(1)
+            vendor.enter(self.context)
+            self.call(self.cu.cuStreamSynchronize, stream)
+            found = ctypes.c_uint32()
+            self.call(self.cu.cuMemcpyDtoH, ctypes.addressof(found), to, 4)
+            yield action[0].__name__, code.name if code else "right" if found.value == wanted else "wrong"
+
 
 def in_order(*steps: Callable[[], None]) -> None:
     for step in steps:
@@ -219,6 +247,8 @@ def answers() -> dict[str, str]:
         found["the same with a flush of remote writes"] = (
             f"{bench.cost(plain | flush):.2f}" if can else "the GPU has none"
         )
+        if bench.vendor.count() > 1:
+            found |= {f"{name}, another GPU's context current": told for name, told in bench.elsewhere()}
     return found
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_table() -> None:
     environment = {
         **os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}", "LD_LIBRARY_PATH": str(standin.folder("cuda")),
-        "STANDIN": "devices 1; arch sm_75; flush 1",
+        "STANDIN": "devices 2; arch sm_75; flush 1",
     }  # fmt: skip
     command = [sys.executable, "-m", "tools.driver_facts", "--connections", "1", "8"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
@@ -29,6 +29,9 @@ def test_the_table() -> None:
     assert rows["streams that wait and keep no other back"] == ["0", "7"]
     assert rows["passes a stream's wait"] == rows["passes an event behind a kernel that waits"] == ["no", "yes"]
     assert rows["passes a kernel that waits"] == ["yes", "yes"]
+    assert [told for asked, told in rows.items() if asked.endswith("another GPU's context current")] == [
+        ["right"] * 2
+    ] * 7
     assert min(map(float, rows["the same with a flush of remote writes"])) > 0
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -17,7 +18,7 @@ from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.vendor import DriverCall, DriverFunction, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
+from ..gpu.vendor import Current, DriverCall, DriverFunction, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
 from .call import api, call
 from .tensor_map import encode
 
@@ -39,7 +40,7 @@ class Cuda:
         with _ASKING:
             self.cu, self._queues = _opened()
         self.stream = self.cu.CUstream  # NOTE calls make such a one of each int, and take longer for that
-        self._placed = {self.cu.cuEventRecord: 1, self.cu.cuStreamWaitEvent: 0, self.cu.cuGraphLaunch: 1}
+        self._streams = _streams_of(self.cu)
         self._retained: dict[int, Any] = {}  # devices by ordinal
         self._until = int(self.cu.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
         self._batches = int(call(self.cu.cuDriverGetVersion)) >= _BATCHES
@@ -124,12 +125,14 @@ class Cuda:
     def enter_action(self, context: Handle) -> DriverCall:
         return self.cu.cuCtxSetCurrent, (context,)
 
-    def anywhere(self, action: DriverCall) -> bool:
-        """A call whose handles know where they belong (`_placed`: which argument is the stream). NOTE the default
-        streams do not: each is the current context's."""
+    def context_of(self, action: DriverCall) -> Current:
+        """Calls go where their stream belongs (`tools.driver_facts` measures it); a batch fails where no context is
+        current. NOTE default streams belong nowhere: each is the current context's."""
         function, arguments = action
-        place = self._placed.get(function)
-        return place is not None and int(arguments[place]) > _DEFAULT_STREAMS
+        stream = self._streams.get(function)
+        if stream is None or int(stream(arguments)) <= _DEFAULT_STREAMS:
+            return "its own"
+        return "some" if function is self.cu.cuMemcpyBatchAsync else "none"
 
     def restore(self, current: Handle) -> None:
         call(self.cu.cuCtxSetCurrent, current)
@@ -474,6 +477,20 @@ def _opened() -> tuple[Any, int]:
             env.withdraw(CONNECTIONS.name)
         raise
     return cu, CONNECTIONS.number(env.others(CONNECTIONS.name))
+
+
+def _streams_of(cu: Any) -> dict[DriverFunction, Callable[[tuple[Any, ...]], Handle]]:
+    """Of the calls that take their context from their stream: which of the arguments that is."""
+    places = {
+        cu.cuEventRecord: 1, cu.cuStreamWaitEvent: 0, cu.cuGraphLaunch: 1, cu.cuMemcpyDtoDAsync: 3,
+        cu.cuMemcpy2DAsync: 1, cu.cuMemcpyBatchAsync: 7, cu.cuMemsetD32Async: 3, cu.cuStreamWriteValue32: 0,
+        cu.cuStreamWaitValue32: 0, cu.cuStreamBatchMemOp: 0,
+    }  # fmt: skip
+    return {**{function: itemgetter(place) for function, place in places.items()}, cu.cuLaunchKernelEx: _launched_on}
+
+
+def _launched_on(arguments: tuple[Any, ...]) -> Handle:
+    return arguments[0].hStream
 
 
 def _has_context(cu: Any, ordinal: int) -> bool:

@@ -253,7 +253,7 @@ class Binder:
     def captured(self, binding: BoundPlan, mode: Mode) -> list[DriverStep]:
         """What is captured into the graphs."""
         plan = binding.plans.of(mode)
-        return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ())))
+        return list(entered(self._gpus.vendor, self._steps(binding, plan, plan.body, ()), captured=True))
 
     def _steps(
         self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers

@@ -70,11 +70,13 @@ class Runs:
             taken = True
             waits = TURNS.depart(tenant, calls.passage)
             steps = [*self._gates(waits), *calls.steps] if waits else calls.steps
-            if calls.enters or waits:
+            enters = calls.enters or waits
+            if enters:
                 gpus.begin_issue()
             self._running, self._last, self._setting, self._calls = True, binding, setting, calls
             make(gpus, steps)
-            gpus.end_issue()
+            if enters:
+                gpus.end_issue()
             if tenant.overdue:
                 self._told()
         except BaseException:

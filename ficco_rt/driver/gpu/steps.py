@@ -23,11 +23,13 @@ class DriverStep(NamedTuple):
     place: Span | None = None
 
 
-def entered(vendor: Vendor, steps: Iterable[DriverStep]) -> Iterator[DriverStep]:
-    """The steps, with those between them that make a device's context current for what needs it."""
+def entered(vendor: Vendor, steps: Iterable[DriverStep], *, captured: bool = False) -> Iterator[DriverStep]:
+    """The steps, with those between them that make a device's context current for what needs it. `captured`: they are
+    to be captured, each with its own context."""
     current: Gpu | None = None
     for step in steps:
-        if step.device is not current and not vendor.anywhere((step.function, step.arguments)):
+        needs = "its own" if captured else vendor.context_of((step.function, step.arguments))
+        if step.device is not current and (needs == "its own" or (needs == "some" and current is None)):
             current = step.device
             yield DriverStep(current, *vendor.enter_action(current.context), ENTERS)
         yield step

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from .refused import Refused
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
+Current: TypeAlias = Literal["its own", "some", "none"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,8 +152,8 @@ class Vendor(Protocol):
 
     def enter_action(self, context: Handle) -> DriverCall: ...
 
-    def anywhere(self, action: DriverCall) -> bool:
-        """Whether it may be made while another device's context is current."""
+    def context_of(self, action: DriverCall) -> Current:
+        """Which context has to be current when it is made."""
 
     def restore(self, current: Handle) -> None: ...
 

@@ -25,7 +25,7 @@ from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.vendor import DriverCall, DriverFunction, Gpu, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
+from ..gpu.vendor import Current, DriverCall, DriverFunction, Gpu, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
 from .call import api, call, filled
 
 LOG = logging.getLogger(__name__)
@@ -161,8 +161,8 @@ class Hip:
     def enter_action(self, context: Handle) -> DriverCall:
         return self.hip.hipSetDevice, (context,)
 
-    def anywhere(self, action: DriverCall) -> bool:
-        return False
+    def context_of(self, action: DriverCall) -> Current:
+        return "its own"
 
     def restore(self, current: Handle) -> None:
         self.enter(current)

@@ -39,7 +39,7 @@ static int stream_of(Handle handle, const char *who, Stream **s) {
     *s = object_of(STREAM, handle, who);
     return *s ? (*s)->device->sick : INVALID_HANDLE;
 }
-// Work is put on a stream while its context is the current one.
+// Work is put on a stream while its context is the current one,
 static int working(Stream *s, const char *who) {
     if (depth && device_of(stack[depth - 1], who) == s->device) return OK;
     violation("%s: the stream's context is not the current one", who);
@@ -53,6 +53,8 @@ static int event_of(Handle handle, const char *who, Event **e) {
 #define STREAM_OF(s, handle) Stream *s = NULL; { int bad_ = stream_of(handle, called_.name, &s); if (bad_) return bad_; }
 // NOTE records, waits and launches of graphs ask for no current context: their handles know where they belong.
 #define WORK_OF(s, handle) STREAM_OF(s, handle); { int bad_ = working(s, called_.name); if (bad_) return bad_; }
+// or, if it goes by its stream alone, also while another one is; captured it might not.
+#define PLACED_OF(s, handle) STREAM_OF(s, handle); if (s->capture) { int bad_ = working(s, called_.name); if (bad_) return bad_; }
 #define EVENT_OF(e, handle) Event *e = NULL; { int bad_ = event_of(handle, called_.name, &e); if (bad_) return bad_; }
 #define UNCAPTURED { int bad_ = capture_spoiled(); if (bad_) return bad_; }   // a call that captures forbid
 #define ORDINAL(n) if ((n) < 0 || (n) >= world.devices) return INVALID_DEVICE; Device *d = &devices[n]
@@ -284,7 +286,7 @@ int cuMemPoolSetAccess(Handle pool, const Access *access, size_t count) {
 }
 int cuMemcpyDtoDAsync_v2(Address dst, Address src, size_t bytes, Handle stream) {
     CALL(cuMemcpyDtoDAsync);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     return stream_copy(s, dst, src, 1, bytes, 0, 0, called_.name);
 }
 int cuMemcpyHtoDAsync_v2(Address dst, const void *src, size_t bytes, Handle stream) {
@@ -333,7 +335,7 @@ typedef struct {
 } Copy2D;
 int cuMemcpy2DAsync_v2(const Copy2D *c, Handle stream) {
     CALL(cuMemcpy2DAsync);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     Address dst = c->dst_type == 1 ? (Address)c->dst_host : c->dst_device;
     Address src = c->src_type == 1 ? (Address)c->src_host : c->src_device;
     if (c->src_type == 3 || c->dst_type == 3) return INVALID_VALUE;
@@ -345,10 +347,12 @@ enum { IN_STREAM_ORDER = 1 };  // CUmemcpySrcAccessOrder, the attributes' first 
 int cuMemcpyBatchAsync_v2(Address *dsts, Address *srcs, size_t *sizes, size_t count, void *attributes, size_t *at,
                           size_t attribute_count, Handle stream) {
     CALL(cuMemcpyBatchAsync);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     if (world.version < 13000) return NOT_FOUND;
     // NOTE by any other order the sources might be read before what stands before the batch has written them
     if (*(const int *)attributes != IN_STREAM_ORDER) violation("cuMemcpyBatchAsync: the sources' access has no order");
+    DEVICE(any);
+    (void)any;
     if (!stream || !count || !attribute_count || attribute_count > count || at[0]) return INVALID_VALUE;
     if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
     // NOTE the copies of a batch have no order among themselves; those of this project never overlap
@@ -367,7 +371,7 @@ int cuMemsetD8Async(Address dst, unsigned char value, size_t count, Handle strea
 }
 int cuMemsetD32Async(Address dst, unsigned value, size_t count, Handle stream) {
     CALL(cuMemsetD32Async);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     return stream_fill(s, dst, value, 4, count, called_.name);
 }
 
@@ -411,7 +415,7 @@ int cuStreamWaitEvent(Handle stream, Handle event, unsigned flags) {
 }
 int cuStreamWriteValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
     CALL(cuStreamWriteValue32);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     return stream_value(s, WRITE_VALUE, address, value, (int)flags, called_.name);
 }
 // A wait whose word other devices write asks for their other writes to be there too, where the device can do that.
@@ -423,7 +427,7 @@ static int flushing(unsigned flags, const char *who) {
 }
 int cuStreamWaitValue32_v2(Handle stream, Address address, uint32_t value, unsigned flags) {
     CALL(cuStreamWaitValue32);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     int unflushed = flushing(flags, called_.name);
     if (unflushed) return unflushed;
     return stream_value(s, WAIT_VALUE, address, value, (int)flags, called_.name);
@@ -435,7 +439,7 @@ typedef union {
 } MemOp;
 int cuStreamBatchMemOp_v2(Handle stream, unsigned count, MemOp *ops, unsigned flags) {
     CALL(cuStreamBatchMemOp);
-    WORK_OF(s, stream);
+    PLACED_OF(s, stream);
     if (flags || !count || count > 256) return INVALID_VALUE;
     for (unsigned i = 0; i < count; i++) {
         Verb verb = ops[i].kind == 1 ? WAIT_VALUE : WRITE_VALUE;
@@ -559,7 +563,7 @@ typedef struct {
 } LaunchConfig;
 int cuLaunchKernelEx(const LaunchConfig *config, Handle function, void **values, void **extra) {
     CALL(cuLaunchKernelEx);
-    WORK_OF(s, config->stream);
+    PLACED_OF(s, config->stream);
     Function *f = object_of(FUNCTION, function, called_.name);
     if (!f) return INVALID_HANDLE;
     int cluster = 1;
