@@ -23,7 +23,7 @@ from ficco_rt.device.words import private_flags
 from ficco_rt.driver import api, registry
 from ficco_rt.driver.cuda.call import call
 from ficco_rt.driver.cuda.vendor import Cuda
-from ficco_rt.driver.gpu.runs import handles
+from ficco_rt.driver.gpu.runs import handles, steady
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.bindings import checked_on_device
 from ficco_rt.exec.device_arrays import look
@@ -326,6 +326,7 @@ def test_streams_of_other_libraries() -> None:
     given = [SimpleNamespace(cuda_stream=7), SimpleNamespace(ptr=8), SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0]
     assert handles(given, 4, int) == (7, 8, 9, 0)
     assert handles((), 4, int) == ()
+    assert [steady(given[:count]) for count in range(4)] == [True, True, False, False]
     with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
         handles([0, "x"], 2, int)
     with pytest.raises(UsageError, match="wanted one a rank, 3; given 2"):

@@ -18,7 +18,18 @@ from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.vendor import Current, DriverCall, DriverFunction, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
+from ..gpu.vendor import (
+    Address,
+    Current,
+    DriverCall,
+    DriverFunction,
+    Grid,
+    Handle,
+    LinearCopy,
+    Opened,
+    PitchedCopy,
+    WordOp,
+)
 from .call import api, call
 from .tensor_map import encode
 
@@ -452,13 +463,7 @@ class Cuda:
             config.attrs, config.numAttrs = wanted, len(wanted)
         values = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
-        launch = cu.cuLaunchKernelEx
-
-        def cuLaunchKernelEx(config: Any, handle: Any, pointers: Any, _keep: Any) -> tuple[Any, ...]:
-            result: tuple[Any, ...] = launch(config, handle, ctypes.addressof(pointers), 0)
-            return result
-
-        return cuLaunchKernelEx, (config, function, pointers, values)
+        return cu.cuLaunchKernelEx, (config, function, Address(pointers, values), 0)
 
 
 def _opened() -> tuple[Any, int]:

@@ -25,13 +25,13 @@ from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, DeviceArray, Holdings, Memory, OnProgress, Pool
-from .binding import Binder, BoundPlan, Plans, Same, plans_of
+from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .devices import placed
 from .gpus import Gpus
 from .launches import LaunchBinder, fits
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
-from .runs import Runs, handles
+from .runs import Runs, handles, steady
 from .spans import raisers_of, spans_of
 from .tensors import DeviceTensor
 from .turns import TURNS
@@ -55,6 +55,8 @@ class GpuDriver:
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._closed = False
+        self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
+        self._callers: Callers = ()  # and their handles
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
         self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'")
@@ -231,8 +233,11 @@ class GpuDriver:
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
-        callers = handles(streams, self._plan.ranks, self._vendor.stream)
-        return self._runs.run(binding, callers, graph=graph)
+        given = tuple(streams)
+        if given != self._given:  # NOTE nothing is asked of objects that are the same ones
+            self._callers = handles(given, self._plan.ranks, self._vendor.stream)
+            self._given = given if steady(given) else None
+        return self._runs.run(binding, self._callers, graph=graph)
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()

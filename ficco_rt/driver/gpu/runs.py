@@ -471,6 +471,11 @@ def handles(streams: Sequence[object], ranks: int, stream: Callable[[int], Handl
         raise UsageError(f"streams: {list(streams)} holds a number that is no handle") from error
 
 
+def steady(streams: Sequence[object]) -> bool:
+    """Whether their handles stay the same: ints, and PyTorch's streams. Others might tell another one each time."""
+    return all(isinstance(given, int) or hasattr(given, "cuda_stream") for given in streams)
+
+
 def _handle(given: object, rank: int) -> int:
     if isinstance(given, int) and not isinstance(given, bool):
         return given

@@ -11,6 +11,7 @@ Device ordinals are the vendor's. Addresses, sizes and pitches are in bytes.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -29,6 +30,17 @@ DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
 Handle: TypeAlias = Any
 Current: TypeAlias = Literal["its own", "some", "none"]
+
+
+class Address(int):
+    """Where an object of ctypes lies. It keeps that object, and what this points at, for as long as it lives itself."""
+
+    _keeps: tuple[object, ...]
+
+    def __new__(cls, lies: Any, *points_at: object) -> Address:
+        made = super().__new__(cls, ctypes.addressof(lies))
+        made._keeps = (lies, points_at)
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,7 +25,19 @@ from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.vendor import Current, DriverCall, DriverFunction, Gpu, Grid, Handle, LinearCopy, Opened, PitchedCopy, WordOp
+from ..gpu.vendor import (
+    Address,
+    Current,
+    DriverCall,
+    DriverFunction,
+    Gpu,
+    Grid,
+    Handle,
+    LinearCopy,
+    Opened,
+    PitchedCopy,
+    WordOp,
+)
 from .call import api, call, filled
 
 LOG = logging.getLogger(__name__)
@@ -396,14 +408,9 @@ class Hip:
         values = ctypes.create_string_buffer(_packed(arguments))
         size = ctypes.c_size_t(len(values) - 1)  # ctypes puts a zero behind
         extra = (ctypes.c_void_p * 5)(_BUFFER, ctypes.addressof(values), _SIZE, ctypes.addressof(size), _END)
-        launch = self.hip.hipModuleLaunchKernel
         shape = (*(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1, 1)[:3])
-
-        def hipModuleLaunchKernel(shape: Any, smem: int, extra: Any, _keep: Any) -> tuple[Any, ...]:
-            result: tuple[Any, ...] = launch(function, *shape, smem, stream, None, ctypes.addressof(extra))
-            return result
-
-        return hipModuleLaunchKernel, (shape, grid.smem, extra, (values, size))
+        packed = Address(extra, values, size)
+        return self.hip.hipModuleLaunchKernel, (function, *shape, grid.smem, stream, None, packed)
 
 
 def _text(value: str | bytes) -> str:
