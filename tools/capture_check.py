@@ -243,6 +243,8 @@ def check(size: str, options: argparse.Namespace) -> bool:
         count = sum(int(w) for w in wrong)
         good &= count == 0
         print(f"    {how}: {options.replays} replays, {count} wrong, {time.monotonic() - begun:.1f} s", flush=True)
+        for one in (layer, own):  # the same numbers: what operands hold decides how much power a product takes
+            one.give(0)
         for (name, part), plain in zip(layer.parts().items(), own.parts().values(), strict=True):
             alone = captured if name == "layer" else Captured(layer, part, joined)
             print(f"      {name:8} {compared(layer, plain, alone.replay, options.rounds)}", flush=True)
