@@ -3,6 +3,8 @@
     python -m tests.mutate [--only N,…] [--list]     # prints the table of docs/testing.md; exit code 1 if one survives
     python -m tests.mutate --gpus [--only N,…]       # the kernels' mutations on one or two GPUs, instead of tests
 
+`--jobs N` makes so many at a time, each in a copy of its own.
+
 First the tests that are named run on the tree as it is: all must pass. Then each mutation's tests run until one fails.
 With `--gpus` it is `python -m tests.simt.on_gpus` that runs, in a process of its own: a mutation is caught there by
 wrong numbers, by a launch that does not end, or by an error of the device. A mutation that no GPU of this kind shows is
@@ -22,10 +24,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from tests.mutations import Mutation, read
 
@@ -52,46 +56,60 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", help="numbers of mutations, as --list has them: 3,10-14")
     parser.add_argument("--list", action="store_true", help="say which mutations there are, and run none")
     parser.add_argument("--gpus", action="store_true", help="mutations of NVIDIA's kernels, on this machine's GPUs")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="mutations at a time (1)")
     options = parser.parse_args(arguments)
+    if options.jobs < 1:
+        parser.error("--jobs is a number from 1")
     numbered = [(i, m) for i, m in enumerate(read()) if options.only is None or i in _numbers(options.only)]
     if options.list:
         for i, m in numbered:
             print(f"{i:3} {m.kind:13} {m.path}: {m.name}")
         return 0
-    results = []
+    if options.gpus:
+        numbered = [(i, m) for i, m in numbered if m.path.startswith(ON_GPUS)]
     with tempfile.TemporaryDirectory(prefix="ficco-mutate-") as folder:
-        tree = _copied(Path(folder))
+        trees = [_copied(Path(folder) / str(number)) for number in range(options.jobs)]
         if options.gpus:
-            return _on_gpus(tree, [(i, m) for i, m in numbered if m.path.startswith(ON_GPUS)])
-        for test in dict.fromkeys(test for _, m in numbered for test in m.tests):
-            failed = _failure(tree, test)
+            said = _gpu_run(trees[0], "")
+            if said is not None:
+                raise SystemExit(f"without a mutation: {said}")
+        for test in dict.fromkeys(test for _, m in numbered for test in m.tests if not options.gpus):
+            failed = _failure(trees[0], test)
             if failed is not None:
                 raise SystemExit(f"without a mutation {test} fails:\n{failed}")
-        for i, mutation in numbered:
-            results.append(_tried(tree, mutation))
-            r = results[-1]
-            print(
-                f"{i:3} {mutation.name}: {r.by or 'SURVIVED'} ({r.seconds:.0f} s) {r.why}", file=sys.stderr, flush=True
-            )
+        results = list(_results(trees, numbered, _on_gpus if options.gpus else _tried))
     print(table(results))
     return 1 if any(not r.by for r in results) else 0
 
 
-def _on_gpus(tree: Path, numbered: Sequence[tuple[int, Mutation]]) -> int:
-    """Each mutation's run on GPUs, and the table last."""
-    said = _gpu_run(tree, "")
-    if said is not None:
-        raise SystemExit(f"without a mutation: {said}")
-    results = []
-    for i, mutation in numbered:
-        begun = time.monotonic()
-        only = "sm80" if "sm80" in mutation.path else "sm90" if "sm90" in mutation.path else ""
-        with _made(tree, mutation):
-            caught = _gpu_run(tree, only)
-        results.append(Result(mutation, f"on GPUs: {caught}" if caught else "", "", time.monotonic() - begun))
-        print(f"{i:3} {mutation.name}: {results[-1].by or 'SURVIVED'}", file=sys.stderr, flush=True)
-    print(table(results))
-    return 1 if any(not r.by for r in results) else 0
+def _results(
+    trees: Sequence[Path], numbered: Sequence[tuple[int, Mutation]], tried: Callable[[Path, Mutation], Result]
+) -> Iterator[Result]:
+    """One for each mutation, in their order; as many at a time as there are trees."""
+    free: SimpleQueue[Path] = SimpleQueue()
+    for tree in trees:
+        free.put(tree)
+
+    def one(number: int, mutation: Mutation) -> Result:
+        tree = free.get()
+        try:
+            r = tried(tree, mutation)
+        finally:
+            free.put(tree)
+        told = f"{number:3} {mutation.name}: {r.by or 'SURVIVED'} ({r.seconds:.0f} s) {r.why}"
+        print(told, file=sys.stderr, flush=True)
+        return r
+
+    with ThreadPoolExecutor(len(trees)) as pool:
+        yield from pool.map(one, *zip(*numbered, strict=True)) if numbered else ()
+
+
+def _on_gpus(tree: Path, mutation: Mutation) -> Result:
+    begun = time.monotonic()
+    only = "sm80" if "sm80" in mutation.path else "sm90" if "sm90" in mutation.path else ""
+    with _made(tree, mutation):
+        caught = _gpu_run(tree, only)
+    return Result(mutation, f"on GPUs: {caught}" if caught else "", "", time.monotonic() - begun)
 
 
 def _gpu_run(tree: Path, only: str) -> str | None:
@@ -121,6 +139,7 @@ def _numbers(text: str) -> set[int]:
 
 
 def _copied(folder: Path) -> Path:
+    folder.mkdir()
     for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,6 +1,6 @@
 """Mutations of NVIDIA's kernels on this machine's GPUs, one or two of them: which does a GPU show?
 
-    python -m tools.mutate_kernels [--only N,…]      # numbers as `python -m tests.mutate --list` has them
+    python -m tools.mutate_kernels [--only N,…] [--jobs 8]      # numbers as `python -m tests.mutate --list` has them
 
 Each mutation of `tests/mutations.txt` is made in a copy of the tree, compiled, and run with late operands
 (`tests/simt/on_gpus.py`). The table comes last; exit code 1 if a mutation survives.
