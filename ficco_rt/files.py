@@ -47,6 +47,7 @@ class FileKind:
     suffixes: tuple[str, ...]
 
 
+SCHEDULE = FileKind("schedule", (".ficco",))
 PLAN = FileKind("plan", (".json",))
 TRACE = FileKind("trace", (".json",))
 PICTURE = FileKind("picture", (".svg", ".html"))

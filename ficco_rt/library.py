@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from .errors import UsageError
@@ -13,11 +15,12 @@ SUFFIX = ".ficco"
 
 @dataclass(frozen=True, slots=True)
 class ShippedSchedule:
-    """A shipped schedule: `ag_gemm/serial`, its file, and the first comment line of it."""
+    """A shipped schedule: `ag_gemm/serial`, its file, the first comment line of it, and what it is right for."""
 
     name: str
     path: Path
     title: str
+    right: str
 
 
 def root() -> Path:
@@ -30,14 +33,12 @@ def root() -> Path:
 def entries() -> tuple[ShippedSchedule, ...]:
     """All shipped schedules, by name."""
     base = root()
-    return tuple(
-        ShippedSchedule(
-            str(path.relative_to(base).with_suffix("").as_posix()),
-            path,
-            title(path.read_text(encoding="utf-8", errors="replace")),
-        )
-        for path in sorted(base.rglob(f"*{SUFFIX}"))
-    )
+    found = []
+    for path in sorted(base.rglob(f"*{SUFFIX}")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        name = str(path.relative_to(base).with_suffix("").as_posix())
+        found.append(ShippedSchedule(name, path, title(text), right(text)))
+    return tuple(found)
 
 
 def title(text: str) -> str:
@@ -48,6 +49,14 @@ def title(text: str) -> str:
         if line.strip():
             break
     return ""
+
+
+def right(text: str) -> str:
+    """What a schedule says that it is right for, without its last mark: "Right for small work"; empty if it does not
+    say. It stands in the comment at the top, where a sentence begins so."""
+    top = [line.lstrip("# ").rstrip() for line in takewhile(lambda line: line.startswith("#"), text.splitlines())]
+    found = re.search(r"(?:^|[.:;] )(Right (?:for|when|where) [^.:;]*)", " ".join(top))
+    return found[1] if found else ""
 
 
 def shown(path: Path) -> str:

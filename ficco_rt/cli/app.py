@@ -200,6 +200,16 @@ def run_verb(**options: Any) -> int:
     return _run(**options)
 
 
+@ficco.command("init", short_help="Write a first schedule.", no_args_is_help=True)
+@click.argument("file", metavar="FILE.ficco")
+@click.option("--like", metavar="SCHEDULE", help="Copy this one, such as ag_gemm/streamed.", shell_complete=_schedules)
+def init(**options: Any) -> int:
+    """Write a first schedule to a new file, to be changed and run."""
+    from .init import init
+
+    return init(**options)
+
+
 @ficco.command("check", short_help="Prove schedules and check their plans.", no_args_is_help=True)
 @click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...", shell_complete=_schedules)
 @click.option(

@@ -529,6 +529,36 @@ def test_list(run: Callable[..., Ending]) -> None:
     entry = next(e for e in record["schedules"] if e["name"] == "ag_gemm/hetero_unfused_1d")
     assert Path(entry["path"]).is_file()
     assert entry["title"] in text
+    assert entry["right"] == "Right when pieces are still large enough to fill the device"
+    assert entry["right"] in text
+
+
+@pytest.mark.parametrize(
+    ("file", "like", "name"),
+    [("mine.ficco", (), "mine"), ("copy.ficco", (), "schedule_copy"), ("2nd.ficco", (), "schedule_2nd"),
+     ("own.ficco", ("--like", "gemm_rs/serial"), "own")],
+)  # fmt: skip
+def test_init(run: Callable[..., Ending], here: Path, file: str, like: tuple[str, ...], name: str) -> None:
+    ending = run("ficco", "init", file, *like)
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.startswith(f"{file}: written\n  ficco check {file} --gpus 4 ")
+    assert f"\nschedule {name}\n" in (here / file).read_text()
+    assert run("ficco", "fmt", "--check", file).code == 0
+    assert run("ficco", "check", file, "--gpus", "4").code == 0
+    again = run("ficco", "init", file)
+    assert again == Ending(2, "", f"ficco init: {file}: is there already; name a new file, or remove that one\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["a.txt"], "a.txt: a schedule's name ends in .ficco"), (["no/a.ficco"], "no/a.ficco: there is no directory 'no'"),
+     (["a.ficco", "--like", "ag_gemm/nix"], "there is no schedule 'ag_gemm/nix'; did you mean ")],
+)  # fmt: skip
+def test_init_refuses(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    ending = run("ficco", "init", *words)
+    assert (ending.code, ending.out) == (2, "")
+    assert message in ending.err
+    assert not (here / words[0]).exists()
 
 
 def test_explain(run: Callable[..., Ending], here: Path) -> None:
