@@ -230,6 +230,15 @@ def check(**options: Any) -> int:
     return check(**options)
 
 
+@ficco.command("lsp", short_help="Serve editors: mistakes, hovers, definitions, names.")
+@click.option("--tcp", type=_number(1, 65535), metavar="PORT", help="Serve one editor on a port of this machine.")
+def lsp(**options: Any) -> int:
+    """A language server on standard input and output: syntax and names as you type, the proof behind them."""
+    from .lsp import lsp
+
+    return lsp(**options)
+
+
 @ficco.command("fmt", short_help="Format schedules.", no_args_is_help=True)
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--check", "check_only", is_flag=True, help="Change nothing; exit with 1 if a file would change.")

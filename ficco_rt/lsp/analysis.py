@@ -1,0 +1,142 @@
+"""What the language server says of a text from its syntax and names alone. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ficco_dsl import names
+from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
+from ficco_dsl.nodes import Schedule
+from ficco_dsl.parser import parse_syntax
+from ficco_dsl.symbols import Occurrence, Symbol, occurrences
+
+from .places import Text, holds
+
+WORDS = {  # what the language's words mean, for hovers and completion
+    "schedule": "names the schedule of the file",
+    "param": "declares a size that --set replaces",
+    "type": "names an element type",
+    "input": "declares what each rank is given; it is never written",
+    "output": "declares what each rank makes",
+    "scratch": "declares memory of each rank that begins unwritten",
+    "computes": "claims what an output holds; it is proven before anything runs",
+    "queue": "declares a stream on every rank: engine = copy, sm or nccl",
+    "kernel": "declares a kernel of yours",
+    "stage": "a part of the work, on a queue; stages happen in the order written, as far as data asks for it",
+    "streamed": "one launch a rank, whose tiles wait for the pieces that they read",
+    "step": "a loop that all ranks take together, turn by turn",
+    "for": "a loop of each rank",
+    "if": "chooses by a condition",
+    "let": "names a value for the rest of its block",
+    "copy": "copy DST <- SRC: moves a region, into another rank's memory or out of it with @",
+    "gemm": "gemm Y = L * R: a matrix product; += adds to what is there, + sum(…) adds terms",
+    "reduce": "reduce Y = sum(X, …): an elementwise sum of terms, here or on other ranks",
+    "launch": "launch k(…): runs a kernel of yours",
+    "all_gather": "the vendor's collective: all ranks' parts, one below the other",
+    "all_reduce": "the vendor's collective: the sum of all ranks' parts",
+    "reduce_scatter": "the vendor's collective: a piece of the sum for each rank",
+    "all_to_all": "the vendor's collective: a piece for each rank from each rank",
+    "rank": "the number of this rank, from 0",
+    "ranks": "how many ranks there are",
+    "all": "all ranks, as a set",
+    "peers": "the other ranks, from rank + 1 on, wrapping",
+    "after": "the stage begins behind these stages, whatever data say",
+    "with": "sets priority, smem, residency, sms or order",
+    "within": "types that the claimed value may be rounded to on its way",
+    "unproven": "no claim is made for this output",
+    "priority": "high, normal or low",
+    "engine": "copy: copy engines; sm: multiprocessors; nccl: the vendor's collectives",
+    "smem": "bytes of shared memory that each block of a gemm asks for",
+    "residency": "blocks of a gemm on a multiprocessor",
+    "sms": "multiprocessors that a launch keeps to",
+    "order": "text, or auto: copies go out in rounds in which no rank receives from two",
+    **{name: form for name, (_, _, form) in names.FUNCTIONS.items()},
+}
+
+_AFTER_DOT = ("rows", "cols", "T")
+_VALUES = {"engine": ("copy", "sm", "nccl"), "priority": ("high", "normal", "low"), "order": ("text", "auto")}
+_ON_QUEUE = re.compile(r"^\s*stage\s+\w+\s+on\s+\w*$")
+_AFTER = re.compile(r"^\s*stage\b.*\bafter\s+[\w\s,]*$")
+_VALUE = re.compile(r"\b(engine|priority|order)\s*=\s*\w*$")
+_DOT = re.compile(r"\.\w*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A document as last read. `schedule` and `occurrences` are of the last text whose syntax was right."""
+
+    text: Text
+    schedule: Schedule | None
+    occurrences: tuple[Occurrence, ...]
+    mistakes: tuple[Diagnostic, ...]
+
+    def at(self, line: int, column: int) -> Occurrence | None:
+        """What stands at a place; the last text whose syntax was right counts."""
+        return next((o for o in self.occurrences if holds(o.span, line, column)), None)
+
+    def of(self, symbol: Symbol) -> list[Occurrence]:
+        return [o for o in self.occurrences if o.symbol == symbol]
+
+    def alive(self, line: int, column: int) -> Iterator[Symbol]:
+        """The names that mean something at a place."""
+        for symbol in dict.fromkeys(o.symbol for o in self.occurrences):
+            if holds(symbol.lives, line, column):
+                yield symbol
+
+    def declared(self) -> Iterator[Symbol]:
+        """The names of the whole file, in the order of the text."""
+        for o in self.occurrences:
+            if o.declares and o.symbol.what not in ("loop variable", "let", "argument"):
+                yield o.symbol
+
+
+def analyse(text: str, path: str, before: Analysis | None = None) -> Analysis:
+    """Syntax and names. Where the syntax is wrong, names are those of the text before."""
+    lines = Text.of(text)
+    try:
+        schedule = parse_syntax(text, path)
+    except ScheduleError as error:
+        known = (before.schedule, before.occurrences) if before is not None else (None, ())
+        return Analysis(lines, *known, error.diagnostics)
+    return Analysis(lines, schedule, occurrences(schedule), tuple(names.check(schedule)))
+
+
+def word_at(text: Text, line: int, column: int) -> tuple[str, Span] | None:
+    """The word at a place."""
+    for found in re.finditer(r"[A-Za-z_]\w*", text.line(line - 1)):
+        if found.start() + 1 <= column <= found.end() + 1:
+            return found[0], Span("", line, found.start() + 1, line, found.end() + 1)
+    return None
+
+
+def completions(analysis: Analysis, line: int, column: int) -> list[tuple[str, str]]:
+    """What may stand at a place: words, and what each is."""
+    begun = analysis.text.line(line - 1)[: column - 1]
+    value = _VALUE.search(begun)
+    if "#" in begun:
+        return []
+    if value is not None:
+        return [(word, f"a value of {value[1]}") for word in _VALUES[value[1]]]
+    if _DOT.search(begun) and not begun.rstrip().endswith(".."):
+        return [(word, "of a region") for word in _AFTER_DOT]
+    symbols = list(analysis.alive(line, column))
+    kinds = {"queue"} if _ON_QUEUE.match(begun) else {"stage"} if _AFTER.match(begun) else None
+    found = [(s.name, s.what) for s in symbols if kinds is None or s.what in kinds]
+    return found if kinds else [*dict.fromkeys(found), *WORDS.items()]
+
+
+def rename(analysis: Analysis, symbol: Symbol, name: str) -> str | list[Span]:
+    """The places to be written anew, or why that cannot be."""
+    if analysis.schedule is None or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        return f"'{name}' is no name"
+    spans = [o.span for o in analysis.of(symbol)]
+    lines = list(analysis.text.lines)
+    for span in sorted(spans, key=lambda s: (s.line, s.column), reverse=True):
+        line = lines[span.line - 1]
+        lines[span.line - 1] = line[: span.column - 1] + name + line[span.end_column - 1 :]
+    after = analyse("\n".join(lines), analysis.schedule.path)
+    if len(after.mistakes) > len(analysis.mistakes):
+        return after.mistakes[0].message
+    return spans

@@ -1,0 +1,211 @@
+"""Proofs for the language server, in a process of their own, which can be ended: `python -m ficco_rt.lsp.prover`.
+
+It reads a request a line and writes an answer a line, in JSON. A newer request for the same document ends the process
+that is at work on the older one.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Answer: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A document's text, and what binds its sizes."""
+
+    path: str
+    text: str
+    ranks: int
+    settings: tuple[str, ...] = ()
+    machine: str | None = None
+
+
+class Prover:
+    """Hands requests to the process, the newest of each document, and its answers to `tell(name, version, answer)`, in
+    a thread of its own."""
+
+    def __init__(self, tell: Callable[[str, int, Answer], None]) -> None:
+        self._tell = tell
+        self._waiting: dict[str, tuple[int, Request]] = {}
+        self._at: str | None = None  # the document that is at work
+        self._process: subprocess.Popen[str] | None = None
+        self._changed = threading.Condition()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="ficco lsp prover", daemon=True)
+        self._thread.start()
+
+    def submit(self, name: str, version: int, request: Request) -> None:
+        with self._changed:
+            self._waiting[name] = (version, request)
+            self._stop(name)
+            self._changed.notify()
+
+    def forget(self, name: str) -> None:
+        with self._changed:
+            self._waiting.pop(name, None)
+            self._stop(name)
+
+    def close(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._waiting.clear()
+            self._stop(self._at)
+            self._changed.notify()
+        self._thread.join(5)
+        if self._process is not None:
+            self._process.kill()
+
+    def _stop(self, name: str | None) -> None:
+        if name is not None and self._at == name and self._process is not None:
+            self._process.kill()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended)
+                if self._ended:
+                    return
+                name = next(iter(self._waiting))
+                version, request = self._waiting.pop(name)
+                if self._process is None or self._process.poll() is not None:
+                    self._process = _started()
+                process, self._at = self._process, name
+            answer = _asked(process, request)
+            with self._changed:
+                self._at = None
+            if answer is not None:
+                self._tell(name, version, answer)
+
+
+def _started() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ficco_rt.lsp.prover"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
+
+
+def _asked(process: subprocess.Popen[str], request: Request) -> Answer | None:
+    """None: the process was ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    values = {name: getattr(request, name) for name in Request.__dataclass_fields__}
+    try:
+        process.stdin.write(json.dumps(values) + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+    except OSError:
+        return None
+    found: Answer | None = json.loads(line) if line else None
+    return found
+
+
+# ---------------------------------------------------------------- in the process
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What hovers show: by the name of a value its size or shape, by the place of a statement what it does."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, list[str]] = field(default_factory=dict)
+    statements: list[dict[str, Any]] = field(default_factory=list)
+
+
+def prove(request: Request) -> Answer:
+    """Diagnostics, warnings and facts of a schedule."""
+    from ficco_dsl.diagnostics import ScheduleError
+
+    from ..cli.common import Request as Asked
+    from ..cli.common import Source, compile_job
+    from ..cli.console import Progress
+    from ..cli.report import diagnostic_record
+    from ..errors import UsageError
+
+    source = Source(request.path, request.path, request.text.encode(), False, {request.path: request.text})
+    try:
+        asked = Asked(source, request.ranks, tuple(request.settings), request.machine)
+        job = compile_job(asked, Progress(io.StringIO()))
+    except ScheduleError as error:
+        return {"proven": False, "diagnostics": [diagnostic_record(d) for d in error.diagnostics], "warnings": []}
+    except UsageError as error:
+        return {"proven": False, "diagnostics": [], "warnings": [], "usage": str(error)}
+    facts = _facts(job)
+    return {
+        "proven": job.proven,
+        "diagnostics": [],
+        "warnings": [diagnostic_record(d) for d in job.warnings],
+        "names": facts.names,
+        "stages": facts.stages,
+        "statements": facts.statements,
+    }
+
+
+def _facts(job: Any) -> _Facts:
+    from ..cli.drawing import show_bytes
+    from ..cli.explain import gather
+    from ..cli.settings import show_value
+    from ..graph.ir import WORDS
+    from ..types import TYPES
+
+    graph, told = job.graph, gather(job)
+    found = _Facts({name: f"= {show_value(value)}" for name, value in graph.params})
+    sizes: dict[str, int] = {}
+    for tensor in graph.tensors:
+        sizes[tensor.name] = TYPES[tensor.dtype].bytes
+        shape = " × ".join(map(str, tensor.shapes[0]))
+        size = show_bytes(sizes[tensor.name] * _product(tensor.shapes[0]))
+        found.names[tensor.name] = f"{shape} of {tensor.dtype} on rank 0: {size}"
+    for pair in told["waits_for"]:
+        because = ", ".join(dict.fromkeys(f"{b['tensor']} ({b['hazard']})" for b in pair["because"]))
+        found.stages.setdefault(pair["stage"], []).append(f"waits for {pair['for']}, because of {because}")
+    by_place: dict[tuple[int, ...], list[Any]] = {}
+    for op in graph.ops:
+        if op.where.rank == 0:
+            span = op.where.origin
+            by_place.setdefault((span.line, span.column, span.end_line, span.end_column), []).append(op)
+    for place, ops in by_place.items():
+        lines = [f"rank 0: {len(ops)} × {WORDS[type(ops[0].body)]}"]
+        for word, regions in (("writes", ops[0].writes), ("reads", ops[0].reads)):
+            for region in regions:
+                size = show_bytes(region.elements * sizes[region.tensor])
+                lines.append(f"{word} {_shown(region)}: {size}")
+        found.statements.append({"place": place, "lines": lines})
+    return found
+
+
+def _shown(region: Any) -> str:
+    from ..region import describe
+
+    boxes = [describe(box) for box in region.boxes]
+    more = f" and {len(boxes) - 1} more" if len(boxes) > 1 else ""
+    return f"{region.tensor}@{region.rank} {boxes[0]}{more}"
+
+
+def _product(shape: Any) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def serve(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        given: Mapping[str, Any] = json.loads(line)
+        try:
+            answer = prove(Request(**given))
+        except Exception as error:  # noqa: BLE001 - a bug of ours must not end the editor's proofs
+            answer = {"proven": False, "diagnostics": [], "warnings": [], "usage": f"a bug of ficco: {error!r}"}
+        yield json.dumps(answer)
+
+
+if __name__ == "__main__":
+    for answered in serve(iter(sys.stdin)):
+        sys.stdout.write(answered + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,262 @@
+"""The server: what an editor asks, answered by `analysis` at once and by `prover` when a proof is done."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from lsprotocol import types as lsp
+from pygls.lsp.server import LanguageServer
+
+from ficco_dsl import format_text
+from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
+
+from .analysis import WORDS, Analysis, analyse, completions, rename, word_at
+from .places import Text, holds
+from .prover import Answer, Prover, Request
+
+RANKS = 4  # if the editor does not say
+_KINDS = {
+    "param": lsp.SymbolKind.Constant,
+    "type": lsp.SymbolKind.TypeParameter,
+    "queue": lsp.SymbolKind.Interface,
+    "kernel": lsp.SymbolKind.Function,
+    "stage": lsp.SymbolKind.Method,
+}
+_COMPLETED = {
+    "param": lsp.CompletionItemKind.Constant,
+    "queue": lsp.CompletionItemKind.Interface,
+    "kernel": lsp.CompletionItemKind.Function,
+    "stage": lsp.CompletionItemKind.Method,
+}
+
+
+class Documents:
+    """The open documents, each with its analysis and the last answer of the prover."""
+
+    def __init__(self, server: LanguageServer) -> None:
+        self.server = server
+        self.analyses: dict[str, Analysis] = {}
+        self.versions: dict[str, int] = {}
+        self.answers: dict[str, Answer] = {}
+        self.ranks = RANKS
+        self.settings: tuple[str, ...] = ()
+        self.machine: str | None = None
+        self.prover = Prover(self._proven)
+
+    def configure(self, options: Any) -> None:
+        """`initializationOptions`: `ranks`, `set` (a list of NAME=VALUE), `machine`."""
+        given = options if isinstance(options, dict) else {}
+        ranks = given.get("ranks", RANKS)
+        self.ranks = ranks if isinstance(ranks, int) and 1 <= ranks <= 1024 else RANKS
+        self.settings = tuple(str(one) for one in given.get("set", ()))
+        self.machine = given.get("machine")
+
+    def changed(self, uri: str) -> None:
+        document = self.server.workspace.get_text_document(uri)
+        number = document.version or 0
+        analysis = analyse(document.source, path_of(uri), self.analyses.get(uri))
+        self.analyses[uri], self.versions[uri] = analysis, number
+        self._publish(uri, analysis.mistakes, ())
+        if analysis.mistakes:
+            self.prover.forget(uri)
+            return
+        self.prover.submit(uri, number, Request(path_of(uri), document.source, self.ranks, self.settings, self.machine))
+
+    def closed(self, uri: str) -> None:
+        self.prover.forget(uri)
+        for known in (self.analyses, self.versions, self.answers):
+            known.pop(uri, None)
+        self._publish(uri, (), ())
+
+    def _proven(self, uri: str, number: int, answer: Answer) -> None:
+        """In the prover's thread."""
+        if self.versions.get(uri) != number:
+            return
+        self.answers[uri] = answer
+        wrong = [_diagnostic(record) for record in answer["diagnostics"]]
+        warnings = [_diagnostic(record) for record in answer["warnings"]]
+        if "usage" in answer:
+            warnings.append(Diagnostic(Span(path_of(uri), 1, 1, 1, 2), answer["usage"]))
+        self._publish(uri, wrong, warnings)
+
+    def _publish(self, uri: str, wrong: Any, warnings: Any) -> None:
+        text = self.analyses[uri].text if uri in self.analyses else Text.of("")
+        errors, hints = lsp.DiagnosticSeverity.Error, lsp.DiagnosticSeverity.Warning
+        found = [_told(d, errors, text, uri) for d in wrong] + [_told(d, hints, text, uri) for d in warnings]
+        self.server.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, found, self.versions.get(uri)))
+
+
+def path_of(uri: str) -> str:
+    """The file's path; the whole of what is no file's address."""
+    parts = urlparse(uri)
+    return unquote(parts.path) if parts.scheme == "file" else uri
+
+
+def range_of(span: Span, text: Text) -> lsp.Range:
+    begin = text.units(span.line, span.column)
+    end = text.units(span.end_line, span.end_column)
+    return lsp.Range(lsp.Position(*begin), lsp.Position(*end))
+
+
+def _told(diagnostic: Diagnostic, severity: lsp.DiagnosticSeverity, text: Text, uri: str) -> lsp.Diagnostic:
+    related = [
+        lsp.DiagnosticRelatedInformation(lsp.Location(uri, range_of(note.span, text)), note.text)
+        for note in diagnostic.notes
+        if note.span is not None
+    ]
+    message = diagnostic.message + (f"\nhelp: {diagnostic.help}" if diagnostic.help else "")
+    place = range_of(diagnostic.span, text)
+    return lsp.Diagnostic(place, message, severity=severity, source="ficco", related_information=related)
+
+
+def _diagnostic(record: dict[str, Any]) -> Diagnostic:
+    notes = tuple(Note(n["message"], _span(n) if "line" in n else None) for n in record["notes"])
+    return Diagnostic(_span(record), record["message"], notes, record["help"])
+
+
+def _span(record: dict[str, Any]) -> Span:
+    return Span(*(record[key] for key in ("path", "line", "column", "end_line", "end_column")))
+
+
+def make() -> LanguageServer:
+    """The server, with all that it answers."""
+    server = LanguageServer("ficco", f"v{version('ficco-rt')}", text_document_sync_kind=lsp.TextDocumentSyncKind.Full)
+    documents = Documents(server)
+
+    def here(params: Any) -> tuple[Analysis | None, int, int]:
+        analysis = documents.analyses.get(params.text_document.uri)
+        if analysis is None:
+            return None, 0, 0
+        return analysis, *analysis.text.column(params.position.line, params.position.character)
+
+    @server.feature(lsp.INITIALIZE)
+    def initialize(params: lsp.InitializeParams) -> None:
+        documents.configure(params.initialization_options)
+
+    @server.feature(lsp.SHUTDOWN)
+    def shutdown(*_: Any) -> None:
+        documents.prover.close()
+
+    @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
+    def opened(params: lsp.DidOpenTextDocumentParams) -> None:
+        documents.changed(params.text_document.uri)
+
+    @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
+    def changed(params: lsp.DidChangeTextDocumentParams) -> None:
+        documents.changed(params.text_document.uri)
+
+    @server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
+    def closed(params: lsp.DidCloseTextDocumentParams) -> None:
+        documents.closed(params.text_document.uri)
+
+    @server.feature(lsp.TEXT_DOCUMENT_HOVER)
+    def hover(params: lsp.HoverParams) -> lsp.Hover | None:
+        analysis, line, column = here(params)
+        if analysis is None:
+            return None
+        told = _hover(analysis, documents.answers.get(params.text_document.uri, {}), line, column)
+        return lsp.Hover(lsp.MarkupContent(lsp.MarkupKind.Markdown, "\n\n".join(told))) if told else None
+
+    @server.feature(lsp.TEXT_DOCUMENT_DEFINITION)
+    def definition(params: lsp.DefinitionParams) -> lsp.Location | None:
+        analysis, line, column = here(params)
+        found = analysis.at(line, column) if analysis is not None else None
+        if analysis is None or found is None:
+            return None
+        return lsp.Location(params.text_document.uri, range_of(found.symbol.span, analysis.text))
+
+    @server.feature(lsp.TEXT_DOCUMENT_REFERENCES)
+    def references(params: lsp.ReferenceParams) -> list[lsp.Location]:
+        analysis, line, column = here(params)
+        found = analysis.at(line, column) if analysis is not None else None
+        if analysis is None or found is None:
+            return []
+        wanted = [o for o in analysis.of(found.symbol) if params.context.include_declaration or not o.declares]
+        return [lsp.Location(params.text_document.uri, range_of(o.span, analysis.text)) for o in wanted]
+
+    @server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT)
+    def highlight(params: lsp.DocumentHighlightParams) -> list[lsp.DocumentHighlight]:
+        analysis, line, column = here(params)
+        found = analysis.at(line, column) if analysis is not None else None
+        if analysis is None or found is None:
+            return []
+        return [lsp.DocumentHighlight(range_of(o.span, analysis.text)) for o in analysis.of(found.symbol)]
+
+    @server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
+    def symbols(params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
+        analysis = documents.analyses.get(params.text_document.uri)
+        if analysis is None:
+            return []
+        found = []
+        for symbol in analysis.declared():
+            place = range_of(symbol.span, analysis.text)
+            kind = _KINDS.get(symbol.what, lsp.SymbolKind.Variable)
+            found.append(lsp.DocumentSymbol(symbol.name, kind, place, place, detail=symbol.what))
+        return found
+
+    @server.feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=["."]))
+    def complete(params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
+        analysis, line, column = here(params)
+        if analysis is None:
+            return []
+        return [
+            lsp.CompletionItem(word, kind=_COMPLETED.get(what, lsp.CompletionItemKind.Keyword), detail=what)
+            for word, what in completions(analysis, line, column)
+        ]
+
+    @server.feature(lsp.TEXT_DOCUMENT_RENAME)
+    def renamed(params: lsp.RenameParams) -> lsp.WorkspaceEdit | None:
+        analysis, line, column = here(params)
+        found = analysis.at(line, column) if analysis is not None else None
+        if analysis is None or found is None:
+            return None
+        spans = rename(analysis, found.symbol, params.new_name)
+        if isinstance(spans, str):
+            server.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Error, f"ficco: {spans}"))
+            return None
+        edits = [lsp.TextEdit(range_of(span, analysis.text), params.new_name) for span in spans]
+        return lsp.WorkspaceEdit({params.text_document.uri: edits})
+
+    @server.feature(lsp.TEXT_DOCUMENT_FORMATTING)
+    def formatted(params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
+        source = server.workspace.get_text_document(params.text_document.uri).source
+        try:
+            text = format_text(source, path_of(params.text_document.uri))
+        except ScheduleError:
+            return None
+        end = Text.of(source)
+        last = end.units(len(end.lines) + 1, 1)
+        whole = lsp.Range(lsp.Position(0, 0), lsp.Position(*last))
+        return [lsp.TextEdit(whole, text)] if text != source else []
+
+    return server
+
+
+def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[str]:
+    """What is known of a place: its name or word, and what its statement does."""
+    told = []
+    found = analysis.at(line, column)
+    word = word_at(analysis.text, line, column)
+    if found is not None:
+        symbol = found.symbol
+        size = answer.get("names", {}).get(symbol.name, "") if symbol.what != "stage" else ""
+        told.append(f"**{symbol.what} `{symbol.name}`** {size}".rstrip())
+        told += answer.get("stages", {}).get(symbol.name, []) if symbol.what == "stage" else []
+    elif word is not None and word[0] in WORDS:
+        told.append(f"**`{word[0]}`** {WORDS[word[0]]}")
+    for statement in answer.get("statements", []):
+        if holds(Span("", *statement["place"]), line, column) and (found is None or found.symbol.what != "stage"):
+            first, *rest = statement["lines"]
+            told.append("\n".join([first, *(f"- {text}" for text in rest)]))
+    return told
+
+
+def serve(tcp: int | None = None) -> None:
+    """Answer on standard input and output, or to one editor on a port of this machine."""
+    server = make()
+    if tcp is None:
+        server.start_io()
+    else:
+        server.start_tcp("127.0.0.1", tcp)
