@@ -1,0 +1,57 @@
+"""The editors' files know the language's words, and nothing that is none."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from ficco_dsl import names
+from ficco_rt.lsp.analysis import WORDS
+
+EDITORS = Path(__file__).parents[2] / "editors"
+PAGE = Path(__file__).parents[2] / "dsl" / "LANGUAGE.md"
+
+
+def reserved() -> set[str]:
+    """As the page of the language lists them."""
+    text = PAGE.read_text(encoding="utf-8").split("## Reserved words", 1)[1].split("\n## ", 1)[0]
+    return set(re.findall(r"[a-z_0-9]+", " ".join(re.findall(r"`([^`]*)`", text))))
+
+
+def textmate() -> set[str]:
+    grammar = json.loads((EDITORS / "vscode/syntaxes/ficco.tmLanguage.json").read_text())
+    found: set[str] = set()
+    for pattern in grammar["patterns"]:
+        re.compile(pattern["match"])
+        for group in re.findall(r"\(([A-Za-z_0-9|]+)\)", pattern["match"]):
+            found |= set(group.split("|"))
+    return found
+
+
+def vim() -> set[str]:
+    text = (EDITORS / "vim/syntax/ficco.vim").read_text()
+    words = re.findall(r"^syntax keyword \w+ (.*)$", text, re.MULTILINE) + re.findall(r"<\(([\w|]+)\)>", text)
+    return {word for line in words for word in re.split(r"[ |]", line)}
+
+
+def test_all_words_are_known() -> None:
+    wanted = reserved() | set(names.FUNCTIONS) | set(names.BUILTINS) | set(names.DTYPES)
+    assert wanted
+    assert wanted - textmate() == set()
+    assert wanted - vim() == set()
+
+
+def test_both_know_the_same() -> None:
+    assert textmate() ^ vim() == set()
+
+
+def test_hovers_are_of_words_of_the_language() -> None:
+    assert set(WORDS) - textmate() == set()
+
+
+def test_the_extension_says_what_the_server_takes() -> None:
+    package = json.loads((EDITORS / "vscode/package.json").read_text())
+    assert set(package["contributes"]["configuration"]["properties"]) == {
+        f"ficco.{name}" for name in ("command", "ranks", "set", "machine")
+    }
