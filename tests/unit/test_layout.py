@@ -53,6 +53,14 @@ ALLOWED: dict[str, set[str]] = {
     | GRAPH
     | PLAN
     | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.kernel_files"},
+    "ficco_rt.lsp": {
+        "ficco_dsl",
+        "ficco_rt.cli",
+        "ficco_rt.errors",
+        "ficco_rt.graph.ir",
+        "ficco_rt.region",
+        "ficco_rt.types",
+    },
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
 }
@@ -60,6 +68,7 @@ ALLOWED: dict[str, set[str]] = {
 FOREIGN: dict[str, set[str]] = {
     "ficco_dsl": {"lark"},
     "ficco_rt.cli": {"click"},
+    "ficco_rt.lsp": {"pygls", "lsprotocol"},
     "ficco_rt.driver": {"numpy", "ml_dtypes"},
     "ficco_rt.kernels": {"numpy"},
     "ficco_rt.exec": {"numpy", "ml_dtypes"},
