@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import ficco_rt
 from ficco_rt import compiler, library
 from ficco_rt.errors import DeviceError, UsageError
 from tests.unit.bench_side import Toy
-from tools.bench import cli, gpus, plot, report
+from tools.bench import cli, gpus, kept, plot, report
 from tools.bench.measure import (
     COPIES,
     GEMM,
@@ -37,7 +38,7 @@ from tools.bench.workers import Crew, Turn
 
 AG = Scenario("ag_gemm", "x", 64, 32, 128)
 RS = Scenario("gemm_rs", "x", 64, 32, 128)
-SETTINGS = Settings(ranks=2, rounds=4, singles=3, loop=20, warmup=1, finalists=1, seed=7)
+SETTINGS = Settings(ranks=2, gpus=2, rounds=4, singles=3, loop=20, warmup=1, finalists=1, seed=7)
 
 
 # ---- scenarios
@@ -236,7 +237,7 @@ class Fake:
     def keep(self, gpu: int, keys: tuple[str, ...]) -> None:
         pass
 
-    def check(self, gpu: int, key: str) -> float:
+    def check(self, gpu: int, key: str) -> float | None:
         return self.table[key][1]
 
     def turn(self, gpu: int, key: str, warmup: int, singles: int, loop: int) -> Turn:
@@ -299,9 +300,25 @@ def test_a_row_measured() -> None:
     ]
 
 
+def test_a_rank_of_four_on_two_has_no_numbers_to_compare() -> None:
+    """What its check tells is whether all outputs were written."""
+
+    class OnTwo(Fake):
+        def check(self, gpu: int, key: str) -> float | None:
+            return math.inf if key == "broken graph" else None
+
+    row = measure(AG, {}, replace(SETTINGS, ranks=4), {"ours": OnTwo(OURS)}, lambda text: None, 0)
+    assert row.label == "ag x, rank of 4 on two"
+    assert row.work == work(AG, 4)
+    assert row.entries["serial graph"].rel_err is None
+    assert row.entries["serial graph"].screened == 150.0
+    assert row.entries["broken graph"].wrong
+    assert "| ag x, rank of 4 on two |" in report.main_table([row])
+
+
 def test_numbers_that_go_wrong_while_measured_count_as_wrong() -> None:
     class Late(Fake):
-        def check(self, gpu: int, key: str) -> float:
+        def check(self, gpu: int, key: str) -> float | None:
             return math.nan if ("data", 8) in self.asked and key == "nccl" else self.table[key][1]
 
     row = measure(AG, {}, SETTINGS, {"ours": Fake(OURS), "peers": Late(PEERS)}, lambda text: None, 0)
@@ -403,20 +420,6 @@ def test_a_table_without_figures() -> None:
     assert report.main_table([row]).splitlines()[-1].count("–") == 3
 
 
-def test_record_is_json_with_everything() -> None:
-    row = measured()[0]
-    found = json.loads(json.dumps(report.record([row], SETTINGS, {"nccl": "2.28.9"}, True), allow_nan=False))
-    assert found["version"] == report.VERSION
-    assert found["complete"] is True
-    assert found["settings"]["rounds"] == 4
-    (first,) = found["rows"]
-    assert (first["best"], first["ours_us"], first["limit_us"]) == ("streamed chunks=2 graph", 100.0, 80.0)
-    assert (first["nccl_us"], first["asynctp_us"], first["nccl_ce_us"]) == (131.0, 121.0, None)
-    assert first["contestants"]["broken graph"]["rel_err"] is None
-    assert first["contestants"]["nccl"]["single"] == {"median": 141.0, "p10": 141.0, "p90": 141.0, "samples": 12}
-    assert first["work"] == {"operations": 2 * 64 * 32 * 128 // 2, "bytes_sent": 32 * 128 * 2}
-
-
 def test_microseconds() -> None:
     assert [report.microseconds(v) for v in (None, 67.25, 999.94, 1574.4)] == ["–", "67.2", "999.9", "1574"]
 
@@ -500,6 +503,9 @@ def test_multicast_is_told_from_the_switches() -> None:
         (["--json", "/nowhere/x.json"], "/nowhere/x.json: there is no directory '/nowhere'"),
         (["--only", "zzz", "--decode"], "--only zzz: no scenario matches; there are ag decode_16, "),
         (["--gpus", "3", "--only", "qkv8b"], "ag qkv8b_16k: M = 16384: not a multiple of 3 GPUs"),
+        (["--gpus", "2", "--ranks", "3", "--only", "qkv8b"], "ag qkv8b_16k: M = 16384: not a multiple of 3 GPUs"),
+        (["--ranks", "2"], "--ranks 2 of 4 GPUs: --gpus 2 takes as many GPUs as ranks"),
+        (["--ranks", "8"], "--ranks 8 on 4 GPUs: only two GPUs can stand for more ranks; add --gpus 2"),
     ],
 )
 def test_wrong_arguments(
@@ -580,7 +586,7 @@ def test_an_interrupted_run_leaves_the_rows_that_are_done(
     assert "| ag x " in shown.out
     found = json.loads(file.read_text())
     assert found["complete"] is False
-    assert [row["scenario"] for row in found["rows"]] == ["ag x"]
+    assert {(row["operation"], row["name"]) for row in found["rows"]} == {("ag_gemm", "x")}
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
 
 
@@ -602,6 +608,37 @@ def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "Ours, gemm_rs" in out
     assert json.loads(file.read_text())["complete"] is True
     assert {(s.rounds, s.finalists) for s in settings} == {(3, 2)}
+
+
+def test_two_gpus_for_more_ranks_measure_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[tuple[str, list[tuple[Any, ...]]]] = []
+
+    class Told(Quiet):
+        def __init__(self, name: str, make: Callable[..., Any], arguments: list[tuple[Any, ...]]) -> None:
+            given.append((name, arguments))
+
+        def close(self) -> None:
+            pass
+
+    def one(scenario: Scenario, pieces: dict[str, int], settings: Settings, crews: dict[str, Any], *_: object) -> Row:
+        assert (settings.ranks, settings.gpus, list(crews)) == (8, 2, ["ours"])
+        return measure(
+            scenario, {}, settings, {"ours": Fake({"streamed chunks=2 graph": (100.0, 0.0, None)})}, print, 0
+        )
+
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
+    monkeypatch.setattr(cli, "Crew", Told)
+    monkeypatch.setattr(cli, "measure", one)
+    file = tmp_path / "out.json"
+    assert cli.main(["--ranks", "8", "--only", "qkv8b", "--quick", "--json", str(file)]) == 0
+    assert given == [("ours", [(8, 2, 2)])]
+    out = capsys.readouterr().out
+    assert "ranks: 8, for which two GPUs stand: numbers are not verified, peers not measured" in out
+    assert "| ag qkv8b_16k, rank of 8 on two |" in out
+    (row,) = kept.read(file).rows
+    assert (row.ranks, row.on_two, row.label) == (8, True, "streamed chunks=2 graph")
 
 
 def test_help_tells_the_exit_codes() -> None:

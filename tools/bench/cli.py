@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
 import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
 from ficco_rt.files import REPORT, FileKind, check_outputs, write_atomic
 
-from . import plot, report
+from . import kept, plot, report
 from .gpus import find_gpus
 from .measure import Row, Settings, measure
 from .ours import Ours
@@ -34,6 +34,7 @@ the longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, a
     python -m tools.bench                                  # the 14 rows of tools/bench/scenarios.json
     python -m tools.bench --decode                         # M = 16 … 2048
     python -m tools.bench --only qkv70b --quick            # a first look
+    python -m tools.bench --ranks 8                        # on two GPUs: what a rank of eight takes
     python -m tools.bench --scenarios mine.json --json out.json --svg out.svg
 
 Exit codes: 0, 2 wrong arguments, 3 no PyTorch, no GPUs or a device failed, 4 wrong numbers, 130 interrupted."""
@@ -47,7 +48,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--scenarios", type=Path, metavar="FILE", help="sizes to measure (default: tools/bench/scenarios.json)")
     add("--decode", action="store_true", help="sizes of a few tokens, instead of a file")
     add("--only", action="append", default=[], metavar="TEXT", help="scenarios whose name contains TEXT; repeatable")
-    add("--gpus", type=_from(2), metavar="N", help="ranks, one a GPU (default: all GPUs)")
+    add("--gpus", type=_from(2), metavar="N", help="GPUs, one a rank (default: all)")
+    add("--ranks", type=_from(2), metavar="R", help="on two GPUs, what a rank of R takes; ours and the limit")
     add("--rounds", type=_from(1), default=10, metavar="N", help="turns of every contestant (10)")
     add("--singles", type=_from(1), default=3, metavar="N", help="single runs a turn (3)")
     add("--loop", type=_from(3), default=20, metavar="N", help="runs back to back a turn, fewer if they are long (20)")
@@ -56,9 +58,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--quick", action="store_true", help="3 rounds, 2 finalists, at most 2 values of every parameter")
     add("--skip", action="append", default=[], choices=KINDS, metavar="PEER", help=f"leave out: {', '.join(KINDS)}")
     add("--seed", type=_from(0), default=1, metavar="N", help="of the operands (1)")
-    add("--json", type=Path, metavar="FILE", help="write everything; after each row what there is so far")
+    add("--json", type=Path, metavar="FILE", help="keep what is measured; after each row what there is so far")
     add("--svg", type=Path, metavar="FILE", help="draw the shares of the limit; needs matplotlib")
-    return parser.parse_args(arguments)
+    return parser.parse_args(arguments, argparse.Namespace(said=tuple(arguments)))
 
 
 def _from(least: int) -> Callable[[str], int]:
@@ -94,12 +96,14 @@ def bench(options: argparse.Namespace) -> int:
     if options.svg:
         plot.check_available()
     scenarios, notes = (decode(), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)
-    ranks = find_gpus(options.gpus)
+    gpus = find_gpus(options.gpus)
+    ranks = _ranks(options.ranks, gpus)
     picked = chosen(scenarios, options.only, ranks)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     settings = Settings(
         ranks=ranks,
+        gpus=gpus,
         rounds=min(3, options.rounds) if options.quick else options.rounds,
         singles=options.singles,
         loop=options.loop,
@@ -109,21 +113,23 @@ def bench(options: argparse.Namespace) -> int:
     )
     values = 2 if options.quick else None
     rows: list[Row] = []
-    about: dict[str, str] = {}
+    about = {"source": "run", "date": date.today().isoformat(), "command": kept.command(options.said)}
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ficco-bench.") as folder:
-        crews = _crews(picked, ranks, values, options.skip, folder)
+        crews = _crews(picked, settings, values, options.skip, folder)
         try:
             for crew in crews.values():
                 crew.ready(START)
                 about |= crew.ask("about")[0]
+            if gpus < ranks:
+                about["ranks"] = f"{ranks}, for which two GPUs stand: numbers are not verified, peers not measured"
             print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
             for scenario in picked:
                 pieces = _pieces(variants(scenario.operation, values))
                 rows.append(measure(scenario, pieces, settings, crews, _say))
                 _say(_line(rows[-1], time.monotonic() - begun))
                 if options.json:
-                    _write_json(options.json, rows, settings, about, complete=len(rows) == len(picked))
+                    kept.write(options.json, kept.of_run(rows, settings, about, complete=len(rows) == len(picked)))
         except (DeviceError, KeyboardInterrupt):
             _tell(rows)  # what is measured is measured
             raise
@@ -134,6 +140,17 @@ def bench(options: argparse.Namespace) -> int:
     if options.svg:
         write_atomic(options.svg, plot.svg(rows, f"{about.get('gpus', '')}: limit / time, single runs"))
     return 4 if any(entry.wrong for row in rows for entry in row.entries.values()) else 0
+
+
+def _ranks(wanted: int | None, gpus: int) -> int:
+    """How many ranks are measured: one a GPU, or more, for which two GPUs stand. Raises UsageError."""
+    if wanted is None or wanted == gpus:
+        return gpus
+    if wanted < gpus:
+        raise UsageError(f"--ranks {wanted} of {gpus} GPUs: --gpus {wanted} takes as many GPUs as ranks")
+    if gpus != 2:
+        raise UsageError(f"--ranks {wanted} on {gpus} GPUs: only two GPUs can stand for more ranks; add --gpus 2")
+    return wanted
 
 
 def _tell(rows: Sequence[Row]) -> None:
@@ -153,9 +170,13 @@ def _tell(rows: Sequence[Row]) -> None:
 
 
 def _crews(
-    scenarios: Sequence[Scenario], ranks: int, values: int | None, skip: Sequence[str], folder: str
+    scenarios: Sequence[Scenario], settings: Settings, values: int | None, skip: Sequence[str], folder: str
 ) -> dict[str, Crew]:
-    """The workers of both sides, coming up."""
+    """The workers of both sides, coming up. Peers have no rank of R on two."""
+    ranks = settings.ranks
+    ours = {"ours": Crew("ours", Ours, [(ranks, values, settings.gpus)])}
+    if settings.gpus < ranks:
+        return ours
     gathered = [s.m * s.k * ITEM for s in scenarios if s.operation == "ag_gemm"]
     if not gathered:
         skip = [*skip, "nccl-ce"]
@@ -164,7 +185,7 @@ def _crews(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     each = [(rank, ranks, port, folder, tuple(skip), (whole // ranks, whole)) for rank in range(ranks)]
-    return {"ours": Crew("ours", Ours, [(ranks, values)]), "peers": Crew("peer", Peer, each)}
+    return ours | {"peers": Crew("peer", Peer, each)}
 
 
 def _pieces(found: Sequence[Variant]) -> dict[str, int]:
@@ -179,11 +200,7 @@ def _line(row: Row, seconds: float) -> str:
     key, ours = report.our_time(row)
     shown = report.microseconds
     return (
-        f"[{seconds:5.0f} s] {row.scenario.label}: ours {shown(ours)} ({key}), nccl "
+        f"[{seconds:5.0f} s] {row.label}: ours {shown(ours)} ({key}), nccl "
         f"{shown(report.rival_time(row, 'nccl'))}, asynctp {shown(report.rival_time(row, 'asynctp'))}, limit "
         f"{shown(row.limit())}"
     )
-
-
-def _write_json(path: Path, rows: Sequence[Row], settings: Settings, about: dict[str, str], complete: bool) -> None:
-    write_atomic(path, json.dumps(report.record(rows, settings, about, complete), indent=1, allow_nan=False) + "\n")

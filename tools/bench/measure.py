@@ -26,9 +26,11 @@ GEMM, COPIES = "limit gemm", "limit copies"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much is measured; `finalists` of ours, after a screening of all, take part in the rounds."""
+    """How much is measured; `finalists` of ours, after a screening of all, take part in the rounds. Two `gpus` may
+    stand for more ranks."""
 
     ranks: int
+    gpus: int
     rounds: int
     singles: int
     loop: int
@@ -54,12 +56,17 @@ class Entry:
 
 @dataclass(slots=True)
 class Row:
-    """All of a scenario."""
+    """All of a scenario. `of_two`: as many ranks, for which two GPUs stand."""
 
     scenario: Scenario
     work: Work
     tolerance: float
     entries: dict[str, Entry] = field(default_factory=dict)
+    of_two: int | None = None
+
+    @property
+    def label(self) -> str:
+        return self.scenario.label if self.of_two is None else f"{self.scenario.label}, rank of {self.of_two} on two"
 
     def time(self, key: str, back_to_back: bool = False) -> float | None:
         """A contestant's median, if it has one."""
@@ -100,7 +107,9 @@ def measure(
     `pieces` says, by contestant, in how many pieces K may be summed; before a pass all rest for `rest` seconds.
     """
     most = max(pieces.values(), default=1)
-    row = Row(scenario, work(scenario, settings.ranks), tolerance(settings.ranks, most, scenario.k))
+    of_two = settings.ranks if settings.gpus < settings.ranks else None
+    worked, tolerated = work(scenario, settings.ranks), tolerance(settings.ranks, most, scenario.k)
+    row = Row(scenario, worked, tolerated, of_two=of_two)
     crew_of: dict[str, Asked] = {}
     for name, crew in crews.items():
         for answer in crew.ask("load", scenario):
@@ -142,7 +151,7 @@ def measure(
             entry.own = spread(own[key]) if own[key] else None
     for key, entry in row.entries.items():
         if entry.wrong:
-            say(f"{scenario.label}: {key}: WRONG: {entry.failed}")
+            say(f"{row.label}: {key}: WRONG: {entry.failed}")
     return row
 
 
@@ -156,7 +165,10 @@ def _check(
         entry = row.entries[key]
         if entry.failed is not None:
             continue
-        error = max(_number(x) for x in crew_of[key].ask("check", key))
+        errors = [_number(x) for x in crew_of[key].ask("check", key) if x is not None]
+        if not errors:
+            continue
+        error = max(errors)
         entry.rel_err = error if entry.rel_err is None else max(error, entry.rel_err)
         if not error <= row.tolerance:
             entry.wrong = True

@@ -1,11 +1,16 @@
-"""Our side: one process drives all GPUs. The executors, and the two yardsticks that make the limit."""
+"""Our side: one process drives all GPUs. The executors, and the two yardsticks that make the limit.
+
+Two GPUs may stand for more ranks than two (`on_two`): each does what one rank does, and is all peers of the other.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ficco_rt
@@ -17,6 +22,7 @@ from ficco_rt.exec.executor import Executor
 from .clock import Clock, meeting
 from .data import OPERANDS, fill, off, reference
 from .measure import COPIES, GEMM
+from .on_two import on_two
 from .scenarios import Scenario
 from .variants import MODES, variants
 from .workers import Turn
@@ -32,18 +38,21 @@ class _Contestant:
 
 
 class Ours:
-    """A `workers.Side` over `ranks` GPUs; `values` parameters of every choice are tried (None: all)."""
+    """A `workers.Side` over `gpus` GPUs; `values` parameters of every choice are tried (None: all). Of `ranks` ranks
+    each has a GPU, or two GPUs stand for all."""
 
-    def __init__(self, ranks: int, values: int | None) -> None:
+    def __init__(self, ranks: int, values: int | None, gpus: int) -> None:
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the driver asks: before any context is made
         import torch
 
         self._torch = torch
         self._ranks = ranks
         self._values = values
-        self._devices = [torch.device("cuda", r) for r in range(ranks)]
+        self._of_two = gpus < ranks
+        self._places = (0, ranks // 2) if self._of_two else tuple(range(ranks))  # the rank of each GPU
+        self._devices = [torch.device("cuda", g) for g in range(gpus)]
         self._streams = [torch.cuda.Stream(d) for d in self._devices]
-        self._machine = discover("cuda", ranks)
+        self._machine = replace(discover("cuda", gpus), ranks=ranks)
         for a in self._devices:  # peer access, for the yardstick's copies
             for b in self._devices:
                 torch.zeros(1, device=a).to(b)
@@ -58,7 +67,8 @@ class Ours:
         torch = self._torch
         return {
             "ficco_rt": ficco_rt.__version__,
-            "gpus": f"{self._ranks} × {torch.cuda.get_device_name(0)}",
+            "gpus": f"{len(self._devices)} × {torch.cuda.get_device_name(0)}",
+            "driver": driver_version(),
             "torch": str(torch.__version__),
             "cuda": str(torch.version.cuda),
         }
@@ -83,6 +93,7 @@ class Ours:
         for variant in variants(scenario.operation, self._values):
             try:
                 plan = ficco_rt.compile(variant.schedule, self._ranks, self._machine, **variant.arguments(scenario))
+                plan = on_two(plan) if self._of_two else plan
                 executor = Executor(plan, "cuda", timeout=TIMEOUT)
                 self._executors[variant.label] = executor
                 bound = executor.bind(**self._tensors)
@@ -117,6 +128,8 @@ class Ours:
             for rank, tensor in enumerate(self._tensors[name]):
                 fill(tensor, name, rank, self._scenario.k, seed)
         self._wait()
+        if self._of_two:
+            return
         a, b = (self._tensors[name].__getitem__ for name in OPERANDS)
         operation, shape = self._scenario.operation, self._scenario.shapes(self._ranks)["C"]
         self._reference = [
@@ -124,10 +137,12 @@ class Ours:
         ]
         self._wait()
 
-    def check(self, key: str) -> float:
+    def check(self, key: str) -> float | None:
+        """Where two GPUs stand for more, pieces come from others than they should: that all of C is written, and from
+        what was there, is all that can be checked."""
         contestant = self._contestants[key]
         if contestant.executor is None:
-            return self._check_yardstick(key)
+            return None if self._of_two else self._check_yardstick(key)
         for tensor in self._tensors["C"]:
             tensor.fill_(float("nan"))
         self._wait()
@@ -135,6 +150,8 @@ class Ours:
         contestant.run()
         contestant.finish()
         self._wait()
+        if self._of_two:
+            return None if all(bool(c.isfinite().all()) for c in self._tensors["C"]) else math.inf
         return max(off(c, r) for c, r in zip(self._tensors["C"], self._reference, strict=True))
 
     # ---- measuring
@@ -155,7 +172,7 @@ class Ours:
 
     def _yardsticks(self, scenario: Scenario) -> None:
         """The own tensors: `left` and `out` of the whole GEMM, `land`, where the peers' pieces come in."""
-        torch, ranks = self._torch, self._ranks
+        torch = self._torch
         m, n, k = scenario.m, scenario.n, scenario.k
 
         def each(rows: int, columns: int) -> list[Any]:
@@ -168,20 +185,25 @@ class Ours:
         self._own["left"] = self._own["land"] if gathers else self._tensors["A"]
         if scenario.operation == "gemm_ar":
             self._own["back"] = each(m, n)
-        self._pushes = [self._pushes_of(rank) for rank in range(ranks)]
+        self._pushes = [self._pushes_of(gpu) for gpu in range(len(self._devices))]
         self._contestants[GEMM] = _Contestant(self._gemm, self._wait)
         self._contestants[COPIES] = _Contestant(self._copies, self._wait)
 
-    def _pushes_of(self, rank: int) -> list[tuple[int, int, int]]:
-        """(destination, source, bytes) of what a rank sends to rank + 1, rank + 2, …"""
-        own, ranks = self._own, self._ranks
-        peers = [(rank + i) % ranks for i in range(1, ranks)]
-        if self._scenario.operation == "ag_gemm":
-            pairs = [(own["land"][p].chunk(ranks)[rank], self._tensors["A"][rank]) for p in peers]
-        else:
-            pairs = [(own["land"][p].chunk(ranks)[rank], own["out"][rank].chunk(ranks)[p]) for p in peers]
+    def _pushes_of(self, gpu: int) -> list[tuple[int, int, int]]:
+        """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …; where two GPUs stand for
+        all ranks, each to the other GPU, to the place of the rank that would have sent it there."""
+        own, ranks, rank = self._own, self._ranks, self._places[gpu]
+        gathers = self._scenario.operation == "ag_gemm"
+        ways = []  # rank that it is for, GPU, rank as which it arrives there
+        for distance in range(1, ranks):
+            peer = (rank + distance) % ranks
+            to = 1 - gpu if self._of_two else peer
+            ways.append((peer, to, (self._places[to] - distance) % ranks))
+        source = self._tensors["A"][gpu] if gathers else own["out"][gpu]
+        pieces = [source] * ranks if gathers else source.chunk(ranks)
+        pairs = [(own["land"][to].chunk(ranks)[place], pieces[peer]) for peer, to, place in ways]
         if "back" in own:
-            pairs += [(own["back"][p].chunk(ranks)[rank], own["out"][rank].chunk(ranks)[rank]) for p in peers]
+            pairs += [(own["back"][to].chunk(ranks)[place], pieces[rank]) for _, to, place in ways]
         return [(to.data_ptr(), source.data_ptr(), source.nbytes) for to, source in pairs]
 
     def _gemm(self) -> None:
@@ -225,3 +247,12 @@ class Ours:
                     wanted = wanted.chunk(self._ranks)[rank]
             worst = max(worst, off(result, wanted))
         return worst
+
+
+def driver_version() -> str:
+    """NVIDIA's, as the kernel module tells it."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return "unknown"
+    return next((word for word in text.split() if word[:1].isdigit() and "." in word), "unknown")

@@ -1,15 +1,12 @@
-"""What a run has shown: tables for people, one JSON value for programs."""
+"""What a run has shown, as tables for people."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 
-from .measure import COPIES, GEMM, Entry, Row, Settings
+from .measure import COPIES, GEMM, Row
 from .stats import geomean
 
-VERSION = 1
 RIVALS = ("nccl", "asynctp", "nccl-ce")
 Cells = Sequence[Sequence[str]]
 
@@ -50,7 +47,7 @@ def main_table(rows: Sequence[Row]) -> str:
     for row in rows:
         key, ours = our_time(row)
         cells.append(
-            [row.scenario.label, *(microseconds(row.time(x)) for kind in RIVALS for x in both(kind)),
+            [row.label, *(microseconds(row.time(x)) for kind in RIVALS for x in both(kind)),
              microseconds(ours), key or "–", *(microseconds(row.time(x)) for x in (GEMM, COPIES)),
              microseconds(row.limit()), *_ratios(row)]
         )  # fmt: skip
@@ -65,7 +62,7 @@ def loop_table(rows: Sequence[Row]) -> str:
     for row in rows:
         key, ours = our_time(row, True)
         cells.append(
-            [row.scenario.label, *(microseconds(rival_time(row, kind, True)) for kind in RIVALS), microseconds(ours),
+            [row.label, *(microseconds(rival_time(row, kind, True)) for kind in RIVALS), microseconds(ours),
              key or "–", microseconds(row.limit(True)), *_ratios(row, True)]
         )  # fmt: skip
     return markdown([*cells, _means(rows, len(cells[0]), True)], left=(0, 5))
@@ -102,7 +99,7 @@ def detail_table(rows: Sequence[Row]) -> str:
         entry = row.entries[key] if key else None
         gemm, copies = row.time(GEMM), row.time(COPIES)
         cells.append(
-            [row.scenario.label, microseconds(ours), microseconds(entry.own.median if entry and entry.own else None),
+            [row.label, microseconds(ours), microseconds(entry.own.median if entry and entry.own else None),
              width(row, key), *(width(row, row.best(both(kind))) for kind in ("nccl", "asynctp")), width(row, GEMM),
              f"{row.work.tflops(gemm):.0f}" if gemm else "–", f"{row.work.gbps(copies):.0f}" if copies else "–",
              f"{entry.rel_err:.1e}" if entry and entry.rel_err is not None else "–"]
@@ -118,7 +115,7 @@ def width(row: Row, key: str | None) -> str:
 def schedules_table(rows: Sequence[Row]) -> str:
     """Ours, one line a schedule with its best parameters: single runs of the screening, by scenario."""
     names = list(dict.fromkeys(key.split()[0] for row in rows for key in row.of("ours")))
-    cells = [["schedule", *(row.scenario.label for row in rows)]]
+    cells = [["schedule", *(row.label for row in rows)]]
     for name in names:
         line = [name]
         for row in rows:
@@ -156,42 +153,5 @@ def failures(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for key, entry in row.entries.items():
             if entry.failed is not None:
-                told.setdefault((key, entry.failed), []).append(row.scenario.label)
+                told.setdefault((key, entry.failed), []).append(row.label)
     return [f"{key} ({', '.join(labels)}): {why}" for (key, why), labels in told.items()]
-
-
-def record(rows: Sequence[Row], settings: Settings, about: Mapping[str, str], complete: bool) -> dict[str, object]:
-    """All of it. Times in microseconds."""
-    return {
-        "version": VERSION,
-        "complete": complete,
-        "about": dict(about),
-        "settings": asdict(settings),
-        "rows": [_row_record(row) for row in rows],
-    }
-
-
-def _row_record(row: Row) -> dict[str, object]:
-    key, ours = our_time(row)
-    scenario = row.scenario
-    return {
-        "scenario": scenario.label,
-        "operation": scenario.operation,
-        "M": scenario.m,
-        "N": scenario.n,
-        "K": scenario.k,
-        "work": asdict(row.work),
-        "tolerance": row.tolerance,
-        "best": key,
-        "ours_us": ours,
-        "limit_us": row.limit(),
-        "nccl_us": rival_time(row, "nccl"),
-        "asynctp_us": rival_time(row, "asynctp"),
-        "nccl_ce_us": rival_time(row, "nccl-ce"),
-        "contestants": {k: _entry_record(entry) for k, entry in row.entries.items()},
-    }
-
-
-def _entry_record(entry: Entry) -> dict[str, object]:
-    error = entry.rel_err
-    return {**asdict(entry), "rel_err": error if error is None or math.isfinite(error) else None}  # JSON has no inf

@@ -38,6 +38,13 @@ class Variant:
         short = self.schedule.split("/", 1)[1]
         return " ".join([short, *(f"{name}={_shown(value)}" for name, value in self.parameters)])
 
+    @classmethod
+    def of_label(cls, operation: str, label: str) -> Variant:
+        """What has this label."""
+        short, *given = label.split()
+        pairs = (parameter.partition("=") for parameter in given)
+        return cls(f"{operation}/{short}", tuple((name, _value(text)) for name, _, text in pairs))
+
     @property
     def pieces(self) -> int:
         """How many sums at most an element passes through one after another."""
@@ -60,6 +67,10 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
             given = tuple((n, v) for n, v in zip(declared, combination, strict=True) if v is not None)
             found.append(Variant(entry.name, given))
     return tuple(found)
+
+
+def _value(text: str) -> object:
+    return [int(share) for share in text.split(":")] if ":" in text else int(text)
 
 
 def _shown(value: object) -> str:

@@ -42,8 +42,8 @@ class Side(Protocol):
     def data(self, seed: int) -> None:
         """New operands, and their reference."""
 
-    def check(self, key: str) -> float:
-        """Run once on poisoned outputs; how far the result is off."""
+    def check(self, key: str) -> float | None:
+        """Run once on poisoned outputs; how far the result is off. None: there is nothing to compare it with."""
 
     def turn(self, key: str, warmup: int, singles: int, loop: int) -> Turn: ...
 
