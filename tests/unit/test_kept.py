@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from ficco_rt import compiler
 from ficco_rt.errors import UsageError
 from tests.unit.test_bench import AG, SETTINGS, measured
-from tools.bench import kept
+from tools.bench import families, kept
 from tools.bench.kept import Figure, Kept, Measurement
-from tools.bench.scenarios import Scenario
+from tools.bench.scenarios import DEFAULT_FILE, Scenario, load
 from tools.bench.variants import variants
 
 ABOUT = {"source": "run", "date": "2026-11-22", "command": "python -m tools.bench", "gpus": "2 × none"}
@@ -110,3 +112,38 @@ def test_sizes_of_scenarios_are_kept(tmp_path: Path) -> None:
     row = Measurement(Scenario("gemm_ar", "y", 16, 8, 4), 2, False, "gemm_ar/oneshot", (), None, None, Figure(3.0))
     kept.write(tmp_path / "x.json", Kept(ABOUT, (row,), {}))
     assert kept.read(tmp_path / "x.json").rows == (row,)
+
+
+# ---- what is kept in the repository
+
+
+def test_the_wide_scenarios() -> None:
+    """Many models and sizes, the same at every writing; half of them for nobody to fit anything to."""
+    assert families.FILE.read_text() == families.text()
+    found, notes = load(families.FILE)
+    assert notes == ()
+    assert len(found) >= 60
+    assert len({m.family for m in families.MODELS}) >= 6
+    assert all(s.misfit(ranks) is None for s in found for ranks in (2, 4, 8))
+    assert (min(s.m for s in found), max(s.m for s in found)) == (16, 32768)
+    assert sum(s.m % 128 != 0 for s in found) > 20
+    assert {s.operation for s in found} == {"ag_gemm", "gemm_rs"}
+    split = Counter(families.splits().values())
+    assert abs(split["fitted"] - split["unseen"]) <= 1
+    public = {(s.operation, s.m, s.n, s.k) for s in load(DEFAULT_FILE)[0]}
+    assert not public & set(families.splits())
+
+
+def test_the_kept_measurements_can_be_read() -> None:
+    names = []
+    for path in kept.files([kept.FOLDER]):
+        run = kept.read(path)
+        names.append(path.stem)
+        assert run.complete
+        assert len({row.key for row in run.rows}) == len(run.rows), path
+        for row in run.rows:
+            assert row.single or row.loop or row.failed, (path, row)
+            if row.ours:
+                declared = {p.name for p in compiler.load(row.schedule).params}
+                assert {name for name, _ in row.params} <= declared, (path, row)
+    assert {"h200x4_rounds", "h200x4_screening", "h200x2_rounds", "h200x2_rank_of_4"} <= set(names)

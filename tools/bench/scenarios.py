@@ -64,7 +64,8 @@ def load(path: Path | str) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:
     """The scenarios of a file, and notes on what of it is left out.
 
     The file: {"ag_gemm": [{"name": "x", "M": 8192, "N": 10240, "K": 8192}, …], "gemm_rs": […], "gemm_ar": […]}.
-    "about" is for readers; lists of other operations are left out with a note. Raises UsageError.
+    "about" and "models" are for readers, as a scenario's "model" and "split" are (`families`); lists of other
+    operations are left out with a note. Raises UsageError.
     """
     text = read_text(path)
     try:
@@ -78,7 +79,7 @@ def load(path: Path | str) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:
     found: list[Scenario] = []
     notes: list[str] = []
     for operation, rows in data.items():
-        if operation == "about":
+        if operation in ("about", "models"):
             continue
         if operation not in OPERATIONS:
             notes.append(f"{path}: '{operation}' is left out; operations here are {', '.join(OPERATIONS)}")
@@ -99,7 +100,7 @@ def _scenario(operation: str, row: object, where: str) -> Scenario:
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise UsageError(f"{where}: 'name' is missing or no text")
-    unknown = sorted(set(row) - {"name", "M", "N", "K"})
+    unknown = sorted(set(row) - {"name", "M", "N", "K", "model", "split"})
     if unknown:
         raise UsageError(f"{where} ({name}): '{unknown[0]}' is not known; a scenario has name, M, N and K")
     sizes = []
