@@ -1,0 +1,159 @@
+"""`tools/model_check`: figures of the model against kept measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tools.bench import families, kept
+from tools.bench.kept import Figure, Kept, Measurement
+from tools.bench.scenarios import Scenario
+from tools.bench.variants import Variant
+from tools.model_check import choosers, cli, figures
+from tools.model_check.cases import Case, Timed, cases, on_two_pairs, split_of
+from tools.model_check.choosers import Pick
+
+ABOUT = {"source": "run", "date": "2026-11-22", "command": "python -m tools.bench", "gpus": "2 × none"}
+AG = Scenario("ag_gemm", "x", 64, 32, 128)
+
+
+def case(split: str = "fitted", **times: tuple[float, float]) -> Case:
+    """Of schedules with what was measured and what is modelled."""
+    timed = (Timed(Variant(f"ag_gemm/{name}", ()), "graph", *pair) for name, pair in times.items())
+    return Case("x.json", AG, 4, False, split, tuple(timed))
+
+
+GOOD = case(serial=(200.0, 210.0), shard_p2p=(110.0, 110.0), streamed=(100.0, 90.0), tapered=(105.0, 100.0))
+MISSED = case("unseen", serial=(100.0, 150.0), shard_p2p=(130.0, 100.0), streamed=(150.0, 140.0))
+
+
+def test_errors() -> None:
+    found = figures.errors([GOOD, MISSED])
+    assert (found.variants, found.cases) == (7, 2)
+    assert found.median == pytest.approx(1 / 15)
+    assert found.p90 == pytest.approx(0.6 * 3 / 13 + 0.4 * 0.5)
+    assert found.signed == pytest.approx(-1 / 21)
+
+
+def test_rank_correlation() -> None:
+    assert figures.spearman([1, 2, 3], [10, 20, 30]) == 1
+    assert figures.spearman([1, 2, 3], [3, 2, 1]) == -1
+    assert figures.spearman([1, 2, 3], [5, 5, 5]) == 0
+    assert figures.spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(0.9486833)
+    alike = case(serial=(100.0, 300.0), shard_p2p=(101.0, 200.0), streamed=(102.0, 100.0))  # too near to be told apart
+    assert figures.ranks([GOOD, MISSED, alike]) == figures.Ranks(2, pytest.approx(0.25))
+    assert figures.ranks([alike]) == figures.Ranks(0, None)
+
+
+def test_losses_of_a_choice() -> None:
+    found = figures.losses([GOOD, MISSED, case(serial=(1.0, 1.0))], choosers.modelled_best)
+    assert (found.cases, found.near, found.unmeasured) == (2, 1, 0)
+    assert (found.mean, found.most) == (pytest.approx(0.15), pytest.approx(0.3))
+    assert found.misses == (figures.Miss("ag x (4)", "shard_p2p", "serial", pytest.approx(0.3)),)
+    assert figures.losses([GOOD, MISSED], choosers.measured_of_few).most == 0
+    nowhere = figures.losses([GOOD], lambda _: Pick("ag_gemm/oneshot", ()))
+    assert (nowhere.cases, nowhere.unmeasured, nowhere.mean) == (0, 1, None)
+
+
+def test_always_one_schedule() -> None:
+    (found,) = figures.figures([GOOD, MISSED], {}).always
+    assert (found.operation, found.schedule, found.cases) == ("ag_gemm", "shard_p2p", 2)
+    assert (found.mean, found.most) == (pytest.approx(0.2), pytest.approx(0.3))
+
+
+def test_cases_by_what_may_be_fitted() -> None:
+    assert split_of([GOOD, MISSED]) == {"fitted": [GOOD], "unseen": [MISSED], "all": [GOOD, MISSED]}
+    assert split_of([MISSED]) == {"unseen": [MISSED]}
+
+
+def row(scenario: Scenario, schedule: str, time: float, **more: object) -> Measurement:
+    given = {"ranks": 2, "on_two": False, "params": (), "mode": "graph"} | more
+    return Measurement(scenario, schedule=schedule, single=Figure(time), **given)  # type: ignore[arg-type]
+
+
+def test_cases_of_files(tmp_path: Path) -> None:
+    """The better mode counts; what is not ours, failed, or cannot be compiled is left out."""
+    unseen = next(key for key, split in families.splits().items() if split == "unseen" and key[0] == "gemm_rs")
+    wide = Scenario("gemm_rs", "w", *unseen[1:])
+    rows = (
+        row(AG, "ag_gemm/serial", 50.0), row(AG, "ag_gemm/serial", 40.0, mode="streams"),
+        row(AG, "nccl", 3.0), row(AG, "ag_gemm/streamed", 30.0, params=(("chunks", 2), ("deep", [1, 1]))),
+        row(AG, "ag_gemm/streamed", 20.0, params=(("chunk", 2),)), row(wide, "gemm_rs/serial", 50.0),
+    )  # fmt: skip
+    kept.write(tmp_path / "a.json", Kept(ABOUT, rows, {}))
+    found, notes = cases([tmp_path / "a.json"], [], "h200-switch", 1)
+    assert [(c.label, c.split) for c in found] == [("ag x (2)", "fitted"), ("rs w (2)", "unseen")]
+    assert [(v.variant.label, v.mode, v.measured) for v in found[0].variants] == [
+        ("serial", "streams", 40.0),
+        ("streamed chunks=2 deep=1:1", "graph", 30.0),
+    ]
+    assert all(v.modelled > 0 for c in found for v in c.variants)
+    (note,) = notes
+    assert note.startswith("a.json: ag x, streamed chunk=2 graph: ")
+
+
+def test_a_rank_of_r_beside_r_gpus(tmp_path: Path) -> None:
+    rows = (
+        row(AG, "ag_gemm/serial", 50.0, ranks=4, screening=True),
+        row(AG, "ag_gemm/serial", 40.0, ranks=4, mode="streams"),
+        row(AG, "ag_gemm/serial", 44.0, ranks=4, on_two=True), row(AG, "ag_gemm/serial", 44.0, ranks=8, on_two=True),
+    )  # fmt: skip
+    kept.write(tmp_path / "a.json", Kept(ABOUT, rows, {}))
+    kept.write(tmp_path / "b.json", Kept(ABOUT, (row(AG, "ag_gemm/serial", 45.0, ranks=4),), {}))
+    (pair,) = on_two_pairs([tmp_path / "a.json", tmp_path / "b.json"])
+    assert (pair.case, pair.what, pair.on_two, pair.whole) == ("ag x (4)", "serial graph", 44.0, 45.0)
+
+
+def test_the_tool_on_kept_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The four-GPU screening and the rows of a rank of four, of two scenarios."""
+    out = tmp_path / "out.json"
+    asked = [str(kept.FOLDER), "--only", "rs o8b", "--only", "ag qkv70b_2k", "--jobs", "1", "--json", str(out)]
+    assert cli.main(asked) == 0
+    shown = capsys.readouterr().out
+    for told in (
+        "modelled against measured: median error",
+        "model: within 2 % of the best",
+        "Greatest errors",
+        "A rank of R on two GPUs, beside R GPUs",
+    ):
+        assert told in shown
+    found = json.loads(out.read_text())
+    assert found["figures"]["fitted"]["errors"]["cases"] == len(found["cases"])
+    assert found["figures"]["fitted"]["ranks"]["cases"] >= 2
+    assert {c["file"] for c in found["cases"]} >= {"h200x4_screening.json", "h200x2_rank_of_4.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere/x.json"], "/nowhere/x.json: there is no such file"),
+        (["--only", "zzz"], "no shipped schedule was measured in these files, or in no case of --only"),
+        (["--machine", "abacus"], "no machine is called 'abacus'; stored are "),
+        (["--json", "/nowhere/x.json"], "/nowhere/x.json: there is no directory '/nowhere'"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*arguments, "--jobs", "1"]) == 2
+    assert capsys.readouterr().err.startswith(f"model_check: {message}")
+
+
+def test_what_chooses_joins_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosers, "find_spec", lambda name: None)
+    assert list(choosers.choosers("h200-switch")) == ["model", "measured, of the model's 4"]
+
+    class Answer:
+        schedule = "ag_gemm/streamed"
+        params = {"M": 64, "N": 32, "K": 128, "T": "bf16", "chunks": 2, "deep": (1, 1)}  # noqa: RUF012
+
+    class Select:
+        @staticmethod
+        def choose(operation: str, ranks: int, machine: object, by: str, sizes: object) -> Answer:
+            assert (operation, ranks, sizes) == ("ag_gemm", 4, {"M": 64, "N": 32, "K": 128, "T": "bf16"})
+            return Answer()
+
+    monkeypatch.setattr(choosers, "find_spec", lambda name: name)
+    monkeypatch.setattr(choosers, "import_module", lambda name: Select)
+    by_rules = choosers.choosers("h200-switch")["choose by rules"]
+    assert by_rules(GOOD) == Pick("ag_gemm/streamed", (("chunks", 2), ("deep", [1, 1])))
