@@ -36,6 +36,7 @@ the longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, a
     python -m tools.bench --only qkv70b --quick            # a first look
     python -m tools.bench --ranks 8                        # on two GPUs: what a rank of eight takes
     python -m tools.bench --scenarios mine.json --json out.json --svg out.svg
+    python -m tools.bench campaign --help                  # many measurements, cheap ones, for models and choices
 
 Exit codes: 0, 2 wrong arguments, 3 no PyTorch, no GPUs or a device failed, 4 wrong numbers, 130 interrupted."""
 

@@ -18,13 +18,15 @@ from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, ScheduleError, UsageError
 from ficco_rt.exec.bound import Bound
 from ficco_rt.exec.executor import Executor
+from ficco_rt.machine.model import Machine
+from ficco_rt.plan.ir import Plan
 
 from .clock import Clock, meeting
 from .data import OPERANDS, fill, off, reference
 from .measure import COPIES, GEMM
 from .on_two import on_two
 from .scenarios import Scenario
-from .variants import MODES, variants
+from .variants import MODES, Variant, variants
 from .workers import Turn
 
 TIMEOUT = 20.0  # seconds that a run may take
@@ -52,7 +54,7 @@ class Ours:
         self._places = (0, ranks // 2) if self._of_two else tuple(range(ranks))  # the rank of each GPU
         self._devices = [torch.device("cuda", g) for g in range(gpus)]
         self._streams = [torch.cuda.Stream(d) for d in self._devices]
-        self._machine = replace(discover("cuda", gpus), ranks=ranks)
+        self.machine = replace(discover("cuda", gpus), ranks=ranks)
         for a in self._devices:  # peer access, for the yardstick's copies
             for b in self._devices:
                 torch.zeros(1, device=a).to(b)
@@ -80,6 +82,13 @@ class Ours:
     # ---- contestants
 
     def load(self, scenario: Scenario) -> dict[str, str | None]:
+        answer = self.begin(scenario)
+        for variant in variants(scenario.operation, self._values):
+            answer |= self.add(variant, partial(plan_for, variant, scenario, self.machine, len(self._devices)))
+        return answer
+
+    def begin(self, scenario: Scenario) -> dict[str, str | None]:
+        """Tensors and yardsticks of a scenario, instead of those before."""
         self.keep(())
         torch = self._torch
         self._scenario = scenario
@@ -89,23 +98,21 @@ class Ours:
             for name, shape in shapes.items()
         }
         self._yardsticks(scenario)
-        answer: dict[str, str | None] = {GEMM: None, COPIES: None}
-        for variant in variants(scenario.operation, self._values):
-            try:
-                plan = ficco_rt.compile(variant.schedule, self._ranks, self._machine, **variant.arguments(scenario))
-                plan = on_two(plan) if self._of_two else plan
-                executor = Executor(plan, "cuda", timeout=TIMEOUT)
-                self._executors[variant.label] = executor
-                bound = executor.bind(**self._tensors)
-            except (ScheduleError, UsageError, DeviceError) as error:
-                answer.update({f"{variant.label} {mode}": str(error).splitlines()[0] for mode in MODES})
-                continue
-            for mode in MODES:
-                key = f"{variant.label} {mode}"
-                run = partial(self._run, executor, bound, mode == "graph")
-                self._contestants[key] = _Contestant(run, executor.synchronize, executor)
-                answer[key] = None
-        return answer
+        return {GEMM: None, COPIES: None}
+
+    def add(self, variant: Variant, make: Callable[[], Plan]) -> dict[str, str | None]:
+        """A variant as a contestant in each of its modes, or why it cannot take part."""
+        keys = [f"{variant.label} {mode}" for mode in MODES]
+        try:
+            executor = Executor(make(), "cuda", timeout=TIMEOUT)
+            self._executors[variant.label] = executor
+            bound = executor.bind(**self._tensors)
+        except (ScheduleError, UsageError, DeviceError) as error:
+            return dict.fromkeys(keys, str(error).splitlines()[0])
+        for mode, key in zip(MODES, keys, strict=True):
+            run = partial(self._run, executor, bound, mode == "graph")
+            self._contestants[key] = _Contestant(run, executor.synchronize, executor)
+        return dict.fromkeys(keys)
 
     def _run(self, executor: Executor, bound: Bound, graph: bool) -> None:
         executor.graph = graph
@@ -247,6 +254,12 @@ class Ours:
                     wanted = wanted.chunk(self._ranks)[rank]
             worst = max(worst, off(result, wanted))
         return worst
+
+
+def plan_for(variant: Variant, scenario: Scenario, machine: Machine, gpus: int) -> Plan:
+    """The plan of a variant for the ranks of the machine, or for two GPUs that stand for them."""
+    plan = ficco_rt.compile(variant.schedule, machine.ranks, machine, **variant.arguments(scenario))
+    return on_two(plan) if gpus < machine.ranks else plan
 
 
 def driver_version() -> str:
