@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ AR = Scenario("gemm_ar", "x", 512, 64, 128)
 
 @pytest.fixture(autouse=True)
 def _hope(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So small sizes leave the model few candidates."""
+    """Small sizes leave the model few candidates, and few are enough."""
     monkeypatch.setattr(campaign, "HOPELESS", 100.0)
+    monkeypatch.setattr(campaign, "variants", lambda operation: variants(operation, 2))
 
 
 class Inline(Pool):
@@ -132,6 +133,8 @@ def test_what_the_model_finds_hopeless_is_not_measured(monkeypatch: pytest.Monke
     found = worth_it([of("serial", 500.0), of("streamed", 100.0), of("overlapped", 161.0), of("oneshot", 90.0)])
     assert [p.variant.label for p in found] == ["oneshot", "streamed", "serial"]
     assert worth_it([Prepared(Variant("gemm_ar/serial", ()), failed="no")]) == []
+    chosen = replace(of("overlapped", 161.0), chosen=True)  # what users get is measured, whatever the model finds
+    assert worth_it([of("oneshot", 90.0), chosen])[1] is chosen
 
 
 def test_an_item_is_measured() -> None:
@@ -173,6 +176,15 @@ def test_a_run_goes_on_where_one_stopped() -> None:
     again = Campaign({4: third}, rows, made.finished, lambda new: None, 1e9, lambda: third.now, 0)
     again.run(work, Inline())
     assert third.asked == []
+
+
+def test_what_would_be_chosen_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Variant("gemm_ar/streamed", (("chunks", 3),))
+    monkeypatch.setattr(campaign.selected, "there", lambda: True)
+    monkeypatch.setattr(campaign.selected, "variant", lambda by, *_: choice if by == "rules" else None)
+    gpus = Fake(2)
+    run(gpus, [Item(AR, 2)], [])
+    assert "streamed chunks=3" in gpus.added()
 
 
 def test_wrong_numbers_and_failures_are_kept_as_such() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ficco_rt import compiler
 from ficco_rt.errors import UsageError
+from tests import cases
 from tests.unit.test_bench import AG, SETTINGS, measured
 from tools.bench import families, kept
 from tools.bench.kept import Figure, Kept, Measurement
@@ -144,6 +144,6 @@ def test_the_kept_measurements_can_be_read() -> None:
         for row in run.rows:
             assert row.single or row.loop or row.failed, (path, row)
             if row.ours:
-                declared = {p.name for p in compiler.load(row.schedule).params}
+                declared = {p.name for p in cases.schedule(row.schedule).params}
                 assert {name for name, _ in row.params} <= declared, (path, row)
     assert {"h200x4_rounds", "h200x4_screening", "h200x2_rounds", "h200x2_rank_of_4"} <= set(names)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import families, kept
+from ficco_rt.errors import UsageError
+from tools.bench import families, kept, selected
 from tools.bench.kept import Figure, Kept, Measurement
 from tools.bench.scenarios import Scenario
 from tools.bench.variants import Variant
 from tools.model_check import choosers, cli, figures
 from tools.model_check.cases import Case, Timed, cases, on_two_pairs, split_of
-from tools.model_check.choosers import Pick
 
 ABOUT = {"source": "run", "date": "2026-11-22", "command": "python -m tools.bench", "gpus": "2 × none"}
 AG = Scenario("ag_gemm", "x", 64, 32, 128)
@@ -53,7 +53,7 @@ def test_losses_of_a_choice() -> None:
     assert (found.mean, found.most) == (pytest.approx(0.15), pytest.approx(0.3))
     assert found.misses == (figures.Miss("ag x (4)", "shard_p2p", "serial", pytest.approx(0.3)),)
     assert figures.losses([GOOD, MISSED], choosers.measured_of_few).most == 0
-    nowhere = figures.losses([GOOD], lambda _: Pick("ag_gemm/oneshot", ()))
+    nowhere = figures.losses([GOOD], lambda _: Variant("ag_gemm/oneshot", ()))
     assert (nowhere.cases, nowhere.unmeasured, nowhere.mean) == (0, 1, None)
 
 
@@ -139,8 +139,8 @@ def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith(f"model_check: {message}")
 
 
-def test_what_chooses_joins_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosers, "find_spec", lambda name: None)
+def test_what_chooses_joins_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selected, "find_spec", lambda name: None)
     assert list(choosers.choosers("h200-switch")) == ["model", "measured, of the model's 4"]
 
     class Answer:
@@ -150,10 +150,27 @@ def test_what_chooses_joins_where_it_is_installed(monkeypatch: pytest.MonkeyPatc
     class Select:
         @staticmethod
         def choose(operation: str, ranks: int, machine: object, by: str, sizes: object) -> Answer:
+            if by == "model":
+                raise UsageError("no such thing")
             assert (operation, ranks, sizes) == ("ag_gemm", 4, {"M": 64, "N": 32, "K": 128, "T": "bf16"})
             return Answer()
 
-    monkeypatch.setattr(choosers, "find_spec", lambda name: name)
-    monkeypatch.setattr(choosers, "import_module", lambda name: Select)
-    by_rules = choosers.choosers("h200-switch")["choose by rules"]
-    assert by_rules(GOOD) == Pick("ag_gemm/streamed", (("chunks", 2), ("deep", [1, 1])))
+    monkeypatch.setattr(selected, "find_spec", lambda name: name)
+    monkeypatch.setattr(selected, "import_module", lambda name: Select)
+    ways = choosers.choosers("h200-switch")
+    assert ways["choose by rules"](GOOD) == Variant("ag_gemm/streamed", (("chunks", 2), ("deep", [1, 1])))
+    assert ways["choose by model"](GOOD) is None
+
+
+def test_parameters_are_the_same_whether_said_or_not(tmp_path: Path) -> None:
+    scenario = Scenario("gemm_rs", "y", 512, 64, 128)
+    rows = (row(scenario, "gemm_rs/relay", 5.0), row(scenario, "gemm_rs/serial", 6.0))
+    kept.write(tmp_path / "a.json", Kept(ABOUT, rows, {}))
+    ((made,), _) = cases([tmp_path / "a.json"], [], "h200-switch", 1)
+    said = Variant("gemm_rs/relay", (("first", [1, 1, 2]), ("last", [2, 1, 1])))
+    found = figures.measured_as(made, said)
+    assert found is not None
+    assert found.measured == 5.0
+    other = Variant("gemm_rs/relay", (("first", [1, 1]),))
+    assert figures.measured_as(made, other) is None
+    assert figures.measured_as(made, Variant("gemm_rs/relay", (("chunks", 3),))) is None

@@ -62,8 +62,9 @@ def products(plan: Plan, rank: int) -> list[tuple[int, ...]]:
     ]
 
 
-@pytest.mark.parametrize("ranks", [4, 7])
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((name, 4) for name in ALIKE), *((name, 7) for name in cases.few(ALIKE, 6, 3))]
+)
 def test_two_ranks_do_what_they_do_among_all(name: str, ranks: int) -> None:
     """The same commands, bytes and products; and the virtual clock tells the same time."""
     plan = whole(name, ranks)
@@ -79,8 +80,9 @@ def test_two_ranks_do_what_they_do_among_all(name: str, ranks: int) -> None:
     assert modelled == pytest.approx(simulate(plan, profile("h200-switch", ranks)).duration, rel=0.02)
 
 
-@pytest.mark.parametrize("mode", ["streams", "graph"])
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize(
+    ("name", "mode"), [*((name, "streams") for name in ALIKE), *((name, "graph") for name in cases.few(ALIKE, 6, 2))]
+)
 def test_its_device_plan_holds(name: str, mode: Mode) -> None:
     """No deadlock, no race, nothing read that the run has not written."""
     two = on_two(whole(name, 4))
@@ -98,7 +100,7 @@ def test_it_ends_with_the_same_numbers_in_every_order(name: str) -> None:
             for rank, shape in enumerate(tensor.shapes):
                 values = np.random.default_rng(rank).integers(-4, 5, shape).astype(np.float32)
                 executor.write(tensor.name, rank, values)
-        for order in ("fifo", "adversarial", "random(1)", "random(2)"):
+        for order in ("fifo", "adversarial", "random(1)"):
             executor.order = order
             executor.poison()
             executor.run()

@@ -32,7 +32,7 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from ficco_rt.sim.simulate import simulate
 
-from . import families, kept
+from . import families, kept, selected
 from .gpus import find_gpus
 from .kept import Figure, Kept, Measurement
 from .measure import COPIES, GEMM
@@ -135,12 +135,14 @@ def sensible(scenario: Scenario, ranks: int, variant: Variant) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A variant with its plan and what the virtual clock says of it; or why there is none."""
+    """A variant with its plan and what the virtual clock says of it; or why there is none. `chosen`: ficco_rt would
+    choose it for the sizes."""
 
     variant: Variant
     plan: Plan | None = None
     modelled: float = 0.0
     failed: str | None = None
+    chosen: bool = False
 
 
 def prepare(item: Item, machine: Machine, variant: Variant) -> Prepared:
@@ -152,13 +154,20 @@ def prepare(item: Item, machine: Machine, variant: Variant) -> Prepared:
     return Prepared(variant, plan, simulate(plan, machine).duration)
 
 
+def prepare_choice(item: Item, machine: Machine, by: str) -> Prepared | None:
+    """Of what ficco_rt would choose, in a process beside."""
+    chosen = selected.variant(by, item.scenario, item.ranks, machine)
+    return None if chosen is None else replace(prepare(item, machine, chosen), chosen=True)
+
+
 def worth_it(found: Sequence[Prepared]) -> list[Prepared]:
-    """What is measured, the most promising first; `serial` always, as what the others are compared with."""
+    """What is measured, the most promising first. Always `serial`, as what the others are compared with, and what
+    would be chosen, as it is what users get."""
     priced = sorted((p for p in found if p.plan is not None), key=lambda p: p.modelled)
     if not priced:
         return []
     most = HOPELESS * priced[0].modelled
-    return [p for p in priced if p.modelled <= most or p.variant.schedule.endswith("/serial")]
+    return [p for p in priced if p.modelled <= most or p.chosen or p.variant.schedule.endswith("/serial")]
 
 
 # ---------------------------------------------------------------- measuring
@@ -185,20 +194,25 @@ class Campaign:
         measured."""
         self.done = {row.key for row in self.rows}
         left = [item for item in work if item.key not in self.finished]
-        ahead: dict[int, list[Future[Prepared]]] = {}
+        ahead: dict[int, list[Future[Prepared] | Future[Prepared | None]]] = {}
         for i, item in enumerate(left):
             for j in range(i, min(i + 3, len(left))):
                 if j not in ahead:
                     ahead[j] = self._submit(left[j], pool)
             if not self._left():
                 return
-            self._item(item, [future.result() for future in ahead.pop(i)])
+            done = [prepared for future in ahead.pop(i) if (prepared := future.result()) is not None]
+            self._item(item, list({self._row(item, prepared).key: prepared for prepared in done}.values()))
 
-    def _submit(self, item: Item, pool: Pool) -> list[Future[Prepared]]:
+    def _submit(self, item: Item, pool: Pool) -> list[Future[Prepared] | Future[Prepared | None]]:
         """Also what is measured: the model's best of all says what is hopeless."""
         machine = self.gpus[item.ranks].machine
         wanted = (v for v in variants(item.scenario.operation) if sensible(item.scenario, item.ranks, v))
-        return [pool.submit(prepare, item, machine, variant) for variant in wanted]
+        choices = selected.BY if selected.there() else ()
+        return [
+            *(pool.submit(prepare, item, machine, variant) for variant in wanted),
+            *(pool.submit(prepare_choice, item, machine, by) for by in choices),
+        ]
 
     def _left(self) -> bool:
         return self.clock() < self.until - SPARE

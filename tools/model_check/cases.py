@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 import ficco_rt
+from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.profiles import profile
 from tools.bench import families, kept
@@ -17,7 +19,8 @@ from tools.bench.kept import Measurement
 from tools.bench.scenarios import Scenario
 from tools.bench.variants import Variant
 
-Place = tuple[object, ...]
+Place: TypeAlias = tuple[object, ...]
+Bound: TypeAlias = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +34,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A variant: microseconds measured, in the better of its modes, and modelled."""
+    """A variant: microseconds measured, in the better of its modes, and modelled; all its parameters, as bound."""
 
     variant: Variant
     mode: str | None
     measured: float
     modelled: float
+    bound: Bound = ()
 
     @property
     def error(self) -> float:
@@ -101,7 +105,7 @@ def cases(files: Sequence[Path], only: Sequence[str], machine: str, jobs: int) -
             if isinstance(time, str):
                 notes.append(f"{file}: {row.scenario.label}, {row.label}: {time}")
             else:
-                timed.append(Timed(row.variant, row.mode, row.single.median, time))
+                timed.append(Timed(row.variant, row.mode, row.single.median, *time))
         first = next(iter(found.values()))
         s = first.scenario
         split = splits.get((s.operation, s.m, s.n, s.k), "fitted")  # to public scenarios the kernels are tuned
@@ -114,8 +118,8 @@ def _hashable(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[float | str]:
-    """Microseconds on the virtual clock, or why there are none."""
+def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[tuple[float, Bound] | str]:
+    """Microseconds on the virtual clock and all parameters, or why there are none."""
     profile(machine, 2)  # a wrong name is told once
     one = partial(_modelled, machine)
     if jobs == 1:
@@ -124,14 +128,22 @@ def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[flo
         return list(pool.map(one, questions, chunksize=8))
 
 
-def _modelled(machine: str, question: Question) -> float | str:
+def _modelled(machine: str, question: Question) -> tuple[float, Bound] | str:
     variant, ranks = question.variant, question.ranks
     target = profile(machine, ranks)
     try:
         plan = ficco_rt.compile(variant.schedule, ranks, target, **variant.arguments(question.scenario))
     except (ScheduleError, UsageError) as error:
         return str(error).splitlines()[0]
-    return ficco_rt.simulate(plan, target).duration
+    return ficco_rt.simulate(plan, target).duration, plan.params
+
+
+def bound(variant: Variant, scenario: Scenario, ranks: int) -> Bound | None:
+    """All parameters of a variant, those of which it says nothing too; None: it cannot have these sizes."""
+    try:
+        return compiler.build(compiler.load(variant.schedule), ranks, variant.arguments(scenario)).params
+    except (ScheduleError, UsageError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from tools.bench.stats import percentile
+from tools.bench.variants import Variant
 
-from .cases import Case, Timed
-from .choosers import Chooser, Pick
+from .cases import Case, Timed, bound
+from .choosers import Chooser
 
 NEAR = 0.02  # a choice is as good as the best up to this loss
 APART = 0.05  # variants of a case differ when the slowest takes so much longer than the best
@@ -145,12 +146,16 @@ def losses(cases: Sequence[Case], chooser: Chooser) -> Losses:
     return Losses(len(found), near, mean, most, unmeasured, tuple(misses))
 
 
-def measured_as(case: Case, pick: Pick | None) -> Timed | None:
-    """The variant of the case that was picked, if it was measured."""
-    if pick is None:
+def measured_as(case: Case, chosen: Variant | None) -> Timed | None:
+    """The variant of the case that was chosen, if it was measured: with the same parameters, said or not."""
+    if chosen is None:
         return None
-    wanted = (pick.schedule, dict(pick.params))
-    return next((v for v in case.variants if (v.variant.schedule, dict(v.variant.parameters)) == wanted), None)
+    here = [v for v in case.variants if v.variant.schedule == chosen.schedule]
+    same = next((v for v in here if v.variant == chosen), None)
+    if same is not None or not here:
+        return same
+    all_of_it = bound(chosen, case.scenario, case.ranks)
+    return next((v for v in here if v.bound == all_of_it), None)
 
 
 def always(cases: Sequence[Case], operation: str) -> Always | None:

@@ -1,0 +1,31 @@
+"""What `ficco_rt.select` would choose for a scenario, where it is there."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from ficco_rt.errors import ScheduleError, UsageError
+from ficco_rt.machine.model import Machine
+
+from .scenarios import Scenario
+from .variants import Variant
+
+BY = ("rules", "model")
+
+
+def there() -> bool:
+    """Whether this version of ficco_rt can choose."""
+    return find_spec("ficco_rt.select") is not None and find_spec("ficco_rt.select.choose") is not None
+
+
+def variant(by: str, scenario: Scenario, ranks: int, machine: Machine) -> Variant | None:
+    """The choice by `rules` or `model`, which knows the sizes alone; None where it finds nothing."""
+    sizes = {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16"}
+    choose = import_module("ficco_rt.select.choose").choose
+    try:
+        answer = choose(scenario.operation, ranks, machine, by=by, sizes=sizes)
+    except (ScheduleError, UsageError):
+        return None
+    left = ((name, value) for name, value in answer.params.items() if name not in sizes)
+    return Variant(answer.schedule, tuple((n, list(v) if isinstance(v, tuple) else v) for n, v in left))
