@@ -30,6 +30,7 @@ from tools.bench.measure import (
     measure,
     shuffled,
 )
+from tools.bench.ours import ways
 from tools.bench.peers import multicast
 from tools.bench.scenarios import DECODE_ROWS, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
 from tools.bench.stats import Spread, geomean, slowest, spread, tolerance, work
@@ -314,6 +315,19 @@ def test_a_rank_of_four_on_two_has_no_numbers_to_compare() -> None:
     assert row.entries["serial graph"].screened == 150.0
     assert row.entries["broken graph"].wrong
     assert "| ag x, rank of 4 on two |" in report.main_table([row])
+
+
+def test_copies_of_the_limit_go_where_they_would() -> None:
+    """Staggered; on two GPUs all to the other one, which gets every shard but its own."""
+    assert ways(1, (0, 1, 2, 3), 4) == [(2, 2, 1), (3, 3, 1), (0, 0, 1)]
+    assert ways(0, (0, 2), 4) == [(1, 1, 1), (2, 1, 0), (3, 1, 3)]
+    assert ways(1, (0, 2), 4) == [(3, 0, 3), (0, 0, 2), (1, 0, 1)]
+    for ranks in (3, 5, 8):
+        places = (0, ranks // 2)
+        for gpu in (0, 1):
+            sent = ways(gpu, places, ranks)
+            assert [peer for peer, _, _ in sent] == [(places[gpu] + i) % ranks for i in range(1, ranks)]
+            assert {place for _, _, place in sent} == set(range(ranks)) - {places[1 - gpu]}
 
 
 def test_numbers_that_go_wrong_while_measured_count_as_wrong() -> None:

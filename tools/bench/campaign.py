@@ -36,7 +36,7 @@ from . import families, kept, selected
 from .gpus import find_gpus
 from .kept import Figure, Kept, Measurement
 from .measure import COPIES, GEMM
-from .ours import Ours, plan_for
+from .ours import Ours, ask_for_connections, plan_for
 from .scenarios import DEFAULT_FILE, Scenario, load
 from .stats import slowest, spread, tolerance
 from .variants import Variant, variants
@@ -50,7 +50,8 @@ HOPELESS = 1.6  # times the best on the virtual clock: not measured; a p90 error
 LEAST_ROWS = 64  # of a piece: half a tile
 LEAST_DEPTH = 512  # of a piece of K
 SPARE = 3.0  # seconds that are left when the last variant begins
-REST = 0.1  # seconds of rest after a variant, at most
+REST = 0.1  # seconds of rest after a variant, at most: it rests for as long as its runs took
+RUNS = 10  # of a row, with warm-up and check
 
 DESCRIPTION = """\
 As many single-run measurements of our schedules as fit into a time, on two GPUs: two ranks, and ranks of R on two.
@@ -248,7 +249,6 @@ class Campaign:
         return item.row(prepared.variant.schedule, prepared.variant.parameters, "streams")
 
     def _variant(self, item: Item, gpus: Gpus, prepared: Prepared) -> None:
-        begun = self.clock()
         variant, plan = prepared.variant, prepared.plan
         assert plan is not None
         told = gpus.add(variant, lambda: plan)
@@ -266,7 +266,8 @@ class Campaign:
                 break
         self._keep(rows)
         gpus.keep((GEMM, COPIES))
-        time.sleep(min(self.rest, self.clock() - begun))
+        load = sum(figure.median for _, figure in rows if isinstance(figure, Figure)) * RUNS * 1e-6
+        time.sleep(min(self.rest, load))
 
     def _wrong(self, item: Item, gpus: Gpus, key: str, variant: Variant) -> str | None:
         """What is wrong with the result, where there is one to compare with."""
@@ -336,6 +337,7 @@ def campaign(options: argparse.Namespace) -> int:
     work = items(_scenarios(options), ranks, share, options.seed)
     if not work:
         raise UsageError("there is no scenario to measure")
+    ask_for_connections()
     find_gpus(GPUS)
     context = get_context("spawn")
     with ProcessPoolExecutor(max(1, options.jobs), context) as pool:
@@ -351,7 +353,8 @@ def campaign(options: argparse.Namespace) -> int:
             kept.write(options.json, Kept(about, tuple(rows), settings))
             for row in new:
                 told = row.failed or (f"{row.single.median:.1f} µs" if row.single is not None else "")
-                print(f"[{time.monotonic() - begun:4.0f} s] {row.scenario.label} ({row.ranks}) {row.label}: {told}")
+                seconds = time.monotonic() - begun
+                print(f"[{seconds:4.0f} s] {row.scenario.label} ({row.ranks}) {row.label}: {told}", flush=True)
 
         run = Campaign(gpus, rows, done, save, begun + options.seconds, seed=options.seed)
         try:

@@ -44,7 +44,7 @@ class Ours:
     each has a GPU, or two GPUs stand for all."""
 
     def __init__(self, ranks: int, values: int | None, gpus: int) -> None:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as the driver asks: before any context is made
+        ask_for_connections()
         import torch
 
         self._torch = torch
@@ -197,20 +197,16 @@ class Ours:
         self._contestants[COPIES] = _Contestant(self._copies, self._wait)
 
     def _pushes_of(self, gpu: int) -> list[tuple[int, int, int]]:
-        """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …; where two GPUs stand for
-        all ranks, each to the other GPU, to the place of the rank that would have sent it there."""
-        own, ranks, rank = self._own, self._ranks, self._places[gpu]
+        """(destination, source, bytes) of what the GPU's rank sends to rank + 1, rank + 2, …"""
+        own, ranks = self._own, self._ranks
         gathers = self._scenario.operation == "ag_gemm"
-        ways = []  # rank that it is for, GPU, rank as which it arrives there
-        for distance in range(1, ranks):
-            peer = (rank + distance) % ranks
-            to = 1 - gpu if self._of_two else peer
-            ways.append((peer, to, (self._places[to] - distance) % ranks))
         source = self._tensors["A"][gpu] if gathers else own["out"][gpu]
         pieces = [source] * ranks if gathers else source.chunk(ranks)
-        pairs = [(own["land"][to].chunk(ranks)[place], pieces[peer]) for peer, to, place in ways]
+        way = ways(gpu, self._places, ranks)
+        pairs = [(own["land"][to].chunk(ranks)[place], pieces[peer]) for peer, to, place in way]
         if "back" in own:
-            pairs += [(own["back"][to].chunk(ranks)[place], pieces[rank]) for _, to, place in ways]
+            mine = source.chunk(ranks)[self._places[gpu]]
+            pairs += [(own["back"][to].chunk(ranks)[place], mine) for _, to, place in way]
         return [(to.data_ptr(), source.data_ptr(), source.nbytes) for to, source in pairs]
 
     def _gemm(self) -> None:
@@ -254,6 +250,23 @@ class Ours:
                     wanted = wanted.chunk(self._ranks)[rank]
             worst = max(worst, off(result, wanted))
         return worst
+
+
+def ask_for_connections() -> None:
+    """As many as ficco_rt's driver asks for. The library reads it once: before it is used at all."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+
+
+def ways(gpu: int, places: Sequence[int], ranks: int) -> list[tuple[int, int, int]]:
+    """Where a GPU sends what its rank has for rank + 1, rank + 2, …: the rank that it is for, the GPU, and the rank as
+    whose it arrives. `places` has the rank of each GPU; where two stand for all ranks, all goes to the other one, to
+    the place of the rank that would have sent it there."""
+    rank, found = places[gpu], []
+    for distance in range(1, ranks):
+        peer = (rank + distance) % ranks
+        to = peer if len(places) == ranks else 1 - gpu
+        found.append((peer, to, (places[to] - distance) % ranks))
+    return found
 
 
 def plan_for(variant: Variant, scenario: Scenario, machine: Machine, gpus: int) -> Plan:
