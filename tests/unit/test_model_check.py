@@ -107,9 +107,9 @@ def test_a_rank_of_r_beside_r_gpus(tmp_path: Path) -> None:
 
 
 def test_the_tool_on_kept_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The four-GPU screening and the rows of a rank of four, of two scenarios."""
+    """The four-GPU screening and the rows of a rank of four, of a scenario."""
     out = tmp_path / "out.json"
-    asked = [str(kept.FOLDER), "--only", "rs o8b", "--only", "ag qkv70b_2k", "--jobs", "1", "--json", str(out)]
+    asked = [str(kept.FOLDER), "--only", "rs o8b", "--jobs", "1", "--json", str(out)]
     assert cli.main(asked) == 0
     shown = capsys.readouterr().out
     for told in (
@@ -121,7 +121,7 @@ def test_the_tool_on_kept_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert told in shown
     found = json.loads(out.read_text())
     assert found["figures"]["fitted"]["errors"]["cases"] == len(found["cases"])
-    assert found["figures"]["fitted"]["ranks"]["cases"] >= 2
+    assert found["figures"]["fitted"]["ranks"]["cases"] >= 1
     assert {c["file"] for c in found["cases"]} >= {"h200x4_screening.json", "h200x2_rank_of_4.json"}
 
 
