@@ -12,7 +12,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Executor", "compile", "discover", "errors", "load_plan", "plan_hash", "save_plan", "simulate"]
+__all__ = [
+    "Device",
+    "Executor",
+    "Links",
+    "Machine",
+    "compile",
+    "discover",
+    "errors",
+    "load_machine",
+    "load_plan",
+    "plan_hash",
+    "save_machine",
+    "save_plan",
+    "simulate",
+]
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,16 +34,17 @@ if TYPE_CHECKING:
     from . import errors
     from .driver.api import DriverName
     from .exec.executor import Executor
-    from .machine.model import Machine
+    from .machine.model import Device, Links, Machine
+    from .machine.profiles import AnyMachine
     from .plan.ir import Plan
     from .trace import Trace
 
 
-def compile(schedule: str | Path, ranks: int, machine: str | Machine | None = None, **params: object) -> Plan:
+def compile(schedule: str | Path, ranks: int, machine: AnyMachine | None = None, **params: object) -> Plan:
     """The proven, checked plan of a schedule (a path, or a library name) for `ranks` GPUs.
 
-    `params` replace the schedule's own, e.g. M=16384 or T="fp32"; numbers may be numpy's. `machine` is a stored
-    profile's name or a Machine; the default is an 8-GPU switch.
+    `params` replace the schedule's own, e.g. M=16384 or T="fp32"; numbers may be numpy's. `machine` is a
+    Machine, the path of a machine's file, or a stored one's name; the default is h200-switch. The plan holds it whole.
 
     Raises ScheduleError (the text, with its lines), UsageError (unknown names, values that do not fit).
 
@@ -51,6 +66,35 @@ def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) ->
     from .driver.registry import discover
 
     return discover(driver, ranks, ranks_per_gpu)
+
+
+def load_machine(machine: str | Path) -> Machine:
+    """A stored machine by its name (`ficco machine` lists them), or the machine of a TOML file by its path.
+
+    Another one is made of it with `dataclasses.replace`, or of nothing: `Machine(name, Device(…), Links(…), ranks,
+    source)`. docs/machines.md says what each number means.
+
+    Raises UsageError (no such machine or file; all mistakes of a file with their lines).
+
+    Example: `replace(load_machine("h200-switch"), ranks=4)`.
+    """
+    from .machine.profiles import read
+
+    return read(machine)
+
+
+def save_machine(machine: Machine, path: str | Path) -> None:
+    """Write a machine to a TOML file, which `load_machine` and `--machine` read: the whole file or nothing.
+
+    Raises UsageError (the file cannot be written or is no .toml; numbers that no machine has).
+
+    Example: `save_machine(discover(2), "mine.toml")`.
+    """
+    from .arguments import of_kind
+    from .machine.file import save
+    from .machine.model import Machine
+
+    save(of_kind(machine, Machine, "a Machine is needed, as load_machine() gives it"), path)
 
 
 def load_plan(path: str | Path, trust: bool = False) -> Plan:
@@ -96,11 +140,11 @@ def plan_hash(plan: Plan) -> str:
     return content_hash(a_plan(plan))
 
 
-def simulate(plan: Plan, machine: str | Machine | None = None) -> Trace:
+def simulate(plan: Plan, machine: AnyMachine | None = None) -> Trace:
     """When everything of a run would happen on a machine: times modelled in microseconds, no data moved.
 
-    `machine` is a stored profile's name or a Machine; the default is the one that the plan was made for. The trace has
-    a span (rank, stream, start, stop, bytes, operations) for each thing that a stream does, and `duration`.
+    `machine` is a Machine, a file or a stored one's name; the default is the one that the plan was made for. The trace
+    has a span (rank, stream, start, stop, bytes, operations) for each thing that a stream does, and `duration`.
 
     Raises UsageError (no such machine, no plan is given).
 
@@ -119,6 +163,10 @@ def __getattr__(name: str) -> Any:
         from .exec.executor import Executor
 
         return Executor
+    if name in ("Device", "Links", "Machine"):
+        from .machine import model
+
+        return getattr(model, name)
     if name == "errors":
         from importlib import import_module
 

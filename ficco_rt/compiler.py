@@ -18,7 +18,7 @@ from .graph.budget import one_meter
 from .graph.build import build as build_graph
 from .graph.prove import prove
 from .machine.model import Machine
-from .machine.profiles import DEFAULT, chosen
+from .machine.profiles import DEFAULT, AnyMachine, chosen
 from .plan import codec
 from .plan import ir as plan_ir
 from .plan import lint as plan_lint
@@ -73,9 +73,9 @@ def compile_schedule(
     name_or_path: str | Path,
     ranks: int,
     params: Mapping[str, object] | None = None,
-    machine: str | Machine = DEFAULT,
+    machine: AnyMachine = DEFAULT,
 ) -> plan_ir.Plan:
-    """A proven, checked plan of a schedule for `ranks` GPUs of a machine (a stored profile's name, or a Machine).
+    """A proven, checked plan of a schedule for `ranks` GPUs of a machine (a Machine, a file, or a stored one's name).
 
     Example: `compile_schedule("ag_gemm/hetero_fused_1d", 8, {"M": 16384})`.
     Raises ScheduleError (the text), PlanError (the plan) or UsageError (unknown names).

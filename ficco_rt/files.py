@@ -52,6 +52,7 @@ PLAN = FileKind("plan", (".json",))
 TRACE = FileKind("trace", (".json",))
 PICTURE = FileKind("picture", (".svg", ".html"))
 REPORT = FileKind("report", (".json",))
+MACHINE = FileKind("machine", (".toml",))
 
 
 def check_outputs(

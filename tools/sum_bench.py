@@ -37,7 +37,7 @@ from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.sm90 import tables
 from ficco_rt.kernels.sm90.variants import ARCH
 from ficco_rt.kernels.works import Sum, View
-from ficco_rt.machine.profiles import H200
+from ficco_rt.machine.profiles import stored
 from ficco_rt.region import Axis, Interval, Region
 from tools.gemm_bench.packages import require
 
@@ -57,7 +57,7 @@ def reduction(out: torch.Tensor, terms: Sequence[torch.Tensor]) -> Callable[[], 
         for i, t in enumerate((out, *terms))
     ]
     work = Sum(views[0], tuple(views[1:]))
-    limits = replace(Limits.of(H200), arch=arch(), sms=sms())
+    limits = replace(Limits.of(stored("h200-switch").device), arch=arch(), sms=sms())
     (config,) = families.configure(LaunchRequest(REDUCE, (work,), sms()), limits)
     made = families.tables(config, [work])
     source = Path(compiler.__file__).with_name("src") / config.source

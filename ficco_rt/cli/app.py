@@ -60,6 +60,13 @@ def _gpus(default: str) -> Callable[[Any], Any]:
     )
 
 
+def _machines(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete a machine's name to: the stored ones, and files."""
+    from ..machine.profiles import NAMES
+
+    return [*(CompletionItem(name) for name in NAMES if name.startswith(begun)), CompletionItem(begun, type="file")]
+
+
 _set = click.option(
     "--set",
     "settings",
@@ -68,7 +75,11 @@ _set = click.option(
     help="Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. Repeatable.",
 )
 _machine = click.option(
-    "--machine", metavar="NAME", help="The stored machine to compile for and to model time on.  [default: h200-switch]"
+    "--machine",
+    metavar="NAME|FILE.toml",
+    shell_complete=_machines,
+    help="The machine to compile for and to model time on: a stored one (see `ficco machine`) or a file's.  "
+    "[default: h200-switch]",
 )
 _trust = click.option(
     "--trust", is_flag=True, help="Let a stored plan name kernels' files outside of its folder (docs/trust.md)."
@@ -285,6 +296,18 @@ def explain(**options: Any) -> int:
     from .explain import explain
 
     return explain(**options)
+
+
+@ficco.command("machine", short_help="Show a machine and where its numbers come from.")
+@click.argument("target", required=False, metavar="[NAME|FILE.toml]", shell_complete=_machines)
+@click.option("--output", "-o", metavar="FILE.toml", help="Write it to a file instead, to be changed.")
+@_json
+def machine_verb(**options: Any) -> int:
+    """Show a machine: its numbers with the source of each, and what was not measured. Without a name, list those that
+    come with ficco."""
+    from .machine import show_machine
+
+    return show_machine(**options)
 
 
 @ficco.command("timeline", short_help="Draw a trace.", no_args_is_help=True)

@@ -133,10 +133,10 @@ def build_graph(request: Request, progress: Progress) -> Graph:
 
 
 def machine_of(name: str | None, ranks: int) -> Machine:
-    """The machine to compile for."""
-    from ..machine.profiles import DEFAULT, profile
+    """The machine to compile for: a stored one, or a file's."""
+    from ..machine.profiles import DEFAULT, chosen
 
-    return profile(name or DEFAULT, ranks)
+    return chosen(name or DEFAULT, ranks)
 
 
 def compile_job(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Job:
@@ -169,7 +169,6 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:
     from ..compiler import checked_plan, compilation
-    from ..machine.profiles import chosen
     from ..plan.prove import prove
 
     source = request.source
@@ -186,9 +185,14 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
         raise UsageError(f"{source.name}: a plan has its sizes bound; --set belongs to a schedule")
     if request.gpus not in (None, plan.ranks):
         raise UsageError(f"{source.name}: is a plan for {count(plan.ranks, 'GPU')}, not for {request.gpus}")
-    if request.machine not in (None, plan.machine):
-        raise UsageError(f"{source.name}: is a plan for {plan.machine}, not for {request.machine}")
-    machine = chosen(plan.target, plan.ranks) if found is None else found(plan.ranks)
+    if request.machine is not None and (asked := machine_of(request.machine, plan.ranks)) != plan.target:
+        if asked.name != plan.machine:
+            raise UsageError(f"{source.name}: is a plan for {plan.machine}, not for {request.machine}")
+        raise UsageError(
+            f"{source.name}: is a plan for {plan.machine} with other numbers than {request.machine} has now; "
+            "compile it again, or leave out --machine"
+        )
+    machine = plan.target if found is None else found(plan.ranks)
     return Job(source.name, "", machine, plan, None, (), {}, proof_time)
 
 

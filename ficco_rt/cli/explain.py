@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from ..errors import UsageError
 from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, Op, Reduce
-from ..machine.model import Machine
+from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
 from ..trace import base_name
 from ..types import TYPES
@@ -205,38 +205,51 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
                 pairs[src.rank, dst.rank] += _bytes(graph, dst)
             case Gemm(out=out) if out.rank != op.where.rank:
                 pairs[op.where.rank, out.rank] += _bytes(graph, out)
-    links: Counter[tuple[str, ...]] = Counter()
+    load: Counter[Port] = Counter()
     for (a, b), size in pairs.items():
-        for link in _links(machine, a, b):
-            links[link] += size
-    busiest = min(links, key=lambda link: (-links[link], link), default=None)
-    facts: Facts = {
+        for port in machine.ports(a, b):
+            load[port] += size
+    return {
         "out": [sum(pairs[r, p] for p in range(n)) for r in range(n)],
         "in": [sum(pairs[p, r] for p in range(n)) for r in range(n)],
         "within_ranks": local,
         "pairs": [[pairs[a, b] for b in range(n)] for a in range(n)] if n <= MATRIX else None,
-        "topology": machine.links.kind,
-        "links_used": len(links),
-        "links_even": len(set(links.values())) == 1,
+        **_busiest(machine, load, machine.links.kind),
+        "tiers": [
+            {"name": links.name, **_busiest(machine, {p: n for p, n in load.items() if p.tier == i}, links.kind)}
+            for i, links in enumerate(machine.tiers)
+        ],
+    }
+
+
+def _busiest(machine: Machine, load: Mapping[Port, int], topology: str) -> Facts:
+    """Of ports with the bytes that they pass: the one that takes longest."""
+    times = {port: size / machine.of_port(port).rate for port, size in load.items()}
+    busiest = min(times, key=lambda port: (-times[port], _port(machine, port)), default=None)
+    facts: Facts = {
+        "topology": topology,
+        "links_used": len(load),
+        "links_even": len(set(times.values())) == 1,
         "busiest_link": None,
     }
-    if busiest:
-        size = links[busiest]
-        facts["busiest_link"] = {"link": " ".join(busiest), "bytes": size, "time_us": size / machine.links.rate}
+    if busiest is not None:
+        words = " ".join(_port(machine, busiest))
+        facts["busiest_link"] = {"link": words, "bytes": load[busiest], "time_us": times[busiest]}
     return facts
 
 
-def _links(machine: Machine, a: int, b: int) -> list[tuple[str, ...]]:
-    """The links that a copy from a to b crosses."""
-    if machine.links.kind == "switch":
-        return [("out of rank", str(a)), ("into rank", str(b))]
-    if machine.links.kind == "mesh":
-        return [("rank", str(a), "to rank", str(b))]
-    n = machine.ranks
-    step = 1 if (b - a) % n <= n - (b - a) % n else -1
-    return [
-        ("rank", str((a + i * step) % n), "to rank", str((a + (i + 1) * step) % n)) for i in range(machine.hops(a, b))
-    ]
+def _port(machine: Machine, port: Port) -> tuple[str, ...]:
+    """A port or link in words: `out of rank 3`, `rank 0 to rank 1`, `into ranks 8–15`."""
+    each = machine.of_port(port).ranks_a_port
+
+    def end(number: int) -> tuple[str, str]:
+        first = number * each
+        return ("rank", str(number)) if each == 1 else ("ranks", f"{first}–{min(first + each, machine.ranks) - 1}")
+
+    (noun, a), (_, b) = end(port.a), end(port.b)
+    if port.kind == "link":
+        return noun, a, f"to {noun}", b
+    return ("out of" if port.kind == "out" else "into") + f" {noun}", a
 
 
 def _compute(graph: Graph, plan: Plan, machine: Machine) -> Facts:
@@ -460,11 +473,15 @@ def _traffic_lines(facts: Facts) -> list[str]:
                 rows = [["from \\ to", *map(str, range(ranks))]]
                 rows += [[str(a), *(show_bytes(s) if s else "·" for s in row)] for a, row in enumerate(pairs)]
                 lines.append(table(rows, right=frozenset(range(ranks + 1))))
-        busiest = traffic["busiest_link"]
-        kind = {"switch": "port", "mesh": "link", "ring": "link"}[traffic["topology"]]
-        load = f"{show_bytes(busiest['bytes'])}, {show_time(busiest['time_us'])} at its rate"
-        which = f"each {kind} that is used" if traffic["links_even"] else f"the busiest {kind} ({busiest['link']})"
-        lines.append(f"  {traffic['topology']}: {which} carries {load}")
+        several = len(traffic["tiers"]) > 1
+        for tier in traffic["tiers"]:
+            if (busiest := tier["busiest_link"]) is None:
+                continue
+            kind = {"switch": "port", "mesh": "link", "ring": "link"}[tier["topology"]]
+            load = f"{show_bytes(busiest['bytes'])}, {show_time(busiest['time_us'])} at its rate"
+            which = f"each {kind} that is used" if tier["links_even"] else f"the busiest {kind} ({busiest['link']})"
+            name = f"{tier['topology']} of tier {tier['name']}" if several else tier["topology"]
+            lines.append(f"  {name}: {which} carries {load}")
     if traffic["within_ranks"]:
         lines.append(f"  copies within ranks: {show_bytes(traffic['within_ranks'])} over all ranks")
     calls = [d for s in facts["stages"] for d in s["does"] if d["kind"] == "collective"]

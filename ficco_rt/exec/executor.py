@@ -36,8 +36,7 @@ from ..driver.api import (
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
 from ..graph.ir import Tensor
-from ..machine.model import Machine
-from ..machine.profiles import chosen
+from ..machine.profiles import AnyMachine, chosen
 from ..plan.ir import Plan
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
@@ -53,7 +52,7 @@ class Executor:
     """Owns what a plan needs to run, many times.
 
     `driver` is a name ("host", the default, or "cuda") or a Driver made for this plan, which the executor then owns.
-    `machine` (a Machine, or a stored profile's name) prices virtual time, where the driver has no clock of
+    `machine` (a Machine, a file, or a stored one's name) prices virtual time, where the driver has no clock of
     devices; by default it is the one that the plan was made for, or the GPUs found. `order` is how the host
     driver steps: fifo, random(SEED), adversarial, lazy(STREAM); `random:SEED` and `lazy:STREAM`, as the command line
     has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a
@@ -73,7 +72,7 @@ class Executor:
         plan: Plan,
         driver: Driver | DriverName | None = None,
         *,
-        machine: Machine | str | None = None,
+        machine: AnyMachine | None = None,
         order: str = "fifo",
         ranks_per_gpu: int = 1,
         graph: bool = False,

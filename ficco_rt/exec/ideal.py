@@ -40,8 +40,8 @@ def ideal(plan: Plan, machine: Machine) -> Ideal:
     inside a device do not count: a whole operation would not need them. 0 without GEMMs.
 
     communication_alone: the bytes that the busiest port has to pass, in or out (switch: a port a rank;
-    mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the
-    link's rate, plus one copy's fixed cost for each pair of ranks that copies go between; bytes are those of
+    mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the rate of its
+    tier, plus one copy's fixed cost for each pair of ranks that copies go between; bytes are those of
     the plan's copies between ranks, and what kernels read and write on other ranks. Added to that: the plan's
     vendor collectives, all of one kind as one call. 0 if nothing crosses a link.
     """
@@ -112,6 +112,8 @@ def _communication(plan: Plan, machine: Machine) -> float:
     whole: dict[CollectiveKind, int] = defaultdict(int)
     for kind, held in groups.values():
         whole[kind] += held
-    links = machine.links
-    copies = max((links.copy_time * len(p.pairs) + p.bytes / links.rate for p in ports.values()), default=0.0)
+    copies = 0.0
+    for port, load in ports.items():
+        links = machine.of_port(port)
+        copies = max(copies, links.copy_time * len(load.pairs) + load.bytes / links.rate)
     return copies + sum(collective_time(machine, kind, held) for kind, held in whole.items())

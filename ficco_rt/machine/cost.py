@@ -49,7 +49,7 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
     A copy inside a device reads and writes its memory. On a ring every link between is charged to the
     copy: it keeps each of them busy, and nothing here knows who else waits for them.
     """
-    links = machine.links
+    links = machine.between(src, dst)
     if src == dst:
         return links.copy_time + 2 * size / machine.device.memory_rate
     return links.copy_time + size * machine.hops(src, dst) / links.rate
@@ -57,14 +57,17 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
 
 def link_time(machine: Machine, src: int, dst: int, size: int) -> float:
     """The way of `size` bytes from rank `src` to rank `dst` that a kernel on one of them moves; 0 inside a device."""
-    return size * machine.hops(src, dst) / (STORES * machine.links.rate) if src != dst else 0.0
+    return size * machine.hops(src, dst) / (STORES * machine.between(src, dst).rate) if src != dst else 0.0
 
 
 def read_time(machine: Machine, rank: int, parts: Sequence[tuple[int, int]]) -> float:
-    """The way of what a kernel of `rank` reads from others at once, each part a rank and bytes: by one port, or by
-    links of their own in a mesh."""
-    times = [link_time(machine, src, rank, size) for src, size in parts]
-    return max(times, default=0.0) if machine.links.kind == "mesh" else sum(times)
+    """The way of what a kernel of `rank` reads from others at once, each part a rank and bytes: by one port of each
+    tier, or by links of their own in a mesh."""
+    ways: dict[int, list[float]] = {}  # by tier
+    for src, size in parts:
+        ways.setdefault(machine.tier(src, rank), []).append(link_time(machine, src, rank, size))
+    tiers = machine.tiers
+    return max((max(t) if tiers[i].kind == "mesh" else sum(t) for i, t in ways.items()), default=0.0)
 
 
 def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None = None) -> float:
@@ -127,12 +130,22 @@ def collective_time(machine: Machine, kind: CollectiveName, size: int) -> float:
 
     `size` is the bytes that one rank holds of the whole: the gathered result, or the operand that is
     reduced or scattered. Every rank moves (n-1)/n of it each way, twice for an all_reduce; a mesh moves
-    on all links at once, a ring on both neighbours' links.
+    on all links at once, a ring on both neighbours' links. Tiers move at the same time. What comes from other groups
+    comes once into a group, by all of its ports, and is passed on inside; an all_to_all has nothing to pass on.
     """
-    n, links = machine.ranks, machine.links
+    n = machine.ranks
     if n == 1:
         return machine.device.launch_time + 2 * size / machine.device.memory_rate
-    ports = {"switch": 1, "mesh": n - 1, "ring": min(2, n - 1)}[links.kind]
     passes = 2 if kind == "all_reduce" else 1
-    moved = passes * size * (n - 1) / n / (links.rate * ports)
-    return machine.device.launch_time + passes * (n - 1) * links.signal_time + moved
+    inner, signals, slowest = 1, 0.0, 0.0  # ranks of a group of the tier before
+    for links in machine.tiers:
+        joined = min(links.ranks or n, n)
+        groups = -(-joined // inner)
+        if groups > 1:
+            ports = {"switch": 1, "mesh": groups - 1, "ring": min(2, groups - 1)}[links.kind]
+            ways = inner // links.ranks_a_port if kind != "all_to_all" else 1 / links.ranks_a_port
+            others = (joined if kind == "all_to_all" else n) - inner
+            slowest = max(slowest, passes * size * others / n / (links.rate * ports * ways))
+            signals += passes * (groups - 1) * links.signal_time
+        inner = joined
+    return machine.device.launch_time + signals + slowest

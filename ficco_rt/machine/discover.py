@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..errors import UsageError
 from ..types import TYPES
 from .model import Device, Links, Machine
-from .profiles import PROFILES
+from .profiles import NAMES, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
             raise UsageError(
                 f"device {i} is {other.name} and device 0 is {first.name}; set CUDA_VISIBLE_DEVICES to GPUs of one kind"
             )
-    known = next((m for m in PROFILES if m.device.name == first.name), None)
+    known = next((m for m in map(stored, NAMES) if m.device.name == first.name), None)
     if known is not None:
         rates = (known.device.memory_rate, known.device.gemm_rate, known.device.launch_time)
         source = f"limits from the driver, rates of {known.name}"
@@ -78,7 +78,9 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         gemms = ((t.name, clock * (single if t.half is None else half)) for t in TYPES.values())
         rates = (memory, tuple(gemms), 3.0)
         source = "limits from the driver, rates estimated from clocks"
-    links = known.links if known is not None and linked else _links(first.arch, linked)
+    tiers = known.tiers if known is not None and linked else (_links(first.arch, linked),)
+    # a tier's ranks are GPUs in a stored machine
+    inner, *outer = (replace(links, ranks=links.ranks * ranks_per_gpu) for links in tiers)
     shared = f", {ranks_per_gpu} ranks each" if ranks_per_gpu > 1 else ""
     memory_rate, gemm_rate, launch_time = rates
     device = Device(
@@ -96,7 +98,7 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         gemm_rate=gemm_rate,
         launch_time=launch_time,
     )
-    return Machine(f"{len(devices)}×{first.name}{shared}", device, links, ranks, source)
+    return Machine(f"{len(devices)}×{first.name}{shared}", device, inner, ranks, source, tuple(outer))
 
 
 def _links(arch: str, linked: bool) -> Links:

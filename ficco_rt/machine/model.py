@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
+
+from .tables import Measured
+from .units import ByteRate, Bytes, Count, CountOrNone, OperationRate, SomeBytes, Time
 
 TopologyKind: TypeAlias = Literal["switch", "mesh", "ring"]
-Port: TypeAlias = tuple[Literal["out", "in", "link"], int, int]  # out of or into a rank, or from one to another
+
+
+class Port(NamedTuple):  # a tuple: the clock looks them up all the time
+    """What a copy keeps busy: a port out of `a` or into `a`, or the link from `a` to `b`. `a` and `b` count the ports
+    of the tier: ranks, or the groups of ranks that share a port there."""
+
+    kind: Literal["out", "in", "link"]
+    a: int
+    b: int = 0
+    tier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,62 +28,111 @@ class Device:
 
     name: str
     arch: str
-    sms: int
-    smem_per_sm: int  # bytes
-    smem_per_block: int  # bytes, the most that one block may ask for
-    smem_reserved: int  # bytes that the system takes of every block
-    max_residency: int  # blocks a multiprocessor, whatever their size
-    warp: int  # threads that go together: a warp, a wavefront
-    max_warps: int  # of all blocks of a multiprocessor
-    memory: int  # bytes
-    memory_rate: float  # bytes a microsecond
-    gemm_rate: tuple[tuple[str, float], ...]  # dtype, operations a microsecond
-    launch_time: float  # microseconds that a kernel launch costs on its stream
+    sms: Count
+    smem_per_sm: SomeBytes
+    smem_per_block: SomeBytes  # the most that one block may ask for
+    smem_reserved: Bytes  # that the system takes of every block
+    max_residency: Count  # blocks a multiprocessor, whatever their size
+    warp: Count  # threads that go together: a warp, a wavefront
+    max_warps: Count  # of all blocks of a multiprocessor
+    memory: SomeBytes
+    memory_rate: ByteRate
+    gemm_rate: tuple[tuple[str, OperationRate], ...]  # by dtype
+    launch_time: Time  # that a kernel launch costs on its stream
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How GPUs reach each other.
+    """How the ranks of a tier reach each other.
 
-    switch: every GPU has one port of `rate` each way, to all peers; copies to different peers share it.
-    mesh: every ordered pair has a link of its own.
+    switch: every port goes to all others at `rate` each way; copies to different peers share it.
+    mesh: every ordered pair of ports has a link of its own.
     ring: only neighbours have links; a copy further away passes through every link between.
+
+    `ranks` consecutive ranks are joined, then the next as many (0: all ranks). A port is a rank's own, or of
+    `ranks_a_port` consecutive ranks that share it.
     """
 
     kind: TopologyKind
-    rate: float  # bytes a microsecond, one direction, of a port or a link
-    copy_time: float  # microseconds that every separate copy costs beyond its bytes
-    signal_time: float  # microseconds from a signal to a waiter on another GPU
+    rate: ByteRate  # one direction, of a port or a link
+    copy_time: Time  # that every separate copy costs beyond its bytes
+    signal_time: Time  # from a signal to a waiter on another GPU
+    name: str = "node"
+    ranks: CountOrNone = 0
+    ranks_a_port: Count = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node. `source` says where its numbers come from."""
+    """GPUs of one kind, and how they reach each other: by the links of one tier, or by further ones (`outer`) where
+    those join more ranks. `source` says where its numbers come from, `sources` where single ones do.
+    A number was measured if its own source begins with "measured"."""
 
     name: str
     device: Device
     links: Links
-    ranks: int
+    ranks: Count
     source: str
+    outer: tuple[Links, ...] = ()
+    measured: Measured | None = None
+    sources: tuple[tuple[str, str], ...] = field(default=(), compare=False)  # path of a number, text
+
+    @property
+    def tiers(self) -> tuple[Links, ...]:
+        """From the innermost to the one that joins all."""
+        return (self.links, *self.outer)
+
+    def tier(self, a: int, b: int) -> int:
+        """The number of the innermost tier that joins two ranks."""
+        for i, links in enumerate(self.tiers[:-1]):
+            if a // links.ranks == b // links.ranks:
+                return i
+        return len(self.outer)
+
+    def between(self, a: int, b: int) -> Links:
+        """The links by which two ranks reach each other."""
+        return self.tiers[self.tier(a, b)] if self.outer else self.links
+
+    def of_port(self, port: Port) -> Links:
+        """The links that a port is of."""
+        return self.tiers[port.tier]
 
     def ports(self, src: int, dst: int) -> tuple[Port, ...]:
         """What a copy from src to dst keeps busy."""
-        match self.links.kind:
+        tier = self.tier(src, dst)
+        links = self.tiers[tier]
+        a, b = src // links.ranks_a_port, dst // links.ranks_a_port
+        match links.kind:
             case "switch":
-                return ("out", src, 0), ("in", dst, 0)
+                return Port("out", a, tier=tier), Port("in", b, tier=tier)
             case "mesh":
-                return (("link", src, dst),)
+                return (Port("link", a, b, tier),)
             case _:
-                n = self.ranks
-                step = 1 if (dst - src) % n <= (src - dst) % n else -1
-                way = [(src + i * step) % n for i in range(self.hops(src, dst) + 1)]
-                return tuple(("link", a, b) for a, b in pairwise(way))
+                first, n = self._ring(links, src)
+                step = 1 if (b - a) % n <= (a - b) % n else -1
+                way = [first + (a - first + i * step) % n for i in range(self.hops(src, dst) + 1)]
+                return tuple(Port("link", *ends, tier) for ends in pairwise(way))
 
     def hops(self, a: int, b: int) -> int:
         """Links that a copy from a to b crosses."""
         if a == b:
             return 0
-        if self.links.kind == "ring":
-            d = (b - a) % self.ranks
-            return min(d, self.ranks - d)
+        links = self.between(a, b)
+        if links.kind == "ring":
+            _, n = self._ring(links, a)
+            d = (b // links.ranks_a_port - a // links.ranks_a_port) % n
+            return min(d, n - d)
         return 1
+
+    def _ring(self, links: Links, rank: int) -> tuple[int, int]:
+        """The first port of the rank's ring, and how many there are."""
+        joined = links.ranks or self.ranks
+        first = rank // joined * joined
+        stop = min(first + joined, self.ranks)
+        return first // links.ranks_a_port, -(-(stop - first) // links.ranks_a_port)
+
+    def source_of(self, path: str) -> str:
+        """Where a number comes from, such as `tiers[0].rate` or `device.gemm_rate.bf16`, which may have the source of
+        `device.gemm_rate`. Empty if no more is said than the machine's `source`."""
+        told = dict(self.sources)
+        return told.get(path) or told.get(path.rpartition(".")[0], "")

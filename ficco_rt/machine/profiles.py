@@ -1,89 +1,66 @@
-"""Stored machines, for compiling and for virtual time without the hardware."""
+"""The machines that a caller may mean: stored ones by name, files, and values."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
 
 from ..arguments import of_kind
 from ..errors import UsageError
-from .model import Device, Links, Machine
+from .file import SUFFIX, load
+from .model import Machine
+from .rules import mistakes
 
-KIB = 1024
-GIB = 1024**3
+AnyMachine: TypeAlias = Machine | str | Path
 
-H200 = Device(
-    name="NVIDIA H200",
-    arch="sm_90a",
-    sms=132,
-    smem_per_sm=228 * KIB,
-    smem_per_block=227 * KIB,
-    smem_reserved=1 * KIB,
-    max_residency=32,
-    warp=32,
-    max_warps=64,
-    memory=141 * 10**9,
-    memory_rate=4.2e6,
-    gemm_rate=(("bf16", 760e6), ("fp16", 760e6), ("fp32", 50e6)),
-    launch_time=3.0,
+# Files of `stored/`. The first is the default; of several with one device `discover` takes the rates of the first.
+NAMES = (
+    "h200-switch",
+    "h200-ring",
+    "h100-switch",
+    "b200-switch",
+    "gb200-nvl72",
+    "mi250x",
+    "mi300x-mesh",
+    "mi350x-mesh",
 )
+DEFAULT = NAMES[0]
+_FOLDER = Path(__file__).parent / "stored"
 
-MI300X = Device(
-    name="AMD Instinct MI300X",
-    arch="gfx942",
-    sms=304,
-    smem_per_sm=64 * KIB,
-    smem_per_block=64 * KIB,
-    smem_reserved=0,
-    max_residency=16,
-    warp=64,
-    max_warps=32,  # eight on each of four SIMDs
-    memory=192 * GIB,
-    memory_rate=4.0e6,
-    gemm_rate=(("bf16", 600e6), ("fp16", 600e6), ("fp32", 80e6)),
-    launch_time=5.0,
-)
 
-PROFILES: tuple[Machine, ...] = (
-    Machine(
-        name="h200-switch",
-        device=H200,
-        links=Links(kind="switch", rate=386e3, copy_time=6.0, signal_time=4.0),
-        ranks=8,
-        source="measured on 4×H200 with NVSwitch: staggered copy-engine pushes of 4, 8, 17 and 34 MB take 17, 28, 49 "
-        "and 93 µs each, bf16 GEMM 750–775 TFLOP/s; limits from the CUDA programming guide",
-    ),
-    Machine(
-        name="mi300x-mesh",
-        device=MI300X,
-        links=Links(kind="mesh", rate=48e3, copy_time=10.0, signal_time=5.0),
-        ranks=8,
-        source="data sheet: 64 GB/s a link and direction, 75 % of it assumed; not measured by us",
-    ),
-    Machine(
-        name="h200-ring",
-        device=H200,
-        links=Links(kind="ring", rate=193e3, copy_time=6.0, signal_time=4.0),
-        ranks=8,
-        source="a thought experiment: H200 devices whose ports are split over two ring neighbours",
-    ),
-)
-
-DEFAULT = PROFILES[0].name
+@cache
+def stored(name: str) -> Machine:
+    """The stored machine of this name, as its file has it."""
+    if name not in NAMES:
+        raise UsageError(
+            f"no machine is called '{name}'; stored are {', '.join(NAMES)}, and the name of a machine's file ends in "
+            f"{SUFFIX}"
+        )
+    return load(_FOLDER / f"{name}{SUFFIX}")
 
 
 def profile(name: str, ranks: int) -> Machine:
-    """The stored machine `name` with `ranks` devices."""
-    for machine in PROFILES:
-        if machine.name == name:
-            return replace(machine, ranks=ranks)
-    raise UsageError(f"no machine is called '{name}'; stored are {', '.join(m.name for m in PROFILES)}")
+    """The stored machine `name` with so many ranks."""
+    return _sized(stored(name), ranks)
 
 
-def chosen(machine: str | Machine, ranks: int) -> Machine:
-    """The machine that a caller means: one of its own, of so many ranks at least, or the name of a stored one."""
-    if isinstance(machine, str):
-        return profile(machine, ranks)
-    own = of_kind(machine, Machine, f"machine is a Machine or one of {', '.join(m.name for m in PROFILES)}")
+def read(machine: str | Path) -> Machine:
+    """A machine as its file has it: a stored one by name, any other by a path, which ends in .toml."""
+    is_file = isinstance(machine, Path) or str(machine).endswith(SUFFIX)
+    return load(machine) if is_file else stored(machine)
+
+
+def chosen(machine: AnyMachine, ranks: int) -> Machine:
+    """The machine that a caller means: one of its own, of so many ranks at least; or by name or file, made to have so
+    many ranks. Raises UsageError."""
+    if isinstance(machine, str | Path):
+        return _sized(read(machine), ranks)
+    own = of_kind(machine, Machine, f"machine is a Machine, a file or one of {', '.join(NAMES)}")
+    wrong = mistakes(own)
+    if wrong:
+        raise UsageError("\n".join(f"machine {own.name!r}: {mistake}" for mistake in wrong))
     if own.ranks < ranks:
         raise UsageError(
             f"machine '{own.name}' has {own.ranks} ranks and {ranks} are needed; dataclasses.replace(machine, "
@@ -92,6 +69,12 @@ def chosen(machine: str | Machine, ranks: int) -> Machine:
     return own
 
 
-def is_stored(machine: Machine) -> bool:
-    """Whether its name and its ranks tell all of it."""
-    return any(replace(stored, ranks=machine.ranks) == machine for stored in PROFILES)
+def _sized(machine: Machine, ranks: int) -> Machine:
+    """The machine with so many ranks, if its tiers join as many."""
+    last = machine.tiers[-1]
+    if last.ranks and ranks > last.ranks:
+        raise UsageError(
+            f"machine '{machine.name}' joins {last.ranks} ranks and {ranks} are needed; a file with a further tier "
+            "describes a larger one (docs/machines.md)"
+        )
+    return replace(machine, ranks=ranks)

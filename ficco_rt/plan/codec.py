@@ -23,9 +23,10 @@ from typing import Any, TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..errors import PlanError
+from ..errors import PlanError, UsageError
 from ..graph import ir as graph_ir
 from ..graph.budget import PLAN_PIECES, VALUES, Budget
+from ..machine.profiles import profile
 from ..region import Axis, Interval, Region
 from . import ir
 from .ir import VERSION, Plan
@@ -50,7 +51,15 @@ def from_json(text: str, path: str = "plan.json") -> Plan:
     without its hash."""
     plan = read_document(text, path, Plan, "plan", VERSION, content_hash)
     assert isinstance(plan, Plan)
-    return plan
+    return plan if plan.made_for is not None else _with_its_machine(plan, path)
+
+
+def _with_its_machine(plan: Plan, path: str) -> Plan:
+    """A plan of a version that wrote no more of a stored machine than its name."""
+    try:
+        return dataclasses.replace(plan, made_for=profile(plan.machine, plan.ranks))
+    except UsageError as error:
+        raise _broken(path, f"the plan does not hold the machine that it was made for, and {error}") from None
 
 
 def read_document(

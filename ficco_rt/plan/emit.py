@@ -8,7 +8,6 @@ from itertools import product
 
 from ..graph import ir as graph_ir
 from ..graph.budget import RUNS, Budget
-from ..machine.profiles import is_stored
 from ..region import Axis, Box, Interval, Region
 from .draft import Draft, LaunchKey, Need, waits_of
 from .ir import (
@@ -84,7 +83,7 @@ class _Emitter:
             events=len(self.signals.events),
             flag_homes=self.signals.flag_homes,
             orders=draft.orders,
-            made_for=None if is_stored(draft.machine) else draft.machine,
+            made_for=draft.machine,
         )
 
     def _commands(self, entry: _Entry) -> Iterator[Command]:

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
+from ..errors import UsageError
 from ..graph.ir import (
     Claim,
     CollectiveKind,
@@ -313,7 +314,7 @@ class Plan:
     events: int
     flag_homes: tuple[int, ...]
     orders: tuple[Order, ...]
-    made_for: Machine | None = None  # the machine, where its name is not that of a stored one
+    made_for: Machine | None = None  # `machine`, whole; files of older versions may have its name alone
 
     def __repr__(self) -> str:
         commands = sum(len(stream.commands) for stream in self.streams)
@@ -323,9 +324,11 @@ class Plan:
         )
 
     @property
-    def target(self) -> Machine | str:
-        """The machine that the plan was made for, or its name among those stored."""
-        return self.made_for or self.machine
+    def target(self) -> Machine:
+        """The machine that the plan was made for. Raises UsageError for a plan, made by hand, that does not hold it."""
+        if self.made_for is None:
+            raise UsageError(f"the plan of {self.schedule} does not hold the machine that it was made for; give one")
+        return self.made_for
 
     def commands(self) -> Iterator[tuple[Stream, Command]]:
         """Every command, with the stream that it stands on."""

@@ -29,10 +29,14 @@ def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
 
 def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     """Two ranks send to one at the same time: on a switch they share its port, and the rest idle."""
-    if machine.links.kind != "switch":
+    if all(links.kind != "switch" for links in machine.tiers):
         return
     for block in phases(graph):
-        sends = [(op, *way) for i in block if (way := _sends(op := graph.ops[i])) is not None]
+        sends = [
+            (op, *way)
+            for i in block
+            if (way := _sends(op := graph.ops[i])) is not None and machine.between(*way).kind == "switch"
+        ]
         if not sends or sends[0][0].where.resources.order == "auto":
             continue
         turn: Counter[int] = Counter()
@@ -76,11 +80,12 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         if not isinstance(copy, ir.Copy) or graph.stages[op.where.stage].queue not in queues:
             continue
         size = copy.src.elements * TYPES[dtypes[copy.src.tensor]].bytes
-        if size / machine.links.rate < machine.links.copy_time and copy.src.rank != copy.dst.rank:
+        links = machine.between(copy.src.rank, copy.dst.rank)
+        if size / links.rate < links.copy_time and copy.src.rank != copy.dst.rank:
             yield Diagnostic(
                 op.where.origin,
-                f"copies of {size / 1024:.4g} KiB take {size / machine.links.rate:.2g} µs for their bytes and "
-                f"{machine.links.copy_time:.2g} µs besides ({machine.name})",
+                f"copies of {size / 1024:.4g} KiB take {size / links.rate:.2g} µs for their bytes and "
+                f"{links.copy_time:.2g} µs besides ({machine.name})",
                 help="take fewer, larger pieces, or copy in a streamed stage on multiprocessors",
             )
 

@@ -25,13 +25,17 @@ def place(draft: Draft) -> Draft:
 
 
 def _link(op: ir.Op, machine: Machine) -> int:
-    """The peer whose link a copy takes; -1 where one port serves all peers."""
+    """The peer whose link a copy takes; -1 where a port serves several. Ports of different tiers share a stream: the
+    order of the text, which keeps senders from meeting at a port, would be lost with one for each."""
     copy, rank = op.body, op.where.rank
-    if not isinstance(copy, ir.Copy) or machine.links.kind == "switch":
+    if not isinstance(copy, ir.Copy):
         return -1
     peer = copy.dst.rank if copy.dst.rank != rank else copy.src.rank
-    if machine.links.kind == "mesh" or peer == rank:
+    links = machine.between(rank, peer)
+    if links.kind == "switch":
+        return -1
+    if links.kind == "mesh" or peer == rank:
         return peer
-    # ring: the neighbour in the shorter direction
-    ahead = (peer - rank) % machine.ranks
-    return (rank + (1 if ahead <= machine.ranks - ahead else -1)) % machine.ranks
+    # ring: the neighbour in the shorter direction, or the first rank of the neighbour that shares a port
+    port = machine.ports(rank, peer)[0]
+    return port.b * links.ranks_a_port

@@ -17,6 +17,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
 from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES
+from ..machine.rules import mistakes
 from ..region import Box, Region
 from ..types import TYPES
 from .claims import misfit, operands
@@ -34,7 +35,6 @@ from .ir import (
 PLACELESS = Span("plan", 1, 1, 1, 1)
 MOST_DIMENSIONS = 8
 MOST_EXTENT = 2**31 - 1
-MOST_OF_MACHINE = 1e18  # of bytes, bytes a microsecond, microseconds
 MOST_RANKS = 1024
 MOST_OPS = 2**24  # tables have an entry for each
 
@@ -48,23 +48,19 @@ def version_is_known(plan: Plan) -> Iterator[Diagnostic]:
 
 
 def machine_is_whole(plan: Plan) -> Iterator[Diagnostic]:
-    """The machine that a plan was made for has its name, ranks enough, and numbers that a machine may have."""
+    """A plan holds the machine that it was made for, with the plan's name for it, ranks enough, and numbers that a
+    machine may have."""
     machine = plan.made_for
     if machine is None:
+        yield Diagnostic(PLACELESS, f"the plan is for {plan.machine}, and does not hold that machine")
         return
     if machine.name != plan.machine or machine.ranks < plan.ranks:
         yield Diagnostic(
             PLACELESS,
             f"the plan is for {plan.ranks} ranks on {plan.machine}, and holds {machine.name} of {machine.ranks} ranks",
         )
-    device, links = machine.device, machine.links
-    rates = dict(device.gemm_rate)
-    least_one = (device.sms, device.smem_per_sm, device.smem_per_block, device.max_residency, device.warp)
-    positive = (*least_one, device.max_warps, device.memory, device.memory_rate, links.rate, *rates.values())
-    others = (device.smem_reserved, device.launch_time, links.copy_time, links.signal_time)
-    right = all(0 < n <= MOST_OF_MACHINE for n in positive) and all(0 <= n <= MOST_OF_MACHINE for n in others)
-    if not right or not rates:
-        yield Diagnostic(PLACELESS, f"the machine {machine.name} of the plan has numbers that no machine has")
+    for mistake in mistakes(machine):
+        yield Diagnostic(PLACELESS, f"the machine {machine.name} of the plan: {mistake}")
 
 
 def streams_belong_to_ranks(plan: Plan) -> Iterator[Diagnostic]:

@@ -18,7 +18,7 @@ def order_transfers(draft: Draft) -> Draft:
     order: list[int] = []
     for block in phases(graph):
         first = graph.ops[block[0]]
-        auto = first.where.resources.order == "auto" and draft.machine.links.kind == "switch"
+        auto = first.where.resources.order == "auto" and any(links.kind == "switch" for links in draft.machine.tiers)
         if auto and all(isinstance(graph.ops[i].body, ir.Copy) for i in block):
             order.extend(_rounds(graph, block, budget))
         else:

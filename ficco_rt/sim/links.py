@@ -15,6 +15,7 @@ class _Flow:
     """A copy on its way: at `since` it had `left` bytes to pass at `rate`."""
 
     ports: tuple[Port, ...]
+    alone: float  # its rate where it meets no other
     left: float
     done: Callable[[], None]
     since: float = 0.0
@@ -32,7 +33,7 @@ class Flows:
 
     def begin(self, now: float, src: int, dst: int, size: int, done: Callable[[], None]) -> None:
         """`size` bytes go from rank `src` to rank `dst` from `now` on; `done` is called when all have come."""
-        flow = _Flow(self._machine.ports(src, dst), float(size), done)
+        flow = _Flow(self._machine.ports(src, dst), self._machine.between(src, dst).rate, float(size), done)
         for port in flow.ports:
             self._on[port][flow] = None
         self._share(flow.ports, now)
@@ -40,7 +41,7 @@ class Flows:
     def _share(self, ports: tuple[Port, ...], now: float) -> None:
         """Rates of the flows on these ports, where others have begun or ended."""
         for flow in {flow: None for port in ports for flow in self._on[port]}:
-            rate = self._machine.links.rate / max(len(self._on[port]) for port in flow.ports)
+            rate = flow.alone / max(len(self._on[port]) for port in flow.ports)
             if rate != flow.rate:
                 flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
                 flow.since, flow.rate = now, rate

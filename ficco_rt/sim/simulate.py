@@ -141,7 +141,7 @@ class _VirtualClock:
         raised = self.raised.get(signal)
         if raised is None:
             return None
-        return raised.time if raised.rank == rank else raised.time + self.machine.links.signal_time
+        return raised.time if raised.rank == rank else raised.time + self.machine.between(raised.rank, rank).signal_time
 
     def lift(self, signal: _SignalKey, time: float, by: _SimStream) -> None:
         label = f"{self._text(signal)} of rank {by.rank} stream {by.label}"
@@ -263,7 +263,7 @@ class _VirtualClock:
         if src.rank == dst.rank:
             self.at(now + cost.transfer_time(self.machine, src.rank, dst.rank, size), done)
         else:
-            begin = now + self.machine.links.copy_time
+            begin = now + self.machine.between(src.rank, dst.rank).copy_time
             self.at(begin, lambda: self.flows.begin(begin, src.rank, dst.rank, size, done))
 
     def _launch(self, stream: _SimStream, launch: DeviceLaunch, position: int, now: float) -> None:

@@ -28,7 +28,7 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph.ir import KernelCall
 from ficco_rt.graph.prove import prove
-from ficco_rt.machine.profiles import PROFILES, profile
+from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
 from ficco_rt.plan.ir import Plan
@@ -127,7 +127,7 @@ def went_through(
 ) -> None:
     """Compile a text, and count how far it comes."""
     stages["all"] += 1
-    machine = PROFILES[seed % len(PROFILES)].name
+    machine = NAMES[seed % len(NAMES)]
     try:
         with limited(f"seed {seed}, {ranks} ranks, {machine}, {params}\n{text}"):
             schedule = parsed(text)
@@ -267,7 +267,7 @@ def test_sizes(name: str, sizes: dict[str, Any], ranks: int) -> None:
     schedule = cases.schedule(name)
     try:
         with limited(f"{name} {sizes} {ranks}"):
-            compiled(schedule, min(ranks, 5), sizes, PROFILES[0].name, Counter())
+            compiled(schedule, min(ranks, 5), sizes, NAMES[0], Counter())
     except FAMILY:
         pass
 

@@ -16,7 +16,7 @@ from ficco_rt import compiler
 from ficco_rt.driver.api import Array
 from ficco_rt.errors import PlanError, ScheduleError
 from ficco_rt.exec.executor import Executor
-from ficco_rt.machine.profiles import PROFILES, profile
+from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.plan.ir import Launch, Plan
 from ficco_rt.types import TYPES
 from tests.fuzz.schedules import Chains, Memory, N, Orders, interpreted
@@ -47,7 +47,7 @@ def same(a: Memory, b: Memory) -> bool:
 
 def one_meaning(program: Orders | Chains, seed: int, outcomes: Counter[str]) -> None:
     graph = compiler.build(ficco_dsl.parse(program.text, "orders.ficco"), program.ranks)
-    plan = compiler.plan_of(graph, profile(PROFILES[seed % len(PROFILES)].name, program.ranks))
+    plan = compiler.plan_of(graph, profile(NAMES[seed % len(NAMES)], program.ranks))
     outcomes["compiled"] += 1
     outcomes["joined"] += any(isinstance(c, Launch) and bool(c.joined) for s in plan.streams for c in s.commands)
     given = inputs(plan, seed)
@@ -81,7 +81,7 @@ def many(programs: Mapping[int, Orders | Chains]) -> Counter[str]:
     """What became of them."""
     outcomes: Counter[str] = Counter()
     for seed, program in programs.items():
-        what = f"seed {seed}, {program.ranks} ranks, {PROFILES[seed % len(PROFILES)].name}\n{program.text}"
+        what = f"seed {seed}, {program.ranks} ranks, {NAMES[seed % len(NAMES)]}\n{program.text}"
         try:
             with limited(what):
                 one_meaning(program, seed, outcomes)

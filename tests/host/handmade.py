@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -39,8 +40,8 @@ MACHINE = Machine(
         name="toy",
         arch="none",
         sms=10,
-        smem_per_sm=0,
-        smem_per_block=0,
+        smem_per_sm=1 << 16,
+        smem_per_block=1 << 16,
         smem_reserved=0,
         max_residency=1,
         warp=32,
@@ -152,6 +153,7 @@ def plan(
         events=events,
         flag_homes=flag_homes,
         orders=(),
+        made_for=replace(MACHINE, ranks=len(tensors[0].shapes)),
     )
 
 

@@ -81,9 +81,9 @@ def test_machines_by_name_or_value(plan: Plan) -> None:
 
 
 def test_a_plan_keeps_the_machine_that_it_was_made_for(plan: Plan, tmp_path: Path) -> None:
-    """Whole, unless it is a stored one: nothing else knows it when the plan is read."""
-    assert plan.made_for is None
+    """Whole: whatever becomes of a file or a stored machine, the plan's own stays."""
     switch = profile("h200-switch", 2)
+    assert plan.made_for == plan.target == switch
     mine = replace(
         switch, name="mine", links=replace(switch.links, rate=1000, copy_time=1000.5)
     )  # a rate that is whole
@@ -93,6 +93,7 @@ def test_a_plan_keeps_the_machine_that_it_was_made_for(plan: Plan, tmp_path: Pat
         read = ficco.load_plan(tmp_path / "plan.json")
         assert read == made
         assert read.made_for == machine
+        assert read.target.sources == machine.sources
         assert ficco.plan_hash(read) == ficco.plan_hash(made) != ficco.plan_hash(plan)
         assert ficco.simulate(read).duration == ficco.simulate(made, machine).duration > ficco.simulate(plan).duration
         with ficco.Executor(read) as executor:

@@ -27,7 +27,7 @@ from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, Table
 from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
 from ficco_rt.kernels.works import Copy, View, Work
-from ficco_rt.machine.profiles import H200
+from ficco_rt.machine.profiles import stored
 from ficco_rt.region import Axis, Interval, Region
 from tests.simt import nvidia
 from tests.simt.memory import DTYPES, Memory, aligned
@@ -343,7 +343,7 @@ def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
     if not streamed:  # nothing waits: the launch before has written all
         works = [Copy(views[1], views[0], (), (places[0],)), Copy(views[4], views[3], (), (places[4],))]
     request = LaunchRequest(COPY, tuple(works), 4, streamed=streamed)
-    (config,) = families.configure(request, Limits.of(H200))
+    (config,) = families.configure(request, Limits.of(stored("h200-switch").device))
     packed = families.tables(config, works)
     constants, scratch = aligned(len(packed.constants)), aligned(packed.scratch)
     constants[:] = np.frombuffer(packed.constants, np.uint8)

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.arguments": {"ficco_rt.errors"},
     "ficco_rt.files": {"ficco_rt.errors"},
     "ficco_rt.library": LEAVES,
-    "ficco_rt.machine": LEAVES,
+    "ficco_rt.machine": LEAVES | {"ficco_rt.files"},
     "ficco_rt.kernels": LEAVES | NODES | MACHINE,
     "ficco_rt.graph": LEAVES | NODES,
     "ficco_rt.plan": LEAVES | NODES | MACHINE | GRAPH | KERNELS,

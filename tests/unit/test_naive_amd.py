@@ -19,7 +19,7 @@ from ficco_rt.kernels.naive import tables as naive
 from ficco_rt.kernels.naive.family import BLOCKS, COPY, GEMM, REDUCE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.works import Copy, Product, Sum, View, Work
-from ficco_rt.machine.profiles import MI300X
+from ficco_rt.machine.profiles import stored
 from ficco_rt.region import Axis, Interval, Region
 from ficco_rt.types import Dtype
 from tests.simt import amd
@@ -86,7 +86,9 @@ class Made:
 
 def launch(works: list[Work], flags: np.ndarray, streamed: bool) -> Made:
     kernel = {Product: GEMM, Sum: REDUCE, Copy: COPY}[type(works[0])]
-    (config,) = families.configure(LaunchRequest(kernel, tuple(works), 4, streamed=streamed), Limits.of(MI300X))
+    (config,) = families.configure(
+        LaunchRequest(kernel, tuple(works), 4, streamed=streamed), Limits.of(stored("mi300x-mesh").device)
+    )
 
     def places(numbers: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(int(flags.ctypes.data) + 4 * n for n in numbers)

@@ -92,7 +92,8 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "version": ("version", 2, "plan:1:1: the plan has version 2; this ficco reads version 1"),
     "no ranks": ("ranks", 0, "plan:1:1: the plan is for 0 ranks; a plan is for 1 to 1024"),
     "absurdly many ranks": ("ranks", 10**30, f"plan:1:1: the plan is for {10**30} ranks; a plan is for 1 to 1024"),
-    # the machine, where it is no stored one
+    # the machine
+    "no machine": ("made_for", None, "plan:1:1: the plan is for h200-switch, and does not hold that machine"),
     "another machine": (
         "made_for", replace(profile("h200-ring", 2), name="mine"),
         "plan:1:1: the plan is for 2 ranks on h200-switch, and holds mine of 2 ranks",
@@ -104,11 +105,17 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     **{
         f"machine's {path} {value}": (
             "made_for", changed(profile("h200-switch", 2), path, value),
-            "plan:1:1: the machine h200-switch of the plan has numbers that no machine has",
+            f"plan:1:1: the machine h200-switch of the plan: {message}",
         )
-        for path, value in (
-            ("device.sms", 0), ("device.memory_rate", float("nan")), ("links.rate", float("inf")),
-            ("device.warp", 10**400), ("links.copy_time", -1.0), ("device.gemm_rate", ()),
+        for path, value, message in (
+            ("device.sms", 0, "device.sms: is 0; it must be 1 or more"),
+            ("device.memory_rate", float("nan"),
+             "device.memory_rate: is nan (bytes a microsecond); it must be above 0"),
+            ("links.rate", float("inf"),
+             "tiers[0].rate: is inf (bytes a microsecond); it must be above 0, and 1e+18 at most"),
+            ("device.warp", 10**400, f"device.warp: is 1{'0' * 38}…; it must be 1 or more, and 1e+18 at most"),
+            ("links.copy_time", -1.0, "tiers[0].copy_time: is -1.0 (microseconds); it must be 0 or more"),
+            ("device.gemm_rate", (), "device.gemm_rate: has no rate; at least one type needs one, such as bf16"),
         )
     },
     # streams

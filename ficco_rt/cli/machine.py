@@ -1,0 +1,230 @@
+"""`ficco machine`: a machine's numbers with the source of each, and what was not measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+from ..machine.model import Device, Links, Machine
+from ..machine.rules import hints, is_table, unit_of
+from ..machine.tables import TITLES
+from ..machine.units import Unit
+from .common import count
+from .console import Style, table
+from .drawing import show_bytes
+from .report import print_json
+
+_INSTRUCTIONS = {"sm90": "wgmma, TMA", "sm80": "mma.sync, cp.async", "mfma": "MFMA"}
+_MADE_FOR = {"sm80": (8, 12)}  # generations that have no instructions for matrices but these
+_CONDITIONS = ("kernel", "dtype", "layout", "where", "engine", "pattern", "what", "beside", "mode")
+_COUNTS = ("senders", "terms", "row_pieces", "k_pieces", "sms", "seconds")
+
+
+def show_machine(target: str | None, output: str | None, as_json: bool) -> int:
+    """Print a machine, write it to a file, or list the stored ones."""
+    from ..machine import file, profiles
+
+    if target is None:
+        if output is not None:
+            raise UsageError("-o writes a machine to a file; name the machine, such as h200-switch")
+        return _list(as_json)
+    machine = profiles.read(target)
+    if output is not None:
+        file.save(machine, output)
+        sys.stdout.write(f"{output}: {machine.name}, {_measured(machine)}\n")
+    elif as_json:
+        print_json(record(machine))
+    else:
+        sys.stdout.write(render(machine, Style(sys.stdout)))
+    return 0
+
+
+def _list(as_json: bool) -> int:
+    from ..machine.profiles import NAMES, stored
+
+    machines = [stored(name) for name in NAMES]
+    if as_json:
+        print_json({"machines": [record(machine) for machine in machines]})
+        return 0
+    rows = [(m.name, count(m.ranks, "rank"), m.device.name, linked(m), _measured(m)) for m in machines]
+    sys.stdout.write(table(rows, indent="") + "\n")
+    return 0
+
+
+# ---------------------------------------------------------------- facts
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number of a device or a tier. `measured` is None for facts of the hardware."""
+
+    name: str
+    value: float
+    unit: Unit
+    measured: bool | None
+    source: str
+
+
+def numbers(machine: Machine, part: Device | Links, path: str) -> Iterator[Number]:
+    """The numbers of a part of a machine."""
+    for name, hint in hints(type(part)).items():
+        value = getattr(part, name)
+        if is_table(hint):
+            inner = hint.__args__[0].__args__[1]
+            found = [(f"{name}.{key}", number, unit_of(inner)) for key, number in value]
+        else:
+            found = [(name, value, unit_of(hint))]
+        for key, number, unit in found:
+            if unit is not None:
+                source = machine.source_of(f"{path}.{key}")
+                measured = source.startswith("measured") if unit.measurable else None
+                yield Number(key, number, unit, measured, source)
+
+
+def parts(machine: Machine) -> Iterator[tuple[Device | Links, str]]:
+    """The device and the tiers, with their paths."""
+    yield machine.device, "device"
+    for i, links in enumerate(machine.tiers):
+        yield links, f"tiers[{i}]"
+
+
+def record(machine: Machine) -> dict[str, Any]:
+    """The machine as JSON tells it."""
+
+    def told(part: Device | Links, path: str) -> dict[str, Any]:
+        return {
+            n.name: {"value": n.value, "unit": n.unit.words, "measured": n.measured, "source": n.source}
+            for n in numbers(machine, part, path)
+        }
+
+    device, measured = machine.device, machine.measured
+    tables = {name: len(getattr(measured, name)) if measured else 0 for name in TITLES}
+    return {
+        "name": machine.name,
+        "source": machine.source,
+        "ranks": machine.ranks,
+        "kernels": kernels(device.arch),
+        "device": {"name": device.name, "arch": device.arch, **told(device, "device")},
+        "tiers": [
+            {"name": links.name, "kind": links.kind, **told(links, f"tiers[{i}]")}
+            for i, links in enumerate(machine.tiers)
+        ],
+        "measured": measured
+        and {
+            "devices": measured.devices,
+            "driver": measured.driver,
+            "software": measured.software,
+            "date": measured.date,
+        },
+        "tables": tables,
+    }
+
+
+def kernels(arch: str) -> str:
+    """Which kernels multiply 16-bit types on an architecture, in words."""
+    from ..kernels.families import tensor_core_families
+    from ..kernels.target import compute_capability
+
+    names = [family.name for family in tensor_core_families(arch)]
+    if not names:
+        return f"plain ones, right and slow: no kernel of ours uses matrix units of {arch}"
+    told = ", then ".join(f"{name} ({_INSTRUCTIONS[name]})" for name in names)
+    capability = compute_capability(arch)
+    if capability is not None and capability // 10 not in _MADE_FOR.get(names[0], (capability // 10,)):
+        told += f"; none is made for {arch}, so GEMMs of ours do not reach the rates below"
+    return told
+
+
+def linked(machine: Machine) -> str:
+    """`switch`, or `2 ranks by mesh, all by switch`."""
+    if not machine.outer and not machine.links.ranks:
+        return machine.links.kind
+    return ", ".join(f"{_joined(links)} by {links.kind}" for links in machine.tiers)
+
+
+def _joined(links: Links) -> str:
+    return count(links.ranks, "rank") if links.ranks else "all"
+
+
+def _measured(machine: Machine) -> str:
+    found = [
+        n.measured for part, path in parts(machine) for n in numbers(machine, part, path) if n.measured is not None
+    ]
+    if not any(found):
+        return "not measured"
+    return f"{sum(found)} of {len(found)} rates and times measured"
+
+
+# ---------------------------------------------------------------- words
+
+
+def render(machine: Machine, style: Style) -> str:
+    """The machine for people."""
+    device, measured = machine.device, machine.measured
+    out = [
+        f"{style(machine.name, 'bold')}: {count(machine.ranks, 'rank')}, {linked(machine)}; {_measured(machine)}",
+        f"  source   {machine.source}",
+        f"  kernels  {kernels(device.arch)}",
+        "",
+        f"{style(device.name, 'bold')} ({device.arch})",
+        _numbers(machine, device, "device"),
+    ]
+    for i, links in enumerate(machine.tiers):
+        title = style(f"Tier {links.name}", "bold")
+        out += ["", f"{title}: {links.kind} of {_joined(links)}", _numbers(machine, links, f"tiers[{i}]")]
+    out += ["", style("Measurements", "bold")]
+    if measured is not None:
+        where = f"{', '.join(measured.devices)}; driver {measured.driver}"
+        out.append(f"  {measured.date}, {where}" + (f", {measured.software}" if measured.software else ""))
+    for name, title in TITLES.items():
+        records = getattr(measured, name) if measured is not None else ()
+        out.append(f"  {title}: " + (count(len(records), "record") if records else "not measured"))
+        if records:
+            out.append(table([_row(r) for r in records], indent="    "))
+    return "\n".join(out) + "\n"
+
+
+def _numbers(machine: Machine, part: Device | Links, path: str) -> str:
+    words = {True: "measured", False: "not measured", None: ""}
+    rows, last = [], ""
+    for n in numbers(machine, part, path):
+        source = n.source.removeprefix("not measured: ").removeprefix("measured ")
+        if not source and n.measured is not None:
+            source = "see source"
+        rows.append((n.name, _value(n), words[n.measured], "as above" if source and source == last else source))
+        last = source
+    return table(rows, right=frozenset((1,)))
+
+
+def _value(number: Number) -> str:
+    match number.unit.words:
+        case "bytes":
+            return show_bytes(number.value)
+        case "bytes a microsecond":
+            return f"{number.value * 1e-3:.4g} GB/s"
+        case "operations a microsecond":
+            return f"{number.value * 1e-6:.4g} TFLOP/s"
+        case "microseconds":
+            return f"{number.value:.4g} µs"
+    return "all" if number.name == "ranks" and not number.value else str(number.value)
+
+
+def _row(found: Any) -> tuple[str, ...]:
+    """A record of a table: its conditions, its points or its number, its source."""
+    fields = hints(type(found))
+    told = [str(getattr(found, name)) for name in _CONDITIONS if name in fields]
+    said = [f"{name} {value}" for name in _COUNTS if (value := getattr(found, name, 0)) not in (0, 1)]
+    if "points" in fields:
+        first, last = found.points[0], found.points[-1]
+        value = f"{count(len(found.points), 'point')}, {_point(first)} … {_point(last)}"
+    else:
+        value = f"{found.time:.4g} µs" if "time" in fields else f"{found.factor:.4g}"
+    return " ".join(told), ", ".join(said), value, found.source
+
+
+def _point(point: tuple[float, ...]) -> str:
+    *sizes, value = point
+    return f"{' × '.join(f'{size:g}' for size in sizes)}: {value:.4g}"

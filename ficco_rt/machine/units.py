@@ -1,0 +1,42 @@
+"""What the numbers of a machine count, and between what they may lie. The data model names a unit for each of its
+numbers; files are read and written by it, and `rules` judges every machine by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+MOST = 1e18  # of anything
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """`least` is the smallest number that is allowed; where the unit is `positive`, anything above 0 is. What has a
+    `unit` of time or of rate can be measured; other numbers are facts of the hardware."""
+
+    words: str
+    least: float = 0.0
+    positive: bool = False
+    most: float = MOST
+    measurable: bool = False
+
+    def holds(self, number: float) -> bool:
+        """Whether the number is in the range; NaN is in none."""
+        return self.least <= number <= self.most and (number > 0 or not self.positive)
+
+    @property
+    def range(self) -> str:
+        """`above 0`, `0 or more`, `1 or more`, for messages."""
+        most = "" if self.most == MOST else f", {self.most:g} at most"
+        return ("above 0" if self.positive else f"{self.least:g} or more") + most
+
+
+Count: TypeAlias = Annotated[int, Unit("", least=1)]
+CountOrNone: TypeAlias = Annotated[int, Unit("")]  # 0: all, or none
+Bytes: TypeAlias = Annotated[int, Unit("bytes")]
+SomeBytes: TypeAlias = Annotated[int, Unit("bytes", least=1)]
+Time: TypeAlias = Annotated[float, Unit("microseconds", measurable=True)]
+ByteRate: TypeAlias = Annotated[float, Unit("bytes a microsecond", positive=True, measurable=True)]
+OperationRate: TypeAlias = Annotated[float, Unit("operations a microsecond", positive=True, measurable=True)]
+Seconds: TypeAlias = Annotated[float, Unit("seconds", positive=True)]
+Factor: TypeAlias = Annotated[float, Unit("times", positive=True, most=1000, measurable=True)]
