@@ -79,7 +79,7 @@ class _Reader:
         self.wrong.append(Mistake(path, fact))
 
     def machine(self, data: Mapping[str, Any]) -> Machine | None:
-        for key in data.keys() - set(_TOP):
+        for key in sorted(data.keys() - set(_TOP)):
             self.fail(key, f"is no key of a machine; its keys are {', '.join(_TOP)}{_close(key, _TOP)}")
         for key in _TOP:
             if key not in data and key != "measured":
@@ -108,14 +108,16 @@ class _Reader:
         fields = hints(cls)
         needed = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
         before = len(self.wrong)
-        for key in data.keys() - fields.keys() - ({"sources"} if sourced else set()):
+        for key in sorted(data.keys() - fields.keys() - ({"sources"} if sourced else set())):
             self.fail(f"{path}.{key}", f"is no key here; keys are {', '.join(fields)}{_close(key, fields)}")
         for key in sorted(needed - data.keys()):
             unit = unit_of(fields[key])
             self.fail(path, f"has no '{key}'" + (f" ({unit.words})" if unit and unit.words else ""))
         values = {k: self.value(hint, data[k], f"{path}.{k}") for k, hint in fields.items() if k in data}
         if sourced:
-            self._sources(data.get("sources", {}), path)
+            tables = ((k, data[k]) for k, hint in fields.items() if is_table(hint) and k in data)
+            known = {*fields, *(f"{k}.{name}" for k, table in tables if isinstance(table, Mapping) for name in table)}
+            self._sources(data.get("sources", {}), path, known)
         return cls(**values) if len(self.wrong) == before else None
 
     def value(self, hint: Any, raw: Any, path: str) -> Any:
@@ -146,13 +148,15 @@ class _Reader:
             return tuple(raw)
         return raw
 
-    def _sources(self, data: Any, path: str) -> None:
+    def _sources(self, data: Any, path: str, known: set[str]) -> None:
         if not isinstance(data, Mapping):
             self.fail(f"{path}.sources", f"a table is needed, not {shown(data)}")
             return
         for key, text in _flat(data):
             before = len(self.wrong)
             self.wrong += judged(text, str, f"{path}.sources.{key}")
+            if key not in known:
+                self.fail(f"{path}.sources.{key}", f"is the source of no number here{_close(key, known)}")
             if len(self.wrong) == before:
                 self.sources.append((f"{path}.{key}", text))
 
@@ -199,7 +203,7 @@ def _lines(text: str) -> dict[str, int]:
     found: dict[str, int] = {}
     table, arrays = "", dict[str, int]()
     for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[(\[?)\s*([^\[\]]+?)\s*\]", line)
+        header = re.match(r"\s*\[(\[?)\s*([A-Za-z0-9_.\"'-]+)\s*\]+\s*(#.*)?$", line)  # no row of numbers
         if header is not None:
             names = header[2].replace('"', "").replace("'", "").split(".")
             table = ""
@@ -242,8 +246,8 @@ def text_of(machine: Machine) -> str:
         for name, title in TITLES.items():
             records = getattr(measured, name)
             lines += ["", f"# {title}"] if records else []
-            for record in records:
-                lines += [f"[[measured.{name}]]", *_record(record, name), ""]
+            for i, record in enumerate(records):
+                lines += [*([""] if i else []), f"[[measured.{name}]]", *_record(record, name)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -270,7 +274,7 @@ def _own_sources(machine: Machine, path: str, table: str) -> list[str]:
 
 
 def _comment(unit: Unit | None) -> str:
-    return f"  # {unit.words}" if unit is not None and unit.words else ""
+    return f"  # {unit.words}" if unit is not None and unit.words not in ("", "seconds", "times") else ""
 
 
 def _columns(hint: Any) -> str:

@@ -75,6 +75,10 @@ def paths(machine: Machine) -> Iterator[tuple[str, Any, Any]]:
 
 def _kinds(machine: Machine) -> Iterator[Mistake]:
     """Every value is of its field's kind and in its unit's range."""
+    outer: Any = machine.outer
+    if not isinstance(outer, tuple):
+        yield Mistake("tiers", f"the outer ones are a tuple of Links, not {shown(outer)}")
+        return
     for path, value, cls in paths(machine):
         if not isinstance(value, cls):
             yield Mistake(path, f"{cls.__name__} is needed")
@@ -105,8 +109,10 @@ def judged(value: Any, hint: Any, path: str) -> Iterator[Mistake]:
             yield Mistake(path, f"a list{_of(hint)} is needed, not {shown(value)}")
             return
         for i, (member, inner) in enumerate(zip(value, found, strict=True)):
-            of_type = is_table(hint) and isinstance(member, tuple) and member and isinstance(member[0], str)
-            yield from judged(member, inner, f"{path}.{member[0]}" if of_type else f"{path}[{i}]")
+            if is_table(hint) and isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str):
+                yield from judged(member[1], typing.get_args(inner)[1], f"{path}.{member[0]}")
+            else:
+                yield from judged(member, inner, f"{path}[{i}]")
     elif not isinstance(value, hint):
         yield Mistake(path, f"{hint.__name__} is needed, not {shown(value)}")
     else:
@@ -200,15 +206,6 @@ def tiers_nest(machine: Machine) -> Iterator[Mistake]:
         )
 
 
-def sources_name_numbers(machine: Machine) -> Iterator[Mistake]:
-    """A source is of a number, or of a table of numbers, that is there."""
-    known = {f"{p}.{name}" for p, _, cls in paths(machine) if p and p != "measured" for name in hints(cls)}
-    known |= {f"device.gemm_rate.{name}" for name, _ in machine.device.gemm_rate}
-    for path, text in machine.sources:
-        if path not in known:
-            yield Mistake(path, f"has a source ({shown(text)}) and is no number of the machine")
-
-
 def measurements_say_when(machine: Machine) -> Iterator[Mistake]:
     """A calibration has devices, a driver and a day."""
     found = machine.measured
@@ -253,7 +250,6 @@ RULES: tuple[Callable[[Machine], Iterator[Mistake]], ...] = (
     gemm_rates_are_there,
     a_block_fits,
     tiers_nest,
-    sources_name_numbers,
     measurements_say_when,
     tables_can_be_read,
 )
