@@ -503,7 +503,7 @@ def _gain(serial: float, time: float) -> str:
 
 
 def _links(machine: Any) -> str:
-    return f"{machine.links.kind} ({machine.name})"
+    return f"{' and a '.join(links.kind for links in machine.tiers)} ({machine.name})"
 
 
 def _numbers(result: Result, style: Style) -> str:

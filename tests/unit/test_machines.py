@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
+from ficco_rt.cli.app import _machines
 from ficco_rt.cli.machine import kernels
 from ficco_rt.cli.main import execute
 from ficco_rt.errors import PlanError, UsageError
@@ -21,7 +23,7 @@ from ficco_rt.machine.discover import DeviceFacts
 from ficco_rt.machine.discover import machine as discovered
 from ficco_rt.machine.model import Links, Machine, Port
 from ficco_rt.machine.profiles import NAMES, stored
-from ficco_rt.machine.rules import mistakes
+from ficco_rt.machine.rules import hints, mistakes
 from ficco_rt.plan import codec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -434,6 +436,10 @@ def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
     assert "\n  switch of tier network: each port that is used carries 224 KiB, " in text
 
 
+def test_shells_complete_machines() -> None:
+    assert [item.value for item in _machines(None, None, "h")] == ["h200-switch", "h200-ring", "h100-switch", "h"]  # type: ignore[arg-type]
+
+
 def test_shared_ports_are_named(run: Run) -> None:
     shared = replace(nodes(), outer=(Links("switch", 45e3, 15.0, 10.0, "network", ranks_a_port=8),))
     ficco.save_machine(replace(shared, sources=()), "m.toml")
@@ -443,3 +449,41 @@ def test_shared_ports_are_named(run: Run) -> None:
     assert (near["name"], far["name"]) == ("node", "network")
     assert far["busiest_link"]["link"] == "into ranks 0–7"
     assert facts["traffic"]["busiest_link"]["link"] == "into ranks 0–7"
+
+
+# ---------------------------------------------------------------- docs/machines.md
+
+PAGE = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_files_of_the_page_are_machines() -> None:
+    whole, tables_of_it = blocks("toml")
+    machine = file.parse(whole + tables_of_it, "page.toml")
+    assert [links.ranks for links in machine.tiers] == [4, 0]
+    assert machine.measured is not None
+    assert set(re.findall(r"^\| `measured\.(\w+)`", PAGE, re.MULTILINE)) == set(tables.TITLES)
+    for cls in (
+        tables.CopyTimes,
+        tables.GemmRates,
+        tables.ReduceTimes,
+        tables.Contention,
+        tables.Cost,
+        tables.Sustained,
+    ):
+        assert all(f"`{name}`" in PAGE for name in hints(cls) if name != "points"), cls
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \| ", PAGE, re.MULTILINE)) >= set(NAMES)
+
+
+def test_the_commands_of_the_page_work(run: Run) -> None:
+    Path("examples").symlink_to(ROOT / "examples")
+    for line in "".join(blocks("sh")).splitlines():
+        words = line.partition("#")[0].split()
+        many = "64" in words or "72" in words  # seconds each
+        if not many or os.environ.get("FICCO_ALL"):
+            assert run(*words)[0] == 0, line
+    for block in blocks("python"):
+        exec(compile(block, "machines.md", "exec"), {})
