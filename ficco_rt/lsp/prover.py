@@ -38,6 +38,7 @@ class Prover:
         self._waiting: dict[str, tuple[int, Request]] = {}
         self._at: str | None = None  # the document that is at work
         self._process: subprocess.Popen[str] | None = None
+        self._stopped = False  # the process was ended while it was at work
         self._changed = threading.Condition()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="ficco lsp prover", daemon=True)
@@ -67,6 +68,7 @@ class Prover:
     def _stop(self, name: str | None) -> None:
         if name is not None and self._at == name and self._process is not None:
             self._process.kill()
+            self._stopped = True
 
     def _run(self) -> None:
         while True:
@@ -76,12 +78,17 @@ class Prover:
                     return
                 name = next(iter(self._waiting))
                 version, request = self._waiting.pop(name)
-                if self._process is None or self._process.poll() is not None:
-                    self._process = _started()
-                process, self._at = self._process, name
+                self._process = process = self._process or _started()
+                self._at, self._stopped = name, False
             answer = _asked(process, request)
             with self._changed:
-                self._at = None
+                stopped, self._at = self._stopped, None
+                if stopped or answer is None:  # NOTE a process that is being ended still takes requests
+                    process.kill()
+                    process.wait()
+                    self._process = None
+            if answer is None and not stopped:
+                answer = {"proven": False, "diagnostics": [], "warnings": [], "usage": "the process of the proof ended"}
             if answer is not None:
                 self._tell(name, version, answer)
 
