@@ -1,0 +1,80 @@
+"""Run probes: each point's plan is made, run a few times, and its median kept."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import ficco_dsl
+
+from ..compiler import build, plan_of
+from ..errors import DeviceError
+from ..machine.model import Machine
+from ..plan.ir import Plan
+from ..sim.simulate import simulate
+from .probes import Mode, Params, Probe
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Microseconds of a run with these params: the median, the least and the greatest, and what the machine that the
+    plan was made for says of it."""
+
+    params: Params
+    micros: float
+    least: float
+    most: float
+    modelled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What a probe has measured, or why it has not."""
+
+    probe: Probe
+    points: tuple[Point, ...]
+    missing: str = ""
+
+
+class Clock(Protocol):
+    """Takes the time of a plan's runs."""
+
+    def times(self, plan: Plan, mode: Mode) -> list[float]:
+        """Microseconds of each of a few runs. DeviceError: it cannot be run."""
+
+
+OnProgress = Callable[[Probe, int, int], None]  # a probe's points so far, of all
+
+
+def measure(
+    probes: Iterable[Probe], machine: Machine, clock: Clock, seconds: float, progress: OnProgress = lambda *_: None
+) -> tuple[Series, ...]:
+    """The probes, one after another, until the time is over; what is left then has no points. `machine` is what plans
+    are made for. A probe that fails is told in its series, and the next one goes on."""
+    begun = time.monotonic()
+    found = []
+    for probe in probes:
+        if probe.ranks > machine.ranks:
+            found.append(Series(probe, (), f"needs {probe.ranks} GPUs; there are {machine.ranks}"))
+            continue
+        points: list[Point] = []
+        missing = ""
+        schedule = ficco_dsl.parse(probe.text, f"{probe.name.replace(' ', '_')}.ficco")
+        for params in probe.points:
+            if time.monotonic() - begun > seconds:
+                missing = f"the {seconds:.0f} s were over after {len(points)} of {len(probe.points)} points"
+                break
+            try:
+                plan = plan_of(build(schedule, machine.ranks, params), machine)
+                times = clock.times(plan, probe.mode)
+                modelled = simulate(plan, machine).duration
+                points.append(Point(params, statistics.median(times), min(times), max(times), modelled))
+            except DeviceError as error:
+                missing = str(error)
+                break
+            progress(probe, len(points), len(probe.points))
+        found.append(Series(probe, tuple(points), missing))
+    return tuple(found)

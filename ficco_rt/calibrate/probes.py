@@ -1,0 +1,227 @@
+"""The probes: small schedules, each of which costs one thing, and the sizes at which they are run.
+
+Each is a text of the language, so that it goes the way that users' schedules go: compiled, checked, and run by the same
+driver calls and kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+KIB, MIB = 1024, 1024**2
+ROW = 4096  # elements of 2 bytes in a row of what is copied
+SIDE = 64  # of products that cost little but their launch
+
+Params: TypeAlias = Mapping[str, int]
+Mode: TypeAlias = Literal["streams", "graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """`measures` says what, for people. `points`: the params of each run, those that tell most first. `ranks`: how many
+    it needs at least."""
+
+    name: str
+    measures: str
+    text: str
+    points: tuple[Params, ...]
+    mode: Mode = "streams"
+    ranks: int = 1
+
+
+_PUSH = """
+schedule push  # every rank to the next one, rows in pieces
+param height = 64
+param pieces = 1 where pieces >= 1
+input  A[height, 4096] : bf16
+output G[height, 4096] : bf16 unproven
+queue dma { engine = copy  priority = high }
+stage move on dma {
+  for c in 0..pieces { copy G.rows(c of pieces) @ (rank + 1) % ranks <- A.rows(c of pieces) }
+}
+"""
+
+_INCAST = """
+schedule incast  # every rank to the first one, at once
+param height = 64
+input   A[height, 4096]         : bf16
+scratch G[height * ranks, 4096] : bf16
+queue dma { engine = copy  priority = high }
+stage move on dma {
+  if rank > 0 { copy G.rows(rank of ranks) @ 0 <- A }
+}
+"""
+
+_INSIDE = """
+schedule within_gpu  # in a GPU's own memory
+param height = 64
+input  A[height, 4096] : bf16
+output G[height, 4096] : bf16 unproven
+queue dma { engine = copy }
+stage move on dma { copy G <- A }
+"""
+
+_STORES = """
+schedule stores  # to the next rank by loads and stores of multiprocessors
+param height = 64
+param width = 16
+input  A[height, 4096] : bf16
+output G[height, 4096] : bf16 unproven
+queue wide { engine = sm }
+stage move on wide with sms = width { copy G @ (rank + 1) % ranks <- A }
+"""
+
+_HOPS = """
+schedule hops  # small copies, each of which waits for the one before, from rank to rank
+param hops = 8 where hops >= 1
+input   A[1, 64]        : bf16
+scratch X[hops + 1, 64] : bf16
+queue dma { engine = copy  priority = high }
+stage begin on dma { if rank == 0 { copy X[0:1] <- A } }
+stage move on dma {
+  step s in 0..hops {
+    if rank == s % ranks { copy X[s + 1:s + 2] @ (rank + 1) % ranks <- X[s:s + 1] }
+  }
+}
+"""
+
+_LAUNCHES = """
+schedule launches  # small products, one after another
+param count = 8 where count >= 1
+input  A[64, 64]         : bf16
+input  B[64, 64]         : bf16
+output C[64 * count, 64] : bf16 unproven
+queue compute { engine = sm }
+stage mm on compute {
+  for i in 0..count { gemm C.rows(i of count) = A * B }
+}
+"""
+
+_PRODUCT = """
+schedule product  # in pieces of rows, or of K, which are added up
+param M = 4096
+param N = 4096
+param K = 4096
+param pieces = 1 where pieces >= 1
+param deep = 1 where deep >= 1
+input  A[M, K] : bf16
+input  B[K, N] : bf16
+output C[M, N] : bf16 unproven
+queue compute { engine = sm }
+stage mm on compute {
+  for c in 0..pieces, k in 0..deep {
+    if k == 0 {
+      gemm C.rows(c of pieces) = A.rows(c of pieces).cols(k of deep) * B.rows(k of deep)
+    } else {
+      gemm C.rows(c of pieces) += A.rows(c of pieces).cols(k of deep) * B.rows(k of deep)
+    }
+  }
+}
+"""
+
+_AGAIN = """
+schedule again  # a product as long as power lets it
+param M = 8192
+param N = 8192
+param K = 8192
+param times = 1
+input  A[M, K] : bf16
+input  B[K, N] : bf16
+output C[M, N] : bf16 unproven
+queue compute { engine = sm }
+step i in 0..times {
+  stage mm on compute { gemm C = A * B }
+}
+"""
+
+_BESIDE = """
+schedule beside  # a product and copies to the next rank that have nothing to do with one another
+param M = 4096
+param N = 4096
+param K = 4096
+param height = 64
+param copies = 1
+param products = 1
+input   A[M, K]         : bf16
+input   B[K, N]         : bf16
+input   X[height, 4096] : bf16
+scratch C[M, N]         : bf16
+scratch G[height, 4096] : bf16
+queue dma     { engine = copy  priority = high }
+queue compute { engine = sm  priority = low }
+stage move on dma {
+  for c in 0..copies { copy G @ (rank + 1) % ranks <- X }
+}
+stage mm on compute {
+  for i in 0..products { gemm C = A * B }
+}
+"""
+
+_SUM = """
+schedule sums  # of terms in a GPU's own memory
+param height = 64
+param terms = 2
+input  X[terms, height, 4096] : bf16
+output Y[height, 4096]        : bf16 unproven
+queue compute { engine = sm }
+stage add on compute { reduce Y = sum(X[[i for i in 0..terms]]) }
+"""
+
+
+def _rows(size: int) -> int:
+    """Rows of so many bytes together."""
+    return max(1, size // (2 * ROW))
+
+
+def probes() -> Iterator[Probe]:
+    """All, in the order in which they are run."""
+    sizes = [64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
+    whole = tuple({"height": _rows(size), "pieces": 1} for size in sizes)
+    cut = tuple({"height": _rows(64 * MIB), "pieces": pieces} for pieces in (4, 16, 64))
+    yield Probe("push", "copies to the next rank by copy engines, of all ranks at once", _PUSH, whole + cut, ranks=2)
+    yield Probe("push as a graph", "the same as nodes of a graph", _PUSH, whole[2:5] + cut, "graph", ranks=2)
+    yield Probe("incast", "copies of all ranks to one", _INCAST, ({"height": _rows(64 * MIB)},), ranks=3)
+    yield Probe("inside", "copies in a GPU's memory", _INSIDE, tuple({"height": _rows(size)} for size in sizes[1:]))
+    widths = ({"height": _rows(32 * MIB), "width": width} for width in (4, 8, 16, 32))
+    yield Probe("stores", "copies to the next rank by multiprocessors", _STORES, tuple(widths), ranks=2)
+    hops = ({"hops": 4}, {"hops": 36})
+    yield Probe("hops", "a small copy behind another rank's", _HOPS, hops, ranks=2)
+    yield Probe("hops as a graph", "the same from graph to graph", _HOPS, hops, "graph", ranks=2)
+    counts = ({"count": 4}, {"count": 68})
+    yield Probe("launches", "small kernels one after another", _LAUNCHES, counts)
+    yield Probe("launches as a graph", "the same as nodes of a graph", _LAUNCHES, counts, "graph")
+    yield Probe("product", "GEMMs of many shapes", _PRODUCT, tuple(_shapes()))
+    pieces = tuple(_product(8192, 4096, 4096, pieces=n) for n in (2, 4, 8, 16))
+    yield Probe("pieces of rows", "a GEMM whose rows are cut, a launch a piece", _PRODUCT, pieces)
+    deep = tuple(_product(4096, 4096, 8192, deep=n) for n in (2, 4, 8, 16))
+    yield Probe("pieces of K", "a GEMM whose K is cut, each piece added to the result", _PRODUCT, deep)
+    yield Probe("sum", "sums of terms in a GPU's memory", _SUM, tuple(_sums()))
+    yield Probe("beside", "a GEMM and copies at once, and each alone", _BESIDE, tuple(_pairs()), ranks=2)
+    again = ({"M": 8192, "N": 8192, "K": 8192, "times": n} for n in (1, 100))
+    yield Probe("again", "a GEMM once, and over and over", _AGAIN, tuple(again))
+
+
+def _product(m: int, n: int, k: int, pieces: int = 1, deep: int = 1) -> Params:
+    return {"M": m, "N": n, "K": k, "pieces": pieces, "deep": deep}
+
+
+def _shapes() -> Iterator[Params]:
+    for m in (8192, 1024, 128, 16):
+        for n, k in ((8192, 8192), (4096, 4096), (1280, 8192), (8192, 1024)):
+            yield _product(m, n, k)
+    yield from (_product(8192, 4096, 4096), _product(4096, 4096, 8192), _product(5000, 3000, 2000))
+
+
+def _sums() -> Iterator[Params]:
+    for size in (4 * MIB, 64 * MIB):
+        for terms in (2, 4, 8):
+            yield {"height": _rows(size), "terms": terms}
+
+
+def _pairs() -> Iterator[Params]:
+    """Each alone, and both; copies that take about as long as the GEMM on today's machines."""
+    for m, n, k, copies in ((8192, 8192, 4096, 4), (8192, 1024, 8192, 2), (1024, 8192, 8192, 2)):
+        for c, p in ((copies, 0), (0, 1), (copies, 1)):
+            yield {"M": m, "N": n, "K": k, "height": _rows(64 * MIB), "copies": c, "products": p}
