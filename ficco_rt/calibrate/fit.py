@@ -10,17 +10,19 @@ import numpy as np
 
 from ..machine.cost import gemm_rate
 from ..machine.model import Machine
+from ..machine.tables import Measured
 from .measure import Point, Series
 from .probes import ROW
 
 BYTES = 2  # of an element
+_LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times differ
-    from what the figure says."""
+    """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times
+    differ from what the figure says."""
 
     value: float
     unit: str
@@ -36,7 +38,7 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
     found |= _copies(series, "push", "")
     found |= _copies(series, "push as a graph", "graph_")
     if "inside" in series:
-        _, rate, off = _line(series["inside"], lambda p: 2 * _copied(p))
+        _, rate, off = _line(series["inside"], lambda p: 2 * copied(p))
         found["inside_rate"] = Constant(1 / rate, "bytes a µs", "inside", off)
     for name, prefix in (("launches", ""), ("launches as a graph", "graph_")):
         if name in series:
@@ -51,14 +53,14 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
         found["memory_rate"] = Constant(1 / rate, "bytes a µs", "sum", off)
     launch = found["launch_time"].value if "launch_time" in found else 0.0
     if "product" in series:
-        most = max(_operations(p.params) for p in series["product"])
-        large = [p for p in series["product"] if _operations(p.params) >= LARGE * most]
+        most = max(operations(p.params) for p in series["product"])
+        large = [p for p in series["product"] if operations(p.params) >= LARGE * most]
         shares = [max(0.1, p.modelled - machine.device.launch_time) / max(0.1, p.micros - launch) for p in large]
         share = statistics.median(shares)
         off = statistics.median(abs(s / share - 1) for s in shares)
         found["gemm_rate"] = Constant(gemm_rate(machine.device, "bf16") * share, "operations a µs", "product", off)
     if "stores" in series and "rate" in found:
-        best = max(_copied(p.params) / max(0.1, p.micros - launch) for p in series["stores"])
+        best = max(copied(p.params) / max(0.1, p.micros - launch) for p in series["stores"])
         found["stores"] = Constant(best / found["rate"].value, "of the rate of copy engines", "stores")
     if "again" in series:
         once, many = series["again"]
@@ -67,9 +69,9 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
     return found
 
 
-def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: str) -> Machine:
-    """The machine `base` with the figures that were found in place of its own. Rates of other types than bf16 keep
-    their share of it."""
+def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: str, measured: Measured) -> Machine:
+    """The machine `base` with the figures that were found in place of its own, each with its probe. Rates of other
+    types than bf16 keep their share of it."""
     value = {key: constant.value for key, constant in found.items()}
     device, links = base.device, base.links
     share = value.get("gemm_rate", 0.0) / gemm_rate(device, "bf16") or 1.0
@@ -79,8 +81,14 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
         launch_time=value.get("launch_time", device.launch_time),
         gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
     )
-    links = replace(links, **{key: value.get(key, getattr(links, key)) for key in ("rate", "copy_time", "signal_time")})
-    return replace(base, name=name, device=device, links=links, source=source)
+    links = replace(links, **{key: value.get(key, getattr(links, key)) for key in _LINKS})
+    paths = {key: f"tiers[0].{key}" for key in _LINKS} | {key: f"device.{key}" for key in _DEVICE}
+    sources = tuple(
+        (path, f"measured: probe '{found[key].probe}', times off by {100 * found[key].residual:.1f} % in the median")
+        for key, path in paths.items()
+        if key in found
+    )
+    return replace(base, name=name, device=device, links=links, source=source, measured=measured, sources=sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +110,19 @@ def decomposition(measured: Sequence[Series]) -> dict[str, list[Loss]]:
     return found
 
 
-def contention(measured: Sequence[Series]) -> Iterator[tuple[Mapping[str, int], float]]:
-    """Of a GEMM and copies at once: the params, and by how much both together took longer than the longer one alone."""
+@dataclass(frozen=True, slots=True)
+class Beside(Loss):
+    """Of a GEMM and copies at once: by how much both took longer than the longer one alone."""
+
+    copies_are_longer: bool
+
+
+def contention(measured: Sequence[Series]) -> Iterator[Beside]:
+    """The probe has each alone, then both."""
     points = next((s.points for s in measured if s.probe.name == "beside"), ())
     for copies, product, both in zip(points[::3], points[1::3], points[2::3], strict=False):
-        yield both.params, both.micros / max(copies.micros, product.micros) - 1
+        longer = max(copies.micros, product.micros)
+        yield Beside(both.params, both.micros / longer - 1, copies.micros > product.micros)
 
 
 def _copies(series: Mapping[str, Sequence[Point]], name: str, prefix: str) -> dict[str, Constant]:
@@ -114,7 +130,7 @@ def _copies(series: Mapping[str, Sequence[Point]], name: str, prefix: str) -> di
     points = series.get(name, ())
     if len({p.params["pieces"] for p in points}) < 2:
         return {}
-    rows = [(1.0, p.params["pieces"], _copied(p.params)) for p in points]
+    rows = [(1.0, p.params["pieces"], copied(p.params)) for p in points]
     (_, each, rate), off = _weighted(rows, points)
     found = {f"{prefix}copy_time": Constant(each, "µs", name, off)}
     if not prefix:
@@ -137,11 +153,11 @@ def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> tuple
     return [float(f) for f in factors], float(np.median(np.abs(matrix @ factors / times - 1)))
 
 
-def _copied(params: Mapping[str, int]) -> int:
+def copied(params: Mapping[str, int]) -> int:
     return BYTES * ROW * params["height"]
 
 
-def _operations(params: Mapping[str, int]) -> float:
+def operations(params: Mapping[str, int]) -> float:
     return 2.0 * params["M"] * params["N"] * params["K"]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..driver.registry import VENDORS, DriverName
+from ..driver.api import DriverName
+from ..driver.registry import VENDORS
 from ..errors import UsageError
 from ..exec.executor import Executor
 from ..plan.ir import Plan

@@ -11,7 +11,10 @@ from typing import Protocol
 import ficco_dsl
 
 from ..compiler import build, plan_of
-from ..errors import DeviceError
+from ..device.build import layout_of
+from ..device.features import usual
+from ..device.ir import Placement
+from ..errors import DeviceError, ScheduleError
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..sim.simulate import simulate
@@ -21,13 +24,14 @@ from .probes import Mode, Params, Probe
 @dataclass(frozen=True, slots=True)
 class Point:
     """Microseconds of a run with these params: the median, the least and the greatest, and what the machine that the
-    plan was made for says of it."""
+    plan was made for says of it. `kernel` is the first launch's, empty if there is none."""
 
     params: Params
     micros: float
     least: float
     most: float
     modelled: float
+    kernel: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +75,20 @@ def measure(
                 plan = plan_of(build(schedule, machine.ranks, params), machine)
                 times = clock.times(plan, probe.mode)
                 modelled = simulate(plan, machine).duration
-                points.append(Point(params, statistics.median(times), min(times), max(times), modelled))
+                middle = statistics.median(times)
+                points.append(Point(params, middle, min(times), max(times), modelled, _kernel(plan, machine)))
+            except ScheduleError as error:  # the machine has not what this point asks for
+                missing = missing or error.diagnostics[0].message
+                continue
             except DeviceError as error:
                 missing = str(error)
                 break
             progress(probe, len(points), len(probe.points))
         found.append(Series(probe, tuple(points), missing))
     return tuple(found)
+
+
+def _kernel(plan: Plan, machine: Machine) -> str:
+    placement = Placement(tuple(range(machine.ranks)))
+    launches = layout_of(plan, machine.device, placement, usual(machine.device.arch)).launches
+    return launches[0].config.entry if launches else ""

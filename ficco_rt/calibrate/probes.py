@@ -6,13 +6,12 @@ driver calls and kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 KIB, MIB = 1024, 1024**2
 ROW = 4096  # elements of 2 bytes in a row of what is copied
-SIDE = 64  # of products that cost little but their launch
 
 Params: TypeAlias = Mapping[str, int]
 Mode: TypeAlias = Literal["streams", "graph"]
@@ -170,21 +169,18 @@ stage add on compute { reduce Y = sum(X[[i for i in 0..terms]]) }
 """
 
 
-def _rows(size: int) -> int:
-    """Rows of so many bytes together."""
-    return max(1, size // (2 * ROW))
-
-
-def probes() -> Iterator[Probe]:
-    """All, in the order in which they are run."""
-    sizes = [64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
-    whole = tuple({"height": _rows(size), "pieces": 1} for size in sizes)
-    cut = tuple({"height": _rows(64 * MIB), "pieces": pieces} for pieces in (4, 16, 64))
+def probes(smaller: int = 1) -> Iterator[Probe]:
+    """All, in the order in which they are run. `smaller` divides all sizes, for machines that are modelled or slow."""
+    sizes = [size // smaller for size in (64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)]
+    middle = sizes[4]
+    whole = tuple({"height": _height(size), "pieces": 1} for size in sizes)
+    cut = tuple({"height": _height(middle), "pieces": pieces} for pieces in (4, 16, 64))
     yield Probe("push", "copies to the next rank by copy engines, of all ranks at once", _PUSH, whole + cut, ranks=2)
     yield Probe("push as a graph", "the same as nodes of a graph", _PUSH, whole[2:5] + cut, "graph", ranks=2)
-    yield Probe("incast", "copies of all ranks to one", _INCAST, ({"height": _rows(64 * MIB)},), ranks=3)
-    yield Probe("inside", "copies in a GPU's memory", _INSIDE, tuple({"height": _rows(size)} for size in sizes[1:]))
-    widths = ({"height": _rows(32 * MIB), "width": width} for width in (4, 8, 16, 32))
+    yield Probe("incast", "copies of all ranks to one", _INCAST, ({"height": _height(middle)},), ranks=3)
+    inside = tuple({"height": _height(size)} for size in sizes[1:])
+    yield Probe("inside", "copies in a GPU's memory", _INSIDE, inside)
+    widths = ({"height": _height(middle // 2), "width": width} for width in (4, 8, 16, 32))
     yield Probe("stores", "copies to the next rank by multiprocessors", _STORES, tuple(widths), ranks=2)
     hops = ({"hops": 4}, {"hops": 36})
     yield Probe("hops", "a small copy behind another rank's", _HOPS, hops, ranks=2)
@@ -192,36 +188,44 @@ def probes() -> Iterator[Probe]:
     counts = ({"count": 4}, {"count": 68})
     yield Probe("launches", "small kernels one after another", _LAUNCHES, counts)
     yield Probe("launches as a graph", "the same as nodes of a graph", _LAUNCHES, counts, "graph")
-    yield Probe("product", "GEMMs of many shapes", _PRODUCT, tuple(_shapes()))
-    pieces = tuple(_product(8192, 4096, 4096, pieces=n) for n in (2, 4, 8, 16))
+    yield Probe("product", "GEMMs of many shapes", _PRODUCT, tuple(_product(*shape, smaller) for shape in _SHAPES))
+    pieces = tuple(_product(8192, 4096, 4096, smaller, pieces=n) for n in (2, 4, 8, 16))
     yield Probe("pieces of rows", "a GEMM whose rows are cut, a launch a piece", _PRODUCT, pieces)
-    deep = tuple(_product(4096, 4096, 8192, deep=n) for n in (2, 4, 8, 16))
+    deep = tuple(_product(4096, 4096, 8192, smaller, deep=n) for n in (2, 4, 8, 16))
     yield Probe("pieces of K", "a GEMM whose K is cut, each piece added to the result", _PRODUCT, deep)
-    yield Probe("sum", "sums of terms in a GPU's memory", _SUM, tuple(_sums()))
-    yield Probe("beside", "a GEMM and copies at once, and each alone", _BESIDE, tuple(_pairs()), ranks=2)
-    again = ({"M": 8192, "N": 8192, "K": 8192, "times": n} for n in (1, 100))
-    yield Probe("again", "a GEMM once, and over and over", _AGAIN, tuple(again))
+    sums = ({"height": _height(size), "terms": terms} for size in (sizes[2], middle) for terms in (2, 4, 8))
+    yield Probe("sum", "sums of terms in a GPU's memory", _SUM, tuple(sums))
+    yield Probe("beside", "a GEMM and copies at once, and each alone", _BESIDE, tuple(_pairs(smaller)), ranks=2)
+    again = ({**_product(8192, 8192, 8192, smaller), "times": n} for n in (1, 100))
+    yield Probe("again", "a GEMM once, and over and over", _AGAIN, tuple(_without_pieces(again)))
 
 
-def _product(m: int, n: int, k: int, pieces: int = 1, deep: int = 1) -> Params:
+_SHAPES = (
+    *((m, n, k) for m in (8192, 1024, 128, 16) for n, k in ((8192, 8192), (4096, 4096), (1280, 8192), (8192, 1024))),
+    (4096, 4096, 8192),
+    (5000, 3000, 2000),
+)
+
+
+def _height(size: int) -> int:
+    """Rows of so many bytes together."""
+    return max(1, size // (2 * ROW))
+
+
+def _product(m: int, n: int, k: int, smaller: int, pieces: int = 1, deep: int = 1) -> dict[str, int]:
+    m, n, k = (max(16, extent // smaller) for extent in (m, n, k))
     return {"M": m, "N": n, "K": k, "pieces": pieces, "deep": deep}
 
 
-def _shapes() -> Iterator[Params]:
-    for m in (8192, 1024, 128, 16):
-        for n, k in ((8192, 8192), (4096, 4096), (1280, 8192), (8192, 1024)):
-            yield _product(m, n, k)
-    yield from (_product(8192, 4096, 4096), _product(4096, 4096, 8192), _product(5000, 3000, 2000))
+def _without_pieces(points: Iterable[dict[str, int]]) -> Iterator[Params]:
+    for point in points:
+        yield {name: value for name, value in point.items() if name not in ("pieces", "deep")}
 
 
-def _sums() -> Iterator[Params]:
-    for size in (4 * MIB, 64 * MIB):
-        for terms in (2, 4, 8):
-            yield {"height": _rows(size), "terms": terms}
-
-
-def _pairs() -> Iterator[Params]:
-    """Each alone, and both; copies that take about as long as the GEMM on today's machines."""
-    for m, n, k, copies in ((8192, 8192, 4096, 4), (8192, 1024, 8192, 2), (1024, 8192, 8192, 2)):
+def _pairs(smaller: int) -> Iterator[Params]:
+    """Each alone, and both; in some the copies take longer than the GEMM on today's machines."""
+    height = _height(64 * MIB // smaller)
+    for shape, copies in (((8192, 8192, 4096), 4), ((8192, 1024, 8192), 2), ((1024, 8192, 8192), 1)):
+        (sizes,) = _without_pieces([_product(*shape, smaller)])
         for c, p in ((copies, 0), (0, 1), (copies, 1)):
-            yield {"M": m, "N": n, "K": k, "height": _rows(64 * MIB), "copies": c, "products": p}
+            yield {**sizes, "height": height, "copies": c, "products": p}

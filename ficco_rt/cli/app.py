@@ -298,6 +298,26 @@ def explain(**options: Any) -> int:
     return explain(**options)
 
 
+@ficco.command("calibrate", short_help="Measure this machine's GPUs.", epilog=_EXITS)
+@_gpus("all GPUs, 8 at most")
+@click.option("--backend", default="auto", metavar="auto|cuda|hip", help="Whose GPUs are measured.  [default: auto]")
+@click.option(
+    "--seconds", type=_number(5, 3600), default=110, metavar="N", help="How long it may take.  [default: 110]"
+)
+@click.option("--name", metavar="NAME", help="What the machine is called.  [default: by its GPUs]")
+@click.option("--output", "-o", metavar="FILE.toml", help="Write the machine to a file, for --machine.")
+@_json
+def calibrate(**options: Any) -> int:
+    """Measure this machine's GPUs: copies, launches, signals, GEMMs, sums, and what they cost one another.
+
+    Small schedules are run that each cost one thing; their times, and the figures that explain them, are printed beside
+    what the GPUs' data sheets let expect.
+    """
+    from .calibrate import calibrate
+
+    return calibrate(**options)
+
+
 @ficco.command("machine", short_help="Show a machine and where its numbers come from.")
 @click.argument("target", required=False, metavar="[NAME|FILE.toml]", shell_complete=_machines)
 @click.option("--output", "-o", metavar="FILE.toml", help="Write it to a file instead, to be changed.")

@@ -62,6 +62,11 @@ def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
     return machine_of(_vendor(name), ranks, ranks_per_gpu)
 
 
+def driver_version(name: DriverName) -> str:
+    """The vendor's driver on this machine: `CUDA 13.0`. DeviceError: there is none."""
+    return _vendor(name).version()
+
+
 def _vendor(name: DriverName) -> Vendor:
     if name not in VENDORS:
         raise UsageError(f"no driver is called '{name}'; there are: host, {', '.join(VENDORS)}")

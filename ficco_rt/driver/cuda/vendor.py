@@ -61,6 +61,10 @@ class Cuda:
 
     # ---- devices
 
+    def version(self) -> str:
+        number = int(call(self.cu.cuDriverGetVersion))
+        return f"CUDA {number // 1000}.{number % 1000 // 10}"
+
     def count(self) -> int:
         return int(call(self.cu.cuDeviceGetCount))
 

@@ -130,6 +130,9 @@ class Vendor(Protocol):
 
     # ---- devices
 
+    def version(self) -> str:
+        """Of the driver, with the vendor's name for it."""
+
     def count(self) -> int:
         """Devices that this process may use."""
 

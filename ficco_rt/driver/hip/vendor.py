@@ -74,6 +74,10 @@ class Hip:
 
     # ---- devices
 
+    def version(self) -> str:
+        number = int(call(self.hip.hipRuntimeGetVersion))
+        return f"HIP {number // 10**7}.{number // 10**5 % 100}.{number % 10**5}"
+
     def count(self) -> int:
         return int(call(self.hip.hipGetDeviceCount))
 

@@ -51,6 +51,7 @@ int hipInit(unsigned flags) {
     initialised = true;
     return OK;
 }
+int hipRuntimeGetVersion(int *version) { CALL(hipRuntimeGetVersion); return *version = 60342134, OK; }
 int hipGetDeviceCount(int *n) {
     CALL(hipGetDeviceCount);
     return *n = world.devices, world.devices ? OK : NO_DEVICE;

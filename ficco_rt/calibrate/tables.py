@@ -1,0 +1,110 @@
+"""What was measured, as a machine's file keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..machine.model import Machine
+from ..machine.tables import (
+    Activity,
+    Contention,
+    CopyTimes,
+    Cost,
+    CostMode,
+    CostName,
+    GemmRates,
+    Measured,
+    Pattern,
+    ReduceTimes,
+    Sustained,
+)
+from .fit import Constant, contention, copied, operations
+from .measure import Point, Series
+
+_COSTS: tuple[tuple[str, CostName, CostMode], ...] = (
+    ("copy_time", "copy", "streams"),
+    ("graph_copy_time", "copy", "graph"),
+    ("launch_time", "launch", "streams"),
+    ("graph_launch_time", "launch", "graph"),
+    ("signal_time", "wait_event", "streams"),
+    ("graph_signal_time", "wait_flag", "graph"),
+)
+
+
+def measured_of(
+    series: Sequence[Series], found: Mapping[str, Constant], machine: Machine, device: str, driver: str, date: str
+) -> Measured:
+    """`date` is an ISO one; `found` the constants of the series."""
+    by = {s.probe.name: s.points for s in series}
+    return Measured(
+        devices=(f"{machine.ranks} × {device}",),
+        driver=driver,
+        date=date,
+        copies=tuple(_copies(by, machine)),
+        gemms=tuple(_gemms(by)),
+        reductions=tuple(_reductions(by)),
+        contention=tuple(_contention(series)),
+        costs=tuple(
+            Cost(what, mode, found[name].value, f"probe '{found[name].probe}'")
+            for name, what, mode in _COSTS
+            if name in found
+        ),
+        sustained=tuple(_sustained(by)),
+    )
+
+
+def _copies(by: Mapping[str, Sequence[Point]], machine: Machine) -> Iterator[CopyTimes]:
+    node = machine.links.name
+    pattern: Pattern = "both_ways" if machine.ranks == 2 else "staggered"
+    whole = [p for p in by.get("push", ()) if p.params["pieces"] == 1]
+    if whole:
+        yield CopyTimes(node, "copy", pattern, _sized(whole))
+    if by.get("incast"):
+        yield CopyTimes(node, "copy", "incast", _sized(by["incast"]), senders=machine.ranks - 1)
+    if by.get("inside"):
+        yield CopyTimes("device", "copy", "one", _sized(by["inside"]))
+    for point in by.get("stores", ()):
+        yield CopyTimes(node, "sm", pattern, _sized([point]), sms=point.params["width"])
+
+
+def _sized(points: Sequence[Point]) -> tuple[tuple[int, float], ...]:
+    """Each size once: small probes have some twice."""
+    return tuple(sorted({copied(p.params): p.micros for p in points}.items()))
+
+
+def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[GemmRates]:
+    groups: dict[tuple[str, int, int], list[Point]] = {}
+    for name in ("product", "pieces of rows", "pieces of K"):
+        for p in by.get(name, ()):
+            groups.setdefault((p.kernel, p.params["pieces"], p.params["deep"]), []).append(p)
+    for (kernel, rows, deep), points in groups.items():
+        rates = {(p.params["M"], p.params["N"], p.params["K"]): operations(p.params) / p.micros for p in points}
+        each = tuple((*shape, rate) for shape, rate in sorted(rates.items()))
+        yield GemmRates(kernel, "bf16", "nn", each, row_pieces=rows, k_pieces=deep)
+
+
+def _reductions(by: Mapping[str, Sequence[Point]]) -> Iterator[ReduceTimes]:
+    groups: dict[int, list[Point]] = {}
+    for p in by.get("sum", ()):
+        groups.setdefault(p.params["terms"], []).append(p)
+    for terms, points in groups.items():
+        yield ReduceTimes("bf16", terms, _sized(points))
+
+
+def _contention(series: Sequence[Series]) -> Iterator[Contention]:
+    groups: dict[bool, dict[tuple[int, int, int, int], float]] = {}
+    for loss in contention(series):
+        p = loss.params
+        key = p["M"], p["N"], p["K"], p["copies"] * copied(p)
+        groups.setdefault(loss.copies_are_longer, {})[key] = 1 + max(0.0, loss.share)
+    for copies, found in groups.items():
+        points = tuple((*key, factor) for key, factor in sorted(found.items()))
+        sides: tuple[Activity, Activity] = ("copy", "gemm") if copies else ("gemm", "copy")
+        yield Contention(*sides, "copy", points)
+
+
+def _sustained(by: Mapping[str, Sequence[Point]]) -> Iterator[Sustained]:
+    if len(by.get("again", ())) == 2:
+        once, many = by["again"]
+        factor = once.micros * many.params["times"] / many.micros
+        yield Sustained("bf16", many.micros / 1e6, factor)

@@ -1,0 +1,146 @@
+"""`ficco calibrate`: measure this machine's GPUs, and write what they are as a machine's file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from ..calibrate.fit import Constant, Loss, constants, contention, decomposition, machine_of
+from ..calibrate.measure import Clock, Series, measure
+from ..calibrate.probes import Probe, probes
+from ..calibrate.tables import measured_of
+from ..driver.api import DriverName
+from ..errors import DeviceError
+from ..files import MACHINE, check_outputs
+from ..machine.model import Machine
+from .common import count
+from .console import Progress, Style, table
+from .report import print_json
+from .settings import show_params
+
+MOST_GPUS = 8  # that are looked for
+
+
+def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, output: str | None, as_json: bool) -> int:
+    """Measure, print, and write the file, if one is asked for."""
+    from ..calibrate.gpus import OnGpus
+    from ..driver.registry import VENDORS, device_count, discover, driver_version
+
+    check_outputs([(MACHINE, output)])
+    found = [vendor for vendor in VENDORS if backend in ("auto", vendor) and device_count(vendor)]
+    if not found and backend in ("auto", *VENDORS):
+        raise DeviceError(
+            "no GPU to be measured; `ficco machine` lists stored machines, docs/machines.md says how to write one"
+        )
+    vendor: DriverName = found[0] if found else backend  # type: ignore[assignment]
+    clock = OnGpus(vendor)
+    base = discover(vendor, gpus or min(MOST_GPUS, device_count(vendor)))
+    begun = time.monotonic()
+    series = observed(base, clock, seconds, Progress())
+    driver = driver_version(vendor)
+    machine = calibrated(series, base, name, driver)
+    if output is not None:
+        from ..machine.file import save
+
+        save(machine, output)
+    if as_json:
+        print_json(record(series, machine, base))
+        return 0
+    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout)))
+    if output is not None:
+        sys.stdout.write(f"\n{output}: written; --machine {output} takes it\n")
+    return 0
+
+
+def observed(base: Machine, clock: Clock, seconds: float, progress: Progress) -> tuple[Series, ...]:
+    wanted = list(probes())
+    points = sum(len(probe.points) for probe in wanted)
+    done: dict[str, int] = {}
+
+    def report(probe: Probe, number: int, _: int) -> None:
+        done[probe.name] = number
+        progress.report(sum(done.values()) / points)
+
+    with progress.step(f"measuring {count(base.ranks, 'GPU')}"):
+        return measure(wanted, base, clock, seconds, report)
+
+
+def calibrated(series: Sequence[Series], base: Machine, name: str | None, driver: str) -> Machine:
+    """The machine that the times tell of."""
+    date = datetime.now(UTC).date().isoformat()
+    found = constants(series, base)
+    tables = measured_of(series, found, base, base.device.name, driver, date)
+    source = f"measured on {base.ranks} × {base.device.name} by `ficco calibrate`, {date}"
+    return machine_of(found, base, name or base.name, source, tables)
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[str, object]:
+    from .machine import record as told
+
+    found = constants(series, base)
+    return {
+        "machine": told(machine),
+        "constants": {name: _constant(c) for name, c in found.items()},
+        "probes": [
+            {
+                "name": s.probe.name, "measures": s.probe.measures, "mode": s.probe.mode, "missing": s.missing,
+                "points": [
+                    {"params": dict(p.params), "us": p.micros, "least_us": p.least, "most_us": p.most,
+                     "modelled_us": p.modelled, "kernel": p.kernel}
+                    for p in s.points
+                ],
+            }
+            for s in series
+        ],
+        "decomposition_loss": {name: [_loss(x) for x in losses] for name, losses in decomposition(series).items()},
+        "contention_loss": [_loss(loss) for loss in contention(series)],
+    }  # fmt: skip
+
+
+def _constant(c: Constant) -> dict[str, object]:
+    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual}
+
+
+def _loss(loss: Loss) -> dict[str, object]:
+    return {"params": dict(loss.params), "loss": loss.share}
+
+
+def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: float, style: Style) -> str:
+    found = constants(series, base)
+    rows = [
+        (name.replace("_", " "), f"{c.value:.4g}", c.unit, f"{100 * c.residual:.1f} %", c.probe)
+        for name, c in found.items()
+    ]
+    parts = [
+        f"{machine.name}: {machine.source}, in {seconds:.0f} s",
+        table([("", "value", "", "off by", "probe"), *rows], right=frozenset({1, 3})),
+        style("what cutting and meeting costs", "bold"),
+        table(_losses(series), right=frozenset({2})),
+        style("times", "bold"),
+        table(_times(series), right=frozenset({2, 3, 4})),
+    ]
+    missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
+    return "\n".join([*parts, *(["not measured:", *missing] if missing else [])]) + "\n"
+
+
+def _losses(series: Sequence[Series]) -> Iterator[tuple[str, str, str]]:
+    yield "", "", "longer by"
+    for name, losses in decomposition(series).items():
+        for loss in losses:
+            yield name, show_params(loss.params.items()), f"{100 * loss.share:.1f} %"
+    for both in contention(series):
+        name = "copies beside a GEMM" if both.copies_are_longer else "a GEMM beside copies"
+        yield name, show_params(both.params.items()), f"{100 * both.share:.1f} %"
+
+
+def _times(series: Sequence[Series]) -> Iterator[tuple[str, ...]]:
+    yield "probe", "", "µs", "spread", "profile says"
+    for s in series:
+        for p in s.points:
+            spread = f"{100 * (p.most - p.least) / p.micros:.0f} %"
+            yield s.probe.name, show_params(p.params.items()), f"{p.micros:.1f}", spread, f"{p.modelled:.1f}"

@@ -1,0 +1,139 @@
+"""Calibration: of a machine whose times are modelled it finds the figures that the model has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ficco_rt.calibrate.fit import constants, contention, decomposition
+from ficco_rt.calibrate.measure import Series, measure
+from ficco_rt.calibrate.probes import Mode, probes
+from ficco_rt.cli import calibrate as command
+from ficco_rt.cli.console import Progress, Style
+from ficco_rt.cli.main import execute
+from ficco_rt.errors import DeviceError
+from ficco_rt.machine import file
+from ficco_rt.machine.model import Machine
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+from ficco_rt.sim.simulate import simulate
+
+
+class Modelled:
+    """Times of a machine that only the model knows."""
+
+    def __init__(self, machine: Machine, fails: str = "") -> None:
+        self.machine, self.fails = machine, fails
+
+    def times(self, plan: Plan, mode: Mode) -> list[float]:
+        if plan.schedule == self.fails:
+            raise DeviceError("no such thing")
+        return [simulate(plan, self.machine).duration]
+
+
+def other(machine: Machine) -> Machine:
+    """What is measured: not quite the machine that the driver expects."""
+    links = replace(machine.links, rate=0.8 * machine.links.rate, copy_time=7.5, signal_time=3.0)
+    rates = tuple((dtype, 0.9 * rate) for dtype, rate in machine.device.gemm_rate)
+    device = replace(machine.device, gemm_rate=rates, launch_time=2.5, memory_rate=0.9 * machine.device.memory_rate)
+    return replace(machine, device=device, links=links)
+
+
+@pytest.fixture(scope="module")
+def base() -> Machine:
+    return profile("h200-switch", 4)
+
+
+@pytest.fixture(scope="module")
+def series(base: Machine) -> tuple[Series, ...]:
+    return measure(probes(), base, Modelled(other(base)), 1000)
+
+
+def test_the_figures_are_found(base: Machine, series: tuple[Series, ...]) -> None:
+    wanted = other(base)
+    found = {name: c.value for name, c in constants(series, base).items()}
+    assert found["rate"] == pytest.approx(wanted.links.rate, rel=0.01)
+    assert found["copy_time"] == pytest.approx(7.5, rel=0.05)
+    assert found["signal_time"] == pytest.approx(3.0, rel=0.1)
+    assert found["launch_time"] == pytest.approx(2.5, rel=0.1)
+    assert found["memory_rate"] == pytest.approx(wanted.device.memory_rate, rel=0.05)
+    assert found["gemm_rate"] == pytest.approx(wanted.device.gemm_rate[0][1], rel=0.05)
+    assert found["sustained"] == pytest.approx(1.0, rel=0.05)
+
+
+def test_what_is_measured_predicts_what_was_measured(base: Machine, series: tuple[Series, ...]) -> None:
+    machine = command.calibrated(series, base, None, "CUDA 13.0")
+    again = measure(probes(), base, Modelled(machine), 1000)
+    errors = sorted(
+        abs(a.micros / b.micros - 1)
+        for s, t in zip(again, series, strict=True)
+        for a, b in zip(s.points, t.points, strict=True)
+    )
+    assert errors[len(errors) // 2] < 0.02
+    assert errors[int(0.9 * len(errors))] < 0.08
+
+
+def test_the_file(base: Machine, series: tuple[Series, ...], tmp_path: Path) -> None:
+    machine = command.calibrated(series, base, "here", "CUDA 13.0")
+    file.save(machine, tmp_path / "here.toml")
+    read = file.load(tmp_path / "here.toml")
+    assert read == machine
+    assert read.name == "here"
+    assert read.measured is not None
+    assert read.measured.driver == "CUDA 13.0"
+    assert {(c.what, c.mode) for c in read.measured.costs} >= {("copy", "streams"), ("launch", "graph")}
+    assert any(g.k_pieces == 16 for g in read.measured.gemms)
+    assert dict(read.sources)["tiers[0].rate"].startswith("measured: probe 'push', times off by ")
+
+
+def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:
+    machine = command.calibrated(series, base, None, "CUDA 13.0")
+    with open("/dev/null", "w") as stream:
+        text = command.render(series, machine, base, 3.0, Style(stream))
+    assert "copy time" in text
+    assert "a GEMM beside copies" in text or "copies beside a GEMM" in text
+    record = json.loads(json.dumps(command.record(series, machine, base)))
+    assert record["constants"]["copy_time"]["unit"] == "µs"
+    assert len(record["probes"]) == len(series)
+
+
+def test_losses(series: tuple[Series, ...]) -> None:
+    found = decomposition(series)
+    assert {len(losses) for losses in found.values()} == {4}
+    assert len(list(contention(series))) == 3
+
+
+def test_two_gpus_have_no_incast(base: Machine) -> None:
+    two = profile("h200-switch", 2)
+    found = {s.probe.name: s for s in measure(probes(), two, Modelled(two), 1000)}
+    assert found["incast"].missing == "needs 3 GPUs; there are 2"
+    assert found["push"].points
+
+
+def test_a_probe_that_fails_is_told_and_the_others_go_on(base: Machine) -> None:
+    found = {s.probe.name: s for s in command.observed(base, Modelled(base, fails="hops"), 1000, Progress())}
+    assert found["hops"].missing == "no such thing"
+    assert found["sum"].points
+    assert "signal_time" not in constants(tuple(found.values()), base)
+
+
+def test_the_time_is_kept(base: Machine) -> None:
+    found = measure(probes(), base, Modelled(base), 0)
+    assert found[0].missing == "the 0 s were over after 0 of 9 points"
+    assert constants(found, base) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no GPU to be measured; `ficco machine` lists stored machines"),
+        (["--backend", "host"], "times are taken on GPUs: --backend cuda or hip, not host"),
+        (["-o", "x.txt"], "x.txt: a machine's name ends in .toml"),
+    ],
+)
+def test_refusals(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute("ficco", ["calibrate", *words]) in (2, 3)
+    assert message in capsys.readouterr().err
