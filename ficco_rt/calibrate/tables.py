@@ -37,7 +37,7 @@ def measured_of(
     """`date` is an ISO one; `found` the constants of the series."""
     by = {s.probe.name: s.points for s in series}
     return Measured(
-        devices=(f"{machine.ranks} × {device}",),
+        devices=(device,) * machine.ranks,
         driver=driver,
         date=date,
         copies=tuple(_copies(by, machine)),
