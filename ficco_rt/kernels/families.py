@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ..machine.model import Device
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
 from .naive.family import COPY, NAIVE, REDUCE
 from .occupancy import Limits, out_of_limits, window
+from .pace import Pace
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
@@ -80,6 +82,11 @@ def aligned(configs: Iterable[KernelConfig], works: Sequence[Work]) -> bool:
 def plain(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
     """Launches that do the works wherever their tensors lie."""
     return NAIVE.configure(request, limits)
+
+
+def pace(config: KernelConfig, device: Device, dtype: str) -> Pace:
+    """What a configured launch of products of `dtype` takes on a device."""
+    return _BY_NAME[config.family].pace(config, device, dtype)
 
 
 def tables(config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:

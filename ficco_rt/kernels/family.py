@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from ..machine.model import Device
 from .occupancy import Limits
+from .pace import Pace
 from .tile_table import WHOLE_K, SplitK
 from .works import Work
 
@@ -164,6 +166,9 @@ class Family(Protocol):
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
         """The launches that do the works, one after another; a text says why it does not take them."""
+
+    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+        """What a configured launch of products of `dtype` takes."""
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         """What a configured launch reads. `works` are all of the request, on memory; `resets` are the addresses of

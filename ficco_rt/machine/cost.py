@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp
 from typing import Literal, TypeAlias
 
 from ..types import TYPES
 from .model import Device, Machine
 
 STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
+SENT = 0.2  # of the links' time, what a GEMM loses that stores its product on another rank (docs/bench.md, `direct`)
 ADDED = 0.37  # of the time of a sum of the addends and the product: what is seen of it inside a GEMM (docs/kernels.md)
 
 # Microseconds that K costs which is split: once, and for each part of a tile of 128 × 256 (docs/kernels.md).
@@ -36,6 +38,68 @@ def gemm_rate(device: Device, dtype: str) -> float:
     has no rate of is taken to be as slow as the slowest."""
     rates = dict(device.gemm_rate)
     return rates.get(dtype, min(rates.values()))
+
+
+# What the best kernel reaches between the ends of its tiles, of a machine's rate of large GEMMs, which counts these
+# ends. By architecture. sm_90a: waves of 66 × 2 tiles of 128 × 256 with K = 8192 take 86 µs on an H200
+# (docs/bench.md, "Where the time goes"), of which 1.7 are a tile's ends: 840 TFLOP/s where the profile says 760.
+# Others: not measured.
+PIPELINE = {"sm_90a": 1.105}
+
+
+def tensor_rate(device: Device, dtype: str) -> float:
+    """Operations a microsecond that the best GEMM kernel of `dtype` reaches on the whole device between the ends of its
+    tiles."""
+    return gemm_rate(device, dtype) * PIPELINE.get(device.arch, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Overheads:
+    """What the way from one thing to the next costs on a device, µs: a copy, a kernel that begins behind an event of
+    another stream of the device which it has waited for; a word that a stream raises between its copies; and the begin
+    and the end of a run among callers' streams. `beside`: of its speed, what a kernel keeps while copies pass its
+    device's memory."""
+
+    event_to_copy: float = 0.0
+    event_to_kernel: float = 0.0
+    raise_word: float = 0.0
+    frame: float = 0.0
+    beside: float = 1.0
+
+
+# By architecture. sm_90a: two H200 (docs/bench.md, "What a copy, its wait and its flag cost"). A kernel behind an event
+# behind a kernel begins 3.4 µs later than that kernel could see for itself, of which 1.4 are that kernel's end; a copy
+# 7.0. A word between copies costs 2 µs. A run of 33 µs: blocks begin 1.8 µs after a launch's 3, and the caller's stream
+# goes on 3.8 µs after the last store ("Decode and small sizes"). A wave of a GEMM takes 88 µs beside copies and 86
+# alone ("Where the time goes"). Others: not measured, and nothing is counted.
+OVERHEADS = {"sm_90a": Overheads(event_to_copy=5.6, event_to_kernel=2.0, raise_word=2.0, frame=5.6, beside=86 / 88)}
+
+
+def overheads(device: Device) -> Overheads:
+    return OVERHEADS.get(device.arch, Overheads())
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """A device that multiplies for long slows down: by `share` in the end, by 63 % of that after `time` µs."""
+
+    share: float
+    time: float
+
+
+# By a device's name. H200: how much longer GEMMs of 0.1 to 9 ms take than their waves at the rate of short ones
+# (docs/bench.md, column GEMM of four GPUs: 0 % at 0.12 and 0.27 ms, 2 % at 0.6, 3 to 4 % at 1.5, 4.4 % at 2.5, 6 % at
+# 9).
+POWER = {"NVIDIA H200": Power(0.05, 1200.0)}
+
+
+def slowed(device: Device, before: float, time: float) -> float:
+    """How many times as long a GEMM of `time` µs takes on a device that has multiplied for `before` µs."""
+    power = POWER.get(device.name)
+    if power is None or time <= 0:
+        return 1.0
+    cool = power.time * (exp(-before / power.time) - exp(-(before + time) / power.time)) / time
+    return 1.0 + power.share * (1.0 - cool)
 
 
 def multiprocessors(device: Device, sms: int | None) -> int:

@@ -309,18 +309,19 @@ def test_streamed_works_wait_for_their_flags(order: str) -> None:
 def test_streamed_works_run_in_their_order_on_the_virtual_clock() -> None:
     trace = run(streamed_plan(), **streamed_tensors())
     mine = [(s.kind, s.place, s.start, s.stop) for s in trace.spans if s.stream == 1]
-    # a row is 8 bytes: 9 + 0.8 µs; it is seen 4 µs later, the second one first. A work's 2 · 1 · 2 · 2 operations
-    # cost 0.008 µs, its operands' way through memory (2 + 4 + 2 elements) 0.32 µs.
+    # a row is 8 bytes: 9 + 0.8 µs; it is seen 4 µs later, the second one first. Each work is a tile on one
+    # of three multiprocessors, which has a third of the memory: its operands' way (2 + 4 + 2 elements) takes 0.96 µs.
+    # Two are made side by side, which the lane shows as the first one's time; the third waits for the first one's flag.
     assert mine == [
         ("wait", "x.ficco:20", 3.0, pytest.approx(23.6)),
-        ("gemm", "x.ficco:20", pytest.approx(23.6), pytest.approx(23.92)),
-        ("gemm", "x.ficco:21", pytest.approx(23.92), pytest.approx(24.24)),
-        ("gemm", "x.ficco:22", pytest.approx(24.24), pytest.approx(24.56)),
+        ("gemm", "x.ficco:20", pytest.approx(23.6), pytest.approx(24.56)),
+        ("gemm", "x.ficco:21", pytest.approx(24.56), pytest.approx(24.56)),
+        ("gemm", "x.ficco:22", pytest.approx(24.56), pytest.approx(25.52)),
     ]
     back = [(s.kind, s.start, s.stop) for s in trace.spans if s.stream == 0][-2:]
     assert back == [
-        ("wait", pytest.approx(19.6), pytest.approx(28.56)),
-        ("copy", pytest.approx(28.56), pytest.approx(38.36)),
+        ("wait", pytest.approx(19.6), pytest.approx(29.52)),
+        ("copy", pytest.approx(29.52), pytest.approx(39.32)),
     ]
 
 

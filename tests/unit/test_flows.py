@@ -1,4 +1,4 @@
-"""Copies that meet at a port of the virtual machine share it."""
+"""What runs at the same time on the virtual machine shares its ports, memories and multiprocessors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import ficco_rt
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.machine.model import Machine, Port, TopologyKind
 from ficco_rt.machine.profiles import profile
-from ficco_rt.sim.links import Flows
+from ficco_rt.sim.prices import Prices
+from ficco_rt.sim.resources import Resources
 
 RATE = 100.0  # bytes a microsecond
 
@@ -30,11 +31,19 @@ def ends(on: Machine, *copies: tuple[float, int, int, int]) -> list[float]:
     """When each has come, of copies that begin at a time, from a rank to a rank, of so many bytes."""
     events: list[tuple[float, int, object]] = []
     order, found, now = count(), {}, 0.0
-    flows = Flows(on, lambda time, action: heappush(events, (time, next(order), action)))
+    prices = Prices(on, {})
+    shared = Resources(prices.limit, 1.0, lambda time, action: heappush(events, (time, next(order), action)))
 
     def begin(i: int) -> None:
         start, src, dst, size = copies[i]
-        flows.begin(start, src, dst, size, lambda: found.setdefault(i, now))
+        uses = prices.moved(src, dst, size)
+        task = shared.begin(start, {resource: amount * RATE / size for resource, amount in uses.items()})
+
+        def done() -> None:
+            shared.end(now, task)
+            found.setdefault(i, now)
+
+        shared.call(start, task, size / RATE, done)
 
     for i, (start, *_) in enumerate(copies):
         heappush(events, (start, next(order), lambda i=i: begin(i)))
@@ -61,9 +70,10 @@ def test_copies_that_meet_share_a_port(two: tuple[int, int]) -> None:
 
 
 def test_the_fullest_port_of_a_copy_sets_its_pace() -> None:
-    """Three into rank 1, of which one comes from a rank that sends to another, too: that one has no more for it."""
+    """Three into rank 1, of which one comes from a rank that sends to another, too: that port's other copy has
+    what the first one leaves."""
     found = ends(machine(), *((0.0, src, 1, 1000) for src in (0, 2, 3)), (0.0, 0, 2, 500))
-    assert found == pytest.approx([30.0, 30.0, 30.0, 10.0])
+    assert found == pytest.approx([30.0, 30.0, 30.0, 7.5])
 
 
 def test_a_mesh_has_a_link_for_each_pair() -> None:

@@ -476,7 +476,8 @@ def test_a_product_on_a_peer_raises_a_streamed_reader_s_flag_there() -> None:
 
 
 def test_a_product_on_a_peer_takes_its_way_over_the_link() -> None:
-    """And no longer: it leaves while the rest is multiplied."""
+    """And hardly longer: it leaves while the rest is multiplied. Ranks send to one at the same time at first, which
+    costs a fifth where the links bound."""
     machine = profile("h200-switch", 4)
     sizes = {"M": 16384, "N": 4096, "T": "bf16"}
     for k, bound in (
@@ -484,10 +485,10 @@ def test_a_product_on_a_peer_takes_its_way_over_the_link() -> None:
         (32768, gemm_time(machine, 4096, 4096, 8192, "bf16")),
     ):
         made = plan(SENT.replace("STREAMED", " streamed"), machine=machine, K=k, **sizes)
-        spans = [s for s in simulate(made, machine).spans if s.kind == "gemm" and s.peer is not None]
-        assert len(spans) == 12
-        assert {round(s.stop - s.start, 6) for s in spans} == {round(bound, 6)}
-        assert {s.label for s in spans if s.rank == 0} == {f"mm  S@{p} rows 0–4095, columns 0–4095" for p in (1, 2, 3)}
+        spans = [s for s in simulate(made, machine).spans if s.kind == "gemm" and s.peer is not None and s.rank == 0]
+        assert [s.label for s in spans] == [f"mm  S@{p} rows 0–4095, columns 0–4095" for p in (1, 2, 3)]
+        took = max(s.stop for s in spans) - min(s.start for s in spans)
+        assert 2.85 * bound < took < 3.65 * bound
 
 
 def test_products_that_meet_at_one_port_are_warned_of() -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from ...machine.cost import tensor_rate
+from ...machine.model import Device
 from ..cost import best_splits
+from ..pace import Pace
 from ..tiles import DEPTH
-from .variants import LDS, WAVES, Variant
+from .variants import LDS, VARIANTS, WAVES, Variant
 
 # Operations of bf16 that a compute unit's matrix cores do in a clock, and bytes of its LDS (white papers
 # of CDNA 2 and 3, section on the compute unit); the others are guesses, as nothing has been measured: bytes of memory
@@ -20,6 +23,25 @@ _LDS = 128
 _MEMORY = 2000
 _TILE = 3000
 _SPLIT = (1500, 1500)
+_CLOCK = 2100.0  # clocks a µs, the peak of the MI300X (data sheet)
+_START = 3.0  # µs of a launch beyond what its stream pays: a guess, as `sm90` and `sm80` have it
+
+
+def pace(v: Variant, blocks: int, device: Device, dtype: str) -> Pace:
+    """What the tiles of a launch take on a device: the best variant's steps reach the device's rate; see
+    `sm90.cost.pace`."""
+    m, n = v.tile
+    size = m * n / (128 * 128)
+    best = min(_step_clocks(u, device.arch) / (u.tile[0] * u.tile[1]) for u in VARIANTS)
+    worse = _step_clocks(v, device.arch) / (m * n) / best
+    return Pace(
+        groups=blocks,
+        step=ceil(blocks / device.sms) * 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * worse,
+        ends=_TILE * size / _CLOCK,
+        adding=_TILE * size / _CLOCK,
+        split=(_SPLIT[0] / _CLOCK, _SPLIT[1] * size / _CLOCK),
+        start=_START,
+    )
 
 
 def sharing(v: Variant, smem: int) -> int:

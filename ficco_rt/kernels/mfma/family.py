@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...machine.model import Device
 from ..by_address import Compiled, configure, refusal, tables
 from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import MatrixGemm, gemm_of
 from ..occupancy import Limits, window
+from ..pace import Pace
 from ..works import Work
 from .choice import choose
-from .cost import splits
+from .cost import pace, splits
 from .variants import ARCHS, LONGEST, SOURCE, STAGES, VARIANTS, Variant, options
 
 _chosen = lru_cache(maxsize=4096)(choose)
@@ -68,6 +70,10 @@ class Mfma:
         tail = 1 if streamed else splits(v, gemm.rows, gemm.columns, gemm.depth, sms, limits.arch, smem)
         compiled = Compiled(self.name, self.source, options(v, gemm.signature, limits.arch), v)
         return (configure(compiled, gemm, request, limits, stages=STAGES, smem=smem, tail_splits=tail),)
+
+    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+        v = next(v for v in self.variants if v.name == config.kernel)
+        return pace(v, config.blocks, device, dtype)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         return tables(config, works, next(v for v in self.variants if v.name == config.kernel))

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from ...machine.model import Device
 from ...types import TYPES
 from .. import target
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..occupancy import Limits, at_once, resident, window
+from ..pace import Pace
 from ..works import Copy, Product, Sum, Work
 from . import tables
+from .cost import pace
 
 GEMM, REDUCE, COPY = "naive_gemm", "naive_reduce", "naive_copy"
 _STAGES = (1, 4)  # fewest and most: the kernel has one; what more would take is asked for, and left alone
@@ -149,6 +152,9 @@ class Naive:
                 wave=max(1, blocks),
             )
             first += len(works)
+
+    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+        return pace(PLAIN.tile, config.blocks, device)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         first, count = config.works

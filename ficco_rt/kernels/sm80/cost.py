@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
+from ...machine.cost import tensor_rate
+from ...machine.model import Device
 from ..cost import best_splits
+from ..pace import Pace
+from ..target import compute_capability
 from ..tiles import DEPTH
 from .variants import Variant
 
@@ -25,11 +29,34 @@ _BY_WARPS = {4: 0.75}
 _SHARED = 0.97
 _SHALLOW = 0.85
 
+# Of the tensor cores' rate, what `mma.sync` reaches in this kernel. sm_90a: measured on an H200 (docs/kernels.md,
+# 388–454 of cuBLAS's 760–830 TFLOP/s). Since sm_100 tensor cores are fed by other instructions: an estimate. All
+# others: an estimate, for no GPU of those was at hand.
+_REACHED = {90: 0.52, 100: 0.25, 103: 0.25}
+_OTHERS = 0.85
+_STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`
+
 
 def rate(v: Variant, residency: int, stages: int) -> float:
     """The share of the full rate that the multiplication reaches."""
     reached = _BY_TILE[v.tile[0] * v.tile[1] // v.warps] * _BY_WARPS.get(v.warps * residency, 1.0)
     return reached * (_SHARED if residency > 1 else 1.0) * (_SHALLOW if stages * residency == 2 else 1.0)
+
+
+def pace(v: Variant, blocks: int, stages: int, device: Device, dtype: str) -> Pace:
+    """What the tiles of a launch take on a device; see `sm90.cost.pace`."""
+    m, n = v.tile
+    size = m * n / (256 * 128)
+    shared = ceil(blocks / device.sms)
+    share = _REACHED.get(compute_capability(device.arch) or 0, _OTHERS) * rate(v, shared, stages)
+    return Pace(
+        groups=blocks,
+        step=shared * 2.0 * m * n * DEPTH * device.sms / (tensor_rate(device, dtype) * share),
+        ends=_TILE * size,
+        adding=_TILE * size,
+        split=(_SPLIT[0], _SPLIT[1] * size),
+        start=_LAUNCH - _STREAM,
+    )
 
 
 def splits(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, blocks: int) -> int:

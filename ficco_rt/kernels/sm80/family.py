@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ...machine.model import Device
 from ..by_address import Compiled, configure, refusal, tables, wave
 from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import MatrixGemm, gemm_of
 from ..occupancy import Limits, window
+from ..pace import Pace
 from ..tiles import DEPTH
 from ..works import Work
 from .choice import Choice, choose
-from .cost import splits
+from .cost import pace, splits
 from .variants import LONGEST, SOURCE, VARIANTS, Variant, options, serves
 
 
@@ -86,6 +88,10 @@ class Sm80:
         compiled = Compiled(self.name, self.source, options(v, gemm.signature, limits.arch), v)
         smem = max(request.smem, v.smem(stages))
         return (configure(compiled, gemm, request, limits, stages=stages, smem=smem, tail_splits=tail),)
+
+    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+        v = next(v for v in self.variants if v.name == config.kernel)
+        return pace(v, config.blocks, config.stages, device, dtype)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         return tables(config, works, next(v for v in self.variants if v.name == config.kernel))

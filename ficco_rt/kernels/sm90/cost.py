@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from ...machine.cost import tensor_rate
+from ...machine.model import Device
 from ..cost import best_splits
+from ..pace import Pace
 from ..tiles import DEPTH
 from .variants import Variant
 
@@ -35,6 +38,7 @@ _PINGPONG = {
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _ADDEND = 1.8  # … and each of its addends
 _LAUNCH = 6.0
+_STREAM = 3.0  # of that, what the stream pays: a machine's `launch_time`
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
@@ -44,6 +48,7 @@ ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
+_ADDS = 8.0  # that a tile of 128 × 256 adds to what its output holds: its end reads it, and nothing hides that
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last groups may stay whole where the first ones are split
 
@@ -95,6 +100,27 @@ def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms:
         split=(_SPLIT[0], _SPLIT[1] * size),
         moved=2 * (sum(rows) * k + k * sum(columns) + (1 + addends) * sum(rows) * sum(columns)) / _BANDWIDTH,
         shown=shown,
+    )
+
+
+def pace(v: Variant, clusters: int, tiles: int, device: Device, dtype: str) -> Pace:
+    """What the tiles of a launch take on a device whose tensor cores may be slower or faster than those of the GPU on
+    which the steps above were measured: the steps keep their ratios, and the best variant's reach the device's rate."""
+    m, n = v.tile
+    size = m * n / (128 * 256)
+    step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
+    best = min(time / (a * b) for (a, b), time in _STEP.items())
+    multiply = 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * step / (m * n) / best
+    if tiles > 2 * clusters * v.cluster:  # all at work: see `_costs`
+        multiply = max(multiply, clusters * v.cluster * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    return Pace(
+        groups=clusters,
+        step=multiply,
+        ends=_TILE * size,
+        shown=shown,
+        adding=_ADDS * size,
+        split=(_SPLIT[0], _SPLIT[1] * size),
+        start=start(v) - _STREAM,
     )
 
 

@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from ...machine.model import Device
 from ...types import ACCUMULATOR
 from .. import tiles
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import ALIGNMENT, MatrixGemm, gemm_of
 from ..occupancy import Limits, resident, window
+from ..pace import Pace
 from ..tile_table import count
 from ..works import Product, Work
 from .choice import band, choose, split_k_of, wait_groups
-from .cost import WaitGroup
+from .cost import WaitGroup, pace
 from .tables import build, refusal
 from .variants import ARCH, SOURCE, STATIC_BYTES, VARIANTS, Variant, options
 
@@ -129,6 +131,10 @@ class Sm90:
                 merged=groups,
             ),
         )
+
+    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+        v = next(v for v in self.variants if v.name == config.kernel)
+        return pace(v, config.wave, config.tiles, device, dtype)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         gemm = gemm_of(works)

@@ -1,0 +1,257 @@
+"""A launch on the virtual clock: its works one after another, each when what it waits for is there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..device.ir import DeviceLaunch
+from ..errors import Span
+from ..graph.ir import Gemm
+from ..machine.cost import slowed
+from ..machine.model import Machine
+from ..trace import Launched, TraceSpan
+from .prices import Groups, Part, Price, Prices
+from .resources import Resource, Resources
+from .streams import SignalKey, SimStream
+
+
+class Clock(Protocol):
+    """What a launch needs of the virtual clock."""
+
+    now: float
+    machine: Machine
+    prices: Prices
+    resources: Resources
+    flags: dict[int, int]
+    waiting: dict[SignalKey, list[Callable[[], None]]]
+    multiplied: dict[int, float]  # µs, by rank
+    calls: set[int]
+    spans: list[TraceSpan]
+
+    def at(self, time: float, action: Callable[[], None]) -> None: ...
+
+    def seen(self, signal: SignalKey, rank: int, delay: float = 0.0) -> float | None: ...
+
+    def lift(self, signal: SignalKey, time: float, by: SimStream) -> None: ...
+
+    def wait(
+        self, stream: SimStream, stage: str, place: Span | None, signals: Sequence[SignalKey], start: float, stop: float
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class _Product:
+    """A work that is made by itself, or several that are made as one: when each was seen to be ready, and its price."""
+
+    works: tuple[int, ...]
+    seen: list[float]
+    parts: list[Part]
+    begun: float = 0.0  # when its first tile began
+    open: int = 1  # its tiles, and its stores on another rank
+
+
+class LaunchRun:
+    """One launch that runs. `free`: when its stream was free for it; `done` is called at its end."""
+
+    def __init__(
+        self, clock: Clock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
+    ) -> None:
+        self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
+        self.prices = [clock.prices.work(work, launch, stream.rank) for work in launch.works]
+        merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
+        self.products = [_Product(works, [], []) for works in merged]
+        self.groups = self._groups()
+        self.together = self._together()
+        self.drawn = free  # until when the stream's lane is drawn
+        self.free = 0.0  # on the launch's clock: when works that are not made in tiles have ended
+        self.open = len(self.products)
+        self.under_way: dict[int, Mapping[Resource, float]] = {}  # by product: what it uses a microsecond
+
+    def _groups(self) -> Groups | None:
+        counts = [price.tiles.count for product in self.products if (price := self.prices[product.works[0]]).tiles]
+        gemm = next((w.body for w in self.launch.works if isinstance(w.body, Gemm)), None)
+        if gemm is None:
+            return None
+        assert len(counts) == len(self.products)  # one kernel makes all works of a launch
+        kernel = self.clock.prices.pace(self.launch, self.clock.prices.dtypes[gemm.left.tensor])
+        return Groups(kernel, kernel.start, sum(counts), self.launch.config.split_k.tail)
+
+    def _together(self) -> float:
+        """How long copies take that go out together, as a share of the time that they would take one after another:
+        each way, and the launch's multiprocessors, are busy for the sum of what they are busy with for each."""
+        if len(self.prices) == 1 or self.groups is not None or any(work.waits for work in self.launch.works):
+            return 1.0
+        ways: dict[Resource, float] = defaultdict(float)
+        for price in self.prices:
+            for resource, amount in price.uses.items():
+                ways[resource] += amount / self.clock.prices.limit(resource)
+        after = sum(price.time for price in self.prices)
+        width = min(self.launch.sms, self.clock.machine.device.sms) / self.clock.machine.device.sms
+        memory = ways.pop(self.stream.rank, 0.0) / width
+        return min(1.0, max(memory, *ways.values(), 0.0) / after) if after else 1.0
+
+    def begin(self) -> None:
+        now, clock = self.clock.now, self.clock
+        if self.launch.spins:
+            self.drawn = now
+        self.task = clock.resources.begin(now, {}, self.stream.rank, clock.prices.held(self.launch))
+        self._look(0)
+
+    # ---- what waits
+
+    def _look(self, number: int) -> None:
+        """Products from `number` on are looked at in their order, each when those before it have been seen ready."""
+        while number < len(self.products):
+            product = self.products[number]
+            while len(product.parts) < len(product.works):
+                if not self._ready(product, number):
+                    return
+            self._make(number, product)
+            number += 1
+
+    def _ready(self, product: _Product, number: int) -> bool:
+        """Whether the product's next part is seen to be ready. Else `_look` is called again when something is."""
+        clock, rank = self.clock, self.stream.rank
+        index = product.works[len(product.parts)]
+        latest = 0.0
+        for signal in self._signals(index):
+            seen = clock.seen(signal, rank)
+            if seen is None:
+                clock.waiting.setdefault(signal, []).append(lambda: self._look(number))
+                return False
+            latest = max(latest, seen)
+        if latest > clock.now:
+            clock.at(latest, lambda: self._look(number))
+            return False
+        product.seen.append(latest)
+        product.parts.append(Part(self.task.read(clock.now), self.prices[index]))
+        return True
+
+    def _signals(self, index: int) -> list[SignalKey]:
+        flags = self.clock.flags
+        return [SignalKey(flags[flag]) for flag in self.launch.works[index].waits if flag in flags]
+
+    # ---- what takes time
+
+    def _make(self, number: int, product: _Product) -> None:
+        """All parts of a product are there: when it begins and ends on the launch's clock."""
+        clock, rank = self.clock, self.stream.rank
+        resources, now, task = clock.resources, clock.now, self.task
+        if self.groups is None:
+            (part,) = product.parts
+            begin, time = max(self.free, part.ready), part.price.time
+            stop = self.free = begin + time * self.together
+        else:
+            body = self.launch.works[product.works[0]].body
+            assert isinstance(body, Gemm)
+            splits = self.launch.config.split_k.works
+            split = splits[number] if splits else 1
+            before = clock.multiplied.get(rank, 0.0)
+            slower = slowed(clock.machine.device, before, self.groups.estimate(product.parts))
+            taken = self.groups.take(product.parts, split, body.accumulate, slower)
+            clock.multiplied[rank] = before + taken.busy
+            begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin
+            if product.parts[-1].price.sent:
+                product.open += 1
+                resources.call(now, task, taken.first_end, lambda: self._send(number, product))
+        resources.call(now, task, begin, lambda: self._began(number, product, time))
+        resources.call(now, task, stop, lambda: self._stopped(number, product))
+
+    def _send(self, number: int, product: _Product) -> None:
+        """The stores of a product on another rank begin when its first tile has ended."""
+        resources, price = self.clock.resources, product.parts[-1].price
+        time = price.sent_time
+        task = resources.begin(self.clock.now, {resource: amount / time for resource, amount in price.sent.items()})
+
+        def sent() -> None:
+            resources.end(self.clock.now, task)
+            self._ended(product)
+
+        resources.call(self.clock.now, task, time, sent)
+
+    def _began(self, number: int, product: _Product, time: float) -> None:
+        product.begun = self.clock.now
+        if not self.under_way and max(product.seen) > self.drawn:
+            self._wait(product.works[0], self.drawn, product.seen[0])
+        uses: dict[Resource, float] = defaultdict(float)
+        for part in product.parts:
+            for resource, amount in part.price.uses.items():
+                uses[resource] += amount / time if time > 0 else 0.0
+        self.under_way[number] = uses
+        self._use()
+
+    def _stopped(self, number: int, product: _Product) -> None:
+        del self.under_way[number]
+        self._use()
+        self._ended(product)
+
+    def _use(self) -> None:
+        uses: dict[Resource, float] = defaultdict(float)
+        for some in self.under_way.values():
+            for resource, amount in some.items():
+                uses[resource] += amount
+        self.clock.resources.use(self.clock.now, self.task, uses)
+
+    def _ended(self, product: _Product) -> None:
+        product.open -= 1
+        if product.open:
+            return
+        clock = self.clock
+        self._draw(product)
+        for index in product.works:
+            for flag in self.launch.works[index].signals:
+                if flag in clock.flags:
+                    clock.lift(SignalKey(clock.flags[flag]), clock.now, self.stream)
+        self.open -= 1
+        if not self.open:
+            clock.resources.end(clock.now, self.task)
+            self.done()
+
+    # ---- what the trace shows
+
+    def _wait(self, index: int, start: float, stop: float) -> None:
+        signals = self._signals(index)
+        if signals and stop > start:
+            origin = self.launch.works[index].origin
+            self.clock.wait(self.stream, self.launch.stages[index], origin, signals, start, stop)
+            self.drawn = stop
+
+    def _draw(self, product: _Product) -> None:
+        """A span for each work; of a product in parts, each from when it came, as long as its share of K is."""
+        now = self.clock.now
+        steps = [part.price.tiles.steps if part.price.tiles else 1.0 for part in product.parts]
+        begun = product.begun if self.launch.spins else self.drawn
+        share = (now - begun) / (sum(steps) or 1.0)
+        for i, index in enumerate(product.works):
+            start = min(now, max(self.drawn, begun, product.seen[i]))
+            stop = now
+            if i + 1 < len(steps):
+                stop = min(now, start + share * steps[i])
+            self._span(index, product.parts[i].price, start, stop)
+            if i + 1 < len(steps):
+                self._wait(product.works[i + 1], stop, min(now, product.seen[i + 1]))
+
+    def _span(self, index: int, price: Price, start: float, stop: float) -> None:
+        launch, stream = self.launch, self.stream
+        work, config, stage = launch.works[index], launch.config, launch.stages[index]
+        kind = "collective" if work.op in self.clock.calls else price.kind
+        self.clock.spans.append(
+            TraceSpan(
+                stream.rank,
+                stream.name.number,
+                kind,
+                f"{stage}  {price.label}",
+                stage,
+                start,
+                stop,
+                work.origin.place,
+                bytes=price.bytes,
+                flops=price.flops,
+                peer=price.peer,
+                launched=Launched(config.entry, config.smem, config.resident, config.blocks),
+            )
+        )
+        self.drawn = max(self.drawn, stop)

@@ -1,0 +1,229 @@
+"""What the works of a launch take on a machine, each by its own kernel's price, and what they use of what is shared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, prod
+
+from ..device.ir import DeviceLaunch
+from ..graph.ir import Copy, Gemm, KernelCall, Reduce
+from ..kernels.families import pace
+from ..kernels.pace import Pace
+from ..machine import cost
+from ..machine.model import Machine, Port
+from ..plan.ir import Work
+from ..region import Region, called, peer_of, summary, way
+from ..trace import SpanKind
+from ..types import TYPES
+from .resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles of a product, by groups of blocks, and what a group takes for one. µs."""
+
+    count: int
+    steps: float  # all steps of K of a tile
+    step: float
+    ends: float
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A work alone. `time`: µs on the launch's multiprocessors; of a product, what its operands' way takes at least.
+    `uses`: bytes of each resource, in all. `sent`: of a product, what its stores on another rank use, and `sent_time`
+    how long they take: blocks go on meanwhile."""
+
+    kind: SpanKind
+    label: str
+    bytes: int
+    flops: int
+    peer: int | None
+    time: float
+    uses: Mapping[Resource, float]
+    tiles: Tiles | None = None
+    sent: Mapping[Resource, float] = field(default_factory=dict)
+    sent_time: float = 0.0
+
+
+class Prices:
+    """Of one plan's works on a machine."""
+
+    def __init__(self, machine: Machine, dtypes: Mapping[str, str]) -> None:
+        self.machine, self.dtypes = machine, dtypes
+        self._paces: dict[tuple[int, str], tuple[DeviceLaunch, Pace]] = {}
+
+    def size(self, region: Region) -> int:
+        return region.elements * TYPES[self.dtypes[region.tensor]].bytes
+
+    def limit(self, resource: Resource) -> float:
+        """Bytes a microsecond of a port or a memory."""
+        if isinstance(resource, int):
+            return self.machine.device.memory_rate
+        assert isinstance(resource, Port)
+        return self.machine.of_port(resource).rate
+
+    def held(self, launch: DeviceLaunch) -> float:
+        """Multiprocessors that a launch holds until it ends. Its blocks leave room where several share one."""
+        config = launch.config
+        return min(config.blocks / max(1, config.resident), self.machine.device.sms)
+
+    def pace(self, launch: DeviceLaunch, dtype: str) -> Pace:
+        known = self._paces.get((id(launch), dtype))
+        if known is None:  # the launch is kept, so that its id is nobody else's
+            known = self._paces[id(launch), dtype] = launch, pace(launch.config, self.machine.device, dtype)
+        return known[1]
+
+    def moved(self, src: int, dst: int, size: int, share: float = 1.0) -> Mapping[Resource, float]:
+        """What bytes from rank to rank use, of links of which `share` can be reached. A rank's memory is known by its
+        number."""
+        if src == dst:
+            return {src: 2.0 * size}
+        uses: dict[Resource, float] = dict.fromkeys(self.machine.ports(src, dst), size / share)
+        uses[src] = uses[dst] = float(size)
+        return uses
+
+    def work(self, work: Work, launch: DeviceLaunch, rank: int) -> Price:
+        machine = self.machine
+        sms = launch.sms if launch.sms < machine.device.sms else None
+        moved = sum(map(self.size, (*work.reads, *work.writes)))
+        uses = self._uses(work.reads, work.writes, rank)
+        match work.body:
+            case Gemm(out=out):
+                sent = self._uses((), [out] if out.rank != rank else (), rank)
+                return self._product(work, work.body, launch, rank, moved, sent)
+            case Reduce(out=out, terms=terms):
+                far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
+                time = max(
+                    cost.reduce_time(machine, len(terms), self.size(out), sms), cost.read_time(machine, rank, far)
+                )
+                return Price("reduce", f"{out.tensor} {summary(out)}", moved, 0, None, time, uses)
+            case Copy(dst=dst, src=src):
+                size, peer = self.size(src), peer_of(dst, src, rank)
+                time = cost.store_time(machine, src.rank, dst.rank, size, sms)
+                return Price("copy", way(dst, src, rank), size, 0, peer, time, uses)
+            case KernelCall(kernel=kernel):
+                return Price("kernel", kernel, moved, 0, None, cost.kernel_time(machine, moved, sms), uses)
+
+    def _uses(self, reads: Sequence[Region], writes: Sequence[Region], rank: int) -> Mapping[Resource, float]:
+        """The own memory, and the way of what is read and written on other ranks."""
+        uses: dict[Resource, float] = defaultdict(float)
+        for region in reads:
+            self._add(uses, region.rank, rank, self.size(region))
+        for region in writes:
+            self._add(uses, rank, region.rank, self.size(region))
+        return uses
+
+    def _add(self, uses: dict[Resource, float], src: int, dst: int, size: int) -> None:
+        if src == dst:
+            uses[src] += size
+            return
+        for resource, amount in self.moved(src, dst, size, cost.STORES).items():
+            uses[resource] += amount
+
+    def _product(
+        self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, moved: int, sent: Mapping[Resource, float]
+    ) -> Price:
+        machine, config, out = self.machine, launch.config, gemm.out
+        m, n = out.shape[-2:]
+        k = gemm.left.shape[-2] if gemm.left_transposed else gemm.left.shape[-1]
+        batch = out.elements // max(1, m * n)
+        dtype = self.dtypes[gemm.left.tensor]
+        kernel = self.pace(launch, dtype)
+        rows, columns = work.tiles or (ceil(m / config.tile[0]), ceil(n / config.tile[1]))
+        count = max(1, batch * ceil(rows / config.cluster) * columns)
+        added = sum(map(self.size, gemm.addends))
+        # what the arithmetic does not hide of the addends, which all multiprocessors add at once
+        shown = cost.ADDED * cost.kernel_time(machine, added + 2 * self.size(out)) if added else 0.0
+        shown *= kernel.groups / count
+        share = 1.0 if kernel.whole_edges else batch * m * n / (batch * rows * columns * prod(config.tile))
+        far = cost.link_time(machine, rank, out.rank, self.size(out))
+        shown += cost.SENT * far * kernel.groups / count
+        tiles = Tiles(count, kernel.steps(k), kernel.step * share, kernel.ends + shown)
+        time = moved / machine.device.memory_rate
+        peer = out.rank if out.rank != rank else None
+        label = f"{called(out, rank)} {summary(out)}"
+        uses: dict[Resource, float] = {rank: float(moved)}
+        return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A work of a merged product: when its operands are there, on the launch's clock, and its price."""
+
+    ready: float
+    price: Price
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """When a product's first tile begins and ends, when its last one ends, and how long all groups are busy with it."""
+
+    begin: float
+    first_end: float
+    stop: float
+    busy: float
+
+
+class Groups:
+    """The groups of a launch: they take tiles, and parts of them, one after another, round and round."""
+
+    def __init__(self, kernel: Pace, start: float, total: int, tail_parts: int) -> None:
+        self.kernel = kernel
+        self.free = [start] * max(1, kernel.groups)  # when each has done what it has taken
+        self.next = 0
+        self.left = total  # tiles that none has taken
+        self.tail, self.tail_parts = total % len(self.free), tail_parts
+
+    def estimate(self, parts: Sequence[Part]) -> float:
+        """About how long all groups are busy with the tiles of a product."""
+        tiles = [part.price.tiles for part in parts]
+        return sum(t.count * t.steps * t.step for t in tiles if t is not None) / len(self.free)
+
+    def take(self, parts: Sequence[Part], splits: int, accumulate: bool, slower: float) -> Taken:
+        """The tiles of one product. `slower`: how much longer steps take than of a device at rest."""
+        tiles = [part.price.tiles for part in parts]
+        count = tiles[0].count if tiles[0] is not None else 0
+        steps = sum(t.steps for t in tiles if t is not None)
+        step = next(t.step for t in tiles if t is not None) * slower
+        ends = max(t.ends for t in tiles if t is not None)
+        shares = [t.steps / steps if t is not None and steps else 1.0 for t in tiles]
+        least = sum(part.price.time for part in parts) * len(self.free) / count  # of a tile: its bytes' way
+        self.left -= count
+        last = max(0, min(count, self.tail - self.left))
+        begin, first_end, stop, busy = float("inf"), float("inf"), 0.0, 0.0
+        for amount, split in ((count - last, splits), (last, self.tail_parts if self.tail_parts > 1 else splits)):
+            if not amount:
+                continue
+            end = ends + self.kernel.tail(split, accumulate) - self.kernel.ends
+            time = max((ceil(steps / split) if split > 1 else steps) * step + end * self.kernel.shown, least / split)
+            first, final = self._hand_out(amount * split, time, self._ready(parts, shares, split))
+            begin, stop = min(begin, first), max(stop, final + end * (1 - self.kernel.shown))
+            first_end = min(first_end, first + time)
+            busy += amount * split * time / len(self.free)
+        return Taken(begin, min(first_end, stop), stop, busy)
+
+    @staticmethod
+    def _ready(parts: Sequence[Part], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
+        """When each part of K is there, and which share of a tile's time comes after that at least."""
+        found, after = [], 1.0
+        for part, share in zip(parts, shares, strict=True):
+            found.append((part.ready, min(1.0, after * split)))
+            after -= share
+        return found
+
+    def _hand_out(self, count: int, time: float, ready: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        free, groups = self.free, len(self.free)
+        soonest = max(at + share * time for at, share in ready)
+        rounds, over = divmod(count, groups)
+        begin, stop = float("inf"), 0.0
+        for i in range(groups if rounds else over):  # a group's first tile may have to wait, no other
+            at = (self.next + i) % groups
+            end = max(free[at] + time, soonest)
+            begin = min(begin, max(free[at], end - time))
+            free[at] = end + (rounds - 1 + (i < over) if rounds else 0) * time
+            stop = max(stop, free[at])
+        self.next = (self.next + over) % groups
+        return begin, stop
