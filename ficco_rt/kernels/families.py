@@ -8,9 +8,11 @@ from dataclasses import replace
 from ..machine.model import Device
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
+from .naive import cost as naive_cost
 from .naive.family import COPY, NAIVE, REDUCE
 from .occupancy import Limits, out_of_limits, window
 from .pace import Pace
+from .sm80 import cost as sm80_cost
 from .sm80.family import SM80
 from .sm90.family import SM90
 from .user import USER
@@ -36,11 +38,10 @@ def tensor_core_families(arch: str) -> tuple[Family, ...]:
     return tuple(f for f in FAMILIES if f is not NAIVE and f.serves(arch))
 
 
-def tensor_core_refusal(request: GemmRequest, arch: str) -> str | None:
-    """Why none of these takes the works, as the last of them says."""
-    if fitting(request, arch) is not NAIVE:
-        return None
-    return next((f.fits(request) for f in reversed(tensor_core_families(arch))), None)
+def reached(kernel: str, device: Device, dtype: str) -> float:
+    """Of a device's rate of large GEMMs, what a kernel reaches that is not the one made for the device."""
+    found = {SM80.name: sm80_cost.reached, NAIVE.name: naive_cost.reached}.get(family_of(kernel).name)
+    return 1.0 if found is None else found(device, dtype)
 
 
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
-from ..kernels.families import tensor_core_families, tensor_core_refusal
+from ..kernels.families import choose, reached, tensor_core_families
 from ..kernels.family import GemmRequest
-from ..machine.model import Machine
+from ..kernels.occupancy import Limits
+from ..machine.model import Device, Machine
 from ..types import TYPES
 from .kernel_works import kernel_work, symbolic
 from .transfers import phases
@@ -131,33 +133,71 @@ def crowded_processors(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic
             )
 
 
-def plain_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """A product that the kernels for tensor cores refuse, and with it the launch that it is part of."""
-    arch = machine.device.arch
-    if not tensor_core_families(arch):
-        return
+def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
+    """A product that does not get the kernel which is made for the device, and with it the launch that it is part of:
+    a plain kernel, which uses no tensor core, or one for older devices. Told once for a stage and a reason."""
+    limits = Limits.of(machine.device)
     tensors = {t.name: t for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}
     look, sizes = symbolic(graph.tensors), _launch_sizes(graph)
-    known: dict[tuple[object, ...], str | None] = {}  # of equal parts of the same tensors, as ranks have them
+    known: dict[tuple[object, ...], _Slow | None] = {}  # of equal parts of the same tensors, as ranks have them
+    told: set[tuple[str, str]] = set()
     for op in graph.ops:
         g = op.body
-        if not isinstance(g, ir.Gemm) or TYPES[dtypes[g.left.tensor]].half is None:
+        if not isinstance(g, ir.Gemm):
             continue
+        stage, asked = graph.stages[op.where.stage], op.where.resources
         regions = (g.left, g.right, g.out, *g.addends)
         parts = tuple((r.tensor, tensors[r.tensor].shapes[r.rank], id(r.axes)) for r in regions)
-        key = (g.left_transposed, g.right_transposed, *parts)
-        size = sizes[op.where.rank, op.where.stage] if graph.stages[op.where.stage].streamed else _size(g)
+        key = (g.left_transposed, g.right_transposed, asked, stage.streamed, *parts)
+        size = sizes[op.where.rank, op.where.stage] if stage.streamed else _size(g)
         if size >= _LARGE and key not in known:
-            known[key] = tensor_core_refusal(GemmRequest((kernel_work(g, look),)), arch)
-        reason = known.get(key)
-        if reason is not None:
-            yield Diagnostic(
-                op.where.origin,
-                f"a plain kernel multiplies here, at a small part of the tensor cores' rate: {reason} "
-                f"({machine.device.name})",
-                help="let pieces of K and of columns start at multiples of 8, better of 64",
-            )
+            works = (kernel_work(g, look),)
+            request = GemmRequest(works, asked.smem, asked.residency, asked.sms, stage.streamed)
+            known[key] = _slow(request, limits, machine.device, dtypes[g.left.tensor])
+        found = known.get(key)
+        if found is None or (stage.name, found.reason) in told:
+            continue
+        told.add((stage.name, found.reason))
+        yield Diagnostic(
+            op.where.origin,
+            f"{found.kernel} multiplies here, at {found.share:.2g} of the tensor cores' rate: {found.reason} "
+            f"({machine.device.name})",
+            help=found.way_out,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """A kernel that is slower than what was to be expected, and why it was taken."""
+
+    kernel: str
+    share: float  # of the rate of large GEMMs on the device
+    reason: str
+    way_out: str
+
+
+def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _Slow | None:
+    """Nothing where the first family that is made for the device takes the works, or none does (that is an error)."""
+    chosen = choose(request, limits)
+    made_for = tensor_core_families(limits.arch)
+    if isinstance(chosen, str) or (made_for and chosen.family == made_for[0].name):
+        return None
+    share = reached(chosen.kernel, device, dtype)
+    plain = f"a plain kernel ({chosen.kernel})" if chosen.family == "naive" else chosen.kernel
+    if not made_for:
+        reason = f"there is no kernel for the tensor cores of {limits.arch}"
+        return _Slow(plain, share, reason, "take a machine whose GPUs have one: sm_80 and later, gfx90a, gfx942")
+    refused = {r.family: r.reason for r in chosen.refused}
+    reason = refused[made_for[0].name] if chosen.family != "naive" else refused[made_for[-1].name]
+    if any(family.fits(request) is None for family in made_for[:1]):  # but not with these resources
+        asked = {"residency": request.residency, "smem": request.smem, "sms": request.sms}
+        said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
+        return _Slow(plain, share, reason, f"leave out {said}" if said else "give the launch more multiprocessors")
+    way_out = "let pieces of K and of columns start at multiples of 8, better of 64"
+    if TYPES[dtype].half is None:
+        way_out = "take bf16 or fp16 operands: kernels for tensor cores multiply these"
+    return _Slow(plain, share, reason, way_out)
 
 
 def _launch_sizes(graph: ir.Graph) -> Mapping[tuple[int, int], int]:
@@ -180,5 +220,5 @@ CHECKS: tuple[Callable[[ir.Graph, Machine], Iterator[Diagnostic]], ...] = (
     small_copies,
     long_way_on_a_ring,
     crowded_processors,
-    plain_products,
+    slow_products,
 )

@@ -133,8 +133,6 @@ def test_what_no_tensor_core_takes(works: tuple[Product | Sum, ...], reason: str
     assert [f.fits(request) for f in (SM90, SM80, MFMA)] == [reason] * 3
     assert NAIVE.fits(request) is None
     assert families.fitting(request, "sm_90a") is NAIVE
-    assert families.tensor_core_refusal(request, "sm_90a") == families.tensor_core_refusal(request, "gfx942") == reason
-    assert families.tensor_core_refusal(request, "sm_75") is None  # there are none
     first = works[0].left.dtype if isinstance(works[0], Product) else ""
     launch = LaunchRequest("sm90_gemm_128x256_c2", works, 132, 200 << 10)
     if not any(isinstance(w, Product) and w.scales for w in works):

@@ -228,7 +228,7 @@ def test_more_multiprocessors_than_there_are_between_launches_beside_one_another
 def test_a_large_product_that_only_a_plain_kernel_takes(machine: str, deep: list[int], m: int, warned: bool) -> None:
     sizes = {"M": m, "N": 6144, "K": 4096, "chunks": 1, "deep": deep}
     graph = build(cases.schedule("ag_gemm/streamed"), 4, sizes)
-    found = [str(w) for w in lint(graph, profile(machine, 4)) if "a plain kernel multiplies here" in str(w)]
+    found = [str(w) for w in lint(graph, profile(machine, 4)) if "(naive_gemm) multiplies here" in str(w)]
     assert bool(found) == warned
     assert all("a piece of the left operand's columns starts at 1365, no multiple of 8" in w for w in found)
 

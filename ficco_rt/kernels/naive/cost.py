@@ -16,6 +16,11 @@ from ..tiles import DEPTH
 _OF_FP32 = 0.4
 
 
+def reached(device: Device, dtype: str) -> float:
+    """Of the rate of large GEMMs of `dtype`."""
+    return _OF_FP32 * gemm_rate(device, "fp32") / gemm_rate(device, dtype)
+
+
 def pace(tile: tuple[int, int], blocks: int, device: Device) -> Pace:
     """What the tiles of a launch take on a device. No tensor core is used, whatever the type."""
     m, n = tile

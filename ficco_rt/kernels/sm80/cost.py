@@ -37,6 +37,11 @@ _OTHERS = 0.85
 _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`
 
 
+def reached(device: Device, dtype: str) -> float:
+    """Of the tensor cores' rate of `dtype`."""
+    return _REACHED.get(compute_capability(device.arch) or 0, _OTHERS)
+
+
 def rate(v: Variant, residency: int, stages: int) -> float:
     """The share of the full rate that the multiplication reaches."""
     reached = _BY_TILE[v.tile[0] * v.tile[1] // v.warps] * _BY_WARPS.get(v.warps * residency, 1.0)
@@ -48,7 +53,7 @@ def pace(v: Variant, blocks: int, stages: int, device: Device, dtype: str) -> Pa
     m, n = v.tile
     size = m * n / (256 * 128)
     shared = ceil(blocks / device.sms)
-    share = _REACHED.get(compute_capability(device.arch) or 0, _OTHERS) * rate(v, shared, stages)
+    share = reached(device, dtype) * rate(v, shared, stages)
     return Pace(
         groups=blocks,
         step=shared * 2.0 * m * n * DEPTH * device.sms / (tensor_rate(device, dtype) * share),

@@ -1,0 +1,94 @@
+"""A product that gets a plain kernel, or one for older devices, is dear on the virtual clock, and told of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+import ficco_dsl
+from ficco_dsl.diagnostics import Diagnostic
+from ficco_rt.compiler import build, lint, plan_of
+from ficco_rt.kernels.families import reached
+from ficco_rt.machine.model import Machine
+from ficco_rt.machine.profiles import profile
+from ficco_rt.sim.simulate import simulate
+
+TEXT = """
+schedule one
+param K = 4096
+type T = bf16
+input  A[4096, K] : T
+input  B[K, 4096] : T
+output C[4096, 4096] : T
+computes C = A * B
+queue compute { engine = smASKED }
+stage mm on compute {
+  gemm C.rows(0 of 2) = A.rows(0 of 2) * B
+  gemm C.rows(1 of 2) = A.rows(1 of 2) * B
+}
+"""
+
+
+def compiled(
+    machine: Machine, asked: str = "", params: Mapping[str, object] | None = None
+) -> tuple[float, tuple[Diagnostic, ...], set[str]]:
+    """The modelled time, the warnings and the kernels of a schedule of two products."""
+    graph = build(ficco_dsl.parse(TEXT.replace("ASKED", asked), "one.ficco"), 1, dict(params or {}))
+    plan = plan_of(graph, machine)
+    return simulate(plan, machine).duration, lint(graph, machine), {launch.kernel for _, launch in plan.launches()}
+
+
+def of(name: str, arch: str | None = None) -> Machine:
+    machine = profile(name, 1)
+    return machine if arch is None else replace(machine, device=replace(machine.device, arch=arch))
+
+
+def test_a_residency_that_only_the_plain_kernel_has_does_not_pay() -> None:
+    """On the mesh of MI300X it was modelled 12 % faster than the matrix cores' kernel."""
+    tuned, nothing, kernels = compiled(of("mi300x-mesh"))
+    plain, told, naive = compiled(of("mi300x-mesh"), "\n residency = 4")
+    assert (nothing, naive) == ((), {"naive_gemm"})
+    assert all(kernel.startswith("mfma") for kernel in kernels)
+    assert plain > 10 * tuned
+    assert len(told) == 1  # for both statements of the stage
+
+
+@pytest.mark.parametrize(
+    ("machine", "asked", "params", "kernel", "reason", "way_out"),
+    [
+        (of("mi300x-mesh"), "\n residency = 4", {}, "a plain kernel (naive_gemm)", "no variant fits 16384 bytes of LDS "
+         "and residency = 4", "leave out residency = 4"),
+        (of("h200-switch"), "\n residency = 2", {}, "sm80_gemm_", "its blocks take all registers, so that residency "
+         "= 2 cannot be", "leave out residency = 2"),
+        (of("h200-switch"), "\n smem = 40960", {}, "sm80_gemm_64x64", "no variant fits 40960 bytes of shared memory",
+         "leave out smem = 40960"),
+        (of("h200-switch"), "", {"K": 4090}, "a plain kernel (naive_gemm)", "the left operand's address or pitch is no "
+         "multiple of 16 bytes", "let pieces of K and of columns start at multiples of 8"),
+        (of("h200-switch"), "", {"T": "fp32"}, "a plain kernel (naive_gemm)", "operands are fp32",
+         "take bf16 or fp16 operands"),
+        (of("mi300x-mesh", "gfx908"), "", {}, "a plain kernel (naive_gemm)", "there is no kernel for the tensor cores "
+         "of gfx908", "take a machine whose GPUs have one"),
+    ],
+)  # fmt: skip
+def test_who_takes_a_slower_kernel_is_told_why(
+    machine: Machine, asked: str, params: Mapping[str, object], kernel: str, reason: str, way_out: str
+) -> None:
+    _, (told,), _ = compiled(machine, asked, params)
+    assert told.message.startswith(kernel)
+    assert f"of the tensor cores' rate: {reason} ({machine.device.name})" in told.message
+    assert told.help is not None
+    assert told.help.startswith(way_out)
+
+
+def test_the_kernel_that_is_made_for_the_device_is_told_of_by_nobody() -> None:
+    for machine in (of("h200-switch"), of("mi300x-mesh"), of("h200-switch", "sm_80"), of("h200-switch", "sm_100a")):
+        assert compiled(machine)[1] == ()
+
+
+def test_a_plain_kernel_reaches_a_few_percent_of_the_tensor_cores_rate() -> None:
+    for name in ("h200-switch", "mi300x-mesh"):
+        assert 0.02 < reached("naive_gemm", of(name).device, "bf16") < 0.06
+    assert 0.45 < reached("sm80_gemm_256x128", of("h200-switch").device, "bf16") < 0.6
+    assert reached("sm90_gemm_128x256_c2", of("h200-switch").device, "bf16") == 1.0
