@@ -140,22 +140,23 @@ def plan_hash(plan: Plan) -> str:
     return content_hash(a_plan(plan))
 
 
-def simulate(plan: Plan, machine: AnyMachine | None = None) -> Trace:
+def simulate(plan: Plan, machine: AnyMachine | None = None, mode: str = "streams") -> Trace:
     """When everything of a run would happen on a machine: times modelled in microseconds, no data moved.
 
-    `machine` is a Machine, a file or a stored one's name; the default is the one that the plan was made for. The trace
-    has a span (rank, stream, start, stop, bytes, operations) for each thing that a stream does, and `duration`.
+    `machine` is a Machine, a file or a stored one's name; the default is the one that the plan was made for. `mode` is
+    "streams" or "graph", a graph for each device. The trace has a span (rank, stream, start, stop, bytes, operations)
+    for each thing that a stream does, and `duration`.
 
-    Raises UsageError (no such machine, no plan is given).
+    Raises UsageError (no such machine or mode, no plan is given).
 
     Example: `simulate(plan, "mi300x-mesh").duration`.
     """
     from .compiler import a_plan
     from .machine.profiles import chosen
-    from .sim.simulate import simulate
+    from .sim.simulate import mode_of, simulate
 
     a_plan(plan)
-    return simulate(plan, chosen(plan.target if machine is None else machine, plan.ranks))
+    return simulate(plan, chosen(plan.target if machine is None else machine, plan.ranks), mode_of(mode))
 
 
 def __getattr__(name: str) -> Any:

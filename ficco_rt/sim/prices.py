@@ -89,10 +89,10 @@ class Prices:
         machine = self.machine
         sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self.size, (*work.reads, *work.writes)))
-        uses = self._uses(work.reads, work.writes, rank)
+        uses = {} if isinstance(work.body, Gemm) else self._uses(work.reads, work.writes, rank)
         match work.body:
             case Gemm(out=out):
-                sent = self._uses((), [out] if out.rank != rank else (), rank)
+                sent = self._uses((), [out], rank) if out.rank != rank else {}
                 return self._product(work, work.body, launch, rank, moved, sent)
             case Reduce(out=out, terms=terms):
                 far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
@@ -215,15 +215,24 @@ class Groups:
         return found
 
     def _hand_out(self, count: int, time: float, ready: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """`count` tiles, or parts of them: when the first begins and the last ends."""
         free, groups = self.free, len(self.free)
         soonest = max(at + share * time for at, share in ready)
         rounds, over = divmod(count, groups)
         begin, stop = float("inf"), 0.0
         for i in range(groups if rounds else over):  # a group's first tile may have to wait, no other
-            at = (self.next + i) % groups
-            end = max(free[at] + time, soonest)
-            begin = min(begin, max(free[at], end - time))
-            free[at] = end + (rounds - 1 + (i < over) if rounds else 0) * time
-            stop = max(stop, free[at])
+            at = self.next + i
+            if at >= groups:
+                at -= groups
+            end = free[at] + time
+            if end < soonest:
+                end = soonest
+            if end < begin:
+                begin = end
+            if rounds:
+                end += (rounds - (i >= over)) * time
+            free[at] = end
+            if end > stop:
+                stop = end
         self.next = (self.next + over) % groups
-        return begin, stop
+        return begin - time, stop

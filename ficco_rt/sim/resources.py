@@ -77,6 +77,11 @@ class Resources:
 
     def use(self, now: float, task: Task, uses: Mapping[Resource, float]) -> None:
         """From now on a task uses this."""
+        if task.uses.keys() == uses.keys():
+            task.uses = uses
+            for resource in uses:
+                self._change(resource, now)
+            return
         for resource in task.uses:
             self._leave(resource, task, now)
         task.uses = uses

@@ -7,11 +7,12 @@ what is priced how, where each figure comes from, and what is not modelled.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 from ..device.build import device_plan, layout_of
 from ..device.features import usual
@@ -27,7 +28,7 @@ from ..device.ir import (
     RecordEvent,
     StreamName,
 )
-from ..errors import Span
+from ..errors import Span, UsageError
 from ..machine.cost import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
@@ -41,11 +42,25 @@ from .streams import Raised, SignalKey, SimStream, streams_of
 SimulatedMode: TypeAlias = Literal["streams", "graph"]
 
 
+def mode_of(name: str) -> SimulatedMode:
+    """The mode that a caller names. Raises UsageError."""
+    for mode in get_args(SimulatedMode):
+        if name == mode:
+            return cast(SimulatedMode, mode)
+    raise UsageError(f"mode is 'streams' or 'graph', not {name!r}")
+
+
 def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> Trace:
     """What would happen when, with a device for each rank, run on streams or as a graph for each device. The plan must
     have passed its check: whatever waits is signalled."""
-    clock = _VirtualClock(plan, machine, mode)
-    clock.run()
+    collects = gc.isenabled()
+    gc.disable()  # many small values and few cycles, beside a plan that is large: looking for cycles takes long
+    try:
+        clock = _VirtualClock(plan, machine, mode)
+        clock.run()
+    finally:
+        if collects:
+            gc.enable()
     return Trace(
         schedule=plan.schedule,
         machine=machine.name,
@@ -174,6 +189,9 @@ class _VirtualClock:
 
     def _delay(self, stream: SimStream, position: int) -> float:
         """How long after a signal of the same device what waits for it goes on."""
+        action = stream.actions[position]
+        if isinstance(action, AwaitEvent) and action.event.kind == "captured":  # a graph's first nodes wait for nothing
+            return 0.0
         if stream.shown and stream.launches_next(position):
             return self.overheads.event_to_kernel
         return self.overheads.event_to_copy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
@@ -17,7 +18,7 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.machine.model import Machine, Port, TopologyKind
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.prices import Prices
-from ficco_rt.sim.resources import Resources
+from ficco_rt.sim.resources import Resources, Task
 
 RATE = 100.0  # bytes a microsecond
 
@@ -127,3 +128,78 @@ def test_nobody_is_faster_than_alone_and_no_port_than_its_rate(
     for mine in passed.values():
         begun, last = min(copies[i][0] for i in mine), max(found[i] for i in mine)
         assert sum(copies[i][3] for i in mine) <= (last - begun) * RATE + 1e-6
+
+
+# ---------------------------------------------------------------- memories and multiprocessors
+
+
+class Alone:
+    """A virtual clock with nothing but what a test begins. One device, 10 multiprocessors, 100 bytes a microsecond."""
+
+    def __init__(self, beside: float = 1.0) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = count()
+        self.ends: dict[str, float] = {}
+        self.shared = Resources(lambda _: 100.0, 10.0, self.at, beside)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        heappush(self.events, (time, next(self.order), action))
+
+    def task(self, name: str, start: float, time: float, memory: float, wants: float | None = None) -> None:
+        """Takes so long alone, uses so much of the memory meanwhile, and holds multiprocessors, or is a copy."""
+
+        def begin() -> None:
+            device = None if wants is None else 0
+            task = self.shared.begin(self.now, {0: memory}, device, wants or 0.0)
+            self.shared.call(self.now, task, time, lambda: self.end(name, task))
+
+        self.at(start, begin)
+
+    def end(self, name: str, task: Task) -> None:
+        self.ends[name] = self.now
+        self.shared.end(self.now, task)
+
+    def run(self) -> dict[str, float]:
+        while self.events:
+            self.now, _, action = heappop(self.events)
+            action()
+        return {name: round(time, 6) for name, time in self.ends.items()}
+
+
+def test_a_kernel_and_a_copy_that_want_more_than_the_memory_has_slow_each_other_down() -> None:
+    clock = Alone()
+    clock.task("gemm", 0.0, 10.0, memory=60.0, wants=10.0)
+    clock.task("copy", 0.0, 20.0, memory=40.0)
+    assert clock.run() == {"gemm": 10.0, "copy": 20.0}  # together they want what there is
+    clock = Alone()
+    clock.task("gemm", 0.0, 10.0, memory=100.0, wants=10.0)
+    clock.task("copy", 0.0, 20.0, memory=25.0)
+    assert clock.run() == {"gemm": 12.5, "copy": 22.5}  # both at 0.8 until the product is made
+
+
+def test_who_comes_first_holds_its_multiprocessors() -> None:
+    clock = Alone()
+    clock.task("gemm", 0.0, 10.0, memory=1.0, wants=8.0)
+    clock.task("sum", 0.0, 4.0, memory=1.0, wants=4.0)  # has two of four while the product is made
+    assert clock.run() == {"gemm": 10.0, "sum": 8.0}
+    clock = Alone()
+    clock.task("gemm", 0.0, 10.0, memory=1.0, wants=10.0)
+    clock.task("sum", 0.0, 4.0, memory=1.0, wants=4.0)  # one is left to it: a quarter of its speed, then all
+    assert clock.run() == {"gemm": 10.0, "sum": 11.5}
+
+
+def test_a_launch_that_holds_half_leaves_half() -> None:
+    """As one does whose blocks have `residency = 2`, or `sms`."""
+    clock = Alone()
+    for name in ("one", "two"):
+        clock.task(name, 0.0, 10.0, memory=1.0, wants=5.0)
+    assert clock.run() == {"one": 10.0, "two": 10.0}
+
+
+def test_a_kernel_keeps_a_share_of_its_speed_beside_copies() -> None:
+    clock = Alone(beside=0.8)
+    clock.task("gemm", 0.0, 10.0, memory=1.0, wants=10.0)
+    clock.task("first", 0.0, 3.0, memory=1.0)
+    clock.task("second", 1.0, 4.0, memory=1.0)  # five microseconds with one copy or two: four of the product's ten
+    assert clock.run() == {"gemm": 11.0, "first": 3.0, "second": 5.0}

@@ -40,7 +40,7 @@ def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], 
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
         over = cost.cluster_tiles(v, rows, columns) % v.clusters(sms)
         return tail if over <= cost.cluster_tiles(v, after, columns) else WHOLE_K
-    _, parts = cost.staggered(v, found, columns, k, sms, addends)
+    _, parts = cost.staggered(v, found, tuple(columns), k, sms, addends)
     if any(n > 1 for n in parts):
         groups = [list(group) for _, group in groupby(works, key=_awaited)]
         return SplitK(works=tuple(n for n, group in zip(parts, groups, strict=True) for _ in group))
@@ -104,7 +104,7 @@ def choose(
         estimate = alone
         if late:
             start = cost.start(v)
-            span, parts = cost.staggered(v, late, columns, k, sms, addends)
+            span, parts = cost.staggered(v, tuple(late), tuple(columns), k, sms, addends)
             if any(n > 1 for n in parts):
                 estimate = start + span
             else:

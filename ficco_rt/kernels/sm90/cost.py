@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 from ...machine.cost import tensor_rate
@@ -136,16 +137,17 @@ def alone(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: 
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
+@lru_cache(maxsize=256)
 def staggered(
-    v: Variant, groups: Sequence[WaitGroup], columns: Sequence[int], k: int, sms: int, addends: int
-) -> tuple[float, list[int]]:
+    v: Variant, groups: tuple[WaitGroup, ...], columns: tuple[int, ...], k: int, sms: int, addends: int
+) -> tuple[float, tuple[int, ...]]:
     """The least time of groups, each of which may begin when its operands come, and into how many parts K of each one's
     tiles is split: of none, of all that make few tiles, or of the first of these."""
     costs = [_costs(v, group.rows, columns, k, sms, addends) for group in groups]
     whole = [1] * len(groups)
     few = [c.clusters // c.tiles > 1 for c in costs]
     if len(groups) == 1:
-        return 0.0, whole
+        return 0.0, tuple(whole)
     splits = [best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile, c.split, 0.0)[1] if f else 1
            for c, f in zip(costs, few, strict=True)]  # fmt: skip
     # NOTE partials are kept for each tile of a launch: only the last products are split if they are many
@@ -157,7 +159,7 @@ def staggered(
     every = alone(v, [n for group in groups for n in group.rows], columns, k, sms, addends)[1]
     tail = sum(c.tiles for c in costs) % costs[0].clusters
     if not any(few):
-        return _makespan(costs, groups, whole, tail, every), whole
+        return _makespan(costs, groups, whole, tail, every), tuple(whole)
     best = (_makespan(costs, groups, whole, tail, every), whole)
     first = max(1, len(splits) - _FIRST)
     begun = _Clusters([0.0] * costs[0].clusters)
@@ -168,7 +170,7 @@ def staggered(
         for i in range(first, len(splits)):
             clusters.take(costs[i], groups[i], costs[i].tiles, choice[i])
         best = min(best, (clusters.end, choice))
-    return best
+    return best[0], tuple(best[1])
 
 
 @dataclass(slots=True)

@@ -1,0 +1,71 @@
+"""The virtual clock against what was measured on four H200 (docs/bench.md), and what it says of pieces."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+import ficco_rt
+from ficco_rt.errors import UsageError
+from ficco_rt.machine.model import Machine
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+
+FOUR = profile("h200-switch", 4)
+
+# docs/bench.md, "Which schedule wins where": schedule, M, N, K, parameters, mode, µs
+MEASURED: list[tuple[str, int, int, int, dict[str, object], str, float]] = [
+    ("ag_gemm/streamed", 8192, 10240, 8192, {"chunks": 4, "deep": [1, 1, 1, 1]}, "streams", 461.7),
+    ("ag_gemm/streamed", 16384, 6144, 4096, {"chunks": 2}, "streams", 332.4),
+    ("ag_gemm/hetero_fused_1d", 16384, 10240, 8192, {"chunks": 2}, "streams", 982.4),
+    ("ag_gemm/uniform_fused_1d", 16384, 6144, 4096, {"chunks": 4}, "streams", 446.3),
+    ("ag_gemm/uniform_fused_2d", 8192, 10240, 8192, {"chunks": 2}, "streams", 695.9),
+    ("ag_gemm/uniform_fused_2d", 16384, 6144, 4096, {"chunks": 2}, "streams", 554.1),
+    ("ag_gemm/oneshot", 2048, 10240, 8192, {}, "streams", 201.7),
+    ("ag_gemm/serial", 8192, 10240, 8192, {}, "streams", 747.3),
+    ("gemm_rs/chunked", 16384, 4096, 14336, {"chunks": 2}, "graph", 702.1),
+    ("gemm_rs/shard", 16384, 8192, 8192, {}, "graph", 870.1),
+    ("gemm_rs/relay", 16384, 4096, 4096, {"first": [1, 1, 2], "last": [2, 1, 1]}, "graph", 353.3),
+    ("gemm_rs/ring", 16384, 8192, 8192, {}, "streams", 1147.0),
+    ("gemm_rs/streamed", 16384, 8192, 8192, {"chunks": 2}, "graph", 809.0),
+]
+
+
+def made(name: str, machine: Machine = FOUR, **params: object) -> Plan:
+    return ficco_rt.compile(name, machine.ranks, machine=machine, T="bf16", **params)
+
+
+def test_the_model_is_near_what_was_measured() -> None:
+    off = {}
+    for name, m, n, k, params, mode, measured in MEASURED:
+        modelled = ficco_rt.simulate(made(name, M=m, N=n, K=k, **params), mode=mode).duration
+        off[name, m, mode] = abs(modelled / measured - 1)
+    assert max(off.values()) < 0.075, off
+    assert median(off.values()) < 0.03, off
+
+
+def test_more_pieces_of_k_cost_more() -> None:
+    """C is read and written once a piece, and every piece begins anew: not the least that a plan can do."""
+    times = [
+        ficco_rt.simulate(made("ag_gemm/uniform_fused_2d", M=8192, N=57344, K=8192, chunks=chunks)).duration
+        for chunks in (1, 2, 4, 8)
+    ]
+    assert times == sorted(times)
+    assert times[3] > 1.1 * times[0]
+
+
+def test_pieces_of_k_are_not_the_best_of_all_schedules_on_a_mesh() -> None:
+    machine = profile("mi300x-mesh", 8)
+    sizes = {"M": 2048, "N": 10240, "K": 8192}
+    pieces = ficco_rt.simulate(made("ag_gemm/uniform_fused_2d", machine, **sizes)).duration
+    assert ficco_rt.simulate(made("ag_gemm/hetero_fused_1d", machine, **sizes, chunks=2)).duration < pieces
+
+
+def test_a_graph_takes_a_little_longer_than_streams() -> None:
+    """Flags are written by the copy streams themselves there, and ranks wait for each other by words."""
+    plan = made("gemm_rs/relay", M=16384, N=4096, K=4096)
+    streams, graph = (ficco_rt.simulate(plan, mode=mode).duration for mode in ("streams", "graph"))
+    assert streams < graph < 1.06 * streams
+    with pytest.raises(UsageError, match="mode is 'streams' or 'graph', not 'embedded'"):
+        ficco_rt.simulate(plan, mode="embedded")
