@@ -13,18 +13,18 @@ from ..graph.ir import Gemm
 from ..machine.cost import slowed
 from ..machine.model import Machine
 from ..trace import Launched, TraceSpan
-from .prices import Groups, Part, Price, Prices
-from .resources import Resource, Resources
+from .prices import PieceOfK, Price, Prices, TileGroups
+from .sharing import Sharing, Supply
 from .streams import SignalKey, SimStream
 
 
-class Clock(Protocol):
+class LaunchClock(Protocol):
     """What a launch needs of the virtual clock."""
 
     now: float
     machine: Machine
     prices: Prices
-    resources: Resources
+    sharing: Sharing
     flags: dict[int, int]
     waiting: dict[SignalKey, list[Callable[[], None]]]
     multiplied: dict[int, float]  # µs, by rank
@@ -43,12 +43,12 @@ class Clock(Protocol):
 
 
 @dataclass(slots=True)
-class _Product:
+class _Making:
     """A work that is made by itself, or several that are made as one: when each was seen to be ready, and its price."""
 
     works: tuple[int, ...]
     seen: list[float]
-    parts: list[Part]
+    parts: list[PieceOfK]
     begun: float = 0.0  # when its first tile began
     open: int = 1  # its tiles, and its stores on another rank
 
@@ -57,37 +57,37 @@ class LaunchRun:
     """One launch that runs. `free`: when its stream was free for it; `done` is called at its end."""
 
     def __init__(
-        self, clock: Clock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
+        self, clock: LaunchClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
     ) -> None:
         self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
         self.prices = [clock.prices.work(work, launch, stream.rank) for work in launch.works]
         merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
-        self.products = [_Product(works, [], []) for works in merged]
+        self.products = [_Making(works, [], []) for works in merged]
         self.groups = self._groups()
         self.together = self._together()
         self.drawn = free  # until when the stream's lane is drawn
         self.free = 0.0  # on the launch's clock: when works that are not made in tiles have ended
         self.open = len(self.products)
-        self.under_way: dict[int, Mapping[Resource, float]] = {}  # by product: what it uses a microsecond
+        self.under_way: dict[int, Mapping[Supply, float]] = {}  # by product: what it uses a microsecond
 
-    def _groups(self) -> Groups | None:
+    def _groups(self) -> TileGroups | None:
         counts = [price.tiles.count for product in self.products if (price := self.prices[product.works[0]]).tiles]
         gemm = next((w.body for w in self.launch.works if isinstance(w.body, Gemm)), None)
         if gemm is None:
             return None
         assert len(counts) == len(self.products)  # one kernel makes all works of a launch
         kernel = self.clock.prices.pace(self.launch, self.clock.prices.dtypes[gemm.left.tensor])
-        return Groups(kernel, kernel.start, sum(counts), self.launch.config.split_k.tail)
+        return TileGroups(kernel, kernel.start, sum(counts), self.launch.config.split_k.tail)
 
     def _together(self) -> float:
         """How long copies take that go out together, as a share of the time that they would take one after another:
         each way, and the launch's multiprocessors, are busy for the sum of what they are busy with for each."""
         if len(self.prices) == 1 or self.groups is not None or any(work.waits for work in self.launch.works):
             return 1.0
-        ways: dict[Resource, float] = defaultdict(float)
+        ways: dict[Supply, float] = defaultdict(float)
         for price in self.prices:
-            for resource, amount in price.uses.items():
-                ways[resource] += amount / self.clock.prices.limit(resource)
+            for supply, amount in price.uses.items():
+                ways[supply] += amount / self.clock.prices.limit(supply)
         after = sum(price.time for price in self.prices)
         width = min(self.launch.sms, self.clock.machine.device.sms) / self.clock.machine.device.sms
         memory = ways.pop(self.stream.rank, 0.0) / width
@@ -97,7 +97,7 @@ class LaunchRun:
         now, clock = self.clock.now, self.clock
         if self.launch.spins:
             self.drawn = now
-        self.task = clock.resources.begin(now, {}, self.stream.rank, clock.prices.held(self.launch))
+        self.activity = clock.sharing.begin(now, {}, self.stream.rank, clock.prices.held(self.launch))
         self._look(0)
 
     # ---- what waits
@@ -112,7 +112,7 @@ class LaunchRun:
             self._make(number, product)
             number += 1
 
-    def _ready(self, product: _Product, number: int) -> bool:
+    def _ready(self, product: _Making, number: int) -> bool:
         """Whether the product's next part is seen to be ready. Else `_look` is called again when something is."""
         clock, rank = self.clock, self.stream.rank
         index = product.works[len(product.parts)]
@@ -127,7 +127,7 @@ class LaunchRun:
             clock.at(latest, lambda: self._look(number))
             return False
         product.seen.append(latest)
-        product.parts.append(Part(self.task.read(clock.now), self.prices[index]))
+        product.parts.append(PieceOfK(self.activity.read(clock.now), self.prices[index]))
         return True
 
     def _signals(self, index: int) -> list[SignalKey]:
@@ -136,10 +136,10 @@ class LaunchRun:
 
     # ---- what takes time
 
-    def _make(self, number: int, product: _Product) -> None:
+    def _make(self, number: int, product: _Making) -> None:
         """All parts of a product are there: when it begins and ends on the launch's clock."""
         clock, rank = self.clock, self.stream.rank
-        resources, now, task = clock.resources, clock.now, self.task
+        sharing, now, activity = clock.sharing, clock.now, self.activity
         if self.groups is None:
             (part,) = product.parts
             begin, time = max(self.free, part.ready), part.price.time
@@ -156,46 +156,46 @@ class LaunchRun:
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin
             if product.parts[-1].price.sent:
                 product.open += 1
-                resources.call(now, task, taken.first_end, lambda: self._send(number, product))
-        resources.call(now, task, begin, lambda: self._began(number, product, time))
-        resources.call(now, task, stop, lambda: self._stopped(number, product))
+                sharing.call(now, activity, taken.first_end, lambda: self._send(number, product))
+        sharing.call(now, activity, begin, lambda: self._began(number, product, time))
+        sharing.call(now, activity, stop, lambda: self._stopped(number, product))
 
-    def _send(self, number: int, product: _Product) -> None:
+    def _send(self, number: int, product: _Making) -> None:
         """The stores of a product on another rank begin when its first tile has ended."""
-        resources, price = self.clock.resources, product.parts[-1].price
+        sharing, price = self.clock.sharing, product.parts[-1].price
         time = price.sent_time
-        task = resources.begin(self.clock.now, {resource: amount / time for resource, amount in price.sent.items()})
+        activity = sharing.begin(self.clock.now, {supply: amount / time for supply, amount in price.sent.items()})
 
         def sent() -> None:
-            resources.end(self.clock.now, task)
+            sharing.end(self.clock.now, activity)
             self._ended(product)
 
-        resources.call(self.clock.now, task, time, sent)
+        sharing.call(self.clock.now, activity, time, sent)
 
-    def _began(self, number: int, product: _Product, time: float) -> None:
+    def _began(self, number: int, product: _Making, time: float) -> None:
         product.begun = self.clock.now
         if not self.under_way and max(product.seen) > self.drawn:
             self._wait(product.works[0], self.drawn, product.seen[0])
-        uses: dict[Resource, float] = defaultdict(float)
+        uses: dict[Supply, float] = defaultdict(float)
         for part in product.parts:
-            for resource, amount in part.price.uses.items():
-                uses[resource] += amount / time if time > 0 else 0.0
+            for supply, amount in part.price.uses.items():
+                uses[supply] += amount / time if time > 0 else 0.0
         self.under_way[number] = uses
         self._use()
 
-    def _stopped(self, number: int, product: _Product) -> None:
+    def _stopped(self, number: int, product: _Making) -> None:
         del self.under_way[number]
         self._use()
         self._ended(product)
 
     def _use(self) -> None:
-        uses: dict[Resource, float] = defaultdict(float)
+        uses: dict[Supply, float] = defaultdict(float)
         for some in self.under_way.values():
-            for resource, amount in some.items():
-                uses[resource] += amount
-        self.clock.resources.use(self.clock.now, self.task, uses)
+            for supply, amount in some.items():
+                uses[supply] += amount
+        self.clock.sharing.use(self.clock.now, self.activity, uses)
 
-    def _ended(self, product: _Product) -> None:
+    def _ended(self, product: _Making) -> None:
         product.open -= 1
         if product.open:
             return
@@ -207,7 +207,7 @@ class LaunchRun:
                     clock.lift(SignalKey(clock.flags[flag]), clock.now, self.stream)
         self.open -= 1
         if not self.open:
-            clock.resources.end(clock.now, self.task)
+            clock.sharing.end(clock.now, self.activity)
             self.done()
 
     # ---- what the trace shows
@@ -219,7 +219,7 @@ class LaunchRun:
             self.clock.wait(self.stream, self.launch.stages[index], origin, signals, start, stop)
             self.drawn = stop
 
-    def _draw(self, product: _Product) -> None:
+    def _draw(self, product: _Making) -> None:
         """A span for each work; of a product in parts, each from when it came, as long as its share of K is."""
         now = self.clock.now
         steps = [part.price.tiles.steps if part.price.tiles else 1.0 for part in product.parts]

@@ -17,11 +17,11 @@ from ..plan.ir import Work
 from ..region import Region, called, peer_of, summary, way
 from ..trace import SpanKind
 from ..types import TYPES
-from .resources import Resource
+from .sharing import Supply
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class TileCost:
     """The tiles of a product, by groups of blocks, and what a group takes for one. µs."""
 
     count: int
@@ -33,7 +33,7 @@ class Tiles:
 @dataclass(frozen=True, slots=True)
 class Price:
     """A work alone. `time`: µs on the launch's multiprocessors; of a product, what its operands' way takes at least.
-    `uses`: bytes of each resource, in all. `sent`: of a product, what its stores on another rank use, and `sent_time`
+    `uses`: bytes of each supply, in all. `sent`: of a product, what its stores on another rank use, and `sent_time`
     how long they take: blocks go on meanwhile."""
 
     kind: SpanKind
@@ -42,9 +42,9 @@ class Price:
     flops: int
     peer: int | None
     time: float
-    uses: Mapping[Resource, float]
-    tiles: Tiles | None = None
-    sent: Mapping[Resource, float] = field(default_factory=dict)
+    uses: Mapping[Supply, float]
+    tiles: TileCost | None = None
+    sent: Mapping[Supply, float] = field(default_factory=dict)
     sent_time: float = 0.0
 
 
@@ -58,12 +58,12 @@ class Prices:
     def size(self, region: Region) -> int:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
 
-    def limit(self, resource: Resource) -> float:
+    def limit(self, supply: Supply) -> float:
         """Bytes a microsecond of a port or a memory."""
-        if isinstance(resource, int):
+        if isinstance(supply, int):
             return self.machine.device.memory_rate
-        assert isinstance(resource, Port)
-        return self.machine.of_port(resource).rate
+        assert isinstance(supply, Port)
+        return self.machine.of_port(supply).rate
 
     def held(self, launch: DeviceLaunch) -> float:
         """Multiprocessors that a launch holds until it ends. Its blocks leave room where several share one."""
@@ -76,12 +76,12 @@ class Prices:
             known = self._paces[id(launch), dtype] = launch, pace(launch.config, self.machine.device, dtype)
         return known[1]
 
-    def moved(self, src: int, dst: int, size: int, share: float = 1.0) -> Mapping[Resource, float]:
+    def moved(self, src: int, dst: int, size: int, share: float = 1.0) -> Mapping[Supply, float]:
         """What bytes from rank to rank use, of links of which `share` can be reached. A rank's memory is known by its
         number."""
         if src == dst:
             return {src: 2.0 * size}
-        uses: dict[Resource, float] = dict.fromkeys(self.machine.ports(src, dst), size / share)
+        uses: dict[Supply, float] = dict.fromkeys(self.machine.ports(src, dst), size / share)
         uses[src] = uses[dst] = float(size)
         return uses
 
@@ -107,24 +107,24 @@ class Prices:
             case KernelCall(kernel=kernel):
                 return Price("kernel", kernel, moved, 0, None, cost.kernel_time(machine, moved, sms), uses)
 
-    def _uses(self, reads: Sequence[Region], writes: Sequence[Region], rank: int) -> Mapping[Resource, float]:
+    def _uses(self, reads: Sequence[Region], writes: Sequence[Region], rank: int) -> Mapping[Supply, float]:
         """The own memory, and the way of what is read and written on other ranks."""
-        uses: dict[Resource, float] = defaultdict(float)
+        uses: dict[Supply, float] = defaultdict(float)
         for region in reads:
             self._add(uses, region.rank, rank, self.size(region))
         for region in writes:
             self._add(uses, rank, region.rank, self.size(region))
         return uses
 
-    def _add(self, uses: dict[Resource, float], src: int, dst: int, size: int) -> None:
+    def _add(self, uses: dict[Supply, float], src: int, dst: int, size: int) -> None:
         if src == dst:
             uses[src] += size
             return
-        for resource, amount in self.moved(src, dst, size, cost.STORES).items():
-            uses[resource] += amount
+        for supply, amount in self.moved(src, dst, size, cost.STORES).items():
+            uses[supply] += amount
 
     def _product(
-        self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, moved: int, sent: Mapping[Resource, float]
+        self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, moved: int, sent: Mapping[Supply, float]
     ) -> Price:
         machine, config, out = self.machine, launch.config, gemm.out
         m, n = out.shape[-2:]
@@ -141,16 +141,16 @@ class Prices:
         share = 1.0 if kernel.whole_edges else batch * m * n / (batch * rows * columns * prod(config.tile))
         far = cost.link_time(machine, rank, out.rank, self.size(out))
         shown += cost.SENT * far * kernel.groups / count
-        tiles = Tiles(count, kernel.steps(k), kernel.step * share, kernel.ends + shown)
+        tiles = TileCost(count, kernel.steps(k), kernel.step * share, kernel.ends + shown)
         time = moved / machine.device.memory_rate
         peer = out.rank if out.rank != rank else None
         label = f"{called(out, rank)} {summary(out)}"
-        uses: dict[Resource, float] = {rank: float(moved)}
+        uses: dict[Supply, float] = {rank: float(moved)}
         return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PieceOfK:
     """A work of a merged product: when its operands are there, on the launch's clock, and its price."""
 
     ready: float
@@ -167,7 +167,7 @@ class Taken:
     busy: float
 
 
-class Groups:
+class TileGroups:
     """The groups of a launch: they take tiles, and parts of them, one after another, round and round."""
 
     def __init__(self, kernel: Pace, start: float, total: int, tail_parts: int) -> None:
@@ -177,12 +177,12 @@ class Groups:
         self.left = total  # tiles that none has taken
         self.tail, self.tail_parts = total % len(self.free), tail_parts
 
-    def estimate(self, parts: Sequence[Part]) -> float:
+    def estimate(self, parts: Sequence[PieceOfK]) -> float:
         """About how long all groups are busy with the tiles of a product."""
         tiles = [part.price.tiles for part in parts]
         return sum(t.count * t.steps * t.step for t in tiles if t is not None) / len(self.free)
 
-    def take(self, parts: Sequence[Part], splits: int, accumulate: bool, slower: float) -> Taken:
+    def take(self, parts: Sequence[PieceOfK], splits: int, accumulate: bool, slower: float) -> Taken:
         """The tiles of one product. `slower`: how much longer steps take than of a device at rest."""
         tiles = [part.price.tiles for part in parts]
         count = tiles[0].count if tiles[0] is not None else 0
@@ -206,7 +206,7 @@ class Groups:
         return Taken(begin, min(first_end, stop), stop, busy)
 
     @staticmethod
-    def _ready(parts: Sequence[Part], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
+    def _ready(parts: Sequence[PieceOfK], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
         """When each part of K is there, and which share of a tile's time comes after that at least."""
         found, after = [], 1.0
         for part, share in zip(parts, shares, strict=True):

@@ -1,7 +1,7 @@
 """The virtual clock: when everything of a run would happen on a machine, from the device plan that it would be given.
 
 A discrete-event walk over the device plan's streams. No data is touched. Each work has its own kernel's price
-(`prices`), and what runs at the same time shares memories, links and multiprocessors (`resources`). docs/model.md says
+(`prices`), and what runs at the same time shares memories, links and multiprocessors (`sharing`). docs/model.md says
 what is priced how, where each figure comes from, and what is not modelled.
 """
 
@@ -36,7 +36,7 @@ from ..region import peer_of, way
 from ..trace import Lane, SpanKind, Trace, TraceSpan
 from .launches import LaunchRun
 from .prices import Prices
-from .resources import Resources
+from .sharing import Sharing
 from .streams import Raised, SignalKey, SimStream, streams_of
 
 SimulatedMode: TypeAlias = Literal["streams", "graph"]
@@ -87,7 +87,7 @@ class _VirtualClock:
         self.raised: dict[SignalKey, Raised] = {}
         self.waiting: dict[SignalKey, list[Callable[[], None]]] = {}
         self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
-        self.resources = Resources(self.prices.limit, machine.device.sms, self.at, self.overheads.beside)
+        self.sharing = Sharing(self.prices.limit, machine.device.sms, self.at, self.overheads.beside)
         self.multiplied: dict[int, float] = {}  # by rank: µs of products, which slow a device down
         for stream in streams_of(made):
             self.later(stream, 0, self.overheads.frame)
@@ -252,17 +252,17 @@ class _VirtualClock:
     def _flow(self, now: float, src: int, dst: int, size: int, done: Callable[[], None]) -> None:
         """The bytes of a copy go, alone at the rate of what passes the fewest in a time."""
         uses = self.prices.moved(src, dst, size)
-        time = max(amount / self.prices.limit(resource) for resource, amount in uses.items())
+        time = max(amount / self.prices.limit(supply) for supply, amount in uses.items())
         if not time:
             done()
             return
-        task = self.resources.begin(now, {resource: amount / time for resource, amount in uses.items()})
+        activity = self.sharing.begin(now, {supply: amount / time for supply, amount in uses.items()})
 
         def come() -> None:
-            self.resources.end(self.now, task)
+            self.sharing.end(self.now, activity)
             done()
 
-        self.resources.call(now, task, time, come)
+        self.sharing.call(now, activity, time, come)
 
     def _launch(self, stream: SimStream, launch: DeviceLaunch, position: int, now: float) -> None:
         run = LaunchRun(self, stream, launch, now, lambda: self.proceed(stream, position + 1, self.now))

@@ -18,7 +18,7 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.machine.model import Machine, Port, TopologyKind
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.prices import Prices
-from ficco_rt.sim.resources import Resources, Task
+from ficco_rt.sim.sharing import Activity, Sharing
 
 RATE = 100.0  # bytes a microsecond
 
@@ -33,7 +33,7 @@ def ends(on: Machine, *copies: tuple[float, int, int, int]) -> list[float]:
     events: list[tuple[float, int, object]] = []
     order, found, now = count(), {}, 0.0
     prices = Prices(on, {})
-    shared = Resources(prices.limit, 1.0, lambda time, action: heappush(events, (time, next(order), action)))
+    shared = Sharing(prices.limit, 1.0, lambda time, action: heappush(events, (time, next(order), action)))
 
     def begin(i: int) -> None:
         start, src, dst, size = copies[i]
@@ -141,7 +141,7 @@ class Alone:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.order = count()
         self.ends: dict[str, float] = {}
-        self.shared = Resources(lambda _: 100.0, 10.0, self.at, beside)
+        self.shared = Sharing(lambda _: 100.0, 10.0, self.at, beside)
 
     def at(self, time: float, action: Callable[[], None]) -> None:
         heappush(self.events, (time, next(self.order), action))
@@ -156,7 +156,7 @@ class Alone:
 
         self.at(start, begin)
 
-    def end(self, name: str, task: Task) -> None:
+    def end(self, name: str, task: Activity) -> None:
         self.ends[name] = self.now
         self.shared.end(self.now, task)
 

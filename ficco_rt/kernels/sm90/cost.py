@@ -49,7 +49,9 @@ ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
-_ADDS = 8.0  # that a tile of 128 × 256 adds to what its output holds: its end reads it, and nothing hides that
+# … where a tile of 128 × 256 adds to what its output holds: its end reads that, and nothing hides the way. From four
+# rows of `uniform_fused_2d` in two pieces (docs/bench.md), which agree within 0.5; no kernel's own measurement.
+_ADDS = 12.5
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last groups may stay whole where the first ones are split
 
