@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,6 +68,7 @@ class LaunchRun:
         self.drawn = free  # until when the stream's lane is drawn
         self.free = 0.0  # on the launch's clock: when works that are not made in tiles have ended
         self.open = len(self.products)
+        self.sending: dict[Supply, deque[_Making]] = {}  # by port: products whose stores take it, one after another
         self.under_way: dict[int, Mapping[Supply, float]] = {}  # by product: what it uses a microsecond
 
     def _groups(self) -> TileGroups | None:
@@ -156,18 +157,30 @@ class LaunchRun:
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin
             if product.parts[-1].price.sent:
                 product.open += 1
-                sharing.call(now, activity, taken.first_end, lambda: self._send(number, product))
+                sharing.call(now, activity, taken.first_end, lambda: self._send(product))
         sharing.call(now, activity, begin, lambda: self._began(number, product, time))
         sharing.call(now, activity, stop, lambda: self._stopped(number, product))
 
-    def _send(self, number: int, product: _Making) -> None:
-        """The stores of a product on another rank begin when its first tile has ended."""
-        sharing, price = self.clock.sharing, product.parts[-1].price
+    def _send(self, product: _Making) -> None:
+        """The stores of a product on another rank begin when its first tile has ended, and those before it that take
+        the same port or link."""
+        way = next(supply for supply in product.parts[-1].price.sent if not isinstance(supply, int))
+        queue = self.sending.setdefault(way, deque())
+        queue.append(product)
+        if len(queue) == 1:
+            self._store(queue)
+
+    def _store(self, queue: deque[_Making]) -> None:
+        """The first of the products in a queue is stored, and those behind it afterwards."""
+        sharing, price = self.clock.sharing, queue[0].parts[-1].price
         time = price.sent_time
         activity = sharing.begin(self.clock.now, {supply: amount / time for supply, amount in price.sent.items()})
 
         def sent() -> None:
             sharing.end(self.clock.now, activity)
+            product = queue.popleft()
+            if queue:
+                self._store(queue)
             self._ended(product)
 
         sharing.call(self.clock.now, activity, time, sent)
