@@ -1,8 +1,8 @@
 """What work takes on a machine: pure functions of sizes. Bytes and operations in, microseconds out.
 
-They price one thing at a time: nothing here knows what else runs. The virtual clock of the host driver
-and the ideal that a run is compared with use the same functions, so that the two can be compared; only how long
-a copy's bytes take between ranks the clock finds itself, for others may share their way (`sim/links.py`).
+They price one thing at a time: nothing here knows what else runs. The virtual clock prices products by their kernels
+(`kernels/pace.py`) and finds itself what others leave (`sim/sharing.py`); docs/model.md has it all in one place. The
+constants that stand here by architecture or by a device's name are a machine's, and could stand in its profile.
 """
 
 from __future__ import annotations
@@ -19,18 +19,7 @@ STORES = 0.8  # of what copy engines reach on a link: loads and stores of multip
 SENT = 0.2  # of the links' time, what a GEMM loses that stores its product on another rank (docs/bench.md, `direct`)
 ADDED = 0.37  # of the time of a sum of the addends and the product: what is seen of it inside a GEMM (docs/kernels.md)
 
-# Microseconds that K costs which is split: once, and for each part of a tile of 128 × 256 (docs/kernels.md).
-SPLIT_TIME, PART_TIME = 3.0, 1.3
-
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Into how many parts K of the last wave's tiles is split, and the elements of a tile."""
-
-    parts: int
-    tile: int
 
 
 def gemm_rate(device: Device, dtype: str) -> float:
@@ -142,40 +131,13 @@ def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None 
     return max(kernel_time(machine, size, sms), link_time(machine, src, dst, size))
 
 
-def gemm_time(
-    machine: Machine,
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    sms: int | None = None,
-    *,
-    tiles: int | None = None,
-    split: Split | None = None,
-    batch: int = 1,
-    added: int = 0,
-) -> float:
-    """An [m, k] · [k, n] product (`batch` of them), without the launch.
-
-    The greater of its arithmetic and of its operands' way through memory, and of `added` bytes of addends what the
-    arithmetic does not hide. With `tiles`, the output tiles of a launch of its own, the arithmetic is rounded up to
-    whole waves of tiles over the multiprocessors: a GEMM of few tiles leaves the others idle. That is what cutting a
-    GEMM into pieces costs. K of the last wave's tiles may be `split` into parts, which fill that wave.
-    """
+def gemm_time(machine: Machine, m: int, n: int, k: int, dtype: str, sms: int | None = None) -> float:
+    """An [m, k] · [k, n] product, without the launch: the greater of its arithmetic, at the rate of large GEMMs, and of
+    its operands' way through memory. Nothing is rounded to tiles: what a kernel takes, its family says
+    (`kernels/pace.py`)."""
     device = machine.device
-    width = multiprocessors(device, sms)
-    arithmetic = 2.0 * batch * m * n * k / (gemm_rate(device, dtype) * width / device.sms)
-    if tiles:
-        full, rest = divmod(tiles, width)
-        parts = split.parts if split is not None and rest else 1
-        arithmetic *= (full + (1 / parts if rest else 0)) * width / tiles
-        if split is not None and parts > 1:
-            arithmetic += SPLIT_TIME + PART_TIME * parts * split.tile / (128 * 256)
-    item = TYPES[dtype].bytes
-    out = item * batch * m * n
-    shown = ADDED * kernel_time(machine, added + 2 * out, sms) if added else 0.0
-    moved = item * batch * (m * k + k * n) + out + added
-    return max(arithmetic + shown, moved / device.memory_rate)
+    arithmetic = 2.0 * m * n * k / (gemm_rate(device, dtype) * multiprocessors(device, sms) / device.sms)
+    return max(arithmetic, TYPES[dtype].bytes * (m * k + k * n + m * n) / device.memory_rate)
 
 
 def reduce_time(machine: Machine, terms: int, size: int, sms: int | None = None) -> float:

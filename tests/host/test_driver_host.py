@@ -688,15 +688,8 @@ def test_costs() -> None:
     # 2 · 100 · 100 · 100 operations at 1000; half the multiprocessors take twice as long
     assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16") == 2000
     assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16", 5) == 4000
-    # 11 tiles on 10 multiprocessors are two waves
-    assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16", tiles=11) == pytest.approx(2000 * 20 / 11)
-    assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16", tiles=20) == 2000
-    # terms of 1000 bytes cost a part of what it takes to read them and the product, and to write 20000 bytes
-    added = cost.ADDED * (1000 + 20000 + 20000) / 100
-    assert cost.gemm_time(MACHINE, 100, 100, 100, "bf16", added=1000) == pytest.approx(2000 + added)
     # a vector: 1 · 1000 + 1000 · 1000 + 1000 elements of 2 bytes at 100 bytes a microsecond
     assert cost.gemm_time(MACHINE, 1, 1000, 1000, "bf16") == pytest.approx(2 * 1_002_000 / 100)
-    assert cost.gemm_time(MACHINE, 1, 1000, 1000, "bf16", added=4000) == pytest.approx(2 * 1_004_000 / 100)
     assert cost.reduce_time(MACHINE, 3, 100) == 4
     assert cost.kernel_time(MACHINE, 100, 1) == 10
     assert cost.collective_time(MACHINE, "all_gather", 100) == 3 + 4 + 5
