@@ -16,6 +16,7 @@ from .probes import ROW
 
 BYTES = 2  # of an element
 _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
+LEAST = 0.1  # microseconds that anything takes
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
 
@@ -32,7 +33,8 @@ class Constant:
 
 def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constant]:
     """By name, as many as the probes tell. Times in microseconds, rates in bytes or operations a microsecond. `machine`
-    is what the plans were made for: its rate of GEMMs is taken as far as the model's times of large ones differ."""
+    is what the plans were made for: its rate of GEMMs, its launches and its signals change by as much as what was
+    measured differs from the model."""
     series = {s.probe.name: s.points for s in measured if len(s.points) > 1}
     found: dict[str, Constant] = {}
     found |= _copies(series, "push", "")
@@ -42,12 +44,13 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
         found["inside_rate"] = Constant(1 / rate, "bytes a µs", "inside", off)
     for name, prefix in (("launches", ""), ("launches as a graph", "graph_")):
         if name in series:
-            _, each, off = _line(series[name], lambda p: p["count"])
-            found[f"{prefix}launch_time"] = Constant(each, "µs", name, off)
+            more, off = _beyond(series[name], lambda p: p["count"])
+            found[f"{prefix}launch_time"] = Constant(max(LEAST, machine.device.launch_time + more), "µs", name, off)
     for name, prefix in (("hops", ""), ("hops as a graph", "graph_")):
         if name in series and "copy_time" in found:
-            _, each, off = _line(series[name], lambda p: p["hops"])
-            found[f"{prefix}signal_time"] = Constant(max(0.1, each - found["copy_time"].value), "µs", name, off)
+            more, off = _beyond(series[name], lambda p: p["hops"])
+            more -= found["copy_time"].value - machine.links.copy_time
+            found[f"{prefix}signal_time"] = Constant(max(LEAST, machine.links.signal_time + more), "µs", name, off)
     if "sum" in series:
         _, rate, off = _line(series["sum"], lambda p: (p["terms"] + 1) * BYTES * ROW * p["height"])
         found["memory_rate"] = Constant(1 / rate, "bytes a µs", "sum", off)
@@ -142,6 +145,13 @@ def _line(points: Sequence[Point], of: Callable[[Mapping[str, int]], float]) -> 
     """The time at 0 and the time of each, and the residual."""
     (start, each), off = _weighted([(1.0, of(p.params)) for p in points], points)
     return start, each, off
+
+
+def _beyond(points: Sequence[Point], of: Callable[[Mapping[str, int]], float]) -> tuple[float, float]:
+    """How much longer each takes than the model says, and the residual."""
+    _, each, off = _line(points, of)
+    _, modelled, _ = _line([replace(p, micros=p.modelled) for p in points], of)
+    return each - modelled, off
 
 
 def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> tuple[list[float], float]:
