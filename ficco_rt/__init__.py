@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .version import __version__ as __version__
+
 __all__ = [
     "Device",
     "Executor",
     "Links",
     "Machine",
+    "choose",
     "compile",
     "discover",
     "errors",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from . import errors
@@ -37,23 +40,52 @@ if TYPE_CHECKING:
     from .machine.model import Device, Links, Machine
     from .machine.profiles import AnyMachine
     from .plan.ir import Plan
+    from .select.choose import By, Choice
     from .trace import Trace
 
 
 def compile(schedule: str | Path, ranks: int, machine: AnyMachine | None = None, **params: object) -> Plan:
     """The proven, checked plan of a schedule (a path, or a library name) for `ranks` GPUs.
 
-    `params` replace the schedule's own, e.g. M=16384 or T="fp32"; numbers may be numpy's. `machine` is a
-    Machine, the path of a machine's file, or a stored one's name; the default is h200-switch. The plan holds it whole.
+    `params` replace the schedule's own, e.g. M=16384 or T="fp32"; numbers may be numpy's. What they leave open of a
+    shipped schedule's pieces (`chunks`, …) rules give, for these sizes on this machine (docs/choosing.md); a file of
+    your own keeps its own defaults. `machine` is a Machine, the path of a machine's file, or a stored one's name; the
+    default is h200-switch. The plan holds it whole.
 
     Raises ScheduleError (the text, with its lines), UsageError (unknown names, values that do not fit).
 
     Example: `compile("ag_gemm/hetero_fused_1d", ranks=4, M=256, N=128, K=64)`.
     """
-    from .compiler import compile_schedule
     from .machine.profiles import DEFAULT
+    from .select.defaults import compile_named
 
-    return compile_schedule(schedule, ranks, params, DEFAULT if machine is None else machine)
+    return compile_named(schedule, ranks, params, DEFAULT if machine is None else machine)
+
+
+def choose(
+    operation: str,
+    ranks: int,
+    machine: str | Machine | None = None,
+    by: By = "rules",
+    candidates: Iterable[object] | None = None,
+    **sizes: object,
+) -> Choice:
+    """Which schedule, with which pieces, for an operation of these sizes on a machine: a `Choice` with the schedule,
+    its params, the mode (graph or streams), the predicted microseconds, the reasons in words, the runners-up, and the
+    plan, which is compiled and proven when it is first asked for.
+
+    `by`: "rules", closed form, within a millisecond; "model", candidates simulated on the virtual clock, and kept;
+    "measured", the fastest of what `ficco tune` measured for these sizes on such a machine. `candidates` are your own
+    in place of the shipped ones: names or paths of schedules, or pairs of one and its params. `sizes` are all sizes of
+    the operation, and its types where they are not to be bf16.
+
+    Raises UsageError (no such operation, sizes missing, nothing measured), ScheduleError (sizes that do not fit).
+
+    Example: `choose("ag_gemm", ranks=8, M=8192, N=10240, K=8192).plan`.
+    """
+    from .select.choose import choose
+
+    return choose(operation, ranks, machine, by, candidates, sizes=sizes)
 
 
 def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) -> Machine:

@@ -14,6 +14,7 @@ from ficco_dsl.nodes import Schedule
 from . import files, kernel_files, library
 from .arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
+from .graph.bind import bind
 from .graph.budget import one_meter
 from .graph.build import build as build_graph
 from .graph.prove import prove
@@ -39,6 +40,21 @@ def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
     given = {name: plain(value) for name, value in (params or {}).items()}
     with compilation(number):
         return build_graph(schedule, number, given)
+
+
+def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> dict[str, object]:
+    """The value of every param and type of a schedule, the text's own where none is given; all tensors' shapes fit.
+    Raises ScheduleError, UsageError."""
+    number = whole(ranks, "ranks")
+    with compilation(number):
+        return dict(bind(schedule, number, {name: plain(value) for name, value in (params or {}).items()}).params)
+
+
+def plan_to_price(schedule: Schedule, ranks: int, params: Mapping[str, object], machine: Machine) -> plan_ir.Plan:
+    """A plan to be simulated and never to be run: it is neither proven nor checked. Of shipped schedules, which tests
+    prove."""
+    with compilation(ranks):
+        return lower(build(schedule, ranks, params), machine)
 
 
 def plan_of(graph: graph_ir.Graph, machine: Machine) -> plan_ir.Plan:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 
@@ -32,13 +34,45 @@ def root() -> Path:
 
 def entries() -> tuple[ShippedSchedule, ...]:
     """All shipped schedules, by name."""
-    base = root()
     found = []
-    for path in sorted(base.rglob(f"*{SUFFIX}")):
+    for name, path in shipped().items():
         text = path.read_text(encoding="utf-8", errors="replace")
-        name = str(path.relative_to(base).with_suffix("").as_posix())
         found.append(ShippedSchedule(name, path, title(text), right(text)))
     return tuple(found)
+
+
+def shipped() -> Mapping[str, Path]:
+    """The files of the shipped schedules, by name. They are looked for once in a process."""
+    return _found()
+
+
+@cache
+def _found() -> Mapping[str, Path]:
+    base = root()
+    paths = sorted(base.rglob(f"*{SUFFIX}"))
+    return {path.relative_to(base).with_suffix("").as_posix(): path for path in paths}
+
+
+def operations() -> dict[str, tuple[str, ...]]:
+    """The schedules of each operation, `ag_gemm` say: a folder of shipped schedules."""
+    found: dict[str, list[str]] = {}
+    for name in shipped():
+        operation, slash, _ = name.rpartition("/")
+        if slash:
+            found.setdefault(operation, []).append(name)
+    return {operation: tuple(names) for operation, names in found.items()}
+
+
+def shipped_name(path: Path | str) -> str | None:
+    """The library's name of a shipped schedule's file, by whatever path; None of any other file."""
+    file, base = located(str(path)), root().resolve()
+    try:
+        there = file.resolve()
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a zero byte
+        return None
+    if there.suffix != SUFFIX or not there.is_relative_to(base):
+        return None
+    return there.relative_to(base).with_suffix("").as_posix()
 
 
 def title(text: str) -> str:
@@ -90,7 +124,7 @@ def find(name: str) -> Path:
         raise UsageError(f"{name[:200]}: cannot be read: {error.strerror}") from error
     except ValueError:  # a zero byte: no file has such a name
         pass
-    known = {e.name: e.path for e in entries()}
+    known = shipped()
     wanted = name.removesuffix(SUFFIX).removeprefix("schedules/")
     if wanted in known:
         return known[wanted]

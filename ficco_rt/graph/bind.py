@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 from ..errors import UsageError
 from ..types import TYPES, Dtype
 from . import ir
-from .budget import LISTS, TENSORS, Budget
+from .budget import EXPRESSIONS, LISTS, NAMES, TENSORS, Budget
 from .evaluate import (
     DEEPEST,
     LARGEST,
@@ -20,6 +21,7 @@ from .evaluate import (
     STEPS,
     Mistake,
     Scope,
+    base_scope,
     compile_condition,
     compile_expr,
     number,
@@ -29,8 +31,37 @@ from .evaluate import (
 )
 from .evaluate import describe as describe_value
 
+MOST_RANKS = 1024
 MOST_EXTENT = 2**31 - 1  # kernels count elements of a dimension in 32 bits
 MOST_BYTES = 2**46  # of one tensor on one rank
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A schedule's sizes on so many ranks: every param and type, every tensor's shape, and what expressions see."""
+
+    values: Mapping[str, Any]  # of params
+    types: Mapping[str, Dtype]
+    scopes: Sequence[Scope]  # by rank
+    tensors: tuple[ir.Tensor, ...]
+    expressions: Budget
+
+    @property
+    def params(self) -> tuple[tuple[str, Any], ...]:
+        """The values of params, then of types."""
+        return (*self.values.items(), *self.types.items())
+
+
+def bind(schedule: n.Schedule, ranks: int, given: Mapping[str, object]) -> Sizes:
+    """All sizes of a schedule, with the given values in place of the text's defaults. Raises ScheduleError,
+    UsageError."""
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(f"{ranks} ranks; a schedule runs on 1 to {MOST_RANKS}")
+    values, types = bind_params(schedule, ranks, given)
+    budget, expressions = Budget(LISTS), Budget(EXPRESSIONS)
+    Budget(NAMES).spend(ranks * (ranks + len(values) + 2 * len(schedule.tensors)), schedule.span)
+    scopes = [{**base_scope(rank, ranks, budget), **values} for rank in range(ranks)]
+    return Sizes(values, types, scopes, build_tensors(schedule, scopes, types, expressions), expressions)
 
 
 def bind_params(

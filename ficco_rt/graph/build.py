@@ -10,18 +10,16 @@ from typing import Any, cast
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..errors import UsageError
 from ..region import Region
 from . import ir
 from .attributes import Attributes, word_of
-from .bind import bind_params, build_tensors, names_in
-from .budget import EXPRESSIONS, LISTS, NAMES, OPERATIONS, PIECES, STATEMENTS, Budget
+from .bind import bind, names_in
+from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
 from .claims import build_claims
 from .evaluate import (
     STEPS,
     Mistake,
     Scope,
-    base_scope,
     compile_condition,
     compile_expr,
     copied,
@@ -38,8 +36,6 @@ from .references import Reference
 from .rules import broken
 from .sums import begin_sums
 
-MOST_RANKS = 1024
-
 
 def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None = None) -> ir.Graph:
     """The graph of `schedule` for `ranks` ranks, with `params` in place of the text's defaults.
@@ -47,25 +43,21 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
     Params are ints or (nested) sequences of ints; a declared type's name takes a dtype, e.g. T="fp32".
     Raises ScheduleError with every mistake found, UsageError for a param that the schedule lacks.
     """
-    if not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"{ranks} ranks; a schedule runs on 1 to {MOST_RANKS}")
-    bound, types = bind_params(schedule, ranks, params or {})
-    budget, expressions = Budget(LISTS), Budget(EXPRESSIONS)
-    Budget(NAMES).spend(ranks * (ranks + len(bound) + 2 * len(schedule.tensors)), schedule.span)
-    scopes = [{**base_scope(rank, ranks, budget), **bound} for rank in range(ranks)]
-    tensors = build_tensors(schedule, scopes, types, expressions)
-    by_name = {t.name: t for t in tensors}
-    program = _Program(schedule, scopes, by_name, expressions)
+    sizes = bind(schedule, ranks, params or {})
+    by_name = {t.name: t for t in sizes.tensors}
+    program = _Program(schedule, sizes.scopes, by_name, sizes.expressions)
     program.expand()
-    claims, mistakes = build_claims(schedule, scopes, by_name, types, program.pieces_left, expressions)
+    claims, mistakes = build_claims(
+        schedule, sizes.scopes, by_name, sizes.types, program.pieces_left, sizes.expressions
+    )
     refuse(program.mistakes + mistakes)
     ops = begin_sums(program.ops, by_name)
     return ir.Graph(
         schedule=schedule.name,
         path=schedule.path,
         ranks=ranks,
-        params=tuple(bound.items()) + tuple(types.items()),
-        tensors=tensors,
+        params=sizes.params,
+        tensors=sizes.tensors,
         queues=tuple(program.queues.values()),
         stages=tuple(program.stages),
         kernels=program.kernels,

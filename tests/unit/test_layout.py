@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # What each place may import of the project besides itself. Leaves import nothing but each other where listed.
-LEAVES = {f"ficco_rt.{name}" for name in ("arguments", "cells", "env", "errors", "region", "trace", "types")}
+LEAVES = {f"ficco_rt.{name}" for name in ("arguments", "cells", "env", "errors", "region", "trace", "types", "version")}
 NODES = {"ficco_dsl.nodes", "ficco_dsl.diagnostics"}
 MACHINE = {"ficco_rt.machine"}
 GRAPH = {"ficco_rt.graph"}
@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.trace": set(),
     "ficco_rt.region": set(),
     "ficco_rt.types": set(),
+    "ficco_rt.version": set(),
     "ficco_rt.cells": {"ficco_rt.region"},
     "ficco_rt.arguments": {"ficco_rt.errors"},
     "ficco_rt.files": {"ficco_rt.errors"},
@@ -66,6 +67,16 @@ ALLOWED: dict[str, set[str]] = {
     | DEVICE
     | DRIVER_API
     | {"ficco_dsl", "ficco_rt.compiler", "ficco_rt.plan.ir", "ficco_rt.sim", "ficco_rt.exec"},
+    # chooses among plans: compiles and prices them; only its measurements run any
+    "ficco_rt.select": LEAVES
+    | NODES
+    | MACHINE
+    | PLAN
+    | {"ficco_rt.graph.bind", "ficco_rt.compiler", "ficco_rt.library", "ficco_rt.files", "ficco_rt.sim"},
+    "ficco_rt.select.tune": LEAVES
+    | MACHINE
+    | DRIVER_API
+    | {"ficco_rt.plan.ir", "ficco_rt.compiler", "ficco_rt.exec", "ficco_rt.select"},
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
 }

@@ -1,0 +1,156 @@
+"""What can be chosen: the shipped schedules of an operation, found in the library, with sensible values of what they
+leave open, and candidates of the caller's own."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ficco_dsl.nodes import Schedule
+
+from .. import compiler, library
+from ..arguments import plain
+from ..errors import UsageError
+from ..graph.bind import names_in
+from .facts import Facts
+from .rules import MOST, Given, given
+
+BASELINE = "serial"  # of every operation: do not overlap; its params are the operation's sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule, by its name in the library or its path, with values for what it leaves open besides sizes."""
+
+    schedule: str
+    params: tuple[tuple[str, object], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`ag_gemm/streamed chunks=4 deep=1:1:1:1`."""
+        return " ".join([self.schedule, *(f"{name}={shown(value)}" for name, value in self.params)])
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a claim is made for in several ways: its shipped schedules, and what its sizes are called."""
+
+    name: str
+    schedules: tuple[str, ...]
+    sizes: tuple[str, ...]
+    types: tuple[str, ...]
+
+
+def shown(value: object) -> str:
+    """A value of a parameter as `--set` takes it: `4`, `4:2:1`."""
+    return ":".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def operation_of(name: str) -> Operation:
+    """The operation of that name. Raises UsageError that says which there are."""
+    known = library.operations()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"there is no operation '{name[:80]}'; there are {', '.join(known)}{hint}")
+    baseline = f"{name}/{BASELINE}"
+    if baseline not in known[name]:
+        raise UsageError(f"operation {name} has no schedule '{BASELINE}', which says what its sizes are called")
+    schedule = text_of(baseline)
+    declared = {param.name for param in schedule.params}
+    sizes = tuple(p.name for p in schedule.params if not names_in(p.value) & declared)
+    return Operation(name, known[name], sizes, tuple(t.name for t in schedule.types))
+
+
+def bound_sizes(operation: Operation, ranks: int, sizes: Mapping[str, object]) -> dict[str, object]:
+    """All sizes and types of an operation. Raises UsageError (which are missing, which are unknown), ScheduleError
+    (sizes that its tensors cannot have)."""
+    missing = [name for name in operation.sizes if name not in sizes]
+    if missing:
+        example = " ".join(f"--set {name}=…" for name in missing)
+        raise UsageError(f"{operation.name} needs a value of {', '.join(missing)}: {example}")
+    wanted = {*operation.sizes, *operation.types}
+    for name in sizes:
+        if name not in wanted:
+            has = ", ".join([*operation.sizes, *operation.types])
+            chosen = sorted(s for s in operation.schedules if name in open_params(s))
+            hint = f"; {name} is chosen, and a schedule that is named takes it: {chosen[0]}" if chosen else ""
+            raise UsageError(f"operation {operation.name} has no size '{name}'; it has {has}{hint}")
+    bound = compiler.sizes(text_of(f"{operation.name}/{BASELINE}"), ranks, sizes)
+    return {name: value for name, value in bound.items() if name in wanted}
+
+
+def text_of(schedule: str) -> Schedule:
+    """The syntax tree of a schedule, by its name or its path."""
+    return _shipped(schedule) if schedule in library.shipped() else compiler.load(schedule)
+
+
+@cache
+def _shipped(name: str) -> Schedule:
+    """Parsed once in a process, as shipped schedules are looked for once."""
+    return compiler.load(library.shipped()[name])
+
+
+@cache
+def open_params(schedule: str) -> tuple[str, ...]:
+    """The params of a shipped schedule that its operation's baseline has not: those that are no sizes."""
+    baseline = f"{schedule.rpartition('/')[0]}/{BASELINE}"
+    sizes = {p.name for p in text_of(baseline).params} if baseline in library.shipped() else set()
+    return tuple(p.name for p in text_of(schedule).params if p.name not in sizes)
+
+
+def by_rules(f: Facts | None, schedule: str) -> tuple[Candidate, tuple[Given, ...]]:
+    """A shipped schedule with the values that rules give its parameters, and why. Others keep the text's."""
+    found = [given(f, schedule, name) for name in open_params(schedule)] if f is not None else []
+    values = tuple(value for value in found if value is not None)
+    return Candidate(schedule, tuple((value.param, value.value) for value in values)), values
+
+
+def _counts(value: object) -> Iterable[object]:
+    number = value if isinstance(value, int) else 1
+    return (other for other in (2 * number, number // 2) if 1 <= other <= 2 * MOST.value)
+
+
+# Other values that are worth trying beside the rules', by parameter. A parameter that is not here keeps the rules'.
+OTHERS: Mapping[str, Callable[[object], Iterable[object]]] = {
+    "chunks": _counts,
+    "deep": lambda _: ((1,), (1, 1, 1, 1)),
+    "taper": lambda _: ((3, 1), (4, 2, 1, 1)),
+    "first": lambda _: ((1,), (1, 1, 2)),
+    "last": lambda _: ((2, 1, 1), (1, 1, 1, 1)),
+}
+
+
+def variations(candidate: Candidate) -> tuple[Candidate, ...]:
+    """The candidate with one parameter changed."""
+    found = []
+    for i, (name, value) in enumerate(candidate.params):
+        for other in OTHERS[name](value) if name in OTHERS else ():
+            if other != value:
+                changed = (*candidate.params[:i], (name, other), *candidate.params[i + 1 :])
+                found.append(Candidate(candidate.schedule, changed))
+    return tuple(found)
+
+
+def own(candidates: Iterable[object]) -> tuple[Candidate, ...]:
+    """Candidates of the caller's: names or paths of schedules, or pairs of these and a mapping of parameters. Raises
+    UsageError."""
+    found: list[Candidate] = []
+    for i, entry in enumerate(candidates):
+        schedule, params = entry, {}
+        if isinstance(entry, Sequence) and not isinstance(entry, str) and len(entry) == 2:
+            schedule, params = entry
+        if not isinstance(schedule, str | Path) or not isinstance(params, Mapping):
+            raise UsageError(
+                f"candidate {i + 1} is no schedule: a name or a path is needed, or a pair of one and its parameters, "
+                f"such as ('ag_gemm/streamed', {{'chunks': 4}}); given {repr(entry)[:80]}"
+            )
+        path = library.find(str(schedule))
+        name = library.shipped_name(path) or str(path)
+        found.append(Candidate(name, tuple((str(n), plain(v)) for n, v in params.items())))
+    if not found:
+        raise UsageError("the list of candidates is empty: there is nothing to choose from")
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,245 @@
+"""Which schedule for which work: rules, the model or measured times, in one answer with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, get_args
+
+from .. import compiler
+from ..arguments import plain, whole
+from ..errors import UsageError
+from ..machine.model import Machine
+from ..machine.profiles import DEFAULT, chosen
+from ..plan.ir import Plan
+from . import memory, ranking, rules
+from .candidates import Candidate, Operation, bound_sizes, by_rules, operation_of, own, shown
+from .estimates import estimate, pieces
+from .facts import Facts, facts
+
+By: TypeAlias = Literal["rules", "model", "measured"]
+BY: tuple[str, ...] = get_args(By)
+NEXT = 4  # runners-up that are told
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate as it was ranked: microseconds by the choice's own measure; None where rules have no formula."""
+
+    schedule: str
+    params: tuple[tuple[str, object], ...]  # besides sizes
+    predicted: float | None
+
+    @property
+    def label(self) -> str:
+        return Candidate(self.schedule, self.params).label
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for an operation of these sizes on a machine, and why.
+
+    `predicted` is in microseconds: by a closed formula (`by` is "rules"), on the virtual clock ("model"), or the median
+    that was measured ("measured"). `plan` is compiled and proven when it is first asked for.
+    """
+
+    operation: str
+    ranks: int
+    machine: Machine
+    by: By
+    schedule: str
+    params: Mapping[str, object]  # sizes, types and what was chosen: all that `compile` takes
+    mode: Literal["graph", "streams"]
+    predicted: float | None
+    why: tuple[str, ...]  # sentences, the deciding one first
+    options: tuple[Option, ...]  # the choice and the runners-up, best first
+
+    @property
+    def runners_up(self) -> tuple[Option, ...]:
+        """What comes next."""
+        return self.options[1:]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The proven, checked plan. Raises ScheduleError where the schedule cannot have these sizes."""
+        return compiler.compile_schedule(self.schedule, self.ranks, self.params, self.machine)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What is asked, with all sizes bound."""
+
+    operation: Operation
+    ranks: int
+    machine: Machine
+    sizes: Mapping[str, object]
+    facts: Facts | None
+    own: tuple[Candidate, ...] | None
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The caller's own, or each shipped schedule with the values of the rules."""
+        return self.own or tuple(by_rules(self.facts, name)[0] for name in self.operation.schedules)
+
+    def answer(
+        self, by: By, options: Sequence[Option], mode: tuple[str, str], why: Iterable[str], told: int = NEXT
+    ) -> Choice:
+        best = options[0]
+        how, reason = mode
+        return Choice(
+            operation=self.operation.name,
+            ranks=self.ranks,
+            machine=self.machine,
+            by=by,
+            schedule=best.schedule,
+            params={**self.sizes, **dict(best.params)},
+            mode="graph" if how == "graph" else "streams",
+            predicted=best.predicted,
+            why=(*why, reason),
+            options=tuple(options[: told + 1]),
+        )
+
+
+def choose(
+    operation: str,
+    ranks: int,
+    machine: str | Machine | None = None,
+    by: By = "rules",
+    candidates: Iterable[object] | None = None,
+    measured: memory.Memory | None = None,
+    sizes: Mapping[str, object] | None = None,
+) -> Choice:
+    """See `ficco_rt.choose`. `measured` are the times to go by; by default the user's own (`memory.place`)."""
+    if by not in BY:
+        raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
+    asked = question(operation, ranks, machine, candidates, sizes)
+    if by == "rules":
+        return _by_rules(asked)
+    if by == "model":
+        return _by_model(asked)
+    return _by_measured(asked, memory.stored() if measured is None else measured)
+
+
+def question(
+    operation: str,
+    ranks: int,
+    machine: str | Machine | None = None,
+    candidates: Iterable[object] | None = None,
+    sizes: Mapping[str, object] | None = None,
+) -> _Question:
+    """The question with its sizes bound. Raises UsageError, ScheduleError."""
+    known = operation_of(operation)
+    number = whole(ranks, "ranks")
+    bound = bound_sizes(known, number, {name: plain(value) for name, value in (sizes or {}).items()})
+    target = chosen(DEFAULT if machine is None else machine, number)
+    dtype = str(next((bound[name] for name in known.types), "bf16"))
+    found = facts(known.name, number, bound, target, dtype)
+    return _Question(known, number, target, bound, found, None if candidates is None else own(candidates))
+
+
+# ---------------------------------------------------------------- rules
+
+
+def _by_rules(asked: _Question) -> Choice:
+    f = asked.facts
+    if f is None:
+        raise UsageError(f"no rules speak of {asked.operation.name}; take --by model, or by='model'")
+    priced = [Option(c.schedule, c.params, estimate(f, c.schedule, dict(c.params))) for c in asked.candidates()]
+    known = sorted((o for o in priced if o.predicted is not None), key=lambda o: o.predicted or 0.0)
+    rule = rules.deciding(f)
+    wanted = f"{f.operation}/{rule.schedules[f.operation]}"
+    why = [f"rule '{rule.name}': {rule.why(f)}"]
+    best = next((o for o in known if o.schedule == wanted), None)
+    if best is None:  # the caller's own candidates are without it
+        if not known:
+            raise UsageError(
+                "the rules speak of shipped schedules alone, and none of the candidates is one; take --by model, or "
+                "by='model'"
+            )
+        best = known[0]
+        why = [f"{wanted}, which the rules would take, is not among the candidates; by closed formulas this is next"]
+    values = () if asked.own is not None else by_rules(f, best.schedule)[1]
+    why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
+    options = [best, *(o for o in known if o is not best)]
+    return asked.answer("rules", options, rules.mode(_commands(f, best), best.predicted or 0.0), why)
+
+
+def _commands(f: Facts, option: Option) -> float:
+    """Commands of a plan over all ranks, about: a piece is copied, waited for, multiplied and told of."""
+    count = max([1, *(pieces(value).count for _, value in option.params)])
+    return f.ranks * (1 + 2.5 * f.peers * count)
+
+
+# ---------------------------------------------------------------- the model
+
+
+def ranked(asked: _Question) -> ranking.Ranking:
+    """The model's ranking, kept from before or made now."""
+    key = ranking.Key(
+        asked.operation.name,
+        asked.ranks,
+        tuple(asked.sizes.items()),
+        ranking.machine_hash(asked.machine),
+        ranking.version(),
+        None if asked.own is None else ranking.own_texts(asked.own),
+    )
+    found = ranking.kept(key)
+    if found is None:
+        listed = asked.own
+        if listed is None:
+            first = _deciding(asked.facts)
+            listed = ranking.shortlist(asked.operation, asked.facts, first)
+        found = ranking.rank(listed, asked.ranks, asked.sizes, asked.machine)
+        ranking.keep(key, found)
+    return found
+
+
+def _deciding(f: Facts | None) -> str | None:
+    """The schedule that the rules choose."""
+    return None if f is None else f"{f.operation}/{rules.deciding(f).schedules[f.operation]}"
+
+
+def _by_model(asked: _Question) -> Choice:
+    found = ranked(asked)
+    options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in found.ranked]
+    best = found.ranked[0]
+    count = len(options)
+    why = [f"the fastest of {count} candidates" if count > 1 else "the one candidate that there is"]
+    why[0] += f" on the virtual clock of {asked.machine.name}"
+    if asked.own is None and asked.facts is not None:
+        rule = rules.deciding(asked.facts)
+        wanted = _deciding(asked.facts)
+        same = "and the rules say the same schedule" if wanted == best.candidate.schedule else f"the rules say {wanted}"
+        why.append(f"{same} (rule '{rule.name}': {rule.why(asked.facts)})")
+    why += [f"{c.label} cannot be compiled: {reason}" for c, reason in found.refused]
+    return asked.answer("model", options, rules.mode(best.commands, best.predicted), why, len(options))
+
+
+# ---------------------------------------------------------------- measured times
+
+
+def _by_measured(asked: _Question, known: memory.Memory) -> Choice:
+    where = memory.setting(asked.operation.name, asked.ranks, asked.sizes, asked.machine)
+    times = known.of(where)
+    if asked.own is not None:
+        times = tuple(t for t in times if t.candidate in asked.own)
+    if not times:
+        others = ", ".join(known.other_versions(where))
+        older = f" by this version; there are times of version {others}" if others else ""
+        raise UsageError(
+            f"nothing was measured for {where.words}{older}; `ficco tune {asked.operation.name}` with these sizes on "
+            "such GPUs measures it, FICCO_MEASURED names a file of measured times"
+        )
+    best = times[0]
+    options: dict[Candidate, Option] = {}
+    for t in times:  # from the fastest on: a candidate in its better mode
+        options.setdefault(t.candidate, Option(t.candidate.schedule, t.candidate.params, t.median))
+    why = [
+        f"the fastest of {len(options)} that were measured on {best.driver}, {best.date[:10]}: median of {best.runs} "
+        f"runs, {best.least:.4g} to {best.most:.4g} µs"
+    ]
+    other = next((t for t in times if t.candidate == best.candidate and t.mode != best.mode), None)
+    mode = f"{best.mode}, as measured"
+    if other is not None:
+        mode += f": {best.median:.4g} µs beside {other.median:.4g}"
+    return asked.answer("measured", list(options.values()), (best.mode, mode), why, len(options))

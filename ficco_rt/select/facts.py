@@ -1,0 +1,172 @@
+"""What rules go by: one operation's sizes on one machine, as bytes and microseconds.
+
+Everything here is closed form. The machine's constants that rules rest on are the fields of `Constants`, read from a
+Machine in one place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..machine.cost import gemm_rate
+from ..machine.model import Machine, TopologyKind
+from ..types import TYPES
+
+Sizes = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """A machine's constants that rules rest on. Rates are a microsecond, times are microseconds."""
+
+    machine: str
+    links: TopologyKind
+    link_rate: float  # bytes, one way, of a port or a link
+    copy_time: float  # what a separate copy costs beyond its bytes
+    signal_time: float  # until another rank sees a signal
+    launch_time: float
+    memory_rate: float  # bytes
+    gemm_rate: float  # operations of a large product of the type
+    sms: int
+
+
+def constants(machine: Machine, dtype: str) -> Constants:
+    """The constants of a machine for products of a type."""
+    device, links = machine.device, machine.links
+    return Constants(
+        machine=machine.name,
+        links=links.kind,
+        link_rate=links.rate,
+        copy_time=links.copy_time,
+        signal_time=links.signal_time,
+        launch_time=device.launch_time,
+        memory_rate=device.memory_rate,
+        gemm_rate=gemm_rate(device, dtype),
+        sms=device.sms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the busiest rank of an operation does: an [m, k] · [k, n] product, and the elements that it sends a peer."""
+
+    m: int
+    n: int
+    k: int
+    sent: float
+    instead: float | None = None  # the elements that a stationary schedule sends a peer
+    out: float | None = None  # those of them that wait for a product
+
+
+def _number(sizes: Sizes, name: str) -> int:
+    value = sizes[name]
+    assert isinstance(value, int)  # bound by the language before any rule is asked
+    return value
+
+
+def _ag_gemm(ranks: int, sizes: Sizes) -> Shape:
+    m, n, k = (_number(sizes, name) for name in "MNK")
+    out = m * n / ranks**2
+    return Shape(m, n // ranks, k, sent=m * k / ranks, instead=k * n / ranks + out, out=out)
+
+
+def _gemm_rs(ranks: int, sizes: Sizes) -> Shape:
+    m, n, k = (_number(sizes, name) for name in "MNK")
+    return Shape(m, n, k // ranks, sent=m * n / ranks, instead=(m / ranks + n) * k / ranks, out=0.0)
+
+
+def _gemm_ar(ranks: int, sizes: Sizes) -> Shape:
+    m, n, k = (_number(sizes, name) for name in "MNK")
+    return Shape(m, n, k // ranks, sent=m * n / ranks)
+
+
+def _a2a_gemm(ranks: int, sizes: Sizes) -> Shape:
+    counts, n, k = sizes["counts"], _number(sizes, "N"), _number(sizes, "K")
+    assert isinstance(counts, Sequence)
+    rows = [[int(c) for c in row] for row in counts]
+    out = max((sum(row) - row[i] for i, row in enumerate(rows)), default=0)
+    inward = [sum(row[e] for row in rows) for e in range(ranks)]
+    return Shape(max(inward), n, k, sent=out * k / max(1, ranks - 1))
+
+
+# By operation. One that is not here has no rules; the model ranks its schedules all the same.
+SHAPES: dict[str, Callable[[int, Sizes], Shape]] = {
+    "a2a_gemm": _a2a_gemm,
+    "ag_gemm": _ag_gemm,
+    "gemm_ar": _gemm_ar,
+    "gemm_rs": _gemm_rs,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One operation of known sizes on one machine. Times are microseconds."""
+
+    operation: str
+    ranks: int
+    shape: Shape
+    item: int  # bytes of an element
+    c: Constants
+
+    @property
+    def peers(self) -> int:
+        return self.ranks - 1
+
+    @property
+    def gemm(self) -> float:
+        """The whole product of a rank: its arithmetic, or its operands' way through memory."""
+        s = self.shape
+        return max(2.0 * s.m * s.n * s.k / self.c.gemm_rate, self.memory(s.m * s.k + s.k * s.n + s.m * s.n))
+
+    @property
+    def own(self) -> float:
+        """A shard's part of the product."""
+        return self.gemm / self.ranks
+
+    @property
+    def shard(self) -> float:
+        """The bytes that a peer is sent, on their way."""
+        return self.way(self.shape.sent)
+
+    @property
+    def passes(self) -> int:
+        """How often such bytes travel: there, and in an all-reduce back."""
+        return 2 if self.operation == "gemm_ar" else 1
+
+    @property
+    def copies(self) -> float:
+        """All that a rank sends, one whole copy a peer after the other."""
+        return self.passes * self.peers * (self.shard + self.c.copy_time)
+
+    @property
+    def ratio(self) -> float:
+        """The product's time as a multiple of the copies' time."""
+        return self.gemm / self.copies if self.copies else float("inf")
+
+    @property
+    def pace(self) -> float:
+        """The time that a shard is multiplied in, as a multiple of the time that it comes in."""
+        return self.own / (self.shard + self.c.copy_time)
+
+    @property
+    def smaller(self) -> float:
+        """What a stationary schedule sends, as a part of what is usually sent."""
+        instead, sent = self.shape.instead, self.shape.sent
+        return instead / sent if instead is not None and sent else float("inf")
+
+    def way(self, elements: float) -> float:
+        """Elements on a link."""
+        return elements * self.item / self.c.link_rate
+
+    def memory(self, elements: float) -> float:
+        """Elements read or written in a device's memory."""
+        return elements * self.item / self.c.memory_rate
+
+
+def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str) -> Facts | None:
+    """The facts of an operation that rules know; of any other, None. `sizes` are bound."""
+    shape = SHAPES.get(operation)
+    if shape is None:
+        return None
+    return Facts(operation, ranks, shape(ranks, sizes), TYPES[dtype].bytes, constants(machine, dtype))

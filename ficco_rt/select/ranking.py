@@ -1,0 +1,195 @@
+"""The model's choice: candidates simulated on the virtual clock, from the fastest to the slowest, and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .. import compiler, env, files, library
+from ..errors import ScheduleError, UsageError
+from ..machine.model import Machine
+from ..sim.simulate import simulate
+from .candidates import BASELINE, Candidate, Operation, by_rules, text_of, variations
+from .estimates import estimate, pieces
+from .facts import Facts
+
+FORM = 1  # of the cache's files
+SLOW = 1.4  # times the best closed form: a schedule above it is not worth a simulation
+NEAR = 1.15  # and other values of its parameters above this
+VARIED = 3  # schedules of which other values are tried
+WORK = 2000  # copies and products of all candidates, over all ranks: some 0.2 ms each
+FEWEST = 4  # candidates that are simulated however large they are
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A candidate with its modelled time in microseconds and the commands of its plan, over all ranks."""
+
+    candidate: Candidate
+    predicted: float
+    commands: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Candidates from the fastest to the slowest, and those that could not be compiled, with the reason."""
+
+    ranked: tuple[Ranked, ...]
+    refused: tuple[tuple[Candidate, str], ...] = ()
+
+
+def shortlist(operation: Operation, f: Facts | None, first: str | None) -> tuple[Candidate, ...]:
+    """The candidates that are worth a simulation: schedules with the values of the rules, then other values of the
+    best; the schedule that the rules choose first, and the baseline always."""
+    if f is None:
+        return tuple(Candidate(name) for name in operation.schedules)
+    baseline = f"{operation.name}/{BASELINE}"
+    priced = [(estimate(f, c.schedule, dict(c.params)), c) for c in (by_rules(f, s)[0] for s in operation.schedules)]
+    best = min((time for time, _ in priced if time is not None), default=0.0)
+    kept = sorted(
+        ((time or 0.0, c) for time, c in priced if time is None or time <= SLOW * best or c.schedule == first),
+        key=lambda p: (p[1].schedule != first, p[0]),
+    )
+    others = [
+        (time, v)
+        for _, c in kept[:VARIED]
+        for v in variations(c)
+        if (time := estimate(f, v.schedule, dict(v.params))) is not None and time <= NEAR * best
+    ]
+    found = [c for _, c in kept] + [c for _, c in sorted(others, key=lambda p: p[0])]
+    chosen: list[Candidate] = [c for _, c in priced if c.schedule == baseline]
+    work = sum(_work(f, c) for c in chosen)
+    for candidate in found:
+        work += _work(f, candidate)
+        if candidate not in chosen and (work <= WORK or len(chosen) < FEWEST):
+            chosen.append(candidate)
+    return tuple(chosen)
+
+
+def _work(f: Facts, candidate: Candidate) -> int:
+    """Copies and products of a candidate, about."""
+    return 2 * f.ranks * f.peers * max([1, *(pieces(value).count for _, value in candidate.params)])
+
+
+def rank(
+    candidates: Sequence[Candidate], ranks: int, sizes: Mapping[str, object], machine: Machine, proven: bool = False
+) -> Ranking:
+    """Simulate the candidates. Shipped schedules are compiled without proof, for tests prove them and whoever runs the
+    chosen one proves it again; others are proven."""
+    ranked, refused = [], []
+    for candidate in candidates:
+        given = {**sizes, **dict(candidate.params)}
+        try:
+            if library.shipped_name(library.find(candidate.schedule)) is not None and not proven:
+                plan = compiler.plan_to_price(text_of(candidate.schedule), ranks, given, machine)
+            else:
+                plan = compiler.compile_schedule(candidate.schedule, ranks, given, machine)
+        except (ScheduleError, UsageError) as error:
+            refused.append((candidate, str(error).splitlines()[0]))
+            continue
+        commands = sum(len(stream.commands) for stream in plan.streams)
+        ranked.append(Ranked(candidate, simulate(plan, machine).duration, commands))
+    if not ranked:
+        reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in refused)
+        raise UsageError(f"none of the candidates can be compiled for these sizes:\n{reasons}")
+    order = {c: i for i, c in enumerate(candidates)}
+    return Ranking(tuple(sorted(ranked, key=lambda r: (r.predicted, order[r.candidate]))), tuple(refused))
+
+
+# ---------------------------------------------------------------- kept answers
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What an answer is for. The cache's file is named after its hash."""
+
+    operation: str
+    ranks: int
+    sizes: tuple[tuple[str, object], ...]
+    machine: str  # the hash of all that the model knows of it
+    version: str  # of this package: its files, as they were changed last
+    candidates: tuple[str, ...] | None = None  # the caller's own, with their texts' hashes
+
+    @property
+    def digest(self) -> str:
+        return _hash(asdict(self))
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def machine_hash(machine: Machine) -> str:
+    """A hash of all that a machine says, but for its name and the source of its numbers."""
+    return _hash(asdict(replace(machine, name="", source="")))[:16]
+
+
+@cache
+def version() -> str:
+    """A hash of what decides on an answer: when the package's files and the shipped schedules were changed last."""
+    package = Path(__file__).resolve().parents[1]
+    found = []
+    for path in sorted((*package.rglob("*.py"), *library.root().rglob(f"*{library.SUFFIX}"))):
+        state = path.stat()
+        found.append((path.name, state.st_mtime_ns, state.st_size))
+    return _hash(found)[:16]
+
+
+def own_texts(candidates: Iterable[Candidate]) -> tuple[str, ...]:
+    """What tells the caller's candidates from any others: their parameters, and what their files say."""
+    return tuple(
+        f"{c.label} {hashlib.sha256(files.read_bytes(library.find(c.schedule))).hexdigest()}" for c in candidates
+    )
+
+
+_KEPT: dict[Key, Ranking] = {}  # answers of this process; a lost one is only made again
+
+
+def kept(key: Key) -> Ranking | None:
+    """The answer to a question that was asked before, in this process or in another one."""
+    if key not in _KEPT:
+        with suppress(OSError, ValueError, KeyError, TypeError):  # none, or a file that somebody else wrote
+            _KEPT[key] = _decoded(json.loads(_file(key).read_text(encoding="utf-8")))
+    return _KEPT.get(key)
+
+
+def keep(key: Key, ranking: Ranking) -> None:
+    """Keep an answer; where the cache's folder cannot be written, in this process alone."""
+    _KEPT[key] = ranking
+    path = _file(key)
+    with suppress(OSError, UsageError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.write_atomic(path, _encoded(ranking))
+
+
+def _file(key: Key) -> Path:
+    return env.cache_folder() / "choices" / f"{key.digest[:32]}.json"
+
+
+def _encoded(ranking: Ranking) -> str:
+    ranked = [[r.candidate.schedule, r.candidate.params, r.predicted, r.commands] for r in ranking.ranked]
+    refused = [[c.schedule, c.params, reason] for c, reason in ranking.refused]
+    return json.dumps({"ficco_choices": FORM, "ranked": ranked, "refused": refused})
+
+
+def _decoded(value: Mapping[str, Any]) -> Ranking:
+    if value["ficco_choices"] != FORM or not value["ranked"]:
+        raise ValueError("of another form")
+    ranked = tuple(Ranked(_candidate(s, p), float(t), int(n)) for s, p, t, n in value["ranked"])
+    return Ranking(ranked, tuple((_candidate(s, p), str(reason)) for s, p, reason in value["refused"]))
+
+
+def _candidate(schedule: object, params: object) -> Candidate:
+    if not isinstance(params, list):
+        raise ValueError("of another form")
+    return Candidate(str(schedule), tuple((str(name), _tuples(value)) for name, value in params))
+
+
+def _tuples(value: object) -> object:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,151 @@
+"""Measure the model's best few on the GPUs at hand. The one module of `select` that runs anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Literal
+
+from .. import compiler
+from ..driver.registry import device_count, discover
+from ..errors import DeviceError, NumbersError, UsageError
+from ..exec.executor import Executor
+from ..exec.inputs import fresh_inputs
+from ..exec.verify import verified_run
+from ..plan.ir import Plan
+from .candidates import Candidate
+from .choose import question, ranked
+from .memory import MODES, Memory, Setting, Time, setting
+
+GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
+HOST = (
+    "the host backend has no times to remember: what it tells is modelled for a machine, which `ficco choose --by "
+    "model` says at once. tune measures on GPUs: --backend cuda, or hip"
+)
+SIM = "sim models times and measures none, which `ficco choose --by model` says at once; tune measures on GPUs"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    best: int = 4  # candidates of the model's ranking
+    rounds: int = 3  # passes over all candidates, each in both modes
+    iters: int = 10  # timed runs of a pass
+    warmup: int = 3  # runs before these
+    verify: bool = True
+    timeout: float = 60.0  # seconds for a run
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was measured, and which candidates could not be."""
+
+    setting: Setting
+    times: tuple[Time, ...]  # from the fastest to the slowest
+    failed: tuple[tuple[Candidate, str], ...]
+
+    @property
+    def memory(self) -> Memory:
+        return Memory({self.setting: self.times})
+
+
+def gpu_backend(name: str) -> Literal["cuda", "hip"]:
+    """The backend to measure on. Raises UsageError (one that measures nothing), DeviceError (there are no GPUs)."""
+    if name == "host":
+        raise UsageError(HOST)
+    if name == "sim":
+        raise UsageError(SIM)
+    if name == "auto":
+        for gpu in GPUS:
+            if device_count(gpu):
+                return gpu
+        raise DeviceError(f"no GPU is found. {HOST[:1].upper()}{HOST[1:]}")
+    if name not in GPUS:
+        raise UsageError(f"there is no backend '{name}'; tune measures on cuda or hip, or auto finds one")
+    return "hip" if name == "hip" else "cuda"
+
+
+def tune(
+    operation: str,
+    ranks: int | None,
+    sizes: Mapping[str, object],
+    backend: str = "auto",
+    ranks_per_gpu: int = 1,
+    effort: Effort | None = None,
+    candidates: Sequence[object] | None = None,
+    say: Say = lambda _: None,
+) -> Tuned:
+    """Measure the best few candidates of an operation, each on streams and as a graph, by turns.
+
+    Every candidate's numbers are verified before it is timed. `say` is told what is measured at the moment.
+    Raises UsageError, DeviceError, and NumbersError where a candidate computes what it should not.
+    """
+    effort = effort or Effort()
+    driver = gpu_backend(backend)
+    number = device_count(driver) * ranks_per_gpu if ranks is None else ranks
+    machine = discover(driver, number, ranks_per_gpu)
+    asked = question(operation, number, machine, candidates, sizes)
+    best = [r.candidate for r in ranked(asked).ranked]
+    best = best if candidates is not None else best[: effort.best]
+    where = setting(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
+
+    plans: dict[Candidate, Plan] = {}
+    failed: list[tuple[Candidate, str]] = []
+    for candidate in best:
+        say(f"compiling {candidate.label}")
+        given = {**asked.sizes, **dict(candidate.params)}
+        plans[candidate] = compiler.compile_schedule(candidate.schedule, number, given, machine)
+
+    taken: dict[tuple[Candidate, str], list[float]] = {}
+    told = ""
+    for turn in range(effort.rounds):
+        for candidate in list(plans):
+            say(f"round {turn + 1} of {effort.rounds}: {candidate.label}")
+            try:
+                with Executor(
+                    plans[candidate], driver, machine=machine, ranks_per_gpu=ranks_per_gpu, timeout=effort.timeout
+                ) as executor:
+                    told = executor.driver.describe()
+                    _prepare(executor, candidate, effort.verify and turn == 0)
+                    for mode in MODES:
+                        taken.setdefault((candidate, mode), []).extend(_timed(executor, mode, effort))
+            except DeviceError as error:  # memory: other candidates may take less
+                failed.append((candidate, str(error).splitlines()[0]))
+                del plans[candidate]
+                for mode in MODES:
+                    taken.pop((candidate, mode), None)
+    if not taken:
+        reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in failed)
+        raise DeviceError(f"none of the candidates could be measured:\n{reasons}")
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    times = [
+        Time(candidate, mode, median(runs), min(runs), max(runs), len(runs), date, told)
+        for (candidate, mode), runs in taken.items()
+    ]
+    return Tuned(where, tuple(sorted(times, key=lambda t: t.median)), tuple(failed))
+
+
+def _prepare(executor: Executor, candidate: Candidate, verify: bool) -> None:
+    """Inputs in place, and once a candidate the numbers verified."""
+    if verify:
+        found = verified_run(executor)
+        if not found.ok:
+            raise NumbersError(f"{candidate.label}: {found.worst}")
+        return
+    for name, arrays in fresh_inputs(executor.plan, 0).items():
+        for rank, array in enumerate(arrays):
+            executor.write(name, rank, array)
+
+
+def _timed(executor: Executor, mode: str, effort: Effort) -> list[float]:
+    executor.graph = mode == "graph"
+    times = []
+    for run in range(effort.warmup + effort.iters):
+        executor.run()
+        if run >= effort.warmup:
+            times.append(executor.duration)
+    return times
