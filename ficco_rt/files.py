@@ -53,6 +53,7 @@ TRACE = FileKind("trace", (".json",))
 PICTURE = FileKind("picture", (".svg", ".html"))
 REPORT = FileKind("report", (".json",))
 MACHINE = FileKind("machine", (".toml",))
+MEASURED = FileKind("file of measured times", (".json",))
 
 
 def check_outputs(

@@ -330,6 +330,71 @@ def machine_verb(**options: Any) -> int:
     return show_machine(**options)
 
 
+_by = click.option(
+    "--by",
+    default="rules",
+    metavar="rules|model|measured",
+    help="What chooses: closed rules, simulation, or times that `ficco tune` measured.  [default: rules]",
+)
+_candidates = click.option(
+    "--candidates",
+    metavar="FILE.json",
+    help="Choose among these: a list of schedules, or of {schedule, params}.  [default: the shipped ones]",
+)
+
+
+def _operations(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete an operation's name to."""
+    from .. import library
+
+    return [CompletionItem(name) for name in library.operations() if name.startswith(begun)]
+
+
+@ficco.command("choose", short_help="Say which schedule an operation should get, and why.", no_args_is_help=True)
+@click.argument("operation", metavar="OPERATION", shell_complete=_operations)
+@_gpus("8")
+@_set
+@_machine
+@_by
+@_candidates
+@click.option("--measured", metavar="FILE.json", help="Measured times to go by.  [default: your own]")
+@_json
+def choose(**options: Any) -> int:
+    """Say which schedule, with which pieces, an operation such as ag_gemm should get for its sizes on a machine.
+
+    Prints the choice, its predicted time, the reasons, and what comes next (docs/choosing.md).
+    """
+    from .choosing import choose
+
+    return choose(**options)
+
+
+@ficco.command("tune", short_help="Measure an operation's best schedules and remember.", no_args_is_help=True)
+@click.argument("targets", nargs=-1, required=True, metavar="OPERATION|FILE...", shell_complete=_operations)
+@_gpus("all GPUs")
+@_set
+@click.option("--backend", default="auto", metavar="auto|cuda|hip", help="The GPUs to measure on.  [default: auto]")
+@click.option(
+    "--ranks-per-gpu", type=_number(1, 1024), default=1, metavar="N", help="Ranks that share a GPU.  [default: 1]"
+)
+@click.option(
+    "--best", type=_number(1, 100), default=4, metavar="N", help="Candidates of the model's ranking.  [default: 4]"
+)
+@click.option("--rounds", type=_number(1, 1000), default=3, metavar="N", help="Passes over them.  [default: 3]")
+@click.option("--iters", type=_number(1, 1_000_000), default=10, metavar="N", help="Runs of a pass.  [default: 10]")
+@click.option("--no-verify", is_flag=True, help="Do not compare the candidates' results with a reference.")
+@_candidates
+@click.option("--merge", is_flag=True, help="Put files of measured times together in one, -o; nothing is measured.")
+@click.option("--output", "-o", metavar="FILE.json", help="The file to add the times to.  [default: your own]")
+@_json
+def tune(**options: Any) -> int:
+    """Measure the model's best few schedules of an operation on this machine's GPUs, and remember their times, which
+    `ficco choose --by measured` goes by."""
+    from .choosing import tune
+
+    return tune(**options)
+
+
 @ficco.command("timeline", short_help="Draw a trace.", no_args_is_help=True)
 @click.argument("trace", metavar="trace.json")
 @click.option(

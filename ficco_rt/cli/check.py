@@ -71,7 +71,7 @@ def check(
             continue
         for ranks in (None,) if source.is_plan and gpus is None else numbers:
             try:
-                job = compile_job(Request(source, ranks, settings, machine, trust), progress)
+                job = compile_job(Request(source, ranks, settings, machine, trust, rules=False), progress)
             except Exception as caught:  # noqa: BLE001  told at once, then the next one has its turn
                 wrong(target, ranks, caught)
                 continue

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..graph.ir import Graph
     from ..machine.model import Machine
     from ..plan.ir import Plan
+    from ..select.rules import Given
 
 MAX_GPUS = 1024
 DEFAULT_GPUS = 8
@@ -53,6 +54,7 @@ class Request:
     settings: tuple[str, ...]
     machine: str | None
     trust: bool = False  # whether a stored plan may name files anywhere
+    rules: bool = True  # whether rules give a shipped schedule what is left open
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Job:
     warnings: tuple[Diagnostic, ...]
     texts: Mapping[str, str]
     proof_time: float  # µs
+    given: tuple[Given, ...] = ()  # what rules gave
 
     @property
     def unproven(self) -> tuple[str, ...]:
@@ -118,18 +121,35 @@ def parse(source: Source) -> Schedule:
         return ficco_dsl.parse_bytes(source.data, source.name)
 
 
-def build_graph(request: Request, progress: Progress) -> Graph:
-    """Parse and bind: the schedule's graph on `request.gpus` ranks, not yet proven."""
-    from ..compiler import build
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A schedule's graph, not yet proven, and the machine to compile it for."""
 
+    graph: Graph
+    machine: Machine
+    given: tuple[Given, ...]
+
+
+def build_graph(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Built:
+    """Parse and bind for `request.gpus` ranks. `found` gives the machine of so many ranks that is at hand, where the
+    request names none."""
+    from ..compiler import build
+    from ..select.defaults import open_values
+
+    ranks = request.gpus or DEFAULT_GPUS
     with progress.step("importing and parsing"):
         schedule = parse(request.source)
     try:
         settings = parse_settings(request.settings)
     except UsageError as error:
         raise UsageError(f"{error}\n{describe_params(schedule, request.source.texts)}") from error
+    at_hand = found if request.machine is None else None
+    machine = machine_of(request.machine, ranks) if at_hand is None else at_hand(ranks)
     with progress.step("binding sizes"):
-        return build(schedule, request.gpus or DEFAULT_GPUS, settings)
+        file = request.source.file
+        given = open_values(file, ranks, settings, machine) if request.rules and not isinstance(file, int) else ()
+        values = {**settings, **{value.param: value.value for value in given}}
+        return Built(build(schedule, ranks, values), machine, given)
 
 
 def machine_of(name: str | None, ranks: int) -> Machine:
@@ -140,8 +160,7 @@ def machine_of(name: str | None, ranks: int) -> Machine:
 
 
 def compile_job(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Job:
-    """Everything from text (or stored plan) to a proven, checked plan. `found` gives the machine of so many ranks
-    that is at hand, where the request names none."""
+    """Everything from text (or stored plan) to a proven, checked plan; `found` as of `build_graph`."""
     if request.source.is_plan:
         return _stored(request, progress, found)
     from .. import compiler, kernel_files, library
@@ -151,9 +170,8 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
 
     source = request.source
     with sourced(source.texts), compiler.compilation(request.gpus or DEFAULT_GPUS):
-        graph = build_graph(request, progress)
-        at_hand = found is not None and request.machine is None
-        machine = found(graph.ranks) if found is not None and at_hand else machine_of(request.machine, graph.ranks)
+        built = build_graph(request, progress, found)
+        graph, machine = built.graph, built.machine
         begin = time.perf_counter()
         with progress.step("proving"):
             prove(graph)
@@ -164,7 +182,7 @@ def compile_job(request: Request, progress: Progress, found: Callable[[int], Mac
             check(plan)
     title = library.title(source.data.decode("utf-8", "replace"))
     warnings = compiler.lint(graph, machine)
-    return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time)
+    return Job(source.name, title, machine, plan, graph, warnings, source.texts, proof_time, built.given)
 
 
 def _stored(request: Request, progress: Progress, found: Callable[[int], Machine] | None) -> Job:

@@ -231,7 +231,7 @@ def _emit(options: Options) -> int:
 
         # not proven: who wants to see the graph often wants to see why
         with sourced(source.texts):
-            sys.stdout.write(graph_text(build_graph(request, progress)))
+            sys.stdout.write(graph_text(build_graph(request, progress).graph))
         return 0
     job = compile_job(request, progress)
     warn(job.warnings, job.texts)

@@ -24,7 +24,7 @@ SLOW = 1.4  # times the best closed form: a schedule above it is not worth a sim
 NEAR = 1.15  # and other values of its parameters above this
 VARIED = 3  # schedules of which other values are tried
 WORK = 2000  # copies and products of all candidates, over all ranks: some 0.2 ms each
-FEWEST = 4  # candidates that are simulated however large they are
+FEWEST = 4  # schedules that are simulated whatever the closed forms say
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,8 @@ def shortlist(operation: Operation, f: Facts | None, first: str | None) -> tuple
     baseline = f"{operation.name}/{BASELINE}"
     priced = [(estimate(f, c.schedule, dict(c.params)), c) for c in (by_rules(f, s)[0] for s in operation.schedules)]
     best = min((time for time, _ in priced if time is not None), default=0.0)
-    kept = sorted(
-        ((time or 0.0, c) for time, c in priced if time is None or time <= SLOW * best or c.schedule == first),
-        key=lambda p: (p[1].schedule != first, p[0]),
-    )
+    ordered = sorted(((time or 0.0, c) for time, c in priced), key=lambda p: (p[1].schedule != first, p[0]))
+    kept = [(time, c) for i, (time, c) in enumerate(ordered) if i < FEWEST or time <= SLOW * best]
     others = [
         (time, v)
         for _, c in kept[:VARIED]

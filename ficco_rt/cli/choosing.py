@@ -1,0 +1,269 @@
+"""`ficco choose` and `ficco tune`, and an operation in place of a schedule."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import files, library
+from ..errors import UsageError
+from .common import DEFAULT_GPUS, count, machine_of
+from .console import Progress, Style, table
+from .drawing import show_time
+from .report import print_json
+from .settings import parse_settings, show_params
+
+if TYPE_CHECKING:
+    from ..machine.model import Machine
+    from ..select.choose import Choice, Option
+    from ..select.memory import Time
+    from ..select.tune import Tuned
+
+_MEASURE = {
+    "rules": "by a closed formula for {machine}, not measured",
+    "model": "modelled for {machine}, not measured",
+    "measured": "measured on {device}",
+}
+
+
+def is_operation(target: str) -> bool:
+    """Whether a target is an operation, such as ag_gemm, and no file's name."""
+    return target in library.operations() and not Path(target).is_file()
+
+
+def choose(
+    operation: str,
+    gpus: int | None,
+    settings: tuple[str, ...],
+    machine: str | None,
+    by: str,
+    candidates: str | None,
+    measured: str | None,
+    as_json: bool,
+) -> int:
+    """Print which schedule an operation gets, and why."""
+    with Progress().step("choosing"):
+        made = chosen(operation, gpus, settings, machine_of(machine, gpus or DEFAULT_GPUS), by, candidates, measured)
+    if as_json:
+        print_json(record(made))
+    else:
+        sys.stdout.write(report(made, Style(sys.stdout)))
+    return 0
+
+
+def chosen(
+    operation: str,
+    gpus: int | None,
+    settings: tuple[str, ...],
+    machine: Machine,
+    by: str,
+    candidates: str | None = None,
+    measured: str | None = None,
+) -> Choice:
+    """The choice for what a command line says."""
+    from ..select import memory
+    from ..select.choose import BY, choose
+
+    if by not in BY:
+        raise UsageError(f"--by {by[:40]}: a choice is made by {', '.join(BY)}")
+    if measured is not None and by != "measured":
+        raise UsageError("--measured names a file of measured times, which --by measured goes by")
+    known = None if measured is None else memory.load(measured)
+    own = None if candidates is None else candidates_of(candidates)
+    sizes = parse_settings(settings)
+    by_: Any = by
+    return choose(operation, gpus or DEFAULT_GPUS, machine, by_, own, known, sizes)
+
+
+def candidates_of(path: str) -> list[object]:
+    """The candidates of a file: a JSON list of schedules' names or paths, or of objects with `schedule` and `params`.
+
+    Raises UsageError with the entry that is wrong."""
+    try:
+        entries = json.loads(files.read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: is no JSON: {str(error)[:80]}") from error
+    if not isinstance(entries, list):
+        raise UsageError(f'{path}: a list is needed, such as ["ag_gemm/serial", {_EXAMPLE}]')
+    found: list[object] = []
+    for i, entry in enumerate(entries):
+        if isinstance(entry, str):
+            found.append(entry)
+            continue
+        if not isinstance(entry, dict) or not isinstance(entry.get("schedule"), str):
+            raise UsageError(f"{path}: entry {i + 1} is no candidate: a schedule's name or {_EXAMPLE} is needed")
+        params = entry.get("params", {})
+        if not isinstance(params, dict) or entry.keys() - {"schedule", "params"}:
+            raise UsageError(f"{path}: entry {i + 1}: a candidate has schedule and params, as in {_EXAMPLE}")
+        found.append((entry["schedule"], params))
+    return found
+
+
+_EXAMPLE = '{"schedule": "ag_gemm/streamed", "params": {"chunks": 4}}'
+
+
+def settings_of(choice: Choice, given: Sequence[str]) -> tuple[str, ...]:
+    """`--set`s that make a schedule's run the chosen one: the caller's, and what was chosen."""
+    said = parse_settings(given)
+    return (*given, *(f"{name}={_plain(value)}" for name, value in choice.params.items() if name not in said))
+
+
+def _plain(value: object) -> str:
+    return "[" + ",".join(map(_plain, value)) + "]" if isinstance(value, tuple | list) else str(value)
+
+
+# ---------------------------------------------------------------- words
+
+
+def record(choice: Choice) -> dict[str, object]:
+    """What --json prints."""
+    return {
+        "operation": choice.operation,
+        "ranks": choice.ranks,
+        "machine": choice.machine.name,
+        "by": choice.by,
+        "schedule": choice.schedule,
+        "params": dict(choice.params),
+        "mode": choice.mode,
+        "predicted_us": choice.predicted,
+        "why": list(choice.why),
+        "candidates": [
+            {"schedule": o.schedule, "params": dict(o.params), "predicted_us": o.predicted} for o in choice.options
+        ],
+    }
+
+
+def headline(choice: Choice) -> str:
+    """The choice in a line."""
+    return f"{choice.options[0].label}, {_how(choice.mode)}"
+
+
+def _how(mode: str) -> str:
+    return "as a graph" if mode == "graph" else "on streams"
+
+
+def report(choice: Choice, style: Style) -> str:
+    """The choice for people."""
+    best, machine = choice.options[0], choice.machine
+    given = ", ".join(f"{n} = {_plain(v)}" for n, v in choice.params.items() if n not in dict(best.params))
+    measure = _MEASURE[choice.by].format(machine=machine.name, device=machine.device.name)
+    rows = [
+        ("for", f"{choice.operation} on {count(choice.ranks, 'GPU')}: {given}"),
+        ("predicted", f"{style(_time(best), 'bold')}, {measure}"),
+        *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
+    ]
+    text = f"{style(headline(choice), 'bold')}\n{table(rows)}\n"
+    if choice.runners_up:
+        others = [(o.label, _time(o), _beside(o, best)) for o in choice.runners_up]
+        text += f"next\n{table(others, right=frozenset({1, 2}))}\n"
+    return text
+
+
+def _time(option: Option) -> str:
+    return "unknown" if option.predicted is None else show_time(option.predicted)
+
+
+def _beside(option: Option, best: Option) -> str:
+    if not option.predicted or not best.predicted:
+        return ""
+    return f"{100 * (option.predicted / best.predicted - 1):+.1f} %"
+
+
+# ---------------------------------------------------------------- tune
+
+
+def tune(
+    targets: tuple[str, ...],
+    gpus: int | None,
+    settings: tuple[str, ...],
+    backend: str,
+    ranks_per_gpu: int,
+    best: int,
+    rounds: int,
+    iters: int,
+    no_verify: bool,
+    candidates: str | None,
+    merge: bool,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Measure an operation's best candidates and remember their times, or merge files of such times."""
+    from ..select import memory
+
+    if merge:
+        return _merge(targets, settings, output, as_json)
+    if len(targets) != 1:
+        raise UsageError("name one operation, such as ag_gemm; --merge takes files of measured times")
+    from ..select.tune import Effort, tune
+
+    path = Path(output) if output is not None else memory.place()
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files.check_outputs([(files.MEASURED, path)])
+    known = memory.load(path) if path.exists() else memory.EMPTY
+    sizes = parse_settings(settings)
+    own = None if candidates is None else candidates_of(candidates)
+    effort = Effort(best=best, rounds=rounds, iters=iters, verify=not no_verify)
+    progress = Progress()
+    with progress.step("measuring"):
+        found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own)
+    memory.save(memory.merged([known, found.memory]), path)
+    if as_json:
+        print_json(_tuned_record(found, path))
+    else:
+        sys.stdout.write(_tuned_report(found, path))
+    return 0
+
+
+def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | None, as_json: bool) -> int:
+    from ..select import memory
+
+    if settings:
+        raise UsageError("--merge puts files together and measures nothing: it takes no --set")
+    if len(targets) < 2 or output is None:
+        raise UsageError(
+            "--merge takes two files or more and the file to write: ficco tune --merge A.json B.json -o C.json"
+        )
+    files.check_outputs([(files.MEASURED, output)], targets)
+    made = memory.merged(memory.load(path) for path in targets)
+    memory.save(made, output)
+    number = sum(map(len, made.times.values()))
+    if as_json:
+        print_json({"output": output, "settings": len(made.times), "times": number})
+    else:
+        sys.stdout.write(f"{output}: {count(number, 'time')} of {count(len(made.times), 'setting')}\n")
+    return 0
+
+
+def _tuned_record(found: Tuned, path: Path) -> dict[str, object]:
+    return {
+        "output": str(path),
+        "operation": found.setting.operation,
+        "ranks": found.setting.ranks,
+        "device": found.setting.device,
+        "sizes": dict(found.setting.sizes),
+        "times": [_time_record(t) for t in found.times],
+        "failed": [{"schedule": c.schedule, "params": dict(c.params), "reason": r} for c, r in found.failed],
+    }
+
+
+def _time_record(t: Time) -> Mapping[str, object]:
+    params = dict(t.candidate.params)
+    spread = {"least_us": t.least, "most_us": t.most, "runs": t.runs}
+    return {"schedule": t.candidate.schedule, "params": params, "mode": t.mode, "us": t.median, **spread}
+
+
+def _tuned_report(found: Tuned, path: Path) -> str:
+    where = found.setting
+    lines = [f"{where.operation} on {count(where.ranks, 'rank')} of {where.device}: {show_params(where.sizes)}"]
+    rows = [
+        (t.candidate.label, _how(t.mode), show_time(t.median), f"{show_time(t.least)} to {show_time(t.most)}")
+        for t in found.times
+    ]
+    lines.append(table(rows, right=frozenset({2})))
+    lines += [f"  {c.label} was not measured: {reason}" for c, reason in found.failed]
+    lines.append(f"medians of {count(found.times[0].runs, 'run')} each; remembered in {path}")
+    return "\n".join(lines) + "\n"
