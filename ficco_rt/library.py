@@ -128,6 +128,9 @@ def find(name: str) -> Path:
     wanted = name.removesuffix(SUFFIX).removeprefix("schedules/")
     if wanted in known:
         return known[wanted]
+    members = operations().get(name)
+    if members is not None:
+        raise UsageError(f"{name} is an operation, of {', '.join(members)}; 'ficco choose {name}' chooses among them")
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
     near += [k for k in known if k.split("/")[-1] == wanted.split("/")[-1] and k not in near]
     hint = f"; did you mean {' or '.join(near[:3])}?" if near else "; 'ficco list' names the shipped ones"

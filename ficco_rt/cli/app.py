@@ -95,8 +95,20 @@ def _schedules(_context: click.Context, _parameter: click.Parameter, begun: str)
     return [*map(CompletionItem, names), CompletionItem(begun, type="file")]
 
 
+def _operations(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete an operation's name to."""
+    from .. import library
+
+    return [CompletionItem(name) for name in library.operations() if name.startswith(begun)]
+
+
+def _targets(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete what is run to: operations, too."""
+    return [*_operations(context, parameter, begun), *_schedules(context, parameter, begun)]
+
+
 _run_options = _options(
-    click.argument("target", metavar="SCHEDULE|plan.json", shell_complete=_schedules),
+    click.argument("target", metavar="SCHEDULE|OPERATION|plan.json", shell_complete=_targets),
     _gpus("all GPUs, 8 without any, or the plan's own"),
     _set,
     click.option(
@@ -114,7 +126,7 @@ _run_options = _options(
     ),
     click.option(
         "--graph/--no-graph",
-        default=False,
+        default=None,
         help="Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",
     ),
     click.option(
@@ -175,6 +187,11 @@ _run_options = _options(
         metavar="N",
         help="With --emit device-plan: for processes with so many ranks each.  [default: one process]",
     ),
+    click.option(
+        "--by",
+        metavar="rules|model|measured",
+        help="With an OPERATION: what chooses its schedule.  [default: rules]",
+    ),
     _trust,
     _json,
 )
@@ -193,7 +210,8 @@ def run(**options: Any) -> int:
     """Compile a schedule, run it, and say how right and how fast it is.
 
     SCHEDULE is a .ficco file, a name in the library (see `ficco list`) such as ag_gemm/hetero_fused_1d, or `-`
-    for standard input, which may hold a plan, too.
+    for standard input, which may hold a plan, too. For an OPERATION, such as ag_gemm, the schedule is chosen
+    (see `ficco choose`).
     """
     return _run(**options)
 
@@ -341,13 +359,6 @@ _candidates = click.option(
     metavar="FILE.json",
     help="Choose among these: a list of schedules, or of {schedule, params}.  [default: the shipped ones]",
 )
-
-
-def _operations(_context: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """What a shell may complete an operation's name to."""
-    from .. import library
-
-    return [CompletionItem(name) for name in library.operations() if name.startswith(begun)]
 
 
 @ficco.command("choose", short_help="Say which schedule an operation should get, and why.", no_args_is_help=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, library
 from ..errors import UsageError
-from .common import DEFAULT_GPUS, count, machine_of
-from .console import Progress, Style, table
+from .common import DEFAULT_GPUS, Job, count, machine_of
+from .console import Progress, Style, show_path, table
 from .drawing import show_time
 from .report import print_json
 from .settings import parse_settings, show_params
@@ -134,6 +134,18 @@ def record(choice: Choice) -> dict[str, object]:
             {"schedule": o.schedule, "params": dict(o.params), "predicted_us": o.predicted} for o in choice.options
         ],
     }
+
+
+def reasons(job: Job) -> list[str]:
+    """Why a run is of this schedule with these values."""
+    if job.choice is not None:
+        first, *others = job.choice.why
+        return [f"chosen for {job.choice.operation} by {_BY[job.choice.by]}: {first}", *others]
+    given = [f"{g.param} = {_plain(g.value)} by a rule: {g.why}" for g in job.given]
+    return [f"named on the command line ({show_path(job.path)})", *given]
+
+
+_BY = {"rules": "rules", "model": "the model", "measured": "measured times"}
 
 
 def headline(choice: Choice) -> str:

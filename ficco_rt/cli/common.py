@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..graph.ir import Graph
     from ..machine.model import Machine
     from ..plan.ir import Plan
+    from ..select.choose import Choice
     from ..select.rules import Given
 
 MAX_GPUS = 1024
@@ -70,6 +71,7 @@ class Job:
     texts: Mapping[str, str]
     proof_time: float  # µs
     given: tuple[Given, ...] = ()  # what rules gave
+    choice: Choice | None = None  # which has named the schedule
 
     @property
     def unproven(self) -> tuple[str, ...]:

@@ -14,16 +14,20 @@ from .. import __version__, env
 from ..errors import NumbersError, UsageError
 from ..files import PICTURE, TRACE, check_outputs, write_atomic
 from .check import proof_words
+from .choosing import chosen, is_operation, reasons, settings_of
+from .choosing import record as choice_record
 from .common import (
+    DEFAULT_GPUS,
     Job,
     Request,
     build_graph,
     compile_job,
     count,
     join_words,
+    machine_of,
     read,
 )
-from .console import Progress, Style, show_path, sourced, table
+from .console import Progress, Style, sourced, table
 from .drawing import rank_uses, show_time
 from .report import error_record, error_text, print_json, say, warn
 from .settings import show_params
@@ -31,6 +35,7 @@ from .settings import show_params
 if TYPE_CHECKING:
     from ..device.ir import Mode
     from ..exec.verify import Verification
+    from ..select.choose import Choice
     from ..trace import Trace
 
 GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
@@ -47,7 +52,7 @@ class Options:
     settings: tuple[str, ...]
     backend: str
     ranks_per_gpu: int
-    graph: bool
+    graph: bool | None  # None: as is chosen, or on streams
     timeout: int
     machine: str | None
     order: str | None
@@ -61,6 +66,7 @@ class Options:
     mode: Mode | None
     ranks_per_process: int | None
     trust: bool
+    by: str | None
     as_json: bool
 
 
@@ -111,6 +117,7 @@ class Result:
 
 def run(options: Options) -> int:
     """The whole command; 4 if the numbers are wrong."""
+    options, choice = _named(options)
     if options.emit:
         return _emit(options)
     _of_device_plans_alone(options)
@@ -134,6 +141,7 @@ def run(options: Options) -> int:
         job = _gpu_job(request, options, backend, progress)
     else:
         job = compile_job(request, progress)
+    job = replace(job, choice=choice)
     order = _order(options.order, job)
     warn(job.warnings, job.texts)
     if backend == "sim":
@@ -159,10 +167,30 @@ def run(options: Options) -> int:
     return 4
 
 
+def _named(options: Options) -> tuple[Options, Choice | None]:
+    """An operation in place of a schedule: the chosen one, with the values and, on GPUs, the mode of the choice."""
+    if not is_operation(options.target):
+        if options.by is not None:
+            raise UsageError(f"--by says what chooses for an operation, such as ag_gemm; {options.target} is none")
+        return options, None
+    backend, ranks = "sim" if options.emit else _backend_of(options), options.gpus or DEFAULT_GPUS
+    if backend in GPUS:
+        from ..driver.registry import device_count, discover
+
+        ranks = options.gpus or max(1, device_count(backend)) * options.ranks_per_gpu
+        machine = discover(backend, ranks, options.ranks_per_gpu)
+    else:
+        machine = machine_of(options.machine, ranks)
+    choice = chosen(options.target, ranks, options.settings, machine, options.by or "rules")
+    graph = choice.mode == "graph" if options.graph is None and backend in GPUS else options.graph
+    settings = settings_of(choice, options.settings)
+    return replace(options, target=choice.schedule, gpus=ranks, settings=settings, graph=graph), choice
+
+
 def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
     """The backend that is meant: auto is that of the GPUs, where there are some and nothing else asks for the host."""
     backend = options.backend
-    for_gpus = options.graph or options.ranks_per_gpu != 1
+    for_gpus = bool(options.graph) or options.ranks_per_gpu != 1
     if backend == "auto":
         from ..driver.registry import device_count
 
@@ -349,7 +377,7 @@ def _execute(
                 del host[:-1]  # the run on normal data is the timed one
         times = [executor.duration] if verification else []
         timed = options.iters or (0 if verification else 1)
-        executor.graph = options.graph
+        executor.graph = bool(options.graph)
         if options.graph and verification is not None and verification.ok:
             with progress.step("comparing the replayed graph"):
                 check_replay(executor)
@@ -372,7 +400,7 @@ def _execute(
         job=job,
         backend=backend,
         devices=devices,
-        graph=options.graph,
+        graph=bool(options.graph),
         plan_hash=plan_hash,
         seed=options.seed,
         order=order if backend == "host" else None,
@@ -404,6 +432,8 @@ def record(result: Result) -> dict[str, object]:
         "clock": result.trace.clock,
         "ranks": plan.ranks,
         "params": dict(plan.params),
+        "given": {g.param: {"value": g.value, "rule": g.rule, "why": g.why} for g in job.given},
+        "choice": None if job.choice is None else choice_record(job.choice),
         "verified": compared.ok if compared else None,
         "integers": compared.integers if compared else None,
         "proven": job.proven,
@@ -463,7 +493,7 @@ def report(result: Result, style: Style) -> str:
     proof = f", {proof_words(job)}" if job.graph is None and job.proven else ""
     limits = f"max(computing {show_time(result.compute_alone)}, moving {show_time(result.communication_alone)})"
     rows = [
-        ("why", f"named on the command line ({show_path(job.path)})"),
+        *(("why" if i == 0 else "", reason) for i, reason in enumerate(reasons(job))),
         ("backend", _backend(result)),
         ("params", show_params(plan.params) or "none"),
         ("numbers", _numbers(result, style)),
