@@ -81,6 +81,10 @@ class _Question:
         """The caller's own, or each shipped schedule with the values of the rules."""
         return self.own or tuple(by_rules(self.facts, name)[0] for name in self.operation.schedules)
 
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate is one that is asked about."""
+        return candidate.schedule in self.operation.schedules if self.own is None else candidate in self.own
+
     def answer(
         self, by: By, options: Sequence[Option], mode: tuple[str, str], why: Iterable[str], told: int = NEXT
     ) -> Choice:
@@ -184,7 +188,7 @@ def ranked(asked: _Question) -> ranking.Ranking:
         None if asked.own is None else ranking.own_texts(asked.own),
     )
     found = ranking.kept(key)
-    if found is None:
+    if found is None or not all(asked.knows(r.candidate) for r in found.ranked):
         listed = asked.own
         if listed is None:
             first = _deciding(asked.facts)
@@ -220,9 +224,8 @@ def _by_model(asked: _Question) -> Choice:
 
 def _by_measured(asked: _Question, known: memory.Memory) -> Choice:
     where = memory.setting(asked.operation.name, asked.ranks, asked.sizes, asked.machine)
-    times = known.of(where)
-    if asked.own is not None:
-        times = tuple(t for t in times if t.candidate in asked.own)
+    # a file of times may come from anywhere: it names no schedule but those that are asked about
+    times = tuple(t for t in known.of(where) if asked.knows(t.candidate))
     if not times:
         others = ", ".join(known.other_versions(where))
         older = f" by this version; there are times of version {others}" if others else ""
