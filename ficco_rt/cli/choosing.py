@@ -141,8 +141,12 @@ def reasons(job: Job) -> list[str]:
     if job.choice is not None:
         first, *others = job.choice.why
         return [f"chosen for {job.choice.operation} by {_BY[job.choice.by]}: {first}", *others]
-    given = [f"{g.param} = {_plain(g.value)} by a rule: {g.why}" for g in job.given]
-    return [f"named on the command line ({show_path(job.path)})", *given]
+    return [f"named on the command line ({show_path(job.path)})", *given_words(job)]
+
+
+def given_words(job: Job) -> list[str]:
+    """The values that rules gave where the caller left something open, and why."""
+    return [f"{g.param} = {_plain(g.value)} by a rule: {g.why}" for g in job.given]
 
 
 _BY = {"rules": "rules", "model": "the model", "measured": "measured times"}

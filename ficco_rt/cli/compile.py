@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..files import PLAN, check_outputs, write_atomic
 from .check import operations, proof_words
+from .choosing import given_words
 from .common import Request, compile_job, count, read
 from .console import Progress
 from .report import warn
@@ -37,5 +38,6 @@ def compile_plan(
     sys.stdout.write(
         f"{output}: {plan.schedule} for {count(plan.ranks, 'GPU')} of {plan.machine}, {proof_words(job)}, "
         f"{count(operations(plan), 'operation')}, hash {content_hash(plan)}\n"
+        + "".join(f"  {words}\n" for words in given_words(job))
     )
     return 0

@@ -15,6 +15,7 @@ from ..plan.ir import Plan, SignalFlag
 from ..trace import base_name
 from ..types import TYPES
 from .check import operations, proof_words, waits
+from .choosing import given_words
 from .common import Job, Request, compile_job, count, join_words, read
 from .console import Progress, Style, table
 from .drawing import show_bytes, show_flops, show_time
@@ -57,6 +58,7 @@ def gather(job: Job) -> Facts:
         "ranks": graph.ranks,
         "machine": machine.name,
         "params": dict(graph.params),
+        "given": given_words(job),
         "computes": [claim.text for claim in graph.claims],
         "proof": proof_words(job),
         "unproven": job.unproven,
@@ -362,6 +364,7 @@ def render(facts: Facts, style: Style) -> str:
         f"{count(facts['ranks'], 'rank')} of {facts['machine']}, with "
         + (show_params(facts["params"].items()) or "no params")
     )
+    out += facts["given"]
     for text in facts["computes"]:  # a claim without its proof has been an error
         out.append(f"computes {text.removeprefix('computes').strip()}: proven")
     if facts["unproven"]:

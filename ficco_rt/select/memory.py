@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +196,8 @@ def _time(entry: Mapping[str, Any]) -> Time:
     if mode not in MODES:
         raise ValueError(f"mode is {' or '.join(MODES)}, not {mode[:20]}")
     median, least, most = (_positive(entry, name) for name in ("us", "least_us", "most_us"))
-    date = _text(entry, "date")
-    datetime.fromisoformat(date)
+    date = datetime.fromisoformat(_text(entry, "date"))
+    date = date.replace(tzinfo=UTC) if date.tzinfo is None else date.astimezone(UTC)
     return Time(
         Candidate(_text(entry, "schedule"), params),
         mode,
@@ -205,7 +205,7 @@ def _time(entry: Mapping[str, Any]) -> Time:
         least,
         most,
         _whole(entry, "runs"),
-        date,
+        date.isoformat(timespec="milliseconds"),
         _text(entry, "driver"),
     )
 

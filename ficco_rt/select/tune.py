@@ -121,7 +121,7 @@ def tune(
     if not taken:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in failed)
         raise DeviceError(f"none of the candidates could be measured:\n{reasons}")
-    date = datetime.now(UTC).isoformat(timespec="seconds")
+    date = datetime.now(UTC).isoformat(timespec="milliseconds")
     times = [
         Time(candidate, mode, median(runs), min(runs), max(runs), len(runs), date, told)
         for (candidate, mode), runs in taken.items()

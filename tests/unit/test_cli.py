@@ -148,7 +148,8 @@ def test_version(run: Callable[..., Ending]) -> None:
          "ficco-run: invalid value for '--emit': 'ptx' is not one of 'graph', 'plan', 'plan-json', "
          "'device-plan', 'device-plan-json'\n"
          "try 'ficco-run --help'\n"),
-        (["ficco-run", "--gpus", "2"], "ficco-run: missing argument 'SCHEDULE|plan.json'\ntry 'ficco-run --help'\n"),
+        (["ficco-run", "--gpus", "2"],
+         "ficco-run: missing argument 'SCHEDULE|OPERATION|plan.json'\ntry 'ficco-run --help'\n"),
         (["ficco", "explain"], None),
         (["ficco", "check", "x", "--gpus", "1,two"],
          "ficco check: --gpus 1,two: expected numbers from 1 to 1024 with commas between, such as 1,2,4,8\n"),
@@ -591,7 +592,7 @@ def test_explain(run: Callable[..., Ending], here: Path) -> None:
 
 
 def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) -> None:
-    words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4")
+    words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4", "--set", "first=1:1:2", "--set", "last=2:1:1")
     out = run(*words).out
     assert "512 × 4096 × 1024 (m × n × k), with a sum of 0 or 1 term, 25.8 GFLOP\n" in out
     assert "       streamed: 1 persistent launch with own, whose works wait for flags or raise them\n" in out
@@ -605,8 +606,8 @@ def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) ->
 
 
 FIELDS = [
-    "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "verified",
-    "integers", "proven", "unproven", "rel_err",
+    "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
+    "choice", "verified", "integers", "proven", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "host_us", "plan_hash", "version",
 ]  # fmt: skip

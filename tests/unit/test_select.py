@@ -329,7 +329,9 @@ def test_sizes_that_do_not_divide_are_the_schedules_to_refuse() -> None:
 # ---------------------------------------------------------------- measured times
 
 
-def time_of(name: str, us: float, mode: str = "streams", date: str = "2026-11-22T10:00:00+00:00", **params: Any) -> Any:
+def time_of(
+    name: str, us: float, mode: str = "streams", date: str = "2026-11-22T10:00:00.000+00:00", **params: Any
+) -> Any:
     candidate = candidates.Candidate(name, tuple(params.items()))
     return memory.Time(candidate, mode, us, us - 1, us + 1, 30, date, "2 × NVIDIA H200, driver 580")
 
@@ -385,7 +387,7 @@ def test_files_name_no_schedule_but_those_that_are_asked_about(tmp_path: Path) -
 
 def test_merging_knows_no_order_and_takes_the_later_time(tmp_path: Path) -> None:
     old = remembered(time_of("ag_gemm/serial", 60.0), time_of("ag_gemm/oneshot", 30.0))
-    new = remembered(time_of("ag_gemm/serial", 70.0, date="2026-11-23T10:00:00+00:00"))
+    new = remembered(time_of("ag_gemm/serial", 70.0, date="2026-11-23T10:00:00.000+00:00"))
     other = remembered(time_of("ag_gemm/serial", 9.0), ranks=4)
     made = memory.merged([old, new, other])
     assert made == memory.merged([other, new, old]) == memory.merged([made, old])
@@ -548,6 +550,9 @@ def test_rules_give_what_is_left_open_and_set_wins(run: Callable[..., Ending], t
     assert own["params"]["chunks"] == 4  # as the text says
     told = run("ficco-run", "ag_gemm/streamed", *words[:-1]).out
     assert re.search(r"\n +chunks = \d+ by a rule: ", told)
+    for verb in (("explain",), ("compile", "-o", tmp_path / "p.json")):
+        told = run("ficco", *verb, "ag_gemm/streamed", "--gpus", "2", *sets(SMALL)).out
+        assert re.search(r"\n *chunks = 1 by a rule: ", told), told
 
 
 def test_the_compiler_compiles_what_it_is_given() -> None:
