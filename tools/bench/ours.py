@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ficco_rt
+from ficco_rt.compiler import compile_schedule
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, ScheduleError, UsageError
 from ficco_rt.exec.bound import Bound
@@ -271,7 +272,8 @@ def ways(gpu: int, places: Sequence[int], ranks: int) -> list[tuple[int, int, in
 
 def plan_for(variant: Variant, scenario: Scenario, machine: Machine, gpus: int) -> Plan:
     """The plan of a variant for the ranks of the machine, or for two GPUs that stand for them."""
-    plan = ficco_rt.compile(variant.schedule, machine.ranks, machine, **variant.arguments(scenario))
+    # what a variant leaves open is the text's own, not what rules would give
+    plan = compile_schedule(variant.schedule, machine.ranks, variant.arguments(scenario), machine)
     return on_two(plan) if gpus < machine.ranks else plan
 
 

@@ -51,7 +51,7 @@ class Variant:
         return max([1, *(v if isinstance(v, int) else len(v) for _, v in self.parameters if isinstance(v, int | list))])
 
     def arguments(self, scenario: Scenario) -> dict[str, object]:
-        """What `ficco_rt.compile` takes beside the schedule and the ranks."""
+        """What `compile_schedule` takes beside the schedule and the ranks."""
         return {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16", **dict(self.parameters)}
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ficco_rt
+from ficco_rt.compiler import compile_schedule
 from tools.bench.clock import Clock, meeting
 from tools.bench.data import OPERANDS, fill, reference
 
@@ -69,7 +70,7 @@ class Gpus:
             name: [torch.empty(shape, dtype=torch.bfloat16, device=device) for device in self._devices]
             for name, shape in shapes.items()
         }
-        plan = ficco_rt.compile(schedule, len(self._devices), self._machine, **arguments)
+        plan = compile_schedule(schedule, len(self._devices), arguments, self._machine)  # the text's own defaults
         self._executor = ficco_rt.Executor(plan, "cuda", graph=graph, timeout=TIMEOUT)
         self._bound = self._executor.bind(**self._tensors)
         return {"hash": ficco_rt.plan_hash(plan), "commands": sum(len(s.commands) for s in plan.streams)}

@@ -132,7 +132,7 @@ def _modelled(machine: str, question: Question) -> tuple[float, Bound] | str:
     variant, ranks = question.variant, question.ranks
     target = profile(machine, ranks)
     try:
-        plan = ficco_rt.compile(variant.schedule, ranks, target, **variant.arguments(question.scenario))
+        plan = compiler.compile_schedule(variant.schedule, ranks, variant.arguments(question.scenario), target)
     except (ScheduleError, UsageError) as error:
         return str(error).splitlines()[0]
     return ficco_rt.simulate(plan, target).duration, plan.params
