@@ -11,6 +11,7 @@ import pytest
 from ficco_rt.cli.main import execute
 from ficco_rt.select import memory, tune
 from tests.mock.standin import StandIn
+from tools import choice_check
 
 SIZES = ("--set", "M=96", "--set", "N=48", "--set", "K=96", "--set", "T=fp32")
 FEW = ("--best", "2", "--rounds", "2", "--iters", "2")
@@ -68,3 +69,18 @@ def test_a_candidate_without_room_is_left_out(record: Any, cuda: StandIn, monkey
     assert tuned["code"] == 0, tuned
     assert [f["reason"] for f in tuned["failed"]] == ["out of memory on device 0"]
     assert len({t["schedule"] for t in tuned["times"]}) == 1
+
+
+def test_the_tool_that_measures_choices(
+    cuda: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice_check, "LAYERS", (("ag_gemm", 64, 64, 64), ("gemm_rs", 64, 64, 64)))
+    cuda.reset("devices 0")
+    assert choice_check.main([]) == 3
+    assert "no GPU is found" in capsys.readouterr().err
+    cuda.reset("devices 2")
+    assert choice_check.main(["--quick", "--best", "1", "-o", str(tmp_path / "all.json")]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()[1:]
+    assert head.split() == ["layer", "best", "measured", "µs", "rules", "model", "serial"]
+    assert [row.split()[0] for row in rows] == ["ag_gemm", "gemm_rs"]
+    assert len(memory.load(tmp_path / "all.json").times) == 2
