@@ -62,6 +62,7 @@ def chosen(
     by: str,
     candidates: str | None = None,
     measured: str | None = None,
+    ranks_per_gpu: int = 1,
 ) -> Choice:
     """The choice for what a command line says."""
     from ..select import memory
@@ -75,7 +76,7 @@ def chosen(
     own = None if candidates is None else candidates_of(candidates)
     sizes = parse_settings(settings)
     by_: Any = by
-    return choose(operation, gpus or DEFAULT_GPUS, machine, by_, own, known, sizes)
+    return choose(operation, gpus or DEFAULT_GPUS, machine, by_, own, known, sizes, ranks_per_gpu)
 
 
 def candidates_of(path: str) -> list[object]:
@@ -223,9 +224,7 @@ def tune(
     sizes = parse_settings(settings)
     own = None if candidates is None else candidates_of(candidates)
     effort = Effort(best=best, rounds=rounds, iters=iters, verify=not no_verify)
-    progress = Progress()
-    with progress.step("measuring"):
-        found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own)
+    found = tune(targets[0], gpus, sizes, backend, ranks_per_gpu, effort, own, Progress().step)
     memory.save(memory.merged([known, found.memory]), path)
     if as_json:
         print_json(_tuned_record(found, path))

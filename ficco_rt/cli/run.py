@@ -181,7 +181,8 @@ def _named(options: Options) -> tuple[Options, Choice | None]:
         machine = discover(backend, ranks, options.ranks_per_gpu)
     else:
         machine = machine_of(options.machine, ranks)
-    choice = chosen(options.target, ranks, options.settings, machine, options.by or "rules")
+    each = options.ranks_per_gpu
+    choice = chosen(options.target, ranks, options.settings, machine, options.by or "rules", ranks_per_gpu=each)
     graph = choice.mode == "graph" if options.graph is None and backend in GPUS else options.graph
     settings = settings_of(choice, options.settings)
     return replace(options, target=choice.schedule, gpus=ranks, settings=settings, graph=graph), choice

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
@@ -76,6 +76,7 @@ class _Question:
     sizes: Mapping[str, object]
     facts: Facts | None
     own: tuple[Candidate, ...] | None
+    ranks_per_gpu: int = 1
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The caller's own, or each shipped schedule with the values of the rules."""
@@ -112,11 +113,13 @@ def choose(
     candidates: Iterable[object] | None = None,
     measured: memory.Memory | None = None,
     sizes: Mapping[str, object] | None = None,
+    ranks_per_gpu: int = 1,
 ) -> Choice:
-    """See `ficco_rt.choose`. `measured` are the times to go by; by default the user's own (`memory.place`)."""
+    """See `ficco_rt.choose`. `measured` are the times to go by; by default the user's own (`memory.place`). Ranks that
+    share a GPU have measured times of their own; rules and the model take each rank to have a GPU."""
     if by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
-    asked = question(operation, ranks, machine, candidates, sizes)
+    asked = replace(question(operation, ranks, machine, candidates, sizes), ranks_per_gpu=ranks_per_gpu)
     if by == "rules":
         return _by_rules(asked)
     if by == "model":
@@ -223,7 +226,7 @@ def _by_model(asked: _Question) -> Choice:
 
 
 def _by_measured(asked: _Question, known: memory.Memory) -> Choice:
-    where = memory.setting(asked.operation.name, asked.ranks, asked.sizes, asked.machine)
+    where = memory.setting(asked.operation.name, asked.ranks, asked.sizes, asked.machine, asked.ranks_per_gpu)
     # a file of times may come from anywhere: it names no schedule but those that are asked about
     times = tuple(t for t in known.of(where) if asked.knows(t.candidate))
     if not times:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -25,7 +26,7 @@ HOST = (
     "model` says at once. tune measures on GPUs: --backend cuda, or hip"
 )
 SIM = "sim models times and measures none, which `ficco choose --by model` says at once; tune measures on GPUs"
-Say = Callable[[str], None]
+Step = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,11 @@ def tune(
     ranks_per_gpu: int = 1,
     effort: Effort | None = None,
     candidates: Sequence[object] | None = None,
-    say: Say = lambda _: None,
+    step: Step = lambda _: nullcontext(),
 ) -> Tuned:
     """Measure the best few candidates of an operation, each on streams and as a graph, by turns.
 
-    Every candidate's numbers are verified before it is timed. `say` is told what is measured at the moment.
+    Every candidate's numbers are verified before it is timed. `step` is told what is done while it is done.
     Raises UsageError, DeviceError, and NumbersError where a candidate computes what it should not.
     """
     effort = effort or Effort()
@@ -89,26 +90,30 @@ def tune(
     number = device_count(driver) * ranks_per_gpu if ranks is None else ranks
     machine = discover(driver, number, ranks_per_gpu)
     asked = question(operation, number, machine, candidates, sizes)
-    best = [r.candidate for r in ranked(asked).ranked]
+    with step("ranking candidates"):
+        best = [r.candidate for r in ranked(asked).ranked]
     best = best if candidates is not None else best[: effort.best]
     where = setting(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
 
     plans: dict[Candidate, Plan] = {}
     failed: list[tuple[Candidate, str]] = []
     for candidate in best:
-        say(f"compiling {candidate.label}")
         given = {**asked.sizes, **dict(candidate.params)}
-        plans[candidate] = compiler.compile_schedule(candidate.schedule, number, given, machine)
+        with step(f"compiling {candidate.label}"):
+            plans[candidate] = compiler.compile_schedule(candidate.schedule, number, given, machine)
 
     taken: dict[tuple[Candidate, str], list[float]] = {}
     told = ""
     for turn in range(effort.rounds):
         for candidate in list(plans):
-            say(f"round {turn + 1} of {effort.rounds}: {candidate.label}")
+            plan, words = plans[candidate], f"round {turn + 1} of {effort.rounds}: {candidate.label}"
             try:
-                with Executor(
-                    plans[candidate], driver, machine=machine, ranks_per_gpu=ranks_per_gpu, timeout=effort.timeout
-                ) as executor:
+                with (
+                    step(words),
+                    Executor(
+                        plan, driver, machine=machine, ranks_per_gpu=ranks_per_gpu, timeout=effort.timeout
+                    ) as executor,
+                ):
                     told = executor.driver.describe()
                     _prepare(executor, candidate, effort.verify and turn == 0)
                     for mode in MODES:

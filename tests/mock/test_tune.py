@@ -48,6 +48,9 @@ def test_what_tune_measures_decides_a_run(record: Any, library: StandIn, tmp_pat
     assert ran["graph"] == (best["mode"] == "graph")
     plain = record("ficco-run", "ag_gemm", "--backend", library.face, "--by", "measured", "--no-graph", *SIZES)
     assert plain["graph"] is False
+    shared = ("--ranks-per-gpu", "2")
+    refused = record("ficco-run", "ag_gemm", "--backend", library.face, "--by", "measured", *shared, *SIZES)
+    assert "on 4 ranks, 2 a GPU of" in refused["error"]["message"]
     again = record("ficco", "tune", "ag_gemm", *SIZES, *FEW, "--no-verify")
     known = memory.load(tmp_path / "times.json")
     assert [len(times) for times in known.times.values()] == [4]  # later times of the same
