@@ -131,6 +131,7 @@ def record(choice: Choice) -> dict[str, object]:
         "mode": choice.mode,
         "predicted_us": choice.predicted,
         "why": list(choice.why),
+        "sources": list(choice.sources),
         "candidates": [
             {"schedule": o.schedule, "params": dict(o.params), "predicted_us": o.predicted} for o in choice.options
         ],
@@ -171,6 +172,7 @@ def report(choice: Choice, style: Style) -> str:
         ("for", f"{choice.operation} on {count(choice.ranks, 'GPU')}: {given}"),
         ("predicted", f"{style(_time(best), 'bold')}, {measure}"),
         *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
+        *(("rests on" if i == 0 else "", source) for i, source in enumerate(choice.sources)),
     ]
     text = f"{style(headline(choice), 'bold')}\n{table(rows)}\n"
     if choice.runners_up:

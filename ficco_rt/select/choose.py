@@ -21,6 +21,7 @@ from .facts import Facts, facts
 By: TypeAlias = Literal["rules", "model", "measured"]
 BY: tuple[str, ...] = get_args(By)
 NEXT = 4  # runners-up that are told
+DRAW = 0.01  # of the time: the virtual clock is not that exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Choice:
     mode: Literal["graph", "streams"]
     predicted: float | None
     why: tuple[str, ...]  # sentences, the deciding one first
+    sources: tuple[str, ...]  # what these rest on
     options: tuple[Option, ...]  # the choice and the runners-up, best first
 
     @property
@@ -87,7 +89,13 @@ class _Question:
         return candidate.schedule in self.operation.schedules if self.own is None else candidate in self.own
 
     def answer(
-        self, by: By, options: Sequence[Option], mode: tuple[str, str], why: Iterable[str], told: int = NEXT
+        self,
+        by: By,
+        options: Sequence[Option],
+        mode: tuple[str, str],
+        why: Iterable[str],
+        sources: Iterable[str],
+        told: int = NEXT,
     ) -> Choice:
         best = options[0]
         how, reason = mode
@@ -101,6 +109,7 @@ class _Question:
             mode="graph" if how == "graph" else "streams",
             predicted=best.predicted,
             why=(*why, reason),
+            sources=tuple(dict.fromkeys(sources)),
             options=tuple(options[: told + 1]),
         )
 
@@ -167,8 +176,9 @@ def _by_rules(asked: _Question) -> Choice:
         why = [f"{wanted}, which the rules would take, is not among the candidates; by closed formulas this is next"]
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
+    sources = [rule.source, *(value.source for value in values)]
     options = [best, *(o for o in known if o is not best)]
-    return asked.answer("rules", options, rules.mode(_commands(f, best), best.predicted or 0.0), why)
+    return asked.answer("rules", options, rules.mode(_commands(f, best), best.predicted or 0.0), why, sources)
 
 
 def _commands(f: Facts, option: Option) -> float:
@@ -208,18 +218,27 @@ def _deciding(f: Facts | None) -> str | None:
 
 def _by_model(asked: _Question) -> Choice:
     found = ranked(asked)
-    options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in found.ranked]
-    best = found.ranked[0]
-    count = len(options)
-    why = [f"the fastest of {count} candidates" if count > 1 else "the one candidate that there is"]
-    why[0] += f" on the virtual clock of {asked.machine.name}"
+    best = fastest = found.ranked[0]
+    count, clock = len(found.ranked), f"the virtual clock of {asked.machine.name}"
+    why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
     if asked.own is None and asked.facts is not None:
-        rule = rules.deciding(asked.facts)
-        wanted = _deciding(asked.facts)
-        same = "and the rules say the same schedule" if wanted == best.candidate.schedule else f"the rules say {wanted}"
-        why.append(f"{same} (rule '{rule.name}': {rule.why(asked.facts)})")
-    why += [f"{c.label} cannot be compiled: {reason}" for c, reason in found.refused]
-    return asked.answer("model", options, rules.mode(best.commands, best.predicted), why, len(options))
+        rule, wanted = rules.deciding(asked.facts), _deciding(asked.facts)
+        reason = f"(rule '{rule.name}': {rule.why(asked.facts)})"
+        draws = [r for r in found.ranked if r.predicted <= (1 + DRAW) * fastest.predicted]
+        best = next((r for r in draws if r.candidate.schedule == wanted), fastest)
+        if best is not fastest:
+            behind = 100 * (best.predicted / fastest.predicted - 1)
+            why = [f"{behind:.1f} % behind {fastest.candidate.label}, the fastest of {count} candidates on {clock}"]
+            why.append(f"less than a hundredth is a draw, and the rules say this schedule {reason}")
+        elif best.candidate.schedule == wanted:
+            why.append(f"the rules say the same schedule {reason}")
+        else:
+            why.append(f"the rules say {wanted} {reason}")
+    why += [f"{c.label} cannot be compiled: {refused}" for c, refused in found.refused]
+    ordered = [best, *(r for r in found.ranked if r is not best)]
+    options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in ordered]
+    mode = rules.mode(best.commands, best.predicted)
+    return asked.answer("model", options, mode, why, [asked.machine.source], len(options))
 
 
 # ---------------------------------------------------------------- measured times
@@ -248,4 +267,4 @@ def _by_measured(asked: _Question, known: memory.Memory) -> Choice:
     mode = f"{best.mode}, as measured"
     if other is not None:
         mode += f": {best.median:.4g} µs beside {other.median:.4g}"
-    return asked.answer("measured", list(options.values()), (best.mode, mode), why, len(options))
+    return asked.answer("measured", list(options.values()), (best.mode, mode), why, [best.driver], len(options))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
+from ..machine.cost import STORES
 from .facts import Facts
 
 BENCH = "docs/bench.md"
@@ -35,14 +36,14 @@ SMALL = Figure(
 NOTHING = Figure(
     "nothing",
     0.01,
-    "a product cut into pieces by rows takes up to 12 % longer with cuBLAS and 1 to 3 % longer in our own GEMM "
-    f"({BENCH}, 'Figures', limit/ours of the rows that the GEMM bounds): a hundredth is not worth the cut",
+    f"{BENCH}, 'Figures', four H200: where the GEMM takes 4.5 times as long as the copies or more, the best schedule "
+    "is 0.3 to 3.8 % behind the GEMM alone, so cutting costs more than a hundredth",
 )
 MANY = Figure(
     "many",
     6.0,
     f"{BENCH}, 'Which schedule wins where', four H200: at 8.5 to 17 times the copies a launch a piece is 0.2 to 6 % "
-    "ahead of `streamed`, at 4.5 times 0.5 % behind; two H200: ahead from 6.8 times on",
+    "ahead of `streamed`, at 4.5 times 0.5 to 0.7 % behind; two H200: `chunked` is the fastest from 6.8 times on",
 )
 BOUND = Figure(
     "bound",
@@ -69,12 +70,12 @@ PIECE = Figure(
     f"{BENCH}, 'Which schedule wins where': the best pieces are of 8.4 MB, whose bytes take 22 µs on an H200 where a "
     "copy costs 6 µs besides",
 )
-MOST = Figure("most", 8, "no row of the tables is faster with more pieces of a shard")
+MOST = Figure("most", 8, f"{BENCH}: no schedule but `direct` is faster on any row with more pieces of a shard")
 UNEVEN = Figure(
     "uneven",
     2.5,
-    f"{BENCH}, 'Which schedule wins where': `tapered` is best with 4:2:1:1 up to 2.1 times the copies, with 3:1 from "
-    "3 times on",
+    f"{BENCH}, 'Which schedule wins where': `tapered` is best with 4:2:1:1 up to 1.6 times the copies, with 3:1 from "
+    "3 times on (at 17 times the other way round)",
 )
 COMMAND = Figure("command", 2.75, f"{BENCH}, 'Back to back': on streams the host takes 2.5 to 3 µs a command of a run")
 
@@ -102,7 +103,7 @@ def _one_shot(f: Facts) -> bool:
     if f.operation != "gemm_ar":
         return f.shard <= SMALL.value * f.c.copy_time
     # each rank reads all of every peer's product, and saves the fixed costs of two passes
-    return f.ranks * f.shard / 0.8 <= 2 * f.shard + 2 * (f.c.copy_time + f.c.signal_time)
+    return f.ranks * f.shard / STORES <= 2 * f.shard + 2 * (f.c.copy_time + f.c.signal_time)
 
 
 def _smaller(f: Facts) -> bool:
@@ -235,7 +236,7 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         lambda f: True,
         lambda f: 2,
         "halves: the next piece's sums hide what the one before waits for",
-        f"{BENCH}, 'What travels': halves are the best on five of six rows",
+        f"{BENCH}, 'What travels': measured in halves",
     ),
     ParamRule(
         "stored at peers",
@@ -402,7 +403,7 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         lambda f: True,
         lambda f: (1, 1, 2),
         "copies begin when the first quarter is made",
-        f"{BENCH}, 'Which schedule wins where': 1:1:2 is best on all rows",
+        f"{BENCH}, 'Which schedule wins where': measured with 1:1:2",
     ),
     ParamRule(
         "small shards go whole at last",
@@ -434,6 +435,7 @@ class Given:
     value: object
     rule: str
     why: str
+    source: str
 
 
 def deciding(f: Facts) -> Rule:
@@ -445,7 +447,7 @@ def given(f: Facts, schedule: str, param: str) -> Given | None:
     """The value of a schedule's parameter by the rules, or None: then the text's own default is as good as any."""
     for rule in PARAM_RULES:
         if rule.param == param and (not rule.schedules or schedule in rule.schedules) and rule.holds(f):
-            return Given(param, rule.value(f), rule.name, rule.why(f))
+            return Given(param, rule.value(f), rule.name, rule.why(f), rule.source)
     return None
 
 
