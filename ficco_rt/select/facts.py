@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..machine.cost import gemm_rate
+from ..machine.cost import STORES, gemm_rate
 from ..machine.model import Machine, TopologyKind
 from ..types import TYPES
 
@@ -154,6 +154,16 @@ class Facts:
         """What a stationary schedule sends, as a part of what is usually sent."""
         instead, sent = self.shape.instead, self.shape.sent
         return instead / sent if instead is not None and sent else float("inf")
+
+    @property
+    def everything(self) -> float:
+        """Every peer's whole product, read by multiprocessors: what an all-reduce in one shot takes."""
+        return self.peers * self.ranks * self.shard / STORES
+
+    @property
+    def two_passes(self) -> float:
+        """An all-reduce of the vendor's: the bytes of two passes, and a signal a step of each."""
+        return 2 * self.peers * (self.shard + self.c.signal_time)
 
     def way(self, elements: float) -> float:
         """Elements on a link."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
-from ..machine.cost import STORES
 from .facts import Facts
 
 BENCH = "docs/bench.md"
@@ -98,14 +97,6 @@ class Rule:
         return self.says.format(f=f)
 
 
-def _one_shot(f: Facts) -> bool:
-    """Whether multiprocessors alone are quicker than copies and their fixed costs."""
-    if f.operation != "gemm_ar":
-        return f.shard <= SMALL.value * f.c.copy_time
-    # each rank reads all of every peer's product, and saves the fixed costs of two passes
-    return f.ranks * f.shard / STORES <= 2 * f.shard + 2 * (f.c.copy_time + f.c.signal_time)
-
-
 def _smaller(f: Facts) -> bool:
     most = SMALLER_OF_TWO if f.ranks == 2 and f.operation == "ag_gemm" else SMALLER
     return f.copies >= BOUND.value * f.gemm and f.smaller <= most.value
@@ -121,10 +112,27 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "small",
-        {"ag_gemm": "oneshot", "gemm_rs": "oneshot", "gemm_ar": "oneshot", "a2a_gemm": "serial"},
-        _one_shot,
+        {"ag_gemm": "oneshot", "gemm_rs": "oneshot", "a2a_gemm": "serial"},
+        lambda f: f.shard <= SMALL.value * f.c.copy_time,
         "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.c.copy_time:.3g} µs besides: pieces would cost more "
         "than they hide",
+        SMALL.source,
+        (SMALL,),
+    ),
+    Rule(
+        "small all-reduce",
+        {"gemm_ar": "oneshot"},
+        lambda f: f.everything <= f.two_passes,
+        "reading every peer's whole product takes {f.everything:.3g} µs, no longer than an all-reduce in two passes "
+        "({f.two_passes:.3g} µs)",
+        f"{BENCH}, 'All-reduce', two H200: `oneshot` is the fastest up to 512 rows, not at 2048",
+    ),
+    Rule(
+        "all-reduce of small shards",
+        {"gemm_ar": "serial"},
+        lambda f: f.shard <= SMALL.value * f.c.copy_time,
+        "a shard's bytes take {f.shard:.3g} µs and a copy costs {f.c.copy_time:.3g} µs besides, and reading every "
+        "peer's product would take {f.everything:.3g} µs: the vendor's all-reduce is quicker ({f.two_passes:.3g} µs)",
         SMALL.source,
         (SMALL,),
     ),

@@ -593,3 +593,12 @@ def test_a_draw_on_the_virtual_clock_is_decided_by_the_rules(monkeypatch: pytest
     made = choose("gemm_rs", 2, by="model", sizes=LAYER)
     assert made.schedule == "gemm_rs/direct"
     assert made.why[1].startswith(f"the rules say {wanted} (rule '")
+
+
+@pytest.mark.parametrize(
+    ("rows", "ranks", "schedule"),
+    [(64, 2, "oneshot"), (512, 2, "oneshot"), (2048, 2, "streamed"), (8192, 2, "streamed"), (512, 8, "serial")],
+)
+def test_an_all_reduce_in_one_shot_is_for_few_rows_and_ranks(rows: int, ranks: int, schedule: str) -> None:
+    # docs/bench.md, 'All-reduce', two H200; of eight nothing was measured, but each reads seven products in one shot
+    assert choose("gemm_ar", ranks, sizes={"M": rows, "N": 8192, "K": 8192}).schedule == f"gemm_ar/{schedule}"
