@@ -204,16 +204,10 @@ def ranked(asked: _Question) -> ranking.Ranking:
     if found is None or not all(asked.knows(r.candidate) for r in found.ranked):
         listed = asked.own
         if listed is None:
-            first = _deciding(asked.facts)
-            listed = ranking.shortlist(asked.operation, asked.facts, first)
+            listed = ranking.shortlist(asked.operation, asked.facts)
         found = ranking.rank(listed, asked.ranks, asked.sizes, asked.machine)
         ranking.keep(key, found)
     return found
-
-
-def _deciding(f: Facts | None) -> str | None:
-    """The schedule that the rules choose."""
-    return None if f is None else f"{f.operation}/{rules.deciding(f).schedules[f.operation]}"
 
 
 def _by_model(asked: _Question) -> Choice:
@@ -222,9 +216,12 @@ def _by_model(asked: _Question) -> Choice:
     count, clock = len(found.ranked), f"the virtual clock of {asked.machine.name}"
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
     if asked.own is None and asked.facts is not None:
-        rule, wanted = rules.deciding(asked.facts), _deciding(asked.facts)
+        rule = rules.deciding(asked.facts)
+        wanted = f"{asked.operation.name}/{rule.schedules[asked.operation.name]}"
         reason = f"(rule '{rule.name}': {rule.why(asked.facts)})"
         draws = [r for r in found.ranked if r.predicted <= (1 + DRAW) * fastest.predicted]
+        said = by_rules(asked.facts, wanted)[0]
+        draws.sort(key=lambda r: r.candidate != said)  # first the rules' very values, then the fastest
         best = next((r for r in draws if r.candidate.schedule == wanted), fastest)
         if best is not fastest:
             behind = 100 * (best.predicted / fastest.predicted - 1)

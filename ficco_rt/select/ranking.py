@@ -18,6 +18,7 @@ from ..sim.simulate import simulate
 from .candidates import BASELINE, Candidate, Operation, by_rules, text_of, variations
 from .estimates import estimate, pieces
 from .facts import Facts
+from .rules import deciding
 
 FORM = 1  # of the cache's files
 SLOW = 1.4  # times the best closed form: a schedule above it is not worth a simulation
@@ -44,12 +45,13 @@ class Ranking:
     refused: tuple[tuple[Candidate, str], ...] = ()
 
 
-def shortlist(operation: Operation, f: Facts | None, first: str | None) -> tuple[Candidate, ...]:
+def shortlist(operation: Operation, f: Facts | None) -> tuple[Candidate, ...]:
     """The candidates that are worth a simulation: schedules with the values of the rules, then other values of the
     best; the schedule that the rules choose first, and the baseline always."""
     if f is None:
         return tuple(Candidate(name) for name in operation.schedules)
     baseline = f"{operation.name}/{BASELINE}"
+    first = f"{operation.name}/{deciding(f).schedules[operation.name]}"
     priced = [(estimate(f, c.schedule, dict(c.params)), c) for c in (by_rules(f, s)[0] for s in operation.schedules)]
     best = min((time for time, _ in priced if time is not None), default=0.0)
     ordered = sorted(((time or 0.0, c) for time, c in priced), key=lambda p: (p[1].schedule != first, p[0]))
