@@ -65,7 +65,7 @@ def compile(schedule: str | Path, ranks: int, machine: AnyMachine | None = None,
 def choose(
     operation: str,
     ranks: int,
-    machine: str | Machine | None = None,
+    machine: AnyMachine | None = None,
     by: By = "rules",
     candidates: Iterable[object] | None = None,
     **sizes: object,

@@ -11,7 +11,7 @@ from .. import compiler
 from ..arguments import plain, whole
 from ..errors import UsageError
 from ..machine.model import Machine
-from ..machine.profiles import DEFAULT, chosen
+from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..plan.ir import Plan
 from . import memory, ranking, rules
 from .candidates import Candidate, Operation, bound_sizes, by_rules, operation_of, own, shown
@@ -117,7 +117,7 @@ class _Question:
 def choose(
     operation: str,
     ranks: int,
-    machine: str | Machine | None = None,
+    machine: AnyMachine | None = None,
     by: By = "rules",
     candidates: Iterable[object] | None = None,
     measured: memory.Memory | None = None,
@@ -139,7 +139,7 @@ def choose(
 def question(
     operation: str,
     ranks: int,
-    machine: str | Machine | None = None,
+    machine: AnyMachine | None = None,
     candidates: Iterable[object] | None = None,
     sizes: Mapping[str, object] | None = None,
 ) -> _Question:

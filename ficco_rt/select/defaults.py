@@ -15,7 +15,7 @@ from .. import compiler, library
 from ..arguments import whole
 from ..errors import ScheduleError, UsageError
 from ..machine.model import Machine
-from ..machine.profiles import chosen
+from ..machine.profiles import AnyMachine, chosen
 from ..plan import ir as plan_ir
 from .candidates import BASELINE, by_rules, text_of
 from .facts import SHAPES, facts
@@ -40,7 +40,7 @@ def open_values(file: Path | str, ranks: int, params: Mapping[str, object], mach
 
 
 def compile_named(
-    name_or_path: str | Path, ranks: int, params: Mapping[str, object], machine: str | Machine
+    name_or_path: str | Path, ranks: int, params: Mapping[str, object], machine: AnyMachine
 ) -> plan_ir.Plan:
     """A proven, checked plan; a shipped schedule gets the rules' values where `params` leave something open."""
     number = whole(ranks, "ranks")

@@ -31,9 +31,9 @@ class Constants:
     sms: int
 
 
-def constants(machine: Machine, dtype: str) -> Constants:
-    """The constants of a machine for products of a type."""
-    device, links = machine.device, machine.links
+def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
+    """The constants of so many ranks of a machine for products of a type: of the links that join all of them."""
+    device, links = machine.device, machine.between(0, ranks - 1)
     return Constants(
         machine=machine.name,
         links=links.kind,
@@ -179,4 +179,4 @@ def facts(operation: str, ranks: int, sizes: Sizes, machine: Machine, dtype: str
     shape = SHAPES.get(operation)
     if shape is None:
         return None
-    return Facts(operation, ranks, shape(ranks, sizes), TYPES[dtype].bytes, constants(machine, dtype))
+    return Facts(operation, ranks, shape(ranks, sizes), TYPES[dtype].bytes, constants(machine, ranks, dtype))

@@ -127,7 +127,7 @@ def _hash(value: object) -> str:
 
 def machine_hash(machine: Machine) -> str:
     """A hash of all that a machine says, but for its name and the source of its numbers."""
-    return _hash(asdict(replace(machine, name="", source="")))[:16]
+    return _hash(asdict(replace(machine, name="", source="", sources=())))[:16]
 
 
 @cache

@@ -21,7 +21,7 @@ from ficco_rt import compiler, library
 from ficco_rt.cli.main import execute
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
-from ficco_rt.machine.profiles import PROFILES, profile
+from ficco_rt.machine.profiles import NAMES, profile
 from ficco_rt.select import candidates, memory, ranking, rules
 from ficco_rt.select.choose import Choice, choose, question
 from ficco_rt.select.defaults import open_values
@@ -94,7 +94,7 @@ def test_every_rule_says_what_it_rests_on_and_stands_in_the_docs() -> None:
     assert len({(r.param, r.name) for r in rules.PARAM_RULES}) == len(rules.PARAM_RULES)
 
 
-@pytest.mark.parametrize("machine", [m.name for m in PROFILES])
+@pytest.mark.parametrize("machine", NAMES)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_at_decode_sizes_nothing_is_cut(operation: str, machine: str) -> None:
     for rows in (16, 64):
@@ -606,3 +606,17 @@ def test_a_draw_on_the_virtual_clock_is_decided_by_the_rules(monkeypatch: pytest
 def test_an_all_reduce_in_one_shot_is_for_few_rows_and_ranks(rows: int, ranks: int, schedule: str) -> None:
     # docs/bench.md, 'All-reduce', two H200; of eight nothing was measured, but each reads seven products in one shot
     assert choose("gemm_ar", ranks, sizes={"M": rows, "N": 8192, "K": 8192}).schedule == f"gemm_ar/{schedule}"
+
+
+def test_machines_of_files_and_of_tiers(tmp_path: Path) -> None:
+    file = tmp_path / "slow.toml"
+    ficco.save_machine(replace(H200, name="slow", links=replace(H200.links, copy_time=60.0)), file)
+    made = ficco.choose("ag_gemm", 8, file, **LAYER)
+    assert made.machine.name == "slow"
+    assert made.schedule == "ag_gemm/oneshot"  # a shard's bytes take 44 µs
+    outer = replace(H200.links, rate=50e3)
+    nodes = replace(H200, ranks=16, links=replace(H200.links, ranks=8), outer=(outer,))
+    for ranks, rate in ((8, H200.links.rate), (16, outer.rate)):
+        found = facts("ag_gemm", ranks, LAYER, nodes, "bf16")
+        assert found is not None
+        assert found.c.link_rate == rate
