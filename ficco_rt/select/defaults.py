@@ -44,7 +44,6 @@ def compile_named(
 ) -> plan_ir.Plan:
     """A proven, checked plan; a shipped schedule gets the rules' values where `params` leave something open."""
     number = whole(ranks, "ranks")
-    target = chosen(machine, number)
-    found = open_values(library.find(str(name_or_path)), number, params, target)
+    found = open_values(library.find(str(name_or_path)), number, params, chosen(machine, number))
     given = {**params, **{value.param: value.value for value in found}}
-    return compiler.compile_schedule(name_or_path, number, given, target)
+    return compiler.compile_schedule(name_or_path, number, given, machine)
