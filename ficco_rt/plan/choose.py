@@ -97,13 +97,13 @@ class _Chooser:
     def _key(self, rank: int, gemms: Sequence[ir.Gemm]) -> tuple[object, ...]:
         """Alike for products that no kernel can tell from each other: ranks take the same parts of equal tensors, and
         the graph holds each part's axes once."""
-        key: tuple[object, ...] = ()
+        key: list[object] = []
         for g in gemms:
             shapes = tuple(self.shapes[r.tensor][r.rank] for r in (g.left, g.right, g.out))
             key += (g.left.tensor, g.right.tensor, g.out.tensor, shapes, g.left_transposed, g.right_transposed)
             key += (id(g.left.axes), id(g.right.axes), id(g.out.axes))
             key += (g.out.rank != rank, *((a.tensor, id(a.axes)) for a in g.addends))
-        return key
+        return tuple(key)
 
     def _flags(self, ops: Sequence[int]) -> tuple[list[_Flags], frozenset[int]]:
         """The flags of the works, and those among them that nothing outside the launch waits for. They are numbered

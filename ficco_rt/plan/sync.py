@@ -25,13 +25,9 @@ class _Stamp:
     def known_to(self, clock: Clock) -> bool:
         return clock.done[self.stream] >= self.position or (self.bit >= 0 and clock.works >> self.bit & 1 == 1)
 
-    def known_after(self, other: _Stamp) -> bool:
-        """Does the end of `other` imply the end of this?"""
-        if self.known_to(other.clock):
-            return True
-        return self.stream == other.stream and (
-            self.position < other.position or (self.position == other.position and other.bit < 0)
-        )
+    def before(self, position: int, whole: bool) -> bool:
+        """Does the end at a position of the same stream, of a whole entry or of a work, imply the end of this?"""
+        return self.position < position or (self.position == position and whole and self.bit >= 0)
 
     def joined_to(self, clock: Clock) -> Clock:
         """`clock`, knowing the end of this."""
@@ -227,7 +223,8 @@ class _Synchroniser:
             return clock
         into_work = not launch and self.draft.launch_of[v] is not None
         chosen = []
-        self.choices.spend(len(candidates) ** 2 if len(candidates) > 1 else 0, origin)
+        if len(candidates) > 1:
+            self.copied.spend(len(candidates) * (len(self.clocks) + self.works // 32), origin)
         for u in _irredundant(candidates):
             stamp = candidates[u]
             self.copied.spend(2 * len(self.clocks) + self.works // 32, origin)
@@ -316,4 +313,11 @@ def _irredundant(candidates: dict[int, _Stamp]) -> list[int]:
     left = sorted([*latest.values(), *works])
     if len(left) == 1:
         return left
-    return [u for u in left if not any(candidates[u].known_after(candidates[other]) for other in left if other != u)]
+    # NOTE no candidate's start knows its own end: what is known to all starts together another candidate implies
+    known = candidates[left[0]].clock
+    last: dict[int, tuple[int, bool]] = {}  # by stream, the furthest position, and whether it is a whole entry's end
+    for u in left:
+        stamp = candidates[u]
+        known = known.join(stamp.clock)
+        last[stamp.stream] = max(last.get(stamp.stream, (-1, False)), (stamp.position, stamp.bit < 0))
+    return [u for u in left if not (candidates[u].known_to(known) or candidates[u].before(*last[candidates[u].stream]))]
