@@ -198,9 +198,12 @@ _run_options = _options(
 
 
 def _run(**options: Any) -> int:
+    from ..graph.budget import one_meter
+    from .common import DEFAULT_GPUS
     from .run import Options, run
 
-    return run(Options(**options))
+    with one_meter(options["gpus"] or DEFAULT_GPUS):  # of the plan and of what is made of it, together
+        return run(Options(**options))
 
 
 @click.command("ficco-run", context_settings=_SETTINGS, epilog=_EXITS, no_args_is_help=True)

@@ -87,10 +87,11 @@ def check(
 
 def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, object]:
     """A stored device plan, checked from itself alone."""
+    from ..compiler import compilation
     from ..device import codec
     from ..device.check import check
 
-    with progress.step("reading and checking the device plan"), sourced(source.texts):
+    with progress.step("reading and checking the device plan"), sourced(source.texts), compilation():
         plan = codec.from_json(files.decoded(source.data, source.name), source.name)
         check(plan)
     return {

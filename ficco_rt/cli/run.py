@@ -279,6 +279,7 @@ def _emit(options: Options) -> int:
 
 def _emit_device_plan(job: Job, options: Options) -> None:
     """What the devices of the machine would be given, with so many ranks on each and in each process."""
+    from ..compiler import compilation
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
     from ..device.check import checked
@@ -302,22 +303,25 @@ def _emit_device_plan(job: Job, options: Options) -> None:
         tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
     )
     switch = env.others(queue_switch(device.arch).name)
-    layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
-    if mode == "embedded" and not layout.features.embeds:
-        raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
-    made = checked(device_plan(layout, mode))
+    with compilation(job.plan.ranks):
+        layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
+        if mode == "embedded" and not layout.features.embeds:
+            raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
+        made = checked(device_plan(layout, mode))
     sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
 
 
 def _simulate(job: Job, options: Options, progress: Progress) -> Result:
     """No data, no numbers: what would happen when on the machine."""
     with progress.step("modelling the run"):
+        from ..compiler import compilation
         from ..exec.ideal import ideal
         from ..plan.codec import content_hash
         from ..sim.simulate import simulate
 
         start = time.perf_counter()
-        trace = simulate(job.plan, job.machine)
+        with compilation(job.plan.ranks):
+            trace = simulate(job.plan, job.machine)
         host = (time.perf_counter() - start) * 1e6
         yardstick = ideal(job.plan, job.machine)
     return Result(

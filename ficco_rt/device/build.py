@@ -40,6 +40,7 @@ from .ir import (
     DeviceStream,
     EventName,
     Features,
+    Frame,
     LaunchKernel,
     Mode,
     Move,
@@ -92,6 +93,12 @@ def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
     return _Builder(layout, mode).made()
 
 
+def modelled(layout: Layout, mode: Mode) -> DevicePlan:
+    """The device plan for the virtual clock: on streams without what stands before a run and behind it. The clock does
+    not price that, and it is long for many devices: each waits for every other one."""
+    return _Builder(layout, mode).made(framed=mode in GRAPHS)
+
+
 def timestamps(command: Command) -> int:
     """How many timestamps a traced command has: before its first piece, and behind each."""
     return 1 + (len(command.transfers) if isinstance(command, CopyAsync) else 1)
@@ -116,11 +123,11 @@ class _Builder:
             self.crowded = crowded(layout.placement, self._streams(), self.features)
         self.timestamps = [0] * len(self.plan.streams)
 
-    def made(self) -> DevicePlan:
+    def made(self, framed: bool = True) -> DevicePlan:
         streams = self._streams()
-        frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words)
-        body: list[Action] = []
         budget = Budget(ACTIONS, PlanError)
+        frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words, budget)
+        body: list[Action] = []
         for place in issue_order(self.plan, patient=bool(self.crowded)):
             for action in self._command(*place):
                 budget.spend(1, action.cause.origin or self.plan.streams[place[0]].commands[place[1]].origin)
@@ -146,8 +153,8 @@ class _Builder:
             launches=self.layout.launches,
             written=self._written(),
             body=tuple(body),
-            own=frames.frame(called=False),
-            called=frames.frame(called=True),
+            own=frames.frame(called=False) if framed else Frame((), ()),
+            called=frames.frame(called=True) if framed else Frame((), ()),
         )
 
     def _written(self) -> tuple[int, ...]:

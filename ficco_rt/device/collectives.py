@@ -45,22 +45,32 @@ def part_of(rank: int, calls: Sequence[CollectiveCall]) -> CollectivePart:
     match command.kind:
         case "all_gather":
             starts = _starts([c.src.shape[0] for c in calls])
-            pushes = [Pair(part(calls[p].dst, starts[rank], starts[rank + 1]), command.src) for p in (*peers, rank)]
-            return CollectivePart(None, tuple(push for push in pushes if push.dst != push.src))
+            dsts = _parts([calls[p].dst for p in (*peers, rank)], starts[rank], starts[rank + 1])
+            return CollectivePart(None, tuple(Pair(dst, command.src) for dst in dsts if dst != command.src))
         case "all_to_all":
             return CollectivePart(None, tuple(_exchange(rank, calls)))
         case "reduce_scatter":
             starts = _starts([c.dst.shape[0] for c in calls])
             a, b = starts[rank], starts[rank + 1]
-            return CollectivePart(Reduce(command.dst, tuple(part(calls[p].src, a, b) for p in (rank, *peers))))
+            return CollectivePart(Reduce(command.dst, _parts([calls[p].src for p in (rank, *peers)], a, b)))
         case "all_reduce":  # every rank sums a share of the rows and pushes it to all
             rows = command.src.shape[0]
             a, b = rank * rows // ranks, (rank + 1) * rows // ranks
             if a == b:
                 return CollectivePart(None)
             mine = part(command.dst, a, b)
-            terms = tuple(part(calls[p].src, a, b) for p in (rank, *peers))
-            return CollectivePart(Reduce(mine, terms), tuple(Pair(part(calls[p].dst, a, b), mine) for p in peers))
+            terms = _parts([calls[p].src for p in (rank, *peers)], a, b)
+            dsts = _parts([calls[p].dst for p in peers], a, b)
+            return CollectivePart(Reduce(mine, terms), tuple(Pair(dst, mine) for dst in dsts))
+
+
+def _parts(regions: Sequence[Region], start: int, stop: int) -> tuple[Region, ...]:
+    """The same rows of regions. NOTE ranks take the same part of equal tensors: one cut serves all of them."""
+    found: list[Region] = []
+    for region in regions:
+        like = region is not regions[0] and region.axes is regions[0].axes and region.tensor == regions[0].tensor
+        found.append(found[0].on(region.rank) if like else part(region, start, stop))
+    return tuple(found)
 
 
 def _exchange(rank: int, calls: Sequence[CollectiveCall]) -> Iterator[Pair]:

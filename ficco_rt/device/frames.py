@@ -16,9 +16,11 @@ A device completes a run when all others are through with it, so that no device 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
+from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
 from .ir import (
     Action,
@@ -46,22 +48,49 @@ class Frames:
     """Makes the frames of one device plan. `streams` are those of the devices."""
 
     def __init__(
-        self, plan: Plan, placement: Placement, mode: Mode, streams: Sequence[DeviceStream], words: Words
+        self,
+        plan: Plan,
+        placement: Placement,
+        mode: Mode,
+        streams: Sequence[DeviceStream],
+        words: Words,
+        budget: Budget,
     ) -> None:
         self.plan = plan
         self.placement = placement
         self.mode = mode
         self.streams = streams
         self.words = words
-        self.touched = [touched(stream, plan) for stream in plan.streams]
+        self.budget = budget
+        self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
+        for stream in streams:
+            self.on[stream.device].append(stream)
+        self.touches: dict[int, set[int]] = defaultdict(set)  # device → the ranks whose tensors it touches
+        self.touching: dict[int, list[int]] = defaultdict(list)  # rank → the plan's streams that touch its tensors
+        for number, owner in enumerate(plan.streams):
+            ranks = touched(owner, plan)
+            self.touches[placement.devices[owner.rank]] |= ranks
+            for rank in ranks:
+                self.touching[rank].append(number)
 
     def frame(self, *, called: bool) -> Frame:
         """`called`: among the callers' streams, one a rank."""
         if self.mode == "graph":
-            return Frame(tuple(self._launch_graphs(called)), tuple(self._behind_graphs(called)))
+            return self._paid(self._launch_graphs(called), self._behind_graphs(called))
         if self.mode == "embedded":
-            return Frame(tuple(self._embed_graphs()), tuple(self._behind_embedded())) if called else Frame((), ())
-        return Frame(tuple(self._begin(called)), tuple(self._end(called)))
+            return self._paid(self._embed_graphs(), self._behind_embedded()) if called else Frame((), ())
+        return self._paid(self._begin(called), self._end(called))
+
+    def _paid(self, begin: Iterable[Action], end: Iterable[Action]) -> Frame:
+        """A frame, whose actions the budget counts as they are made."""
+        parts: list[tuple[Action, ...]] = []
+        for actions in (begin, end):
+            made: list[Action] = []
+            for action in actions:
+                self.budget.spend(1, self.plan.origin)
+                made.append(action)
+            parts.append(tuple(made))
+        return Frame(*parts)
 
     # ---- on streams
 
@@ -141,7 +170,7 @@ class Frames:
 
     def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
         """A device's streams of the plan, with their side streams."""
-        return [s for s in self.streams if s.device == device and s.name.kind in (kinds or ("plan", "wait"))]
+        return [s for s in self.on[device] if s.name.kind in (kinds or ("plan", "wait"))]
 
     @staticmethod
     def _await(
@@ -161,7 +190,7 @@ class Frames:
 
     def _met_first(self, device: int) -> list[int]:
         """The devices whose begin a device waits for before it does anything."""
-        needed = {self.placement.devices[rank] for rank in self._touches(device)}
+        needed = {self.placement.devices[rank] for rank in self.touches[device]}
         return [other for other in apart(self.placement, device, self.mode) if other in needed]
 
     def _reset(self, device: int) -> Iterator[Action]:
@@ -187,9 +216,8 @@ class Frames:
 
     def _resets(self, device: int, at: Literal["completion", "end"]) -> Iterator[MeetStep]:
         first, count = self.words.reset(device, self.mode, at)
-        start = next(i for i, word in enumerate(self.words.table) if word.device == device)
         if count:
-            yield MeetStep("reset", start + first, count)
+            yield MeetStep("reset", self.words.places[device].start + first, count)
 
     def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
         return [MeetStep("raise", word) for word in self.words.raised(EventName(kind, device), self.mode)]
@@ -204,24 +232,18 @@ class Frames:
 
     # ---- callers
 
-    def _touches(self, device: int) -> set[int]:
-        """The ranks whose tensors a device touches."""
-        owners = (self.placement.devices[stream.rank] for stream in self.plan.streams)
-        return {r for owner, ranks in zip(owners, self.touched, strict=True) if owner == device for r in ranks}
-
     def _needs(self, device: int) -> list[int]:
         """The ranks whose callers a device waits for by events. A device that tells other processes of its begin waits
         for all of its own."""
         others = self.placement.others(device)
-        mine = {rank for rank in self._touches(device) if self.placement.devices[rank] not in others}
+        mine = {rank for rank in self.touches[device] if self.placement.devices[rank] not in others}
         return sorted(mine | set(self.placement.ranks(device)) if others else mine)
 
     def _frees(self, rank: int) -> list[int]:
         """The plan's streams that the caller of a rank waits for by events."""
         others = self.placement.others(self.placement.devices[rank])
-        owners = (self.placement.devices[stream.rank] for stream in self.plan.streams)
-        both = enumerate(zip(owners, self.touched, strict=True))
-        return [number for number, (owner, ranks) in both if rank in ranks and owner not in others]
+        devices, streams = self.placement.devices, self.plan.streams
+        return [number for number in self.touching[rank] if devices[streams[number].rank] not in others]
 
     # ---- as graphs, one a device
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
@@ -71,7 +72,7 @@ class Placement:
     @property
     def ordinals(self) -> tuple[int, ...]:
         """The devices in use, in the order of their first ranks."""
-        return tuple(dict.fromkeys(self.devices))
+        return _each_once(self.devices)
 
     def process(self, device: int) -> int:
         """The process that drives a device."""
@@ -79,11 +80,18 @@ class Placement:
 
     def others(self, device: int) -> tuple[int, ...]:
         """The devices that other processes drive."""
+        if not self.processes:
+            return ()
         mine = self.process(device)
         return tuple(other for other in self.ordinals if self.process(other) != mine)
 
     def ranks(self, device: int) -> tuple[int, ...]:
         return tuple(rank for rank, owner in enumerate(self.devices) if owner == device)
+
+
+@lru_cache(maxsize=16)
+def _each_once(devices: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(devices))
 
 
 @dataclass(frozen=True, slots=True)

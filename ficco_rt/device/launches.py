@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from ..errors import PlanError
+from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
 from ..graph.ir import Gemm, KernelCall
 from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
 from ..kernels.families import configure, plain
@@ -40,6 +42,8 @@ class LaunchPlanner:
         self.calls = calls_of(plan)
         self.shapes = {t.name: t.shapes for t in plan.tensors}
         self.known: dict[tuple[object, ...], tuple[KernelConfig, ...]] = {}
+        self.works, self.operands = Budget(WORKS, PlanError), Budget(OPERANDS, PlanError)
+        self.collected = Budget(COLLECTED, PlanError)
         self.rooms: dict[int, _Room] = {}  # by device
         self.clusters: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))  # by device and stream
         for stream in plan.streams:
@@ -65,6 +69,8 @@ class LaunchPlanner:
         sms = asked
         if command.streamed:  # a cluster is not divided
             sms = min(asked, max(self._share(self._device(stream), asked), CLUSTERS.get(command.kernel, 1)))
+        self.works.spend(len(command.works), command.origin)
+        self.operands.spend(sum(len(w.reads) + len(w.writes) for w in command.works), command.origin)
         awaited = {signal.number for signal in command.waits}
         request = LaunchRequest(
             kernel=command.kernel,
@@ -114,6 +120,7 @@ class LaunchPlanner:
 
     def _sum(self, stream: Stream, p: int, command: CollectiveCall) -> Iterator[DeviceLaunch]:
         """The sum that is a rank's part of a collective."""
+        self.collected.spend(len(self.calls[command.group]), command.origin)  # for all who ask for its parts
         total = part_of(stream.rank, self.calls[command.group]).sum
         if total is None:
             return

@@ -41,7 +41,7 @@ class Races:
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
         self.memory = Budget(CHECKED_CLOCKS, PlanError)
         shapes = {t.name: t.shapes for t in self.plan.tensors}
-        shapes |= {_word_name(i): ((1,),) for i in range(len(self.plan.words))}
+        shapes[_WORD.tensor] = ((1,),) * len(self.plan.words)
         self.bound = {
             rank: [whole(t.name, rank, t.shapes[rank]) for t in self.plan.tensors if t.kind != "scratch"]
             for rank in range(len(self.plan.placement.devices))
@@ -166,17 +166,18 @@ class Races:
         return Toucher(node.queue, node.position, bit, origin or node.place, who, node.run, order)
 
     def _tell(self, found: Race | Unwritten) -> None:
-        where = f"{found.region.tensor}@{found.region.rank} {describe(found.box)}"
-        word = _number(found.region)
-        if word is not None:
-            where = f"word {word} ({self.plan.words[word].purpose})"
+        named, rank = found.region.tensor, found.region.rank
+        where = f"{named}@{rank} {describe(found.box)}"
+        if named == _WORD.tensor:
+            named = f"word {rank}"
+            where = f"{named} ({self.plan.words[rank].purpose})"
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
-            key = (found.reader.origin, found.reader.origin, found.region.tensor)
+            key = (found.reader.origin, found.reader.origin, named)
             self.mistakes.setdefault(key, Diagnostic(found.reader.origin, message))
             return
         earlier, later = found.earlier, found.later
-        key = (earlier.origin, later.origin, found.region.tensor)
+        key = (earlier.origin, later.origin, named)
         if found.kind == "race":
             message = f"race on {where}: {later.what} {found.does} it, {earlier.what} {found.did} it, "
             message += "and nothing orders the two"
@@ -195,13 +196,9 @@ def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
     return (*((work.body.left,) if left else ()), *((work.body.right,) if right else ()))
 
 
-def _word_name(word: int) -> str:
-    return f"word {word}"
+# NOTE a tensor of the ledger, a word a rank: no schedule has a tensor with a space in its name
+_WORD = whole("a word", 0, (1,))
 
 
 def _word(word: int) -> Region:
-    return whole(_word_name(word), 0, (1,))
-
-
-def _number(region: Region) -> int | None:
-    return int(region.tensor.removeprefix("word ")) if region.tensor.startswith("word ") else None
+    return _WORD.on(word)

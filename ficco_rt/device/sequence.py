@@ -8,6 +8,8 @@ from typing import TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
+from ..errors import PlanError
+from ..graph.budget import NODES, Budget
 from ..plan.clock import Clock
 from ..plan.ir import Work
 from .ir import (
@@ -83,6 +85,7 @@ class RunSequence:
         self._recorded: dict[EventName, Node] = {}  # the record that was issued last
         self._in_order = words_in_order(plan)
         self._of_flags = {w.flag: i for i, w in enumerate(plan.words) if w.flag is not None}
+        self._budget = Budget(NODES, PlanError)
         self._run = 0
         for self._run, run in enumerate(runs):
             self._add(run)
@@ -154,6 +157,7 @@ class RunSequence:
             node.wait_for(self._recorded.get(action.event))
 
     def _append(self, queue: int, action: Action | None, place: Span) -> Node:
+        self._budget.spend(1, place)
         issued = self.issued[self.devices[queue]]
         node = Node(queue, len(self.queues[queue]) + 1, len(issued), self._run, action, place)
         self.queues[queue].append(node)

@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeAlias
 
+from ficco_dsl.diagnostics import Span
+
+from ..errors import PlanError
+from ..graph.budget import WORDS, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .ir import EventName, Mode, Placement, Word
 
@@ -25,10 +30,12 @@ class Words:
     table: tuple[Word, ...]
     flags: tuple[int, ...]  # flag → word; -1: it has none
     semaphores: Mapping[EventName, Mapping[int, int]]  # point → device that waits for it → word
+    places: Mapping[int, range]  # device → its words in the table
 
     def reset(self, device: int, mode: Mode, at: Literal["completion", "end"]) -> tuple[int, int]:
         """The first and the number of a device's words that the completion of a run, or its end, resets."""
-        mine = [w.index for w in self.table if w.device == device and w.reset == at and w.used_in(mode)]
+        words = (self.table[i] for i in self.places[device])
+        mine = [w.index for w in words if w.reset == at and w.used_in(mode)]
         return min(mine, default=0), len(mine)
 
     def raised(self, point: EventName, mode: Mode) -> list[int]:
@@ -61,19 +68,23 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
             wanted[device].append(Word(device, -1, flag, None, "kernel" if flag in by_kernel else "behind"))
         elif flag not in unraised:
             wanted[device].append(Word(device, -1, flag, None, "completion"))
-    for word in (*_semaphores(plan, placement), *_meetings(placement)):
+    budget = Budget(WORDS, PlanError)
+    budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
+    for word in chain(_semaphores(plan, placement, budget), _meetings(placement)):
         wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
     found: dict[EventName, dict[int, int]] = defaultdict(dict)
+    places: dict[int, range] = {}
     for device in placement.ordinals:
+        places[device] = range(len(table), len(table) + len(wanted[device]))
         for index, word in enumerate(sorted(wanted[device], key=_place)):
             if word.flag is not None:
                 flags[word.flag] = len(table)
             if word.point is not None:
                 found[word.point][device] = len(table)
-            table.append(replace(word, index=index))
-    return Words(tuple(table), tuple(flags), found)
+            table.append(Word(device, index, word.flag, word.point, word.reset, word.used))
+    return Words(tuple(table), tuple(flags), found, places)
 
 
 def _place(word: Word) -> tuple[int, int]:
@@ -82,40 +93,45 @@ def _place(word: Word) -> tuple[int, int]:
     return group, _USES.index(word.used)
 
 
-_Point: TypeAlias = tuple[EventName, int, set[int]]  # the device that comes to it, those that wait for it
+_Point: TypeAlias = tuple[EventName, int, set[int], Span]  # the device that comes to it, those that wait for it
 
 
-def _semaphores(plan: Plan, placement: Placement) -> Iterator[Word]:
+def _semaphores(plan: Plan, placement: Placement, budget: Budget) -> Iterator[Word]:
     """Of the points of a plan that streams of other devices wait for: a word on each of these devices. A graph belongs
     to one device, so that no event leads out of it; and none leads to another process."""
     points: dict[EventName, _Point] = {}
+    everywhere = set(placement.devices)
     awaited: dict[EventName, set[int]] = defaultdict(set)
     for stream in plan.streams:
         owner = placement.devices[stream.rank]
         for command in stream.commands:
             match command:
                 case Record(event=event):
-                    points[EventName("plan", event)] = (EventName("plan", event), owner, set())
+                    points[EventName("plan", event)] = (EventName("plan", event), owner, set(), command.origin)
                 case WaitEvent(event=event):
                     awaited[EventName("plan", event)].add(owner)
                 case CollectiveCall(group=group):
                     for behind in (False, True):
                         point = EventName("meet", group, stream.rank, behind)
-                        points[point] = (point, owner, set(placement.devices))
-    for point, owner, devices in points.values():
-        for device in sorted((devices | awaited[point]) - {owner}):
+                        points[point] = (point, owner, everywhere, command.origin)
+    for point, owner, devices, origin in points.values():
+        others = (devices | awaited[point]) - {owner}
+        budget.spend(len(others), origin)
+        for device in sorted(others):
             used: Literal["always", "graph"] = "always" if device in placement.others(owner) else "graph"
             yield Word(device, -1, None, point, "completion", used)
 
 
 def _meetings(placement: Placement) -> Iterator[Word]:
     """By these words each two devices that share no events know each other's begin and end of a run."""
+    entries = {device: EventName("entry", device) for device in placement.ordinals}
+    exits = {device: EventName("exit", device) for device in placement.ordinals}
     for device in placement.ordinals:
         for other in placement.ordinals:
             if other != device:
                 used: Literal["always", "embedded"] = "always" if other in placement.others(device) else "embedded"
-                yield Word(device, -1, None, EventName("entry", other), "completion", used)
-                yield Word(device, -1, None, EventName("exit", other), "end", used)
+                yield Word(device, -1, None, entries[other], "completion", used)
+                yield Word(device, -1, None, exits[other], "end", used)
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:

@@ -3,7 +3,8 @@
 The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). What grows faster than the text is counted here,
 as it comes into being, and refused at the statement that goes too far. Each kind of thing has a most of its own, which
 bounds memory. All kinds together draw on one meter of steps, which bounds time: a step is about a microsecond of one
-core. FICCO_MAX_OPS scales all of it, and so does the number of ranks beyond 64, which the user says and not the text.
+core. FICCO_MAX_OPS scales all of it. How many ranks there are the user says and not the text: beyond 64 ranks the meter
+grows, to three times as much at 256 ranks and no further. Memory does not grow.
 
 Counts, not clocks: the same text has the same answer on every machine.
 """
@@ -21,7 +22,7 @@ from .. import env
 from ..errors import UsageError
 
 METER = 36  # steps of the meter, as a multiple of FICCO_MAX_OPS: 18 seconds by default
-RANKS = 64  # beyond so many, what a compilation may cost grows with the ranks
+RANKS, MOST_RANKS, MOST_GROWTH = 64, 256, 3.0  # the meter grows from the first number of ranks to the second
 LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements, not seconds
 
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"
@@ -79,7 +80,7 @@ ROUNDS = Kind(
     "leave out 'order = auto', or take fewer copies, or raise FICCO_MAX_OPS",
 )
 SEARCHED = Kind(
-    "dependencies to search for", 40, 0.5, "the dependencies are searched for among more than {most} operations"
+    "dependencies to search for", 100, 0.3, "the dependencies are searched for among more than {most} operations"
 )
 CLOCKS = Kind("entries of clocks", 500, 0, "the dependencies need clocks of more than {most} entries")
 RUNS = Kind(
@@ -88,7 +89,20 @@ RUNS = Kind(
 PLAN_PIECES = Kind("pieces in the plan", 4, 3, "the regions of the plan have more than {most} pieces")
 CHECKED = Kind("accesses in the plan", 8, 2, "the accesses of the plan meet in more than {most} pieces of its tensors")
 CHECKED_CLOCKS = Kind("entries of clocks", 500, 0, "the check of the plan needs clocks of more than {most} entries")
-
+WORKS = Kind("works to find kernels for", 40, 30, "kernels are looked for for more than {most} works")
+OPERANDS = Kind("operands of launches", 40, 1.5, "the launches of the plan have more than {most} operands")
+COLLECTED = Kind(
+    "parts of collectives", 4, 20, "the collectives of the plan are more than {most} copies and sums", "take fewer"
+)
+WORDS = Kind("words of devices", 5, 4, "the devices of the plan need more than {most} words", "take fewer ranks")
+NODES = Kind("actions of runs in a row", 8, 4, "the check of the device plan has more than {most} actions")
+SHARED = Kind(
+    "changes of rates",
+    40,
+    2,
+    "the copies of the plan change each other's rates more than {most} times",
+    "take fewer copies that meet at a port, or raise FICCO_MAX_OPS",
+)
 ACTIONS = Kind(
     "actions of devices",
     4,
@@ -113,22 +127,26 @@ def most_ops() -> int:
     return int(text)
 
 
+def growth(ranks: int) -> float:
+    """How much longer a compilation may take for so many ranks than for few."""
+    beyond = (ranks - RANKS) / (MOST_RANKS - RANKS)
+    return 1 + (MOST_GROWTH - 1) * min(1.0, max(0.0, beyond))
+
+
 class _Meter:
     """Steps that are left, and the budgets that take them."""
 
-    __slots__ = ("budgets", "left", "most", "scale")
+    __slots__ = ("budgets", "left", "most")
 
     def __init__(self, ranks: int) -> None:
-        self.scale = max(1.0, ranks / RANKS)
-        self.most = self.left = self.scale * max(METER * most_ops(), LEAST)
+        self.most = self.left = growth(ranks) * max(METER * most_ops(), LEAST)
         self.budgets: list[Budget] = []
 
     def dearest(self) -> tuple[Kind, float]:
         """The kind that has taken most steps, and how many."""
         taken: dict[Kind, float] = {}
         for budget in self.budgets:
-            kind = budget.kind
-            taken[kind] = taken.get(kind, 0.0) + (budget.most - budget.left) * kind.steps
+            taken[budget.kind] = taken.get(budget.kind, 0.0) + budget.steps
         return max(taken.items(), key=lambda of: of[1])
 
 
@@ -151,12 +169,13 @@ class Budget:
     >>> Budget(PROOF_PIECES).spend(8, span)
     """
 
-    __slots__ = ("error", "kind", "left", "meter", "most", "spent")
+    __slots__ = ("error", "kind", "left", "meter", "most", "steps")
 
     def __init__(self, kind: Kind, error: type[ScheduleError] = ScheduleError) -> None:
         self.kind, self.error = kind, error
         self.meter = _METER.get() or _Meter(1)
-        self.most = self.left = int(kind.most * most_ops() * self.meter.scale)
+        self.most = self.left = int(kind.most * most_ops())
+        self.steps = 0.0  # taken
         self.meter.budgets.append(self)
 
     def foresee(self, amount: int, span: Span) -> None:
@@ -164,10 +183,13 @@ class Budget:
         if self.left < amount or self.meter.left < amount * self.kind.steps:
             self.spend(amount, span)
 
-    def spend(self, amount: int, span: Span) -> None:
-        """Take `amount`, for what stands at `span`. Raises ScheduleError: what goes too far ends the compilation."""
+    def spend(self, amount: int, span: Span, times: float = 1) -> None:
+        """Take `amount`, for what stands at `span`; one of it takes so many times the kind's steps. Raises
+        ScheduleError: what goes too far ends the compilation."""
+        steps = amount * self.kind.steps * times
         self.left -= amount
-        self.meter.left -= amount * self.kind.steps
+        self.steps += steps
+        self.meter.left -= steps
         if self.left < 0 or self.meter.left < 0:
             raise self._refusal(span)
 

@@ -9,6 +9,7 @@ from math import prod
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 
 from ..graph import ir
+from ..graph.budget import WORKS, Budget
 from ..kernels.catalogue import COPY, REDUCE
 from ..kernels.families import choose
 from ..kernels.family import Chosen, GemmRequest
@@ -53,6 +54,7 @@ class _Chooser:
         self.look = symbolic(draft.graph.tensors)
         self.arrivals = Arrivals(draft.graph, draft.machine)
         self.known: dict[tuple[object, ...], Chosen | str] = {}
+        self.budget = Budget(WORKS)
 
     def choose(self, ops: Sequence[int]) -> KernelChoice | str:
         """The kernel of one launch, or why there is none."""
@@ -85,6 +87,7 @@ class _Chooser:
         flags, private = self._flags(ops) if streamed else ([_Flags()] * len(ops), frozenset())
         key = (asked, sms, len(gemms) == len(ops), streamed, arrival, private, *flags, *self._key(where.rank, gemms))
         if key not in self.known:
+            self.budget.spend(len(bodies), where.origin)
             works = tuple(
                 kernel_work(body, self.look, f.waits, f.signals)
                 for body, f in zip(bodies, flags, strict=True)

@@ -57,6 +57,7 @@ class _Emitter:
         self.launches: dict[LaunchKey, _Entry] = {}
         self.tensors = {t.name: t for t in self.graph.tensors}
         self.transfers_left = Budget(RUNS)
+        self.axes: dict[tuple[int, int, bool], Axis] = {}  # those of runs: many are the same
 
     def plan(self) -> Plan:
         for v in self.draft.order:
@@ -183,18 +184,22 @@ class _Emitter:
         out = []
         for dst, src in _aligned(to, of):
             for d, s in _flat(dst, src, self._shape(to), self._shape(of)):
-                self.transfers_left.spend(1, origin)
-                out.append(Transfer(_region(to, d), _region(of, s), v, origin))
+                self.transfers_left.spend(1, origin, times=1 + len(to.axes) / 4)
+                out.append(Transfer(self._region(to, d), self._region(of, s), v, origin))
         return out
+
+    def _region(self, like: Region, box: Box) -> Region:
+        """One box of a region, with the same dimensions dropped."""
+        axes = []
+        for start, stop, of in zip(box.start, box.stop, like.axes, strict=True):
+            key = (start, stop, of.dropped)
+            if key not in self.axes:
+                self.axes[key] = Axis((Interval(start, stop),), of.dropped)
+            axes.append(self.axes[key])
+        return Region(like.tensor, like.rank, tuple(axes))
 
     def _shape(self, region: Region) -> tuple[int, ...]:
         return self.tensors[region.tensor].shapes[region.rank]
-
-
-def _region(like: Region, box: Box) -> Region:
-    """One box of a region, with the same dimensions dropped."""
-    axes = (Axis((Interval(a, b),), axis.dropped) for a, b, axis in zip(box.start, box.stop, like.axes, strict=True))
-    return Region(like.tensor, like.rank, tuple(axes))
 
 
 def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:

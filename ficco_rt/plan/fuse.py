@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..graph import ir
+from ..graph.budget import WORKS, Budget
 from ..kernels.families import FAMILIES, fitting
 from ..kernels.family import Family, GemmRequest
 from .draft import Draft, LaunchKey
@@ -35,8 +36,10 @@ def fuse(draft: Draft) -> Draft:
     graph, arch, look = draft.graph, draft.machine.device.arch, symbolic(draft.graph.tensors)
     best = next(family for family in FAMILIES if family.serves(arch))
     engines = {q.name: q.engine for q in graph.queues}
+    budget = Budget(WORKS)
 
     def family(some: Sequence[_Works]) -> Family:
+        budget.spend(sum(len(works.ops) for works in some), graph.ops[some[0].ops[0]].where.origin)
         bodies = (graph.ops[i].body for works in some for i in works.ops)
         return fitting(GemmRequest(tuple(kernel_work(g, look) for g in bodies if isinstance(g, ir.Gemm))), arch)
 

@@ -324,6 +324,11 @@ class Plan:
         )
 
     @property
+    def origin(self) -> Span:
+        """The place of what belongs to no command: the first one's."""
+        return next((command.origin for _, command in self.commands()), Span(self.schedule, 1, 1, 1, 1))
+
+    @property
     def target(self) -> Machine:
         """The machine that the plan was made for. Raises UsageError for a plan, made by hand, that does not hold it."""
         if self.made_for is None:

@@ -52,8 +52,16 @@ class Sharing:
     """All of a run's. `at` is the virtual clock's: it calls back at a time. `limit`: bytes a microsecond of a port, or
     of the memory of a device, which is known by its number."""
 
-    def __init__(self, limit: Callable[[Supply], float], multiprocessors: float, at: At, beside: float = 1.0) -> None:
-        self._limit, self._total, self._at, self._beside = limit, multiprocessors, at, beside
+    def __init__(
+        self,
+        limit: Callable[[Supply], float],
+        multiprocessors: float,
+        at: At,
+        beside: float = 1.0,
+        spend: Callable[[int], None] = lambda speeds: None,
+    ) -> None:
+        """`spend` is told how many speeds are to be found anew, and may refuse."""
+        self._limit, self._total, self._at, self._beside, self._spend = limit, multiprocessors, at, beside, spend
         self._limits: dict[Supply, float] = {}
         self._on: dict[Supply, dict[Activity, None]] = {}  # in the order in which they began
         self._full: set[Supply] = set()
@@ -165,6 +173,7 @@ class Sharing:
                 touched.update(users)
         while touched:
             activities, full = self._connected(next(iter(touched)))
+            self._spend(len(activities))
             for activity in activities:
                 touched.pop(activity, None)
             for activity, speed in self._filled(activities, full):

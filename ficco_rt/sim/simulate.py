@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal, TypeAlias, cast, get_args
 
-from ..device.build import device_plan, layout_of
+from ..device.build import layout_of, modelled
 from ..device.features import usual
 from ..device.ir import (
     AwaitEvent,
@@ -28,7 +28,8 @@ from ..device.ir import (
     RecordEvent,
     StreamName,
 )
-from ..errors import Span, UsageError
+from ..errors import PlanError, Span, UsageError
+from ..graph.budget import SHARED, Budget
 from ..machine.cost import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
@@ -74,7 +75,7 @@ def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> T
 class _VirtualClock:
     def __init__(self, plan: Plan, machine: Machine, mode: SimulatedMode) -> None:
         layout = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
-        made = device_plan(layout, mode)
+        made = modelled(layout, mode)
         self.machine, self.overheads = machine, overheads(machine.device)
         self.launches, self.words = made.launches, made.words
         self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
@@ -87,7 +88,11 @@ class _VirtualClock:
         self.raised: dict[SignalKey, Raised] = {}
         self.waiting: dict[SignalKey, list[Callable[[], None]]] = {}
         self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
-        self.sharing = Sharing(self.prices.limit, machine.device.sms, self.at, self.overheads.beside)
+        budget = Budget(SHARED, PlanError)
+        place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
+        self.sharing = Sharing(
+            self.prices.limit, machine.device.sms, self.at, self.overheads.beside, lambda n: budget.spend(n, place)
+        )
         self.multiplied: dict[int, float] = {}  # by rank: µs of products, which slow a device down
         for stream in streams_of(made):
             self.later(stream, 0, self.overheads.frame)

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     # a driver carries plans out: it knows their commands, not how they came about
     "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | DEVICE | IRS | FINISHED | {"ficco_rt.kernel_files"},
     "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir", "ficco_rt.sim"},
-    "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir"},
+    "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     "ficco_rt.kernel_files": LEAVES | IRS | {"ficco_rt.files", "ficco_rt.library"},
     "ficco_rt.compiler": LEAVES
     | MACHINE
