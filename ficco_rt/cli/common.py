@@ -194,7 +194,8 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
     source = request.source
     if source.is_device_plan:
         raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
-    with sourced(source.texts), compilation():
+    # how many ranks there are the file says, and it may say anything: what --gpus says counts
+    with sourced(source.texts), compilation(request.gpus or 1):
         with progress.step("reading and checking the plan"):
             plan, order = checked_plan(source.data, source.name, request.trust)
         begin = time.perf_counter()

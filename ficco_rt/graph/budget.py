@@ -4,7 +4,7 @@ The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). What grows
 as it comes into being, and refused at the statement that goes too far. Each kind of thing has a most of its own, which
 bounds memory. All kinds together draw on one meter of steps, which bounds time: a step is about a microsecond of one
 core. FICCO_MAX_OPS scales all of it. How many ranks there are the user says and not the text: beyond 64 ranks the meter
-grows, to three times as much at 256 ranks and no further. Memory does not grow.
+grows, to three times as much at 256 ranks and no further, and so does the number of statements. Memory does not grow.
 
 Counts, not clocks: the same text has the same answer on every machine.
 """
@@ -37,6 +37,7 @@ class Kind:
     steps: float  # that one of them takes, with all that later passes do with it where these count nothing of their own
     message: str
     help: str = WAY_OUT
+    grows: bool = False  # as the meter does: of what leaves little in memory
 
 
 TENSORS = Kind(
@@ -49,6 +50,7 @@ STATEMENTS = Kind(
     2,
     "the schedule expands to more than {most} statements over all ranks",
     "take fewer chunks or ranks, or raise FICCO_MAX_OPS",
+    grows=True,
 )
 OPERATIONS = Kind("operations", 1, 30, "the schedule has more than {most} operations over all ranks")
 LISTS = Kind(
@@ -68,7 +70,7 @@ EXPRESSIONS = Kind(
     "write shorter expressions, or fewer turns, or raise FICCO_MAX_OPS",
 )
 ACCESSES = Kind("accesses", 12, 1, "the accesses of the schedule meet in more than {most} pieces of its tensors")
-PROOF_PIECES = Kind("pieces in the proof", 8, 2, "the proof meets more than {most} pieces of tensors")
+PROOF_PIECES = Kind("pieces in the proof", 8, 3, "the proof meets more than {most} pieces of tensors")
 PROOF_TERMS = Kind("terms in the proof", 10, 2, "the proof meets sums of more than {most} terms in all")
 WAITS = Kind("waits to choose from", 40, 0.3, "the statements have more than {most} waits to choose from")
 COPIED = Kind("entries of clocks", 20_000, 0.002, "the dependencies compare clocks of more than {most} entries in all")
@@ -136,10 +138,11 @@ def growth(ranks: int) -> float:
 class _Meter:
     """Steps that are left, and the budgets that take them."""
 
-    __slots__ = ("budgets", "left", "most")
+    __slots__ = ("budgets", "growth", "left", "most")
 
     def __init__(self, ranks: int) -> None:
-        self.most = self.left = growth(ranks) * max(METER * most_ops(), LEAST)
+        self.growth = growth(ranks)
+        self.most = self.left = self.growth * max(METER * most_ops(), LEAST)
         self.budgets: list[Budget] = []
 
     def dearest(self) -> tuple[Kind, float]:
@@ -174,7 +177,7 @@ class Budget:
     def __init__(self, kind: Kind, error: type[ScheduleError] = ScheduleError) -> None:
         self.kind, self.error = kind, error
         self.meter = _METER.get() or _Meter(1)
-        self.most = self.left = int(kind.most * most_ops())
+        self.most = self.left = int(kind.most * most_ops() * (self.meter.growth if kind.grows else 1))
         self.steps = 0.0  # taken
         self.meter.budgets.append(self)
 

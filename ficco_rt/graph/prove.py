@@ -223,7 +223,7 @@ class Proof:
         ordered = [by_rank[r] for r in range(ranks)]
         values = [self._read(call.src, s) for s, call in ordered]
         shapes = [call.src.shape for _, call in ordered]
-        cuts = tuple(equal_shares(shape[0], ranks) for shape in shapes)
+        cuts = (equal_shares(shapes[0][0], ranks),) * ranks
         results = combine(self.algebra, first.kind, values, shapes, 0, cuts)
         for (s, call), (pieces, _) in zip(ordered, results, strict=True):
             self._write(call.dst, pieces, s)
