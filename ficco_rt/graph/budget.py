@@ -70,7 +70,7 @@ EXPRESSIONS = Kind(
     "write shorter expressions, or fewer turns, or raise FICCO_MAX_OPS",
 )
 ACCESSES = Kind("accesses", 12, 1, "the accesses of the schedule meet in more than {most} pieces of its tensors")
-PROOF_PIECES = Kind("pieces in the proof", 8, 3, "the proof meets more than {most} pieces of tensors")
+PROOF_PIECES = Kind("pieces in the proof", 8, 2, "the proof meets more than {most} pieces of tensors")
 PROOF_TERMS = Kind("terms in the proof", 10, 2, "the proof meets sums of more than {most} terms in all")
 WAITS = Kind("waits to choose from", 40, 0.3, "the statements have more than {most} waits to choose from")
 COPIED = Kind("entries of clocks", 20_000, 0.002, "the dependencies compare clocks of more than {most} entries in all")
@@ -84,13 +84,15 @@ ROUNDS = Kind(
 SEARCHED = Kind(
     "dependencies to search for", 100, 0.3, "the dependencies are searched for among more than {most} operations"
 )
-CLOCKS = Kind("entries of clocks", 500, 0, "the dependencies need clocks of more than {most} entries")
+CLOCKS = Kind("entries of clocks", 500, 0, "the dependencies need clocks of more than {most} entries", grows=True)
 RUNS = Kind(
     "runs of memory", 1, 10, "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
 )
 PLAN_PIECES = Kind("pieces in the plan", 4, 3, "the regions of the plan have more than {most} pieces")
 CHECKED = Kind("accesses in the plan", 8, 2, "the accesses of the plan meet in more than {most} pieces of its tensors")
-CHECKED_CLOCKS = Kind("entries of clocks", 500, 0, "the check of the plan needs clocks of more than {most} entries")
+CHECKED_CLOCKS = Kind(
+    "entries of clocks", 500, 0, "the check of the plan needs clocks of more than {most} entries", grows=True
+)
 WORKS = Kind("works to find kernels for", 40, 30, "kernels are looked for for more than {most} works")
 OPERANDS = Kind("operands of launches", 40, 1.5, "the launches of the plan have more than {most} operands")
 COLLECTED = Kind(
