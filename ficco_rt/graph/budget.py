@@ -84,15 +84,13 @@ ROUNDS = Kind(
 SEARCHED = Kind(
     "dependencies to search for", 100, 0.3, "the dependencies are searched for among more than {most} operations"
 )
-CLOCKS = Kind("entries of clocks", 500, 0, "the dependencies need clocks of more than {most} entries", grows=True)
+CLOCKS = Kind("entries of clocks", 700, 0, "the dependencies need clocks of more than {most} entries")
 RUNS = Kind(
     "runs of memory", 1, 10, "the copies are more than {most} runs of memory", "copy whole rows, or fewer pieces"
 )
 PLAN_PIECES = Kind("pieces in the plan", 4, 3, "the regions of the plan have more than {most} pieces")
 CHECKED = Kind("accesses in the plan", 8, 2, "the accesses of the plan meet in more than {most} pieces of its tensors")
-CHECKED_CLOCKS = Kind(
-    "entries of clocks", 500, 0, "the check of the plan needs clocks of more than {most} entries", grows=True
-)
+CHECKED_CLOCKS = Kind("entries of clocks", 700, 0, "the check of the plan needs clocks of more than {most} entries")
 WORKS = Kind("works to find kernels for", 40, 30, "kernels are looked for for more than {most} works")
 OPERANDS = Kind("operands of launches", 40, 1.5, "the launches of the plan have more than {most} operands")
 COLLECTED = Kind(

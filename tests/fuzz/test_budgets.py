@@ -186,7 +186,7 @@ DECLARATION_BOMBS = {
             + f"stage z on sm after {', '.join(f'a{i}' for i in range(3000))} "
             + "{ for c in 0..<OPS/3> { copy Z[c % 60000] <- X[0] } }"
         ),
-        "waits to choose from",
+        STEPS,
     ),
 }
 ACCESS_BOMBS = {
