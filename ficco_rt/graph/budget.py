@@ -94,9 +94,19 @@ CHECKED_CLOCKS = Kind("entries of clocks", 700, 0, "the check of the plan needs 
 WORKS = Kind("works to find kernels for", 40, 30, "kernels are looked for for more than {most} works")
 OPERANDS = Kind("operands of launches", 40, 1.5, "the launches of the plan have more than {most} operands")
 COLLECTED = Kind(
-    "parts of collectives", 4, 20, "the collectives of the plan are more than {most} copies and sums", "take fewer"
+    "parts of collectives",
+    4,
+    20,
+    "the collectives of the plan are more than {most} copies and sums",
+    "take fewer collectives or ranks, or raise FICCO_MAX_OPS",
 )
-WORDS = Kind("words of devices", 5, 4, "the devices of the plan need more than {most} words", "take fewer ranks")
+WORDS = Kind(
+    "words of devices",
+    5,
+    4,
+    "the devices of the plan need more than {most} words",
+    "take fewer collectives or ranks, or raise FICCO_MAX_OPS",
+)
 NODES = Kind("actions of runs in a row", 8, 4, "the check of the device plan has more than {most} actions")
 SHARED = Kind(
     "changes of rates",
