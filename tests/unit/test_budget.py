@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ficco_dsl
-from ficco_dsl.diagnostics import ScheduleError, Span
+from ficco_dsl.diagnostics import ScheduleError
 from ficco_rt.cli.main import execute
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device import build as device
@@ -29,7 +29,7 @@ from ficco_rt.plan.clock import Clock
 from ficco_rt.plan.draft import Draft
 from ficco_rt.plan.kernel_works import kernel_work, symbolic
 from ficco_rt.plan.lower import lower
-from ficco_rt.sim.links import Flows
+from ficco_rt.sim.sharing import Activity, Sharing
 from tests import cases
 
 HEAD = """schedule b
@@ -42,6 +42,7 @@ queue vendor { engine = nccl }
 CALLS = HEAD + "stage s on vendor { all_reduce Y <- X }\n"
 SUMS = HEAD + "stage s on sm { reduce Y = sum(X @ all) }\n"
 COPIES = HEAD + "stage s on dma { copy Y <- X @ (rank + 1) % ranks }\n"
+MEETING = HEAD + "stage s on dma { copy Y <- X @ 0 }\n"
 PLAN, RUN = ("--emit", "device-plan"), ("--backend", "sim")
 PAYS = (  # a kind of budget, where it is spent, a program with more than three of it, what that says
     ("WORKS", "device.launches", SUMS, RUN, "kernels are looked for for more than 3 works"),
@@ -50,7 +51,7 @@ PAYS = (  # a kind of budget, where it is spent, a program with more than three 
     ("WORDS", "device.words", CALLS, RUN, "the devices of the plan need more than 3 words"),
     ("NODES", "device.sequence", COPIES, PLAN, "the check of the device plan has more than 3 actions"),
     ("ACTIONS", "device.build", COPIES, RUN, "a run of the plan is more than 3 driver calls"),
-    ("SHARED", "sim.links", COPIES, RUN, "the copies of the plan change each other's rates more than 3 times"),
+    ("SHARED", "sim.simulate", MEETING, RUN, "the copies of the plan change each other's rates more than 3 times"),
 )
 
 
@@ -138,15 +139,21 @@ def test_copies_that_begin_and_end_together_are_foreseen_once() -> None:
     """Each of 1,023 copies out of one rank once changed the rates of all others: a million events, and as many ends."""
     events: list[tuple[float, int, Callable[[], None]]] = []
     order, ended, ranks = count(), [], 200
-    flows = Flows(profile("h200-switch", ranks), lambda time, action: heappush(events, (time, next(order), action)))
-    for rank in range(1, ranks):
-        flows.begin(0.0, 0, rank, 1 << 20, Span("b.ficco", 1, 1, 1, 1), lambda: ended.append(now))
+    sharing = Sharing(lambda port: 100.0, 1, lambda time, action: heappush(events, (time, next(order), action)))
+    for _ in range(1, ranks):
+        copy = sharing.begin(0.0, {"port": 100.0})
+
+        def done(copy: Activity = copy) -> None:
+            sharing.end(now, copy)
+            ended.append(now)
+
+        sharing.call(0.0, copy, 1.0, done)
     while events:
         now, _, action = heappop(events)
         action()
     assert len(ended) == ranks - 1
     assert len(set(ended)) == 1
-    assert next(order) < 3 * ranks
+    assert next(order) < 4 * ranks
 
 
 def test_shares_of_a_collective_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +169,7 @@ def test_the_model_of_a_run_has_no_frames() -> None:
     machine = profile("h200-switch", 2)
     plan = plan_of(build(ficco_dsl.parse(COPIES, "b.ficco"), 2), machine)
     layout = device.layout_of(plan, machine.device, Placement((0, 1)), usual(machine.device.arch))
-    whole, body = device.device_plan(layout, "streams"), device.modelled(layout)
+    whole, body = device.device_plan(layout, "streams"), device.modelled(layout, "streams")
     assert body.body == whole.body
     assert body.own == body.called == Frame((), ())
     assert whole.own.begin
