@@ -216,4 +216,5 @@ def tables(config: KernelConfig, works: Sequence[Work], variant: Variant) -> Tab
     def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
         return [made.parameters(constants, scratch)]
 
-    return Tables(made.table.constants, made.table.scratch_bytes, made.table.counter_bytes // 4, arguments)
+    table = made.table
+    return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)

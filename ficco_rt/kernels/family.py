@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy.typing as npt
 
 from ..machine.model import Device
 from .occupancy import Limits
@@ -113,6 +115,7 @@ class TensorMap:
 
 
 Encode: TypeAlias = Callable[[TensorMap], bytes]
+TileWorks: TypeAlias = Sequence[int] | npt.NDArray[Any]  # of each tile the number of its work
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +123,15 @@ class Tables:
     """A launch on memory. `constants` are put into device memory, and zeroed scratch after them.
 
     The kernel leaves the first `counters` words of the scratch as it found them, 0, unless a run is given up.
-    `arguments` of the addresses of constants and scratch are the kernel's parameters.
+    `arguments` of the addresses of constants and scratch are the kernel's parameters. `tile_works` has the number of
+    each tile's work among the configured launch's, or among its `merged` ones; empty where no kernel of ours is.
     """
 
     constants: bytes = field(repr=False)
     scratch: int  # bytes
     counters: int  # words
     arguments: Callable[[int, int, Encode], list[bytes]] = field(repr=False)
+    tile_works: TileWorks = field(default=(), repr=False)
 
 
 class Variant(Protocol):

@@ -47,7 +47,8 @@ TILE = np.dtype(
 TILE_ADDENDS = np.dtype(
     [(name, np.int32) for name in ("first", "count", "at", "gap", "wait_first", "wait_count", "unused_0", "unused_1")]
 )
-_BOTH = np.dtype([("tile", TILE), ("addends", TILE_ADDENDS)])  # ordered and split together, then written apart
+# ordered and split together, then written apart; `work` is the number of the work that the tile belongs to
+_BOTH = np.dtype([("tile", TILE), ("addends", TILE_ADDENDS), ("work", np.int32)])
 ADDEND = np.dtype([(name, np.int32) for name in ("matrix", "row", "col", "unused")])
 DEPTHS = np.dtype([(name, np.int32) for name in ("left", "right", "blocks", "size")])
 DEPTH_WAITS = np.dtype([(name, np.int32) for name in ("first", "count")])  # of flags
@@ -67,6 +68,7 @@ class Table:
     tile: tuple[int, int]  # rows, columns of a block's tile
     warps: int  # those that store
     tiles: Rows
+    tile_works: Rows  # the numbers of their works
     depths: Rows
     flags: Rows
     signals: Rows
@@ -173,6 +175,7 @@ class _Parts:
     depths: list[_Depth] = field(default_factory=list)
     flags: list[int] = field(default_factory=list)
     signals: list[tuple[int, int]] = field(default_factory=list)  # first flag, flags
+    works: int = 0
     addends: list[Rows] = field(default_factory=lambda: [np.zeros(0, ADDEND)])
     count: int = 0  # of addends
 
@@ -203,6 +206,8 @@ class _Parts:
         r = (r[:, None] * cluster + np.arange(cluster)).ravel()
         c = np.repeat(c, cluster)
         both = np.zeros(len(r), _BOTH)
+        both["work"] = self.works
+        self.works += 1
         part = both["tile"]
         part["left_row"], part["out_row"], *from_rows, part["rows"] = rows[r].T
         part["right_col"], part["out_col"], *from_columns, part["cols"] = columns[c].T
@@ -295,6 +300,7 @@ def table(
         tile=tile,
         warps=warps,
         tiles=tiles,
+        tile_works=np.ascontiguousarray(both["work"]),
         depths=depths.view(DEPTHS).ravel(),
         flags=flags,
         signals=signals.view(SIGNAL).ravel(),

@@ -443,6 +443,12 @@ static int launch(int blocks_, int threads_, int cluster, int at_once, u64 seed)
     return all_run();
 }
 
+// A clock on which no time is twice.
+static u64 device_time() {
+    static u64 ticks = 1763800000000000000u;
+    return ++ticks;
+}
+
 struct Axis {
     int (*at)();
     operator int() const { return at(); }
@@ -500,6 +506,11 @@ static inline void __threadfence() { simt::fence(simt::number(), simt::GPU); }
 static inline void __threadfence_system() { simt::fence(simt::number(), simt::SYS); }
 static inline void __nanosleep(u32) { simt::nap(); }
 static inline u32 atomicAdd(u32* p, u32 v) { return simt::add_word<simt::RELAXED, simt::GPU>(p, v); }
+static inline u64 atomicMax(u64* p, u64 v) {
+    const u64 old = *p;
+    *p = old > v ? old : v;
+    return old;
+}
 static inline u32 atomicCAS(u32* p, u32 old, u32 v) { return simt::swap_word(p, old, v); }
 template <class T> static T __shfl_sync(u32, T v, int from) {
     T all[32];
@@ -518,11 +529,13 @@ static inline u32 __ballot_sync(u32, bool v) {
 }
 static inline bool __any_sync(u32 mask, bool v) { return __ballot_sync(mask, v) != 0; }
 
-// Run KERNEL(parameters): 0 if all is well, 1 if it comes to a stop, 2 if something is wrong (`simt_fault`).
+// Run KERNEL(parameters): 0 if all is well, 1 if it comes to a stop, 2 if something is wrong (`simt_fault`). A kernel that
+// marks does so where `simt_mark` has said.
 #define SIMT_LAUNCH(KERNEL, PARAMETERS)                                                                                \
     static const PARAMETERS* simt_parameters;                                                                          \
+    IF_MARKS(static Mark* simt_marks; extern "C" void simt_mark(Mark* at) { simt_marks = at; })                        \
     extern "C" int simt_launch(const void* parameters, int grid, int threads, int cluster, int resident, u64 seed) {   \
         simt_parameters = (const PARAMETERS*)parameters;                                                               \
-        simt::body = [] { KERNEL(*simt_parameters); };                                                                 \
+        simt::body = [] { KERNEL(*simt_parameters IF_MARKS(, simt_marks)); };                                          \
         return simt::launch(grid, threads, cluster, resident, seed);                                                   \
     }

@@ -102,6 +102,7 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     ),
     (r"cp\.async\.commit_group;", "copies_commit()"),
     (r"cp\.async\.wait_group %0;", "copies_wait(%0)"),
+    (r"mov\.u64 %0, %%globaltimer;", "%0 = device_time()"),
     # numbers
     (r"cvt\.rn\.f16x2\.f32 %0, %1, %2;", "%0 = pack_words(%1, %2, true)"),
     (r"cvt\.rn\.bf16x2\.f32 %0, %1, %2;", "%0 = pack_words(%1, %2, false)"),
@@ -269,6 +270,10 @@ class Kernel:
     def lowers(self, flag: int) -> None:
         """The launch before takes the flag down, before any other device goes on."""
         self._library.simt_lowers(flag)
+
+    def marks(self, at: int) -> None:
+        """Where a kernel that marks puts its marks from now on."""
+        self._library.simt_mark(ctypes.c_uint64(at))
 
     def promises(self, flag: int, at: int, pitch: int, rows: int, size: int, values: int) -> None:
         """Who sees the flag up on another device finds `values` (of no pitch) in these rows."""

@@ -13,6 +13,7 @@ from ficco_rt.kernels import by_address, meet, tile_table, tiles
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.families import configure, tables
 from ficco_rt.kernels.family import LaunchRequest
+from ficco_rt.kernels.marks import MARK
 from ficco_rt.kernels.mfma import variants as mfma
 from ficco_rt.kernels.naive import tables as naive
 from ficco_rt.kernels.naive.family import COPY, GEMM, REDUCE
@@ -55,6 +56,7 @@ def placed(packing: struct.Struct) -> list[tuple[int, int]]:
     [
         ("Tile", tile_table.TILE), ("TileAddends", tile_table.TILE_ADDENDS), ("Addend", tile_table.ADDEND),
         ("Depth", tile_table.DEPTHS), ("DepthWait", tile_table.DEPTH_WAITS), ("Signal", tile_table.SIGNAL),
+        ("Mark", MARK),
     ],
 )  # fmt: skip
 def test_records_of_the_table(name: str, dtype: np.dtype[np.void], of_tiles: dict[str, Struct]) -> None:

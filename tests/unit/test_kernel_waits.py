@@ -8,7 +8,7 @@ goes up behind what it stands for as other devices see it, and if it ends.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import pytest
 from ficco_rt.kernels import by_address, families
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.family import LaunchRequest, TensorMap
+from ficco_rt.kernels.marks import MARK
 from ficco_rt.kernels.naive.family import COPY
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.signature import Signature
@@ -242,7 +243,7 @@ SUMS = {
 }
 
 
-def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> None:
+def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> Table:
     run = Run(shape, seed)
     packed = tables.build(
         run.works,
@@ -264,6 +265,7 @@ def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nv
         return kernel(argument, grid, variant.threads, order, cluster=variant.cluster, resident=shape.resident)
 
     assert_right(kernel, run, table, scratch, launch)
+    return table
 
 
 def hopper_kernel(
@@ -293,7 +295,7 @@ AMPERE = {
 AMPERE_SUMS = {"addends": Shape((100, 64, 30), 64, 136, 2, addends=True)}
 
 
-def ampere(variant: sm80.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> None:
+def ampere(variant: sm80.Variant, signature: Signature, shape: Shape, kernel: nvidia.Kernel, seed: int) -> Table:
     run = Run(shape, seed, early=False)
     assert by_address.refusal(run.works, signature, sm80.LONGEST) is None
     packed = by_address.build(
@@ -305,6 +307,7 @@ def ampere(variant: sm80.Variant, signature: Signature, shape: Shape, kernel: nv
     argument = packed.parameters(constants.ctypes.data, scratch.ctypes.data)
     grid = min(shape.blocks, len(table.tiles))
     assert_right(kernel, run, table, scratch, lambda order: kernel(argument, grid, variant.threads, order))
+    return table
 
 
 @pytest.mark.parametrize(("out", "addends"), [("bf16", False), ("fp32", False), ("bf16", True)])
@@ -380,3 +383,39 @@ def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
 
 def whole_of(name: str, rows: int, columns: int) -> Region:
     return Region(name, 0, (Axis((Interval(0, rows),)), Axis((Interval(0, columns),))))
+
+
+def assert_marked(marks: np.ndarray, waits: Sequence[bool]) -> None:
+    """Of each tile: it came, began, ended; and of its time it waited some, if it waits for flags one by one."""
+    assert (marks["came"] > 0).all()
+    assert (marks["came"] < marks["began"]).all()
+    assert (marks["began"] < marks["ended"]).all()
+    assert (marks["waited"] > 0).all()
+    assert (marks["waited"] < marks["ended"] - marks["came"]).all()
+    later = marks["waited"] > marks["began"] - marks["came"]
+    assert later.tolist() == list(waits)
+
+
+@pytest.mark.parametrize("source", ["sm90", "sm80"])
+def test_kernels_that_mark_make_the_same_numbers(source: str, tmp_path: Path) -> None:
+    """And tell when each tile came, began and ended."""
+    signature = Signature("bf16", "bf16", False, False)
+    shapes = {"sm90": ("waits", "by_depth", "splits"), "sm80": ("waits", "splits")}[source]
+    variant: sm90.Variant | sm80.Variant
+    if source == "sm90":
+        variant = next(v for v in sm90.VARIANTS if v.name == "sm90_gemm_64x64_c1")
+        options, path = sm90.options(variant, signature), sm90.SOURCE
+    else:
+        variant = next(v for v in sm80.VARIANTS if v.name == "sm80_gemm_64x64")
+        options, path = sm80.options(variant, signature, "sm_80"), sm80.SOURCE
+    entry = signature.entry(variant.name)
+    kernel = nvidia.Kernel(tmp_path, path, (*options, "-DMARKS=1"), entry, "Parameters")
+    for name in shapes:
+        marks = np.zeros(64, MARK)
+        kernel.marks(marks.ctypes.data)
+        if isinstance(variant, sm90.Variant):
+            table = hopper(variant, signature, HOPPER[variant.name][name], kernel, 1)
+        else:
+            table = ampere(variant, signature, AMPERE[name], kernel, 1)
+        assert_marked(marks[: len(table.tiles)], [bool(table.depth_waits["count"][t["k_first"]]) for t in table.tiles])
+        assert not marks[len(table.tiles) :].view(np.uint64).any()

@@ -171,7 +171,7 @@ class Naive:
         def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
             return [packed.table(offsets, constants, scratch)]
 
-        return Tables(image, 4 * packed.counters, packed.counters, arguments)
+        return Tables(image, 4 * packed.counters, packed.counters, arguments, packed.tile_works)
 
 
 def _tile(works: Sequence[Work], sms: int) -> tuple[int, int]:

@@ -36,6 +36,7 @@ class Packed:
     flags: bytearray = field(default_factory=bytearray)
     count: int = 0
     tiles: int = 0
+    of_works: list[int] = field(default_factory=list)  # tiles of each work
     counters: int = 2  # words: tickets, ended blocks, one a work
     waits: bool = False
     signals: bool = False
@@ -55,6 +56,11 @@ class Packed:
         self.resets = (len(self.flags) // FLAG.size, len(addresses))
         for address in addresses:
             self.flags += FLAG.pack(address)
+
+    @property
+    def tile_works(self) -> Sequence[int]:
+        """Of each tile the number of its work."""
+        return [number for number, tiles in enumerate(self.of_works) for _ in range(tiles)]
 
     @property
     def image(self) -> tuple[bytes, tuple[int, ...]]:
@@ -109,6 +115,7 @@ def products(works: Sequence[Product]) -> Packed:
         packed.count += 1
         packed.counters += 1
         packed.tiles += tiles
+        packed.of_works.append(tiles)
     return packed
 
 
@@ -186,6 +193,7 @@ def sums(works: Sequence[Sum]) -> Packed:
     for number, work in enumerate(works):
         jobs, sync = _jobs(work), packed.sync(work)
         total = sum(job.tiles for job in jobs)
+        packed.of_works.append(total)
         for job in jobs:
             first = len(packed.terms) // TERM.size
             for view, (at, pitch) in zip(work.terms, job.sides[1:], strict=True):
@@ -265,6 +273,7 @@ def copies(works: Sequence[Copy], about: int) -> Packed:
                 b.to, b.of, b.to_pitch, b.of_pitch, b.rows, b.width // b.unit, b.unit, number, len(blocks), 0, *sync
             )
         packed.tiles += len(blocks)
+        packed.of_works.append(len(blocks))
     packed.count = packed.tiles
     packed.counters += len(works)
     return packed

@@ -156,7 +156,7 @@ class Sm90:
             return [made.parameters(constants, scratch, [encode(m) for m in made.maps])]
 
         table = made.table
-        return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments)
+        return Tables(table.constants, table.scratch_bytes, table.counter_bytes // 4, arguments, table.tile_works)
 
 
 SM90 = Sm90()

@@ -17,6 +17,7 @@
 //   OUT_FP32         1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T  1: the operand is stored transposed, left [K, M], right [N, K]
 //   ADDENDS          1: works may have addends, of the operands' type or fp32
+//   MARKS            1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the dimension
 // that lies together in memory. They end anywhere. No header of HIP is included: hipRTC knows __global__, __device__ and
@@ -333,10 +334,12 @@ template <bool WIDE> __device__ inline void add_addend(u64 row, const Tile& t, S
 }
 
 __device__ inline void add_addends(const Parameters& p, const Tile& t, int index, Sums (&d)[BLOCKS_M][BLOCKS_N], int row,
-                                 int column) {
+                                 int column IF_MARKS(, Mark* mark)) {
     const int lane = __builtin_amdgcn_workitem_id_x() % 64;
     const TileAddends a = p.tile_addends[index];
+    IF_MARKS(const u64 from = device_time();)
     if (a.wait_count) spin(p, a.wait_first, a.wait_count);   // NOTE each wave: those of a split tile do not all come here
+    IF_MARKS(if (__builtin_amdgcn_workitem_id_x() == 0) mark_wait(mark, from);)
 #pragma unroll
     for (int m = 0; m < BLOCKS_M; ++m) {
         const int r = least(row + m * SHAPE + lane % SHAPE, t.rows - 1);
@@ -393,7 +396,7 @@ __device__ inline void raise(const Parameters& p, int signal) {
 }
 
 extern "C" __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS), amdgpu_waves_per_eu(RESIDENCY)))
-__global__ void ENTRY(const Parameters p) {
+__global__ void ENTRY(const Parameters p IF_MARKS(, Mark* marks)) {
     extern __shared__ Words dynamic[];
     const int wave = __builtin_amdgcn_readfirstlane(__builtin_amdgcn_workitem_id_x() / 64);
     const int row = wave % WAVES_M * BLOCKS_M * SHAPE, column = wave / WAVES_M * BLOCKS_N * SHAPE;
@@ -401,7 +404,9 @@ __global__ void ENTRY(const Parameters p) {
     for (int index = __builtin_amdgcn_workgroup_id_x(); index < p.tile_count; index += blocks) {
         const Tile t = p.table.tiles[index];
         const Operands o = p.operands[t.operands];
+        IF_MARKS(const u64 came = device_time();)
         if (t.wait_count) wait_flags(p, t.wait_first, t.wait_count);
+        IF_MARKS(if (__builtin_amdgcn_workitem_id_x() == 0) mark_begin(marks + index, came);)
         Sums d[BLOCKS_M][BLOCKS_N] = {};
         Step step;
         step.aim(o, t);
@@ -429,9 +434,11 @@ __global__ void ENTRY(const Parameters p) {
             if (s < steps) step.store(dynamic + s % 2 * STAGE_UNITS);
             meet();
         }
+        IF_MARKS(if (__builtin_amdgcn_workitem_id_x() % 64 == 0) mark_end(marks + index);)
         if (t.splits > 1 && !last_of_splits(p, t, d, wave)) continue;
-        if constexpr (ADDENDS) add_addends(p, t, index, d, row, column);
+        if constexpr (ADDENDS) add_addends(p, t, index, d, row, column IF_MARKS(, marks + index));
         store_tile(o, t, d, row, column);
+        IF_MARKS(if (__builtin_amdgcn_workitem_id_x() % 64 == 0) mark_end(marks + index);)
         if (t.signal >= 0) raise(p, t.signal);
     }
 }

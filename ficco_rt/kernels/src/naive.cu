@@ -2,7 +2,7 @@
 //
 // Compiled by NVRTC or hipRTC with -DGEMM=…, -DREDUCE=… or -DCOPY=…, the name of the one kernel wanted, the first two also
 // with -DIN=… -DOUT=… (0 bf16, 1 fp16, 2 fp32; the operands' and the result's type). No vendor's header is included, so
-// the compiler alone suffices.
+// the compiler alone suffices. With -DMARKS=1 they tell when their tiles waited, began and ended (marks.h).
 //
 // All take a table of works and walk their tiles in order, giving them out by block number. In a launch that both waits
 // for flags and raises some a counter in memory gives them out, so that whatever comes earlier in the order has been
@@ -202,7 +202,7 @@ __device__ __forceinline__ i64 place(const Run *runs, Map map, i64 index) {
 #ifdef GEMM
 constexpr int TILE = 128, DEPTH = 32;
 
-extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
+extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Mark *marks)) {
     alignas(16) extern __shared__ unsigned char dynamic[];
     In *left_tile = (In *)dynamic, *right_tile = left_tile + TILE * DEPTH;
     __shared__ i64 at_m[TILE], at_n[TILE];
@@ -214,7 +214,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Gemm &w = ((const Gemm *)t.works)[find((const Gemm *)t.works, t.count, tile)];
         const int row = (tile - w.first_tile) / w.columns * TILE, column = (tile - w.first_tile) % w.columns * TILE;
+        IF_MARKS(const u64 came = device_time();)
         wait_for(t, w.sync);
+        IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         const In *left = (const In *)w.left, *right = (const In *)w.right;
         __syncthreads();  // the last tile's places are not read any more
         if (thread < TILE) {
@@ -282,6 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t) {
                 narrow<OUT>(value, *to);
             }
         }
+        IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.counter, w.tiles, first_flag(t, w.sync));
     }
     end(t);
@@ -308,7 +311,7 @@ template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
+extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, Mark *marks)) {
     constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 2, TERMS = 4;
     const Term *all_terms = (const Term *)t.terms;
 
@@ -324,7 +327,9 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
             from[s] = terms[s < w.terms ? s : 0].address;
             pitch[s] = terms[s < w.terms ? s : 0].pitch;
         }
+        IF_MARKS(const u64 came = device_time();)
         wait_for(t, w.sync);
+        IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         Out *out = (Out *)w.out;
         const i64 begin = (i64)(tile - w.first_tile) * THREADS * EACH + threadIdx.x;
         if (w.vector > 1) {
@@ -387,6 +392,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t) {
                 narrow<OUT>(sum, out[row * w.out_pitch + column]);
             }
         }
+        IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.counter, w.work_tiles, flag);
     }
     end(t);
@@ -417,16 +423,19 @@ template <class Unit> __device__ __forceinline__ void move(const Copy &w) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t) {
+extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t IF_MARKS(, Mark *marks)) {
     begin(t);
     for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
         const Copy w = ((const Copy *)t.works)[tile];
         const u64 flag = first_flag(t, w.sync);
+        IF_MARKS(const u64 came = device_time();)
         wait_for(t, w.sync);
+        IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         if (w.unit == 16) move<Vector>(w);
         else if (w.unit == 8) move<u64>(w);
         else if (w.unit == 4) move<u32>(w);
         else move<unsigned short>(w);
+        IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.work, w.work_tiles, flag);
     }
     end(t);

@@ -14,6 +14,7 @@
 //   OUT_FP32              1: the output is fp32, 0: as the operands
 //   LEFT_T, RIGHT_T       1: the operand is stored transposed, left [K, M], right [N, K]
 //   ADDENDS               1: works may have addends, of the operands' type or fp32
+//   MARKS                 1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches; pieces begin at multiples of 8 elements along the
 // dimension that lies together in memory. They end anywhere: what a load finds beyond is zero.
@@ -267,11 +268,14 @@ template <bool WIDE> __device__ __forceinline__ void add_part(Sums& d, const u8*
             }
 }
 
-__device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums& d, int warp_m, int warp_n, int rows, int cols) {
+__device__ __forceinline__ void add_addends(const Parameters& p, int index, Sums& d, int warp_m, int warp_n, int rows,
+                                            int cols IF_MARKS(, Mark* mark)) {
     const Quad added = load_quad(p.tile_addends + index), waits = load_quad(&p.tile_addends[index].wait_first);
     if (waits.y > 0) {
+        IF_MARKS(const u64 from = device_time();)
         if ((this_thread() & 31) == 0) wait_flags(p, waits.x, waits.y);
         __syncwarp();
+        IF_MARKS(if (this_thread() == 0) mark_wait(mark, from);)
     }
 #pragma unroll 1
     for (int i = 0; i < added.y; ++i) {
@@ -330,7 +334,7 @@ __device__ __forceinline__ void store_sums(const Sums& d, u8* corner, i64 pitch,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __grid_constant__ Parameters p IF_MARKS(, Mark* marks)) {
     extern __shared__ __align__(128) u8 dynamic[];
     const u32 ring = (u32)__cvta_generic_to_shared(dynamic), end = ring + p.stages * STAGE_BYTES;
     const Reader<!LEFT_T> left((threadIdx.x >> 5) / WARPS_N * WARP_M, !LEFT_T);
@@ -344,6 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
     loader.steps = -abs(loader.steps);   // nothing is on its way yet
 
     for (int index = blockIdx.x; index < p.tile_count; index += gridDim.x) {
+        IF_MARKS(const u64 came = device_time();)
         if (loader.steps < 0 && loader.index == index) {   // what was written before has been signalled: it may wait
             const Quad rest = load_quad(&p.table.tiles[index].operands);
             if (this_thread() == 0) wait_flags(p, rest.z, rest.w);
@@ -357,6 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
                 dst = dst + STAGE_BYTES == end ? ring : dst + STAGE_BYTES;
             }
         }
+        IF_MARKS(if (this_thread() == 0) mark_begin(marks + index, came);)
         Sums d = {};
         LeftFragments a;
         RightFragments b[2];
@@ -415,6 +421,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
             u32 old = 0;
             if (lane == 0) old = atomicAdd(p.table.split_counts + last.w * WARPS + warp, 1u);
             old = __shfl_sync(0xffffffffu, old, 0);
+            IF_MARKS(if (lane == 0) mark_end(marks + index);)
             if (old != splits - 1) continue;
             __threadfence();
             if (lane == 0) p.table.split_counts[last.w * WARPS + warp] = 0;
@@ -448,8 +455,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENCY) ENTRY(const __g
         u8* const corner = (u8*)__ldg(&o->out) + (place.z + warp_m) * pitch
                            + (i64)(place.w + warp_n) * (OUT_FP32 ? 4 : 2);
         if (rest.y) add_part<bool(OUT_FP32)>(d, corner, pitch, rows, cols);   // the block has waited for it, too
-        if constexpr (ADDENDS) add_addends(p, index, d, warp_m, warp_n, rows, cols);
+        if constexpr (ADDENDS) add_addends(p, index, d, warp_m, warp_n, rows, cols IF_MARKS(, marks + index));
         store_sums(d, corner, pitch, rows, cols);
+        IF_MARKS(if (lane == 0) mark_end(marks + index);)
         if (last.x >= 0) {
             __threadfence_system();
             __syncwarp();

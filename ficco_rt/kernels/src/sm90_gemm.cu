@@ -29,6 +29,7 @@
 //   THROTTLED                  1: outputs may lie on peers. STAGING is then as many buffers as a warp's part of the tile
 //                              takes. They leave one by one among the next tile's steps: loads get through between
 //   PRODUCER_REGS, CONSUMER_REGS   registers of a thread, for setmaxnreg
+//   MARKS                      1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
 // multiples of 64 except one that ends where the operand does. Rows are free.
@@ -36,7 +37,7 @@
 #include "sm90/consumer.cuh"
 #include "sm90/producer.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ Parameters p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ Parameters p IF_MARKS(, Mark* marks)) {
     extern __shared__ u8 dynamic[];
     __shared__ alignas(8) u64 barriers[2 * MAX_STAGES];
     __shared__ u32 waits_seen;
@@ -46,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_cons
     memory.full = shared_address(barriers);
     memory.empty = memory.full + 8 * MAX_STAGES;
     memory.seen = shared_address(&waits_seen);
+    IF_MARKS(memory.marks = marks;)
     if (threadIdx.x == 128) {
         prefetch_map(&p.operands[0].left);
         prefetch_map(&p.operands[0].right);

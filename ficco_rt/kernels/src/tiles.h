@@ -5,6 +5,7 @@
 // tests/unit/test_kernel_structs.py compares the two.
 #pragma once
 #include "integers.h"
+#include "marks.h"
 
 #ifdef __cplusplus
 #define ALIGNED(bytes) alignas(bytes)

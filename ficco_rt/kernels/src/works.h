@@ -4,6 +4,7 @@
 // kernels/naive/tables.py; tests/unit/test_kernel_structs.py compares the two.
 #pragma once
 #include "integers.h"
+#include "marks.h"
 
 // A logical axis as runs of a tensor's: logical index i < end lies at i + shift.
 typedef struct Run { i64 end, shift; } Run;

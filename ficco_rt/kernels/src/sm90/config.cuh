@@ -47,6 +47,7 @@ struct SharedMemory {
     u32 full;      // a barrier for each stage: its loads have come
     u32 empty;     // a barrier for each stage: all that read it have given it back
     u32 seen;      // a word: how many of the waits that the flag warp goes through have ended
+    IF_MARKS(Mark* marks;)   // one for each tile
 };
 
 // A place in the ring: a stage, and the parity by which its barrier is waited for. It changes with each turn around the

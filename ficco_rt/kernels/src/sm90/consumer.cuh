@@ -252,6 +252,7 @@ struct Consumer {
                 __syncwarp();
             }
             store_part(t, d, lanes);
+            IF_MARKS(if (lane == 0) mark_end(memory.marks + index);)
             pending = t.signal;
             // NOTE a tile that waits may wait for this very signal: then it must not stay behind. PINGPONG: none does, for
             // the other group multiplies meanwhile, and its tile comes next

@@ -89,6 +89,7 @@ template <bool RIGHT> struct Feeder {
     int addends_waited = -1;
     u32 waits = 0;             // how many of the block's waits stand before this step
     bool begun = false;        // what the launch before this one has written may be read
+    IF_MARKS(Mark* mark;)      // of the tile; the left operand's warp writes it, which waits for all flags
 
     // The tile that comes next. It is read a tile ahead: memory takes longer than the ring lasts.
     Quad place;    // left_row right_col · ·
@@ -122,7 +123,9 @@ template <bool RIGHT> struct Feeder {
         for (; steps.due(b); steps.advance()) {
             if (!RIGHT) {
                 if (!begun) begin();
+                IF_MARKS(const u64 from = device_time();)
                 wait_seen(memory, waits);
+                IF_MARKS(mark_wait(mark, from);)
             }
             // NOTE both warps wait, and both are waited for: barriers tell even turns from odd ones only
             barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
@@ -146,11 +149,14 @@ template <bool RIGHT> struct Feeder {
         const bool read_only = info->read_only & (RIGHT ? 1 : 2);
         const bool waits_here = wait.w > 0 && wait.z != waited;
         if (waits_here) ++waits, waited = wait.z;
+        IF_MARKS(mark = memory.marks + index; u64 came = device_time();)
         // NOTE a tile whose left operand is read-only waits all the same: somebody may still read where it is stored
         if (!read_only || (!RIGHT && wait.w > 0)) {
             if (!begun) begin();
+            IF_MARKS(came = device_time();)
             wait_seen(memory, waits);
         }
+        IF_MARKS(if (!RIGHT && lane == 0) mark_begin(mark, came);)
         const int left_row = place.x, right_col = place.y, blocks = more.w;
         int piece = more.z, left_k = depth.x, right_k = depth.y, remain = depth.z, on = depth.w < 0 ? -TILE_K : TILE_K;
         bool looks = p.depth_waits && !read_only;   // whether flags are to be looked for before the next step
@@ -178,7 +184,9 @@ template <bool RIGHT> struct Feeder {
                 looks = p.depth_waits && !read_only;
             }
             if (looks) {
+                IF_MARKS(const u64 from = device_time();)
                 if (load_pair(p.depth_waits + piece).y > 0) wait_seen(memory, ++waits);
+                IF_MARKS(if (!RIGHT) mark_wait(mark, from, b == 0);)
                 looks = false;
             }
             if (another && b == min(4, blocks - 1)) read_first_pieces();
