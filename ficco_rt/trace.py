@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 ClockKind: TypeAlias = Literal["device", "virtual"]
-SpanKind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wait"]
+# `launch`: a streamed launch as a whole, whose works and their waits are spans of their own.
+SpanKind: TypeAlias = Literal["copy", "gemm", "reduce", "kernel", "collective", "wait", "launch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,11 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One thing that a stream did, or waited for. Times in microseconds from the run's start."""
+    """One thing that a stream did, or waited for. Times in microseconds from the run's start.
+
+    Inside a streamed launch works overlap: a work's wait lasts from when its first block came to it until its first
+    tile began, and the work from then until its last tile ended. `waited` tells what the wait cost.
+    """
 
     rank: int
     stream: int
@@ -35,6 +41,9 @@ class TraceSpan:
     flops: int = 0
     peer: int | None = None
     launched: Launched | None = None
+    ops: tuple[int, ...] = ()  # the plan's, of a streamed launch, of a work of it, or of what a work waited for
+    waited: float = 0.0  # of such a launch or wait: how long blocks waited for flags, the mean over all blocks
+    within: float = 0.0  # of such a launch: its works' times may be off by so much against the other spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +74,16 @@ class Trace:
     def duration(self) -> float:
         """Microseconds from the start to the last span's end."""
         return max((s.stop for s in self.spans), default=0.0)
+
+
+# Spans of these kinds are no work of their own: works stand beside them.
+NO_WORK: frozenset[SpanKind] = frozenset(("wait", "launch"))
+
+
+def launch_label(stages: Iterable[str], first: str, works: int) -> str:
+    """Of a launch: its stages, its first work, and how many more there are."""
+    more = f" and {works - 1} more works" if works > 1 else ""
+    return f"{', '.join(dict.fromkeys(map(base_name, stages)))}  {first}{more}"
 
 
 def base_name(stage: str) -> str:

@@ -414,6 +414,8 @@ def tune(**options: Any) -> int:
 @click.option(
     "--output", "-o", metavar="FILE.svg|html", help="The picture to write.  [default: a sketch on the terminal]"
 )
+@click.option("--works", is_flag=True, help="Print when the works inside streamed launches waited, began and ended.")
+@click.option("--against", metavar="trace.json", help="With --works: the same works of another trace beside them.")
 def timeline(**options: Any) -> int:
     """Draw a trace that `ficco-run --trace` wrote."""
     from .timeline import draw_file

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from ..trace import Trace, TraceSpan, base_name
+from ..trace import NO_WORK, Trace, TraceSpan, base_name
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
 # White text is readable on each, and each on white and on near-black.
@@ -23,7 +23,6 @@ _FAMILY_OF = {
     "gemm": "computes",
     "kernel": "computes",
     "reduce": "sums",
-    "wait": "moves",
 }
 # What XML has no place for, and what a terminal would obey.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -37,6 +36,9 @@ class StageColour:
 
     name: str
     colour: str
+
+
+WHOLE = StageColour("launch, above its works", "#8792a2")  # of a streamed launch as a whole
 
 
 def clean(trace: Trace) -> Trace:
@@ -76,7 +78,7 @@ def stage_colours(trace: Trace) -> tuple[StageColour, ...]:
         name = base_name(span.stage)
         place = (span.start, number)
         first[name] = min(first.get(name, place), place)
-        if span.kind != "wait":
+        if span.kind not in NO_WORK:
             shares = time.setdefault(name, {})
             family = _FAMILY_OF[span.kind]
             shares[family] = shares.get(family, 0.0) + span.stop - span.start
@@ -91,12 +93,12 @@ def stage_colours(trace: Trace) -> tuple[StageColour, ...]:
 
 
 def stack(spans: Sequence[TraceSpan]) -> list[int]:
-    """A row for every span, the lowest that is free, so that no two of a row overlap."""
+    """A row for every span, the lowest that is free, so that no two of a row overlap. A launch is above its works."""
     rows = [0] * len(spans)
     busy: list[tuple[float, int]] = []  # (free from, row)
     free: list[int] = []
     count = 0
-    for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, spans[i].stop, i)):
+    for index in sorted(range(len(spans)), key=lambda i: (spans[i].start, spans[i].kind != "launch", spans[i].stop, i)):
         span = spans[index]
         while busy and busy[0][0] <= span.start + 1e-6:
             heappush(free, heappop(busy)[1])
@@ -130,7 +132,7 @@ def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
     """The share of the run that each (rank, stream) worked, waiting left out."""
     work: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for span in trace.spans:
-        if span.kind != "wait":
+        if span.kind not in NO_WORK:
             work.setdefault((span.rank, span.stream), []).append((span.start, span.stop))
     total = trace.duration or 1.0
     keys = [(lane.rank, lane.stream) for lane in trace.lanes]

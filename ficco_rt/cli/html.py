@@ -6,8 +6,10 @@ import json
 from html import escape
 from importlib.resources import files
 
-from ..trace import Trace, TraceSpan, base_name
-from .drawing import about, clean, show_time, stack, stage_colours
+from ..trace import NO_WORK, SpanKind, Trace, TraceSpan, base_name
+from .drawing import WHOLE, about, clean, show_time, stack, stage_colours
+
+_NO_STAGE: dict[SpanKind, int] = {"wait": -1, "launch": -2}  # in place of a stage's number
 
 
 def draw(trace: Trace) -> str:
@@ -21,11 +23,12 @@ def draw(trace: Trace) -> str:
         return texts.setdefault(words, len(texts))
 
     def record(span: TraceSpan, lane: int, row: int) -> list[object]:
-        stage = -1 if span.kind == "wait" else stage_of[base_name(span.stage)]
+        stage = _NO_STAGE[span.kind] if span.kind in NO_WORK else stage_of[base_name(span.stage)]
         times = [round(span.start, 4), round(span.stop - span.start, 4)]
         peer = -1 if span.peer is None else span.peer
         words = [text(" ".join(span.label.split())), text(span.stage), text(span.place)]
-        return [lane, row, stage, *times, *words, span.bytes, span.flops, peer]
+        waited = round(span.waited, 4) if span.kind in NO_WORK else 0
+        return [lane, row, stage, *times, *words, span.bytes, span.flops, peer, waited]
 
     by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
     for span in trace.spans:
@@ -42,6 +45,7 @@ def draw(trace: Trace) -> str:
         "lanes": lanes,
         "stages": [[c.name, c.colour] for c in colours],
         "waits": any(s.kind == "wait" for s in trace.spans),
+        "whole": [WHOLE.name, WHOLE.colour] if any(s.kind == "launch" for s in trace.spans) else None,
         "texts": list(texts),
         "spans": records,
     }

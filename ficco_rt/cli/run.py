@@ -31,6 +31,7 @@ from .console import Progress, Style, sourced, table
 from .drawing import rank_uses, show_time
 from .report import error_record, error_text, print_json, say, warn
 from .settings import show_params
+from .works import launch_records, summary
 
 if TYPE_CHECKING:
     from ..device.ir import Mode
@@ -457,6 +458,7 @@ def record(result: Result) -> dict[str, object]:
         "communication_alone_ms": result.communication_alone / 1e3,
         "share_of_ideal": result.share_of_ideal,
         "exposed_ms": result.exposed / 1e3,
+        "launches": launch_records(result.trace),
         "host_us": median(result.host),
         "plan_hash": result.plan_hash,
         "version": __version__,
@@ -506,6 +508,7 @@ def report(result: Result, style: Style) -> str:
         ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}{estimate}"),
         ("ideal", f"{show_time(result.ideal)} = {limits}{share}{estimate}"),
         ("exposed", f"{show_time(result.exposed)} of communication with no computing beside it"),
+        *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
         ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
         ("plan", f"{result.plan_hash[:16]}{proof}"),
     ]

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..trace import Launched, Trace, TraceSpan, base_name
+from ..trace import NO_WORK, Launched, Trace, TraceSpan, base_name
 from .drawing import (
+    WHOLE,
     StageColour,
     about,
     clean,
@@ -117,7 +118,7 @@ def draw(trace: Trace) -> str:
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 8:g}" width="{WIDTH}" '
         f'height="{bottom + 8:g}" role="img" aria-label="{escape(_summary(trace))}">',
-        f"<style>{_STYLE}{_stage_css(colours)}</style>",
+        f"<style>{_STYLE}{_stage_css(trace, colours)}</style>",
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect class="stripe" width="6" height="6"/><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>',
         f'<rect class="page" width="{WIDTH}" height="{bottom + 8:g}" rx="10"/>',
@@ -154,8 +155,11 @@ def _rows(spans: Sequence[TraceSpan], top: float, height: float) -> tuple[list[_
     return [_Row(top + i * each, each, tuple(line)) for i, line in enumerate(lines)], total
 
 
-def _stage_css(colours: Sequence[StageColour]) -> str:
-    return "".join(f".s{i} {{ fill: {c.colour}; }}\n" for i, c in enumerate(colours))
+def _stage_css(trace: Trace, colours: Sequence[StageColour]) -> str:
+    css = [f".s{i} {{ fill: {c.colour}; }}\n" for i, c in enumerate(colours)]
+    if any(span.kind == "launch" for span in trace.spans):
+        css.append(f".launch {{ fill: {WHOLE.colour}; }}\n")
+    return "".join(css)
 
 
 def _summary(trace: Trace) -> str:
@@ -173,6 +177,8 @@ def _header(trace: Trace, colours: Sequence[StageColour], small: bool) -> tuple[
     keys = [(c.name, f"s{i}") for i, c in enumerate(colours)]
     if any(span.kind == "wait" for span in trace.spans):
         keys.append(("waiting", "wait"))
+    if any(span.kind == "launch" for span in trace.spans):
+        keys.append((WHOLE.name, "launch"))
     for name, css in keys:
         text = _short(name, 40)
         width = 19 + 6.9 * len(text) + 20
@@ -221,7 +227,7 @@ def _marks(spans: Sequence[TraceSpan], scale: float, css_of: dict[str, str], bin
     """Spans at least a bin wide one by one; shorter ones as runs of bins, each in the colour it has most of."""
     bins: dict[int, dict[str, float]] = {}
     for span in spans:
-        css = "wait" if span.kind == "wait" else css_of[base_name(span.stage)]
+        css = span.kind if span.kind in NO_WORK else css_of[base_name(span.stage)]
         left, width = LEFT + span.start * scale, (span.stop - span.start) * scale
         if width >= bin_width:
             yield _Mark(left, width, css, span)
@@ -262,6 +268,10 @@ def _details(span: TraceSpan) -> str:
     if span.flops:
         rate = f", {span.flops / length / 1e6:.0f} TFLOP/s" if length > 0 else ""
         lines.append(show_flops(span.flops) + rate)
+    if span.ops and span.kind in NO_WORK:
+        lines.append(f"blocks waited {show_time(span.waited)}, the mean over all blocks")
+    if span.within:
+        lines.append(f"its works' times are within {show_time(span.within)}")
     if span.launched is not None:
         lines.append(_launch(span.launched))
     lines.append(f"stage {span.stage}, {span.place}")

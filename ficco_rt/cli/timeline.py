@@ -6,8 +6,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from ..errors import UsageError
 from ..files import PICTURE, check_outputs, read_text, write_atomic
-from ..trace import Trace, TraceSpan, base_name
+from ..trace import NO_WORK, Trace, TraceSpan, base_name
 from . import tracefile
 from .console import Style
 from .drawing import clean, clock_words, show_time, stage_colours
@@ -16,8 +17,16 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 _NARROWEST, _WIDEST = 24, 160
 
 
-def draw_file(trace: str, output: str | None) -> int:
-    """Draw the trace file to `output`, or sketch it on standard output."""
+def draw_file(trace: str, output: str | None, works: bool = False, against: str | None = None) -> int:
+    """Draw the trace file to `output`, or sketch it on standard output; or tell of the works inside launches there."""
+    if works and output:
+        raise UsageError("--works prints a table, --output draws a picture: take one of them")
+    if against is not None and not works:
+        raise UsageError("--against is for --works")
+    if works:
+        from .works import show_works
+
+        return show_works(trace, against)
     check_outputs([(PICTURE, output)], [trace])
     record = clean(tracefile.from_json(read_text(trace), trace))
     if output:
@@ -53,7 +62,7 @@ def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:
     width = max(_NARROWEST, min(columns - margin, _WIDEST))
     by_lane: dict[tuple[int, int], list[TraceSpan]] = {}
     for span in trace.spans:
-        if span.kind != "wait":
+        if span.kind not in NO_WORK:
             by_lane.setdefault((span.rank, span.stream), []).append(span)
     lines = []
     last = None

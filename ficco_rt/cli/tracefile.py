@@ -16,7 +16,8 @@ from ..trace import ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
 from .drawing import stack
 
 FORMAT = "ficco-trace"
-VERSION = 1
+VERSION = 2
+_READ = (1, 2)  # 1 had no launches with works inside
 _DIGITS = 6  # of a microsecond
 
 
@@ -67,8 +68,8 @@ def from_json(text: str, path: str) -> Trace:
     other = data.get("otherData") if isinstance(data, dict) else None
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
-    if other.get("version") != VERSION:
-        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads version {VERSION}")
+    if other.get("version") not in _READ:
+        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads version 1 and 2")
     read = _TraceReader(path)
     ranks = read.field(other, "ranks", _count)
     lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))
@@ -90,8 +91,12 @@ def from_json(text: str, path: str) -> Trace:
 
 def kept(trace: Trace) -> Trace:
     """The trace as a file keeps it: times to the picosecond."""
-    spans = (replace(s, start=round(s.start, _DIGITS), stop=round(s.stop, _DIGITS)) for s in trace.spans)
-    return replace(trace, spans=tuple(spans))
+
+    def rounded(s: TraceSpan) -> TraceSpan:
+        start, stop, waited, within = (round(time, _DIGITS) for time in (s.start, s.stop, s.waited, s.within))
+        return replace(s, start=start, stop=stop, waited=waited, within=within)
+
+    return replace(trace, spans=tuple(map(rounded, trace.spans)))
 
 
 # ---------------------------------------------------------------- writing
@@ -111,6 +116,11 @@ def _event(span: TraceSpan, thread: int) -> dict[str, object]:
         args["launched"] = asdict(span.launched)
     if span.peer is not None:
         args["peer"] = span.peer
+    if span.ops:
+        args["ops"] = list(span.ops)
+    for name, time in (("waited", span.waited), ("within", span.within)):
+        if time:
+            args[name] = time
     times = {"ts": span.start, "dur": round(span.stop - span.start, _DIGITS)}
     return {"ph": "X", "name": span.label, "cat": span.kind, "pid": span.rank, "tid": thread, **times, "args": args}
 
@@ -151,6 +161,11 @@ def _count(value: object) -> int | None:
 def _list(value: object) -> list[Any] | None:
     """a list"""
     return value if isinstance(value, list) else None
+
+
+def _counts(value: object) -> list[int] | None:
+    """a list of counts"""
+    return value if isinstance(value, list) and all(_count(n) is not None for n in value) else None
 
 
 def _record(value: object) -> dict[str, Any] | None:
@@ -207,4 +222,7 @@ def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> Tra
         flops=read.field(args, "flops", _count) if "flops" in args else 0,
         peer=read.field(args, "peer", _count) if "peer" in args else None,
         launched=_launched(read, read.field(args, "launched", _record)) if "launched" in args else None,
+        ops=tuple(read.field(args, "ops", _counts)) if "ops" in args else (),
+        waited=read.field(args, "waited", _number) if "waited" in args else 0.0,
+        within=read.field(args, "within", _number) if "within" in args else 0.0,
     )

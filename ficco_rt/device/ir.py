@@ -30,7 +30,7 @@ from ..region import Region
 VERSION = 2
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
-# callers replay theirs; `traced`, on streams with timestamps.
+# callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin.
 Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced"]
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
 
@@ -389,6 +389,10 @@ class DevicePlan:
 
     def stream(self, name: StreamName) -> DeviceStream:
         return next(s for s in self.streams if s.name == name)
+
+    def marks(self, launch: DeviceLaunch) -> bool:
+        """Whether the launch is made by its kernel's twin that marks when its tiles waited, began and ended."""
+        return self.mode == "traced" and launch.spins
 
     @property
     def actions(self) -> Iterator[Action]:

@@ -83,7 +83,8 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
         f"launch {number} {c.entry}: {c.blocks} × {c.threads} threads"
         f"{f' in clusters of {c.cluster}' if c.cluster > 1 else ''}, {c.resident} a multiprocessor; "
         f"registers {c.registers}, shared memory {c.smem} + {c.static_smem}; share {launch.sms}"
-        f"{' spins' if launch.spins else ''}{', early' if launch.early else ''}"
+        f"{' spins' if launch.spins else ''}{', marks' if plan.marks(launch) else ''}"
+        f"{', early' if launch.early else ''}"
         f"{f', priority {launch.priority}' if launch.priority is not None else ''}  :{launch.origin.line}"
     )
     facts = []

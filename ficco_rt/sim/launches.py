@@ -12,7 +12,7 @@ from ..errors import Span
 from ..graph.ir import Gemm
 from ..machine.cost import slowed
 from ..machine.model import Machine
-from ..trace import Launched, TraceSpan
+from ..trace import Launched, TraceSpan, launch_label
 from .prices import PieceOfK, Price, Prices, TileGroups
 from .sharing import Sharing, Supply
 from .streams import SignalKey, SimStream
@@ -38,7 +38,14 @@ class LaunchClock(Protocol):
     def lift(self, signal: SignalKey, time: float, by: SimStream) -> None: ...
 
     def wait(
-        self, stream: SimStream, stage: str, place: Span | None, signals: Sequence[SignalKey], start: float, stop: float
+        self,
+        stream: SimStream,
+        stage: str,
+        place: Span | None,
+        signals: Sequence[SignalKey],
+        start: float,
+        stop: float,
+        ops: tuple[int, ...],
     ) -> None: ...
 
 
@@ -66,6 +73,8 @@ class LaunchRun:
         self.groups = self._groups()
         self.together = self._together()
         self.drawn = free  # until when the stream's lane is drawn
+        self.start = free
+        self.waited = 0.0
         self.free = 0.0  # on the launch's clock: when works that are not made in tiles have ended
         self.open = len(self.products)
         self.sending: dict[Supply, deque[_Making]] = {}  # by port: products whose stores take it, one after another
@@ -97,7 +106,7 @@ class LaunchRun:
     def begin(self) -> None:
         now, clock = self.clock.now, self.clock
         if self.launch.spins:
-            self.drawn = now
+            self.drawn = self.start = now
         self.activity = clock.sharing.begin(now, {}, self.stream.rank, clock.prices.held(self.launch))
         self._look(0)
 
@@ -221,6 +230,8 @@ class LaunchRun:
         self.open -= 1
         if not self.open:
             clock.sharing.end(clock.now, self.activity)
+            if self.launch.spins:
+                self._whole()
             self.done()
 
     # ---- what the trace shows
@@ -229,8 +240,38 @@ class LaunchRun:
         signals = self._signals(index)
         if signals and stop > start:
             origin = self.launch.works[index].origin
-            self.clock.wait(self.stream, self.launch.stages[index], origin, signals, start, stop)
+            self.clock.wait(self.stream, self.launch.stages[index], origin, signals, start, stop, self._ops(index))
             self.drawn = stop
+            self.waited += stop - start
+
+    def _ops(self, index: int) -> tuple[int, ...]:
+        """The work's, where it is one of a streamed launch."""
+        return (self.launch.works[index].op,) if self.launch.spins else ()
+
+    def _whole(self) -> None:
+        """A span for the launch as a whole, above those of its works."""
+        launch, stream = self.launch, self.stream
+        self.clock.spans.append(
+            TraceSpan(
+                stream.rank,
+                stream.name.number,
+                "launch",
+                launch_label(launch.stages, self.prices[0].label, len(self.prices)),
+                launch.stages[0],
+                self.start,
+                self.clock.now,
+                launch.origin.place,
+                bytes=sum(price.bytes for price in self.prices),
+                flops=sum(price.flops for price in self.prices),
+                launched=self._launched(),
+                ops=tuple(dict.fromkeys(work.op for work in launch.works)),
+                waited=self.waited,
+            )
+        )
+
+    def _launched(self) -> Launched:
+        config = self.launch.config
+        return Launched(config.entry, config.smem, config.resident, config.blocks)
 
     def _draw(self, product: _Making) -> None:
         """A span for each work; of a product in parts, each from when it came, as long as its share of K is."""
@@ -249,7 +290,7 @@ class LaunchRun:
 
     def _span(self, index: int, price: Price, start: float, stop: float) -> None:
         launch, stream = self.launch, self.stream
-        work, config, stage = launch.works[index], launch.config, launch.stages[index]
+        work, stage = launch.works[index], launch.stages[index]
         kind = "collective" if work.op in self.clock.calls else price.kind
         self.clock.spans.append(
             TraceSpan(
@@ -264,7 +305,8 @@ class LaunchRun:
                 bytes=price.bytes,
                 flops=price.flops,
                 peer=price.peer,
-                launched=Launched(config.entry, config.smem, config.resident, config.blocks),
+                launched=self._launched(),
+                ops=self._ops(index),
             )
         )
         self.drawn = max(self.drawn, stop)

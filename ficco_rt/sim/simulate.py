@@ -133,6 +133,7 @@ class _VirtualClock:
         signals: Sequence[SignalKey],
         start: float,
         stop: float,
+        ops: tuple[int, ...] = (),
     ) -> None:
         """Record a wait of a stage that ended when the last of the signals was seen."""
         last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
@@ -140,7 +141,10 @@ class _VirtualClock:
         if stream.shown and stop > start:
             where = "" if place is None else place.place
             label = f"waits for {last.label}"
-            self.spans.append(TraceSpan(stream.rank, stream.name.number, "wait", label, stage, start, stop, where))
+            waited = stop - start if ops else 0.0
+            number = stream.name.number
+            span = TraceSpan(stream.rank, number, "wait", label, stage, start, stop, where, ops=ops, waited=waited)
+            self.spans.append(span)
 
     # ---- a stream, from action to action; `now` is when it is free
 

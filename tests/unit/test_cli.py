@@ -609,7 +609,8 @@ FIELDS = [
     "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
     "choice", "verified", "integers", "proven", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
-    "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "host_us", "plan_hash", "version",
+    "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "launches", "host_us", "plan_hash",
+    "version",
 ]  # fmt: skip
 
 

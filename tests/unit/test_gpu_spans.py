@@ -36,7 +36,7 @@ def test_waits_fill_the_time_between_what_streams_do(name: str) -> None:
 
     shown = 0
     for stream in plan.streams:
-        spans = list(spans_of(stream, dtypes, time, raisers_of(plan), {}))
+        spans = list(spans_of(stream, dtypes, time, raisers_of(plan), {}, {}))
         waits = [s for s in spans if s.kind == "wait"]
         assert len(waits) == waits_before(stream)
         shown += len(waits)

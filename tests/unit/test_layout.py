@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.errors": {"ficco_dsl.diagnostics"},
     "ficco_rt.env": set(),
     "ficco_rt.trace": set(),
+    "ficco_rt.inside": {"ficco_rt.trace"},
     "ficco_rt.region": set(),
     "ficco_rt.types": set(),
     "ficco_rt.version": set(),

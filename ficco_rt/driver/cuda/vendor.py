@@ -93,6 +93,9 @@ class Cuda:
             bus_bits=attribute("GLOBAL_MEMORY_BUS_WIDTH"),
         )
 
+    def ticks(self, ordinal: int) -> float:
+        return 1e3  # globaltimer counts nanoseconds
+
     def features(self, arch: str) -> Features:
         return replace(usual(arch), queues=self._queues, copy_batches=self._batches)
 

@@ -35,6 +35,7 @@ from ...device.ir import (
 )
 from ...device.rooms import Rooms, gates, rooms
 from ...errors import DeviceError
+from ...kernels.marks import Marks
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
 from ...plan.codec import content_hash
@@ -43,7 +44,7 @@ from ...region import Region
 from ...trace import Launched
 from ...types import TYPES
 from .gpus import Gpus
-from .launches import BoundLaunch, LaunchBinder
+from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
 from .refused import Closing, concerning
 from .resources import RunResources
 from .steps import ENTERS, DriverStep, entered
@@ -138,6 +139,7 @@ class BoundPlan:
     plans: Plans
     memory: Memory
     launches: list[BoundLaunch] = field(default_factory=list)
+    marked: dict[int, MarkedLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
@@ -180,6 +182,8 @@ class Binder:
         self.bindings.discard(binding)
         closing = Closing()
         closing(self.drop_graphs, binding)
+        while binding.marked:
+            closing(self._launches.release_marks, binding.marked.popitem()[1])
         while binding.launches:
             closing(self._launches.release, binding.launches.pop())
         closing.end()
@@ -262,11 +266,11 @@ class Binder:
         for action in actions:
             device, stream = streams[action.stream]
             with concerning(device, action.cause.text, action.cause.origin):
-                for call in self._made(binding, plan.mode, action, device.ordinal, stream):
+                for call in self._made(binding, plan, action, device.ordinal, stream):
                     yield DriverStep(device, *call, action.cause.text, action.cause.origin)
 
     def _made(
-        self, binding: BoundPlan, mode: Mode, action: Action, ordinal: int, stream: Handle
+        self, binding: BoundPlan, plan: DevicePlan, action: Action, ordinal: int, stream: Handle
     ) -> Iterator[DriverCall]:
         vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]
         match action:
@@ -289,16 +293,28 @@ class Binder:
                 for part in (part for move in moves for part in parts(move, binding.memory)):
                     yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
             case LaunchKernel(launch=launch):
-                yield binding.launches[launch].call(stream)
+                marks = plan.marks(plan.launches[launch])
+                yield (self._marked(binding, launch) if marks else binding.launches[launch]).call(stream)
             case Meet(steps=steps):
                 listed = [Step(resources.addresses[s.first], s.count, KINDS[s.does]) for s in steps]
                 yield self._launches.meeting(device, listed)(stream)
             case ResetWords(first=first, count=count):
                 yield vendor.zero_action(resources.word(ordinal, first), count, stream)
-            case LaunchGraph() if mode == "embedded":
+            case LaunchGraph() if plan.mode == "embedded":
                 yield vendor.embed(binding.parts[ordinal], stream)
             case LaunchGraph():
                 yield vendor.graph_action(binding.graphs[ordinal], stream)
+
+    def _marked(self, binding: BoundPlan, launch: int) -> MarkedLaunch:
+        if launch not in binding.marked:
+            with self._gpus.uncaptured():
+                made = self._launches.marked(binding.plans.layout.launches[launch], binding.launches[launch])
+            binding.marked[launch] = made
+        return binding.marked[launch]
+
+    def marks(self, binding: BoundPlan) -> Mapping[int, Marks]:
+        """By launch, what the last traced run has left. It has ended."""
+        return {launch: self._launches.marks(marked) for launch, marked in binding.marked.items()}
 
 
 def parts(move: Move, memory: Memory) -> Iterator[LinearCopy | PitchedCopy]:

@@ -28,11 +28,12 @@ from ..api import Array, Buffer, DeviceArray, Holdings, Memory, OnProgress, Pool
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .devices import placed
 from .gpus import Gpus
+from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady
-from .spans import raisers_of, spans_of
+from .spans import events_of, raisers_of, spans_of
 from .tensors import DeviceTensor
 from .turns import TURNS
 from .vendor import Vendor
@@ -259,13 +260,26 @@ class GpuDriver:
         launched: dict[tuple[int, int], Launched] = {}
         for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
             launched.setdefault((launch.stream, launch.command), bound.launched)
+        inside = self._inside(binding)
         found: list[TraceSpan] = []
         for stream in plan.streams:
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):
                 time = partial(self._runs.since, device.ordinal)
-                found.extend(spans_of(stream, dtypes, time, raisers, launched))
+                found.extend(spans_of(stream, dtypes, time, raisers, launched, inside))
         return tuple(sorted(found, key=lambda s: (s.stream, s.start, s.stop)))
+
+    def _inside(self, binding: BoundPlan) -> Mapping[tuple[int, int], LaunchTimes]:
+        """What marks say of the launches that have them."""
+        marked = []
+        for number, marks in self._binder.marks(binding).items():
+            launch, bound = binding.plans.layout.launches[number], binding.launches[number]
+            events = events_of(binding.plans.layout.plan.streams[launch.stream])[launch.command]
+            ordinal = bound.device.ordinal
+            with self._gpus.inside(bound.device):
+                start, stop = (self._runs.since(ordinal, event) for event in (events[0], events[-1]))
+            marked.append(Marked(launch, marks, bound.tile_works, ordinal, start, stop))
+        return launch_times(marked, self._vendor.ticks)
 
     def holdings(self) -> Holdings:
         streams, events, size = self._gpus.held()

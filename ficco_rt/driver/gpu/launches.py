@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from ...errors import DeviceError
 from ...graph.ir import Kernel, KernelCall
 from ...kernels import meet
 from ...kernels.families import tables
-from ...kernels.family import KernelConfig
+from ...kernels.family import KernelConfig, TileWorks
+from ...kernels.marks import MARK, Marks, marking
 from ...kernels.target import options
 from ...kernels.works import View, Work
 from ...plan.kernel_works import kernel_work
@@ -38,6 +39,17 @@ class BoundLaunch:
     counters: int
     call: Callable[[Handle], DriverCall]  # of the stream
     launched: Launched
+    arguments: Sequence[bytes]
+    tile_works: TileWorks  # see `Tables`
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MarkedLaunch:
+    """The same launch by the kernel's twin that marks. `address` is where its marks lie, one for each tile."""
+
+    bound: BoundLaunch
+    address: int
+    call: Callable[[Handle], DriverCall]  # of the stream
 
 
 class LaunchBinder:
@@ -85,7 +97,29 @@ class LaunchBinder:
             return self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
 
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
-        return BoundLaunch(device, address, address + scratch_at, made.counters, call, launched)
+        return BoundLaunch(
+            device, address, address + scratch_at, made.counters, call, launched, arguments, made.tile_works
+        )
+
+    def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> MarkedLaunch:
+        """A bound launch that is to mark. It works on the same table."""
+        twin, device = replace(launch, config=marking(launch.config)), bound.device
+        entry = self._entry(twin, device)
+        self._fits(twin.config, entry, device, f"kernel {entry.name}, {twin.config.smem} bytes of shared memory")
+        marks, grid = np.zeros(len(bound.tile_works), MARK), self._grid(twin)
+        address = self._gpus.alloc(device, marks.nbytes, f"the marks of a launch of {entry.name}")
+        try:
+            self._gpus.put(device, address, marks)
+        except BaseException:
+            with suppress(DeviceError):
+                self._gpus.free(address)
+            raise
+        arguments = [*bound.arguments, address.to_bytes(8, "little")]
+
+        def call(stream: Handle) -> DriverCall:
+            return self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
+
+        return MarkedLaunch(bound, address, call)
 
     def meeting(self, device: Gpu, steps: Sequence[meet.Step]) -> Callable[[Handle], DriverCall]:
         """The launch, on a stream, of the kernel that takes these steps. Its list stays as long as the devices."""
@@ -100,6 +134,16 @@ class LaunchBinder:
 
     def release(self, bound: BoundLaunch) -> None:
         self._gpus.free(bound.table)
+
+    def release_marks(self, marked: MarkedLaunch) -> None:
+        self._gpus.free(marked.address)
+
+    def marks(self, marked: MarkedLaunch) -> Marks:
+        """What the last run by it has left. It has ended."""
+        found: Marks = np.zeros(len(marked.bound.tile_works), MARK)
+        with self._gpus.inside(marked.bound.device):
+            self._gpus.vendor.to_host(found.ctypes.data, marked.address, found.nbytes)
+        return found
 
     def _entry(self, launch: DeviceLaunch, device: Gpu) -> LoadedKernel:
         config, body = launch.config, launch.works[0].body

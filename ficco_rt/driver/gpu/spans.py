@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from ...device.build import timestamps
@@ -25,6 +27,7 @@ from ...plan.ir import (
 from ...region import Region, called, peer_of, summary, way
 from ...trace import Launched, SpanKind, TraceSpan, base_name
 from ...types import TYPES
+from .inside import LaunchTimes
 
 WAIT_SHOWN = 2.0  # microseconds: a shorter gap is the time of the commands themselves
 
@@ -47,9 +50,10 @@ def spans_of(
     time: Callable[[EventName], float],
     raisers: Mapping[Signal, str],
     launched: Mapping[tuple[int, int], Launched],
+    inside: Mapping[tuple[int, int], LaunchTimes],
 ) -> Iterator[TraceSpan]:
     """What a stream did in a recorded run. `time` of an event is microseconds from the run's begin; `launched` is how
-    the command at a place (stream, command) launches its first kernel."""
+    the command at a place (stream, command) launches its first kernel, `inside` what its works did, if marks tell."""
     free = 0.0
     waited: WaitEvent | WaitFlag | None = None
     for position, (command, events) in enumerate(zip(stream.commands, events_of(stream), strict=True)):
@@ -63,7 +67,13 @@ def spans_of(
             label = f"waits for {signal} of {raisers.get(signal, 'nobody')}"
             yield TraceSpan(stream.rank, stream.id, "wait", label, command.stage, free, times[0], waited.origin.place)
         waited = None
-        yield from _timed(stream, command, times, dtypes, launched.get((stream.id, position)))
+        how, works = launched.get((stream.id, position)), inside.get((stream.id, position))
+        spans = list(_timed(stream, command, times, dtypes, how))
+        if works is None:
+            yield from spans
+        else:
+            yield from (_whole(span, works) for span in spans)
+            yield from _inside(stream, works, dtypes, how, raisers)
         free = times[-1]
 
 
@@ -75,10 +85,7 @@ def _timed(
     how: Launched | None,
 ) -> Iterator[TraceSpan]:
     rank, number, stage = stream.rank, stream.id, command.stage
-
-    def size(region: Region) -> int:
-        return region.elements * TYPES[dtypes[region.tensor]].bytes
-
+    size = partial(_size, dtypes)
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
             label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
@@ -91,20 +98,74 @@ def _timed(
         moved = size(command.dst if command.kind == "all_gather" else command.src)
         yield TraceSpan(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
         return
-    moved = flops = 0
-    peers = set()
-    for body in (work.body for work in command.works):
-        moved += sum(map(size, body.reads if isinstance(body, Copy) else (*body.reads, *body.writes)))
-        if isinstance(body, Gemm):
-            flops += 2 * body.out.elements * body.left.shape[0 if body.left_transposed else 1]
-        if isinstance(body, Copy):
-            peers.add(peer_of(body.dst, body.src, rank))
+    moved, flops, peer = _done(command.works, rank, dtypes)
     kind, label = _launch(command, rank)
-    peer = peers.pop() if len(peers) == 1 else None
     label = f"{_stages(command)}  {label}"
     yield TraceSpan(
         rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how
     )
+
+
+def _size(dtypes: Mapping[str, str], region: Region) -> int:
+    return region.elements * TYPES[dtypes[region.tensor]].bytes
+
+
+def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None]:
+    """Bytes, operations, and the one other rank that works copy to or from."""
+    moved = flops = 0
+    peers = set()
+    for body in (work.body for work in works):
+        regions = body.reads if isinstance(body, Copy) else (*body.reads, *body.writes)
+        moved += sum(_size(dtypes, region) for region in regions)
+        if isinstance(body, Gemm):
+            flops += 2 * body.out.elements * body.left.shape[0 if body.left_transposed else 1]
+        if isinstance(body, Copy):
+            peers.add(peer_of(body.dst, body.src, rank))
+    return moved, flops, peers.pop() if len(peers) == 1 else None
+
+
+def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
+    """The span of a launch whose works have spans of their own."""
+    ops = tuple(dict.fromkeys(op for times in inside.works for op in times.ops))
+    return replace(span, kind="launch", ops=ops, waited=inside.waited, within=inside.within)
+
+
+def _inside(
+    stream: Stream,
+    inside: LaunchTimes,
+    dtypes: Mapping[str, str],
+    how: Launched | None,
+    raisers: Mapping[Signal, str],
+) -> Iterator[TraceSpan]:
+    """The works of a launch, each behind what it waited for."""
+    rank, number = stream.rank, stream.id
+    for times in inside.works:
+        stage, first = times.stage, times.works[0]
+        signals = _awaited(times.works)
+        if signals and (times.waited > WAIT_SHOWN or times.began - times.came > WAIT_SHOWN):
+            label = f"waits for {_flags(signals, raisers)}"
+            start, stop, place = times.came, times.began, first.origin.place
+            yield TraceSpan(rank, number, "wait", label, stage, start, stop, place, ops=times.ops, waited=times.waited)
+        kind, label = _work(first, rank)
+        more = f" in {len(times.works)} parts" if len(times.works) > 1 else ""
+        moved, flops, peer = _done(times.works, rank, dtypes)
+        yield TraceSpan(
+            rank, number, kind, f"{stage}  {label}{more}", stage, times.began, times.ended, first.origin.place,
+            bytes=moved, flops=flops, peer=peer, launched=how, ops=times.ops,
+        )  # fmt: skip
+
+
+def _awaited(works: Sequence[Work]) -> tuple[Signal, ...]:
+    """The flags of others that works wait for which are made as one."""
+    own = {flag for work in works for flag in work.signals}
+    return tuple(Signal("flag", flag) for flag in dict.fromkeys(f for w in works for f in w.waits) if flag not in own)
+
+
+def _flags(signals: Sequence[Signal], raisers: Mapping[Signal, str]) -> str:
+    """`flag 3 of rank 1 stream dma (x.ficco:20)`, or the first of several."""
+    first, *more = signals
+    others = f" and {len(more)} more flags" if len(more) > 1 else " and 1 more flag" if more else ""
+    return f"{first} of {raisers.get(first, 'nobody')}{others}"
 
 
 def _stages(command: Launch) -> str:

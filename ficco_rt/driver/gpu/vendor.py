@@ -138,6 +138,9 @@ class Vendor(Protocol):
 
     def facts(self, ordinal: int) -> DeviceFacts: ...
 
+    def ticks(self, ordinal: int) -> float:
+        """Of the clock by which kernels mark times, in a microsecond."""
+
     def features(self, arch: str) -> Features:
         """What it does for runs on devices of an architecture."""
 

@@ -106,6 +106,10 @@ class Hip:
             bus_bits=attribute("MemoryBusWidth"),
         )
 
+    def ticks(self, ordinal: int) -> float:
+        rate = self.hip.hipDeviceAttribute_t.hipDeviceAttributeWallClockRate  # kHz
+        return int(call(self.hip.hipDeviceGetAttribute, rate, ordinal, what="WallClockRate")) / 1e3
+
     def features(self, arch: str) -> Features:
         """NOTE the runtime reads the number of queues at its first call, which may have been another library's; nothing
         tells. The number is what the variable says now."""

@@ -82,6 +82,7 @@ int hipDeviceGetAttribute(int *value, int attribute, int device) {
         case 74: *value = d->smem_block; break;
         case 87: *value = d->wavefront; break;
         case 10002: *value = d->smem_sm; break;
+        case 10017: *value = 100000; break;   // as Function.ticks
         default:
             violation("hipDeviceGetAttribute: the stand-in does not know attribute %d", attribute);
             return INVALID_VALUE;

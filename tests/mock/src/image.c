@@ -25,9 +25,11 @@ static int cubin_arch(const Elf64_Ehdr *e) {
 
 static const char hip_code[] = "STANDIN-CODE ";  // of hiprtc.c
 
+bool image_of_hip(const char *image) { return !strncmp(image, hip_code, strlen(hip_code)); }
+
 int image_check(const void *image, const Device *d, size_t *size) {
     const char *text = image;
-    if (!strncmp(text, hip_code, strlen(hip_code))) {
+    if (image_of_hip(text)) {
         const char *arch = text + strlen(hip_code);
         *size = strlen(text) + 1;
         return strcspn(arch, "\n") == strlen(d->arch) && !strncmp(arch, d->arch, strlen(d->arch)) ? OK : NO_BINARY;
@@ -49,7 +51,7 @@ int image_check(const void *image, const Device *d, size_t *size) {
 
 bool image_has_entry(const char *image, size_t size, const char *entry) {
     char name[160];
-    if (!strncmp(image, hip_code, strlen(hip_code))) {
+    if (image_of_hip(image)) {
         snprintf(name, sizeof name, "\nentry %s\n", entry);
         return strstr(image, name) != NULL;
     }

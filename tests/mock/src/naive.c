@@ -34,8 +34,8 @@ static int open_types(Launch *l, const char *rest, bool two) {
     s->out = (Type)out;
     return open_table(l);
 }
-static int open_gemm(Launch *l) { return open_types(l, l->function->name + strlen("naive_gemm_"), true); }
-static int open_reduce(Launch *l) { return open_types(l, l->function->name + strlen("naive_reduce_"), false); }
+static int open_gemm(Launch *l) { return open_types(l, kernel_name(l) + strlen("naive_gemm_"), true); }
+static int open_reduce(Launch *l) { return open_types(l, kernel_name(l) + strlen("naive_reduce_"), false); }
 
 static int tile_of(Launch *l, int block, int round) {
     const Table *t = (const Table *)l->arguments;

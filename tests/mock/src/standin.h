@@ -270,6 +270,8 @@ struct Function {
     Function *next;
     char name[128];
     const KernelCode *code;
+    bool marks;                      // its entry is the twin of `code`'s that marks: one more argument
+    uint64_t ticks;                  // of the clock that it marks by, in a microsecond
     int static_smem, dynamic_smem, threads;
 };
 struct Launch {
@@ -282,13 +284,15 @@ struct Launch {
     bool has_priority, open;
     bool early;                      // it may begin when the launch before it on its stream lets it
     void *state;                     // the kernel's own; one allocation
-    struct { int block, tile, round; float *ahead; } *running;   // blocks that run, the tile that they are at (NO_TILE:
+    struct Mark *marks;              // of each tile, where the kernel is one that marks (kernels/src/marks.h)
+    struct { int block, tile, round; float *ahead; uint64_t came; } *running;   // blocks that run, the tile that they are at (NO_TILE:
                                      // they wait for the launch before), what they have read of it
     int started, count, chosen;      // blocks started; running; the one to go next, −1: a new one
 };
 int module_load(Device *d, const void *image, Module **made);
 int module_function(Module *m, const char *name, Function **made);
 void module_unload(Module *m);
+const char *kernel_name(const Launch *l);        // the entry's name, or that of the entry that it is the twin of
 const KernelCode *kernel_named(const char *entry);
 int launch_new(Function *f, Stream *s, int grid, int block, int smem, int cluster, const int *priority, void **values,
                const void *packed, size_t packed_bytes, Launch **made);
@@ -306,6 +310,7 @@ bool launch_ready_early(Launch *l);  // for what it does before the launch befor
 int launch_step_early(Launch *l);    // what nobody writes
 void launch_lowers(const Launch *l, uint64_t flag);  // who waited for it takes it down
 int launch_step(Launch *l, bool *done);
+bool image_of_hip(const char *image);
 int image_check(const void *image, const Device *d, size_t *size);
 bool image_has_entry(const char *image, size_t size, const char *entry);
 extern const KernelCode naive_kernels[], tiled_kernels[], test_kernels[];

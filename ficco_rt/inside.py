@@ -1,0 +1,103 @@
+"""Inside streamed launches, as a trace tells it: when their works waited, began and ended, what a launch waited for
+most, and the works of two traces side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from .trace import NO_WORK, Trace, TraceSpan
+
+
+@dataclass(frozen=True, slots=True)
+class WorkInside:
+    """A work of a streamed launch, or several that were made as one. Times in microseconds from the run's begin."""
+
+    rank: int
+    ops: tuple[int, ...]  # the plan's
+    label: str
+    place: str  # file:line of the schedule
+    came: float  # the launch came to it
+    began: float
+    ended: float
+    waited: float  # blocks waited for it, the mean over all blocks
+    awaited: str = ""  # what for, if it waited: "waits for flag 3 of rank 1 stream dma"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchInside:
+    """A streamed launch with its works, in the order in which the launch came to them."""
+
+    span: TraceSpan
+    works: tuple[WorkInside, ...]
+
+    @property
+    def longest(self) -> WorkInside | None:
+        """The work that the launch waited for longest; None if it waited for none."""
+        found = max(self.works, key=lambda work: work.waited, default=None)
+        return found if found is not None and found.waited > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPair:
+    """A work as one trace has it, and as another one has it; None if that one has it not."""
+
+    work: WorkInside
+    other: WorkInside | None
+
+
+def launches(trace: Trace) -> tuple[LaunchInside, ...]:
+    """The streamed launches of a trace, by rank and start."""
+    works: dict[tuple[int, tuple[int, ...]], list[TraceSpan]] = {}
+    waits: dict[tuple[int, tuple[int, ...]], list[TraceSpan]] = {}
+    for span in trace.spans:
+        if span.ops and span.kind != "launch":
+            (waits if span.kind in NO_WORK else works).setdefault((span.rank, span.ops), []).append(span)
+    of_op = {(rank, op): _work(found, waits.get((rank, ops), ())) for (rank, ops), found in works.items() for op in ops}
+    bars = [span for span in trace.spans if span.kind == "launch"]
+    made = []
+    for bar in sorted(bars, key=lambda span: (span.rank, span.start)):
+        mine = dict.fromkeys(of_op[bar.rank, op] for op in bar.ops if (bar.rank, op) in of_op)
+        made.append(LaunchInside(bar, tuple(sorted(mine, key=lambda work: (work.came, work.ops)))))
+    return tuple(made)
+
+
+def _work(spans: Sequence[TraceSpan], waits: Iterable[TraceSpan]) -> WorkInside:
+    first = spans[0]
+    found = WorkInside(
+        rank=first.rank,
+        ops=first.ops,
+        label=first.label,
+        place=first.place,
+        came=min(span.start for span in spans),
+        began=min(span.start for span in spans),
+        ended=max(span.stop for span in spans),
+        waited=0.0,
+    )
+    for wait in waits:
+        came, waited = min(found.came, wait.start), found.waited + wait.waited
+        found = replace(found, came=came, waited=waited, awaited=found.awaited or wait.label)
+    return found
+
+
+def pairs(trace: Trace, other: Trace) -> tuple[WorkPair, ...]:
+    """The works of one trace, each with the same work of another one, say of measured and modelled ones. Works that are
+    one in the first trace are put together in the other."""
+    found = {(work.rank, op): work for launch in launches(other) for work in launch.works for op in work.ops}
+    made = []
+    for work in (work for launch in launches(trace) for work in launch.works):
+        parts = dict.fromkeys(found[work.rank, op] for op in work.ops if (work.rank, op) in found)
+        made.append(WorkPair(work, _together(tuple(parts)) if parts else None))
+    return tuple(made)
+
+
+def _together(works: Sequence[WorkInside]) -> WorkInside:
+    return replace(
+        works[0],
+        ops=tuple(op for work in works for op in work.ops),
+        came=min(work.came for work in works),
+        began=min(work.began for work in works),
+        ended=max(work.ended for work in works),
+        waited=sum(work.waited for work in works),
+        awaited=max(works, key=lambda work: work.waited).awaited,
+    )
