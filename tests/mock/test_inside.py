@@ -4,6 +4,7 @@ kernels mark their tiles as ours do, each device by a clock of its own."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace import Trace
 from tests.mock.standin import StandIn
 from tests.mock.test_launches import planned
+from tools import inside_check
 
 ARCHS = {"cuda": "arch sm_75", "hip": "arch gfx90a"}  # the naive kernels, and tuned ones
 
@@ -113,3 +115,23 @@ def test_the_commands_tell_of_works(
     out = capsys.readouterr().out
     assert out.count(" mm: waited ") == 2
     assert out.count("began'") == 2
+
+
+def test_the_check_for_gpus(
+    library: StandIn, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.reset(f"devices 2; {ARCHS[library.face]}")
+    assert inside_check.main(["ag_gemm/streamed", "--backend", library.face, "--size", "128"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert "128³ on 2 × " in first
+    assert ": right; run " in first
+    assert [line.split(" mm: waited ")[0] for line in lines] == ["  rank 0", "  rank 1"]
+    plan = planned(library, "ag_gemm/streamed", ARCHS[library.face])
+    trace = traced(plan, library)
+    assert inside_check.wrong(plan, trace) == []
+    late = [replace(s, start=s.start + 500, stop=s.stop + 500) if s.kind == "gemm" else s for s in trace.spans]
+    assert len(inside_check.wrong(plan, replace(trace, spans=tuple(late)))) >= 2
+    none = replace(trace, spans=tuple(s for s in trace.spans if s.kind != "gemm"))
+    assert inside_check.wrong(plan, none) == ["6 works, 0 told"]
+    library.reset("devices 0")
+    assert inside_check.main(["--backend", library.face]) == 3

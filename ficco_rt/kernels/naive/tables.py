@@ -6,9 +6,12 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ...cells import Cell, cells, strides
 from ...region import Axis
 from ...types import TYPES
+from ..family import TileWorks
 from ..works import Copy, Product, Sum, View
 
 TILE, DEPTH = 128, 32
@@ -58,9 +61,9 @@ class Packed:
             self.flags += FLAG.pack(address)
 
     @property
-    def tile_works(self) -> Sequence[int]:
+    def tile_works(self) -> TileWorks:
         """Of each tile the number of its work."""
-        return [number for number, tiles in enumerate(self.of_works) for _ in range(tiles)]
+        return np.repeat(np.arange(len(self.of_works)), self.of_works)
 
     @property
     def image(self) -> tuple[bytes, tuple[int, ...]]:

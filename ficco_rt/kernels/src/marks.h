@@ -19,6 +19,9 @@ typedef struct Mark {
 
 #ifdef __HIP__
 __device__ __forceinline__ u64 device_time() { return __builtin_amdgcn_s_memrealtime(); }
+__device__ __forceinline__ void raise_to(u64* p, u64 v) {
+    __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+}
 #else
 // NOTE some GPUs move this clock on once a microsecond only
 __device__ __forceinline__ u64 device_time() {
@@ -26,6 +29,7 @@ __device__ __forceinline__ u64 device_time() {
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)::"memory");
     return t;
 }
+__device__ __forceinline__ void raise_to(u64* p, u64 v) { atomicMax(p, v); }
 #endif
 
 // One thread of a block, when the tile's wait is over. It came to the tile at `came`.
@@ -40,7 +44,7 @@ __device__ __forceinline__ void mark_wait(Mark* mark, u64 from, bool first = fal
     if (first) mark->began = seen;
 }
 // A thread of each warp. NOTE the largest counts: what an earlier run left is smaller
-__device__ __forceinline__ void mark_end(Mark* mark) { atomicMax((unsigned long long*)&mark->ended, device_time()); }
+__device__ __forceinline__ void mark_end(Mark* mark) { raise_to(&mark->ended, device_time()); }
 #else
 #define IF_MARKS(...)
 #endif
