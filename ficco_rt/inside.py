@@ -1,5 +1,5 @@
 """Inside streamed launches, as a trace tells it: when their works waited, began and ended, what a launch waited for
-most, and the works of two traces side by side."""
+longest, and the works of two traces side by side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LaunchInside:
     @property
     def longest(self) -> WorkInside | None:
         """The work that the launch waited for longest; None if it waited for none."""
-        found = max(self.works, key=lambda work: work.waited, default=None)
+        found = max(self.works, key=lambda work: round(work.waited, 3), default=None)  # of equal ones the first
         return found if found is not None and found.waited > 0 else None
 
 

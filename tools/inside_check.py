@@ -6,7 +6,7 @@
 Checked: kernels that mark make equal numbers; each work is told once, comes before it begins, begins before it ends,
 and lies within its launch, to a microsecond; and blocks wait no longer than the launch lasts. A line for each schedule
 has the time of a whole run, without marks and timestamps and with them. A line for each launch: how long it was, how
-long its blocks waited, mostly for what; by how much its times may be off; the smallest step of the device's clock that
+long its blocks waited, for what longest; by how much its times may be off; the smallest step of the device's clock that
 was seen; and how long works took, over what the model says (median, and the largest).
 """
 

@@ -40,13 +40,12 @@ def _read(path: str) -> Trace:
 
 
 def launch_words(launch: LaunchInside) -> str:
-    """`rank 0 mm: waited 34.0 µs of 210 µs, mostly for flag 3 of rank 1 stream dma`."""
+    """`rank 0 mm: waited 34.0 µs of 210 µs, longest 9.2 µs for flag 3 of rank 1 stream dma (mm C rows 0–511)`."""
     span, longest = launch.span, launch.longest
     words = f"rank {span.rank} {span.stage}: waited {show_time(span.waited)} of {show_time(span.stop - span.start)}"
     if longest is not None:
-        words += (
-            f", {'mostly ' if longest.waited < span.waited else ''}{longest.awaited.replace('waits for', 'for', 1)}"
-        )
+        awaited = longest.awaited.replace("waits for", "for", 1)
+        words += f", longest {show_time(longest.waited)} {awaited} ({_plain(longest.label)})"
     return words
 
 
@@ -80,7 +79,7 @@ def launch_records(trace: Trace) -> list[dict[str, object]]:
 def _record(work: WorkInside) -> dict[str, object]:
     return {
         "ops": list(work.ops),
-        "label": " ".join(work.label.split()),
+        "label": _plain(work.label),
         "place": work.place,
         "came_us": work.came,
         "began_us": work.began,
@@ -97,7 +96,7 @@ def _rows(launch: LaunchInside, trace: Trace, other: Trace | None) -> str:
         head += ["began'", "ended'", "waited'", "worked, of theirs"]
     rows: list[Sequence[str]] = [head]
     for work in launch.works:
-        row = [" ".join(work.label.split()), *map(_figure, (work.came, work.began, work.ended, work.waited))]
+        row = [_plain(work.label), *map(_figure, (work.came, work.began, work.ended, work.waited))]
         twin = beside.get((work.rank, work.ops))
         if twin is not None:
             length = twin.ended - twin.began
@@ -105,6 +104,10 @@ def _rows(launch: LaunchInside, trace: Trace, other: Trace | None) -> str:
             row += [*map(_figure, (twin.began, twin.ended, twin.waited)), share]
         rows.append(row)
     return table(rows, right=_RIGHT)
+
+
+def _plain(label: str) -> str:
+    return " ".join(label.split())
 
 
 def _figure(microseconds: float) -> str:

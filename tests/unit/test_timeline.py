@@ -27,6 +27,7 @@ from ficco_rt.cli.drawing import (
     ticks,
 )
 from ficco_rt.cli.timeline import draw_file, sketch
+from ficco_rt.cli.works import summary
 from ficco_rt.errors import UsageError
 from ficco_rt.trace import Lane, Launched, Trace, TraceSpan
 
@@ -362,3 +363,79 @@ def test_how_a_kernel_is_launched_is_in_the_trace(tmp_path: Path) -> None:
     trace = simulate(plan)
     again = tracefile.from_json(tracefile.to_json(trace), "x.json")
     assert {s.launched for s in again.spans} == {s.launched for s in trace.spans} == {found, None}
+
+
+# ---------------------------------------------------------------- inside launches
+
+
+def streamed(late: float = 0.0, together: bool = False) -> Trace:
+    """A streamed launch of four works, two of which wait: for 4 µs, and for 2 µs and what comes late. `together`: the
+    last two are made as one."""
+
+    def span(kind: Any, start: float, stop: float, ops: tuple[int, ...], label: str, waited: float = 0.0) -> TraceSpan:
+        return TraceSpan(0, 1, kind, label, "mm", start, stop, "x.ficco:9", ops=ops, waited=waited)
+
+    end = 36 + late
+    last = [span("gemm", 26 + late, 31 + late, (7,), "mm  C3"), span("gemm", 31 + late, end, (8,), "mm  C4")]
+    if together:
+        last = [span("gemm", 26 + late, end, (7, 8), "mm  C3 in 2 parts")]
+    spans = (
+        dataclasses.replace(span("launch", 3, end, (5, 6, 7, 8), "mm  C1 and 3 more works", 6 + late), within=1.5),
+        span("gemm", 3, 10, (5,), "mm  C1"),
+        span("wait", 9, 14, (6,), "waits for flag 2 of rank 1 stream dma", 4),
+        span("gemm", 14, 24, (6,), "mm  C2"),
+        span("wait", 22, 26 + late, last[0].ops, "waits for flag 3 of rank 1 stream dma", 2 + late),
+        *last,
+    )
+    return Trace("streamed", "h200-switch", "virtual", 1, (Lane(1, 0, "compute", "sm"),), spans)
+
+
+def test_a_launch_stands_above_its_works_in_pictures() -> None:
+    """It is no work itself: nobody computes while a launch only waits."""
+    trace = streamed()
+    assert tracefile.from_json(tracefile.to_json(trace), "t.json") == trace
+    assert stack(trace.spans)[0] == 0
+    assert lane_use(trace) == {(0, 1): pytest.approx(27 / 36)}
+    assert [use.compute for use in rank_uses(trace)] == [pytest.approx(27)]
+    root = ET.fromstring(svg.draw(trace))
+    assert len([r for r in root.iter(f"{SVG}rect") if r.get("class") == "launch"]) == 2  # one in the key
+    titles = [title.text or "" for title in root.iter(f"{SVG}title")]
+    words = "blocks waited 6.00 µs, the mean over all blocks\nits works' times are within 1.50 µs"
+    assert [words in title for title in titles] == [True] + [False] * 6
+    data = payload(html.draw(trace))
+    assert data["whole"][0] == "launch, above its works"
+    assert sorted((span[2], span[11]) for span in data["spans"])[:4] == [(-2, 6), (-1, 2), (-1, 4), (0, 0)]
+    works = dataclasses.replace(trace, spans=trace.spans[1:])
+    assert sketch(trace, Style(io.StringIO()), 40) == sketch(works, Style(io.StringIO()), 40)
+
+
+def test_works_of_two_traces_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model's two works beside the measured one that is made of both."""
+    ours, model = tmp_path / "ours.json", tmp_path / "model.json"
+    ours.write_text(tracefile.to_json(streamed(late=10.0, together=True)), encoding="utf-8")
+    model.write_text(tracefile.to_json(streamed()), encoding="utf-8")
+    assert draw_file(str(ours), None, works=True, against=str(model)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "streamed: 46.0 µs modelled for h200-switch",
+        "beside streamed: 36.0 µs modelled for h200-switch",
+        "",
+        "rank 0 mm: waited 16.0 µs of 43.0 µs, longest 12.0 µs for flag 3 of rank 1 stream dma (mm C3 in 2 parts)",
+        "  work              came  began  ended  waited  began'  ended'  waited'  worked, of theirs",
+        "  mm C1              3.0    3.0   10.0     0.0     3.0    10.0      0.0               1.00",
+        "  mm C2              9.0   14.0   24.0     4.0    14.0    24.0      4.0               1.00",
+        "  mm C3 in 2 parts  22.0   36.0   46.0    12.0    26.0    36.0      2.0               1.00",
+    ]
+    assert summary(overlapped()) is None
+    idle = [dataclasses.replace(s, waited=0.0) for s in streamed().spans if s.kind != "wait"]
+    assert summary(dataclasses.replace(streamed(), spans=tuple(idle))) == "1 streamed launch, none of which waited"
+
+
+def test_what_has_no_works_inside_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(tracefile.to_json(overlapped(2)), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"t\.json: tells of no works inside streamed launches"):
+        draw_file(str(path), None, works=True)
+    with pytest.raises(UsageError, match="--works prints a table, --output draws a picture: take one of them"):
+        draw_file(str(path), "t.svg", works=True)
+    with pytest.raises(UsageError, match="--against is for --works"):
+        draw_file(str(path), None, against=str(path))
