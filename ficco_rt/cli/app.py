@@ -421,3 +421,87 @@ def timeline(**options: Any) -> int:
     from .timeline import draw_file
 
     return draw_file(**options)
+
+
+@ficco.command("explore", short_help="Model many schedules on many sizes and machines.", no_args_is_help=True)
+@click.argument("target", metavar="OPERATION|TABLE")
+@click.option(
+    "--scenarios", metavar="FILE.json", help="Sizes under names.  [default: ficco's own, unless --set gives all sizes]"
+)
+@click.option("--only", multiple=True, metavar="TEXT", help="Only scenarios with this in their names. Repeatable.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Values of a size or type: M=1024,4096, M=1024..16384*2 or M=1024..4096+1024. All combinations are "
+    "scenarios, or are made of each scenario of a file. Repeatable.",
+)
+@click.option(
+    "--schedules",
+    multiple=True,
+    metavar="PATTERN",
+    help="Schedules of the operation, such as uniform_*, or a .ficco file; the serial one always takes part. "
+    "Repeatable.  [default: all]",
+)
+@click.option(
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Values of a param that schedules leave open. Repeatable.  [default: chunks=1,2,4,8]",
+)
+@click.option("--gpus", "-n", default="8", metavar="N,N,...", help="Numbers of ranks.  [default: 8]")
+@click.option(
+    "--machine",
+    "machines",
+    multiple=True,
+    metavar="NAME",
+    help="A machine to model time on. Repeatable.  [default: h200-switch]",
+)
+@click.option(
+    "--output",
+    "-o",
+    metavar="FILE.csv|json",
+    help="The table, written row by row. Rows that are there, made by this version, are not made again.",
+)
+@click.option("--plot", metavar="FOLDER", help="Draw speed-ups, winners and losses into a folder, as SVG.")
+@click.option(
+    "--measured", metavar="FILE.json", help="Compare with what `python -m tools.bench --json FILE.json` has measured."
+)
+@click.option("--jobs", "-j", type=_number(1, 1024), metavar="N", help="Processes.  [default: one a core]")
+@_json
+def explore(**options: Any) -> int:
+    """Model an operation's schedules, with several values of their params, on many sizes, numbers of ranks and
+    machines: a table of all, and the best schedule of each. No GPU is needed, and no time is measured.
+
+    OPERATION is ag_gemm, gemm_rs, gemm_ar or a2a_gemm; a table that an earlier sweep has written is summed up and
+    drawn without modelling anything.
+    """
+    from .explore import explore
+
+    return explore(**options)
+
+
+@ficco.command("characterise", short_help="What cutting work and overlapping it loses.")
+@_machine
+@_gpus("8")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Sizes of a GPU's GEMM, M, N and K, and its type T: M=256..16384*2.  [default: M=256..16384*2 N=4096 K=8192 "
+    "T=bf16]",
+)
+@click.option("--pieces", default="2,4,8,16", metavar="N,N,...", help="Numbers of pieces.  [default: 2,4,8,16]")
+@click.option("--output", "-o", metavar="FILE.svg", help="Draw it instead of printing it.")
+@_json
+def characterise(**options: Any) -> int:
+    """The two losses that decide how finely work is worth cutting, by the size of a GPU's GEMM: what pieces of rows or
+    of K cost (decomposition), and what GEMMs and copies cost each other (contention). They are the machine's measured
+    ones if it has been measured, else the model's.
+    """
+    from .characterise import characterise
+
+    return characterise(**options)

@@ -20,6 +20,7 @@ from ..library import located
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "yellow": "1;33", "green": "1;32", "blue": "1;34", "cyan": "36"}
 _SHOWN = 120  # columns of a source line that are shown
 _SLOW = 1.0  # seconds after which a step says that it is running
+_BAR = 20  # columns of a bar that shows how much of a step is done
 _BIG = 16 << 20  # source files above this are not read for their lines
 
 
@@ -181,11 +182,19 @@ class Progress:
             self._say(f"{words} …\n")
             return
         while True:
-            part = f", {100 * self.part:.0f} %" if self.part is not None else ""
-            self._say(f"\r\x1b[K{words} … {time.monotonic() - start:.0f} s{part}")
+            self._say(f"\r\x1b[K{words} … {self._state(time.monotonic() - start)}")
             if done.wait(0.25):
                 self._say("\r\x1b[K")
                 return
+
+    def _state(self, seconds: float) -> str:
+        """`12 s`; where it is known how much is done, `12 s, 40 % ████████░░░░░░░░░░░░ 18 s left`."""
+        part = self.part
+        if part is None:
+            return f"{seconds:.0f} s"
+        full = round(_BAR * part)
+        left = f" {seconds * (1 - part) / part:.0f} s left" if 0 < part < 1 else ""
+        return f"{seconds:.0f} s, {100 * part:.0f} % {'█' * full}{'░' * (_BAR - full)}{left}"
 
     def _say(self, text: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`--set NAME=VALUE`: what a param may be given on the command line."""
+"""`--set NAME=VALUE`: what a param may be given on the command line; where several are swept, all its values."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
 _DEPTH = 8
 _LONG = 40
+_RANGE = re.compile(r"([0-9]{1,20})\.\.([0-9]{1,20})([*+])([0-9]{1,20})\Z")
+_MOST = 1000  # values of a range
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
@@ -29,7 +31,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
             raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384")
         if name in settings:
             raise UsageError(f"--set {text}: {name} is set twice")
-        settings[name] = _value(text, value)
+        settings[name] = _value(f"--set {text}", value)
     return settings
 
 
@@ -49,48 +51,99 @@ def show_params(params: Iterable[tuple[str, object]]) -> str:
     return ", ".join(shown)
 
 
-def _value(text: str, value: str) -> SettingValue:
+def parse_choices(texts: Iterable[str], option: str) -> dict[str, tuple[SettingValue, ...]]:
+    """`("M=1024..8192*2", "N=4096,6144", "deep=1,[1,1]")` as all values of each. A range goes to its end, in factors
+    (`*2`) or steps (`+1024`). UsageError names the one that is wrong."""
+    choices: dict[str, tuple[SettingValue, ...]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip()
+        if not equals or not _NAME.match(name):
+            raise UsageError(f"{option} {text}: expected NAME=VALUES, such as M=1024,4096 or M=1024..16384*2")
+        if name in choices:
+            raise UsageError(f"{option} {text}: {name} stands here twice; put its values behind one name, with commas")
+        choices[name] = tuple(_several(f"{option} {text}", values))
+    return choices
+
+
+def _several(where: str, values: str) -> dict[SettingValue, None]:
+    tokens = _TOKEN.findall(values)
+    found: dict[SettingValue, None] = {}
+    at = 0
+    while True:
+        if at == len(tokens) or tokens[at] == ",":
+            raise UsageError(f"{where}: {'a' if found else 'the'} value is missing")
+        if ".." in tokens[at]:
+            found |= dict.fromkeys(_range(where, tokens[at]))
+            at += 1
+        else:
+            value, at = _parse(where, tokens, at)
+            found[value] = None
+        if at == len(tokens):
+            return found
+        if tokens[at] != ",":
+            raise UsageError(f"{where}: expected ',' before '{tokens[at]}'")
+        at += 1
+
+
+def _range(where: str, text: str) -> Iterable[int]:
+    parts = _RANGE.match(text)
+    if parts is None:
+        raise UsageError(f"{where}: '{text}' is no range; a range is 1024..16384*2 or 1024..4096+1024")
+    first, last, step = (int(parts[i]) for i in (1, 2, 4))
+    if step < (2 if parts[3] == "*" else 1) or first < 1 or last < first:
+        raise UsageError(f"{where}: '{text}' is no range; it goes from 1 or more up to its end, by *2 or +1 at least")
+    found, at = [], first
+    while at <= last:
+        found.append(at)
+        at = at * step if parts[3] == "*" else at + step
+        if len(found) > _MOST:
+            raise UsageError(f"{where}: '{text}' has more than {_MOST} values; take a longer step")
+    return found
+
+
+def _value(where: str, value: str) -> SettingValue:
     if "=" in value:
-        raise UsageError(f"--set {text}: one param a --set; repeat the option for the next: --set M=1 --set N=2")
+        raise UsageError(f"{where}: one param a --set; repeat the option for the next: --set M=1 --set N=2")
     tokens = _TOKEN.findall(value)
     if not tokens:
-        raise UsageError(f"--set {text}: the value is missing")
-    parsed, rest = _parse(text, tokens, 0)
+        raise UsageError(f"{where}: the value is missing")
+    parsed, rest = _parse(where, tokens, 0)
     if rest != len(tokens):
-        raise UsageError(f"--set {text}: '{tokens[rest]}' after the value; a list stands in brackets: [4, 2, 1]")
+        raise UsageError(f"{where}: '{tokens[rest]}' after the value; a list stands in brackets: [4, 2, 1]")
     return parsed
 
 
-def _parse(text: str, tokens: list[str], at: int, depth: int = 0) -> tuple[SettingValue, int]:
+def _parse(where: str, tokens: list[str], at: int, depth: int = 0) -> tuple[SettingValue, int]:
     token = tokens[at] if at < len(tokens) else ""
     if token != "[":
-        return _atom(text, token, depth), at + 1
+        return _atom(where, token, depth), at + 1
     if depth == _DEPTH:
-        raise UsageError(f"--set {text}: lists nest at most {_DEPTH} deep")
+        raise UsageError(f"{where}: lists nest at most {_DEPTH} deep")
     items: list[SettingValue] = []
     at += 1
     while at < len(tokens) and tokens[at] != "]":
-        item, at = _parse(text, tokens, at, depth + 1)
+        item, at = _parse(where, tokens, at, depth + 1)
         items.append(item)
         if at < len(tokens) and tokens[at] == ",":
             at += 1
         elif at < len(tokens) and tokens[at] != "]":
-            raise UsageError(f"--set {text}: expected ',' or ']' before '{tokens[at]}'")
+            raise UsageError(f"{where}: expected ',' or ']' before '{tokens[at]}'")
     if at == len(tokens):
-        raise UsageError(f"--set {text}: the list has no closing ']'")
+        raise UsageError(f"{where}: the list has no closing ']'")
     return tuple(items), at + 1
 
 
-def _atom(text: str, token: str, depth: int) -> SettingValue:
+def _atom(where: str, token: str, depth: int) -> SettingValue:
     if depth == 0 and ":" in token:  # shares; a list that no shell takes for a pattern
-        return tuple(_atom(text, share, 1) for share in token.split(":"))
+        return tuple(_atom(where, share, 1) for share in token.split(":"))
     if _INT.match(token):
         if len(token) > _DIGITS:
-            raise UsageError(f"--set {text[:40]}…: the number is too large")
+            raise UsageError(f"{where[:46]}…: the number is too large")
         return int(token)
     if depth == 0 and token in TYPES:
         return token
     raise UsageError(
-        f"--set {text}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
+        f"{where}: '{token}' is not a value; a value is a whole number (16384 or 16_384), "
         f"a list ([4, 2, 1] or 4:2:1) or a type ({', '.join(TYPES)})"
     )

@@ -78,6 +78,11 @@ ALLOWED: dict[str, set[str]] = {
     | MACHINE
     | DRIVER_API
     | {"ficco_rt.plan.ir", "ficco_rt.compiler", "ficco_rt.exec", "ficco_rt.select"},
+    "ficco_rt.explore": LEAVES
+    | NODES
+    | MACHINE
+    | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.compiler", "ficco_rt.sim", "ficco_rt.exec.ideal"}
+    | {"ficco_rt.graph.ir"},
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
 }

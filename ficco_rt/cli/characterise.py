@@ -1,0 +1,124 @@
+"""`ficco characterise`: a machine's two losses by the size of a GPU's GEMM."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from itertools import product
+
+from ..errors import UsageError
+from ..explore.losses import PIECES, Losses, Operator, losses
+from ..files import FileKind, check_outputs, write_atomic
+from .common import DEFAULT_GPUS, count, machine_of
+from .console import Progress, Style, table
+from .plots import signatures
+from .report import print_json
+from .settings import SettingValue, parse_choices
+
+DRAWING = FileKind("drawing", (".svg",))
+_SIZES: dict[str, tuple[SettingValue, ...]] = {
+    "M": (256, 512, 1024, 2048, 4096, 8192, 16384),
+    "N": (4096,),
+    "K": (8192,),
+    "T": ("bf16",),
+}
+OPERATORS = tuple(Operator(m, 4096, 8192) for m in (256, 512, 1024, 2048, 4096, 8192, 16384))
+_MOST = 2000  # operators
+
+
+def characterise(
+    machine: str | None, gpus: int | None, settings: tuple[str, ...], pieces: str, output: str | None, as_json: bool
+) -> int:
+    """Print or draw both losses."""
+    check_outputs([(DRAWING, output)])
+    choices = _SIZES | parse_choices(settings, "--set")
+    target = machine_of(machine, gpus or DEFAULT_GPUS)
+    operators, dtype = _operators(choices)
+    with Progress().step(f"modelling {count(len(operators), 'operator')}"):
+        found = losses(target, operators, _pieces(pieces), dtype)
+    if output is not None:
+        write_atomic(output, signatures(found))
+    if as_json:
+        print_json(_record(found))
+    elif output is not None:
+        sys.stdout.write(f"{output}: losses of {found.machine}, {found.source}\n")
+    else:
+        sys.stdout.write(_text(found, Style(sys.stdout)))
+    return 0
+
+
+def _operators(choices: dict[str, tuple[SettingValue, ...]]) -> tuple[list[Operator], str]:
+    unknown = next((name for name in choices if name not in _SIZES), None)
+    if unknown is not None:
+        raise UsageError(f"--set {unknown}: a GEMM here has the sizes M, N and K, and the type T")
+    if len(choices["T"]) > 1 or not isinstance(choices["T"][0], str):
+        raise UsageError("--set T: one type at a time, such as T=bf16")
+    numbers: list[list[int]] = []
+    for name in ("M", "N", "K"):
+        wrong = next((v for v in choices[name] if not isinstance(v, int) or v < 1), None)
+        if wrong is not None:
+            raise UsageError(f"--set {name}: {wrong} is no size; sizes are whole numbers from 1")
+        numbers.append([value for value in choices[name] if isinstance(value, int)])
+    found = [Operator(*sizes) for sizes in product(*numbers)]
+    if len(found) > _MOST:
+        raise UsageError(f"--set: these are {len(found)} operators; at most {_MOST} are characterised at once")
+    return found, choices["T"][0]
+
+
+def _pieces(text: str) -> tuple[int, ...]:
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(n.isascii() and n.isdecimal() and 2 <= int(n[:9]) <= 1024 for n in numbers):
+        shown = ",".join(map(str, PIECES))
+        raise UsageError(f"--pieces {text}: expected numbers from 2 to 1024 with commas between, such as {shown}")
+    return tuple(dict.fromkeys(map(int, numbers)))
+
+
+def _text(of: Losses, style: Style) -> str:
+    words = "modelled, not measured" if of.source == "modelled" else "measured"
+    lines = [style(f"{of.machine}, {count(of.ranks, 'rank')}: {words}", "bold")]
+    counts = sorted({d.pieces for d in of.decomposition})
+    for axis in ("rows", "K"):
+        header = ["M", "N", "K", *(f"{n} pieces" for n in counts)]
+        shares = {(d.of, d.pieces): d.share for d in of.decomposition if d.axis == axis}
+        cells = [
+            [*map(str, (op.m, op.n, op.k)), *(_share(shares.get((op, n))) for n in counts)]
+            for op in dict.fromkeys(op for op, _ in shares)
+        ]
+        if cells:
+            lines += [f"decomposition: time of a GEMM over its time in pieces of {axis}", _table([header, *cells])]
+    contending = {(c.of, c.subject): c.share for c in of.contention}
+    if contending:
+        cells = [
+            [
+                *map(str, (op.m, op.n, op.k)),
+                _share(contending.get((op, "gemm"))),
+                _share(contending.get((op, "copies"))),
+            ]
+            for op in dict.fromkeys(op for op, _ in contending)
+        ]
+        lines += ["contention: time alone over time beside the other"]
+        lines += [_table([["M", "N", "K", "GEMM", "copies"], *cells])]
+    return "\n".join(lines) + "\n"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return table(rows, right=frozenset(range(len(rows[0]))))
+
+
+def _record(of: Losses) -> dict[str, object]:
+    return {
+        "machine": of.machine,
+        "ranks": of.ranks,
+        "source": of.source,
+        "decomposition": [
+            {"M": d.of.m, "N": d.of.n, "K": d.of.k, "axis": d.axis, "pieces": d.pieces, "share": d.share}
+            for d in of.decomposition
+        ],
+        "contention": [
+            {"M": c.of.m, "N": c.of.n, "K": c.of.k, "subject": c.subject, "share": c.share} for c in of.contention
+        ],
+    }

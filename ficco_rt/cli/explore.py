@@ -1,0 +1,224 @@
+"""`ficco explore`: a sweep into a table, and what a table says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import groupby
+from pathlib import Path
+
+from ..errors import UsageError
+from ..explore import measured as measurements
+from ..explore import scenarios as sizes_of
+from ..explore.candidates import candidates, fitting
+from ..explore.losses import losses
+from ..explore.scenarios import Scenario
+from ..explore.summary import Best, Fit, Pair, best, fit, wins
+from ..explore.sweep import Space, Todo, cores, make, todo
+from ..explore.table import TABLE, Row, TableFile, read, size_names
+from ..files import check_outputs, write_atomic
+from ..machine.model import Machine
+from .characterise import OPERATORS
+from .common import count, gpu_list, machine_of
+from .console import Progress, Style, table
+from .drawing import show_time
+from .plots import comparison, pictures, signatures
+from .report import print_json, say
+from .settings import parse_choices
+
+_SHOWN = 200  # lines of the summary; a table has all
+
+
+def explore(
+    target: str,
+    scenarios: str | None,
+    only: tuple[str, ...],
+    settings: tuple[str, ...],
+    schedules: tuple[str, ...],
+    params: tuple[str, ...],
+    gpus: str,
+    machines: tuple[str, ...],
+    output: str | None,
+    plot: str | None,
+    measured: str | None,
+    jobs: int | None,
+    as_json: bool,
+) -> int:
+    """Sweep, or read a table; then say and draw what it shows."""
+    inputs = [name for name in (scenarios, measured) if name is not None]
+    check_outputs([(TABLE, output)], inputs)
+    if plot is not None:
+        _check_folder(plot)
+    times = measurements.load(measured) if measured is not None else {}
+    progress = Progress()
+    found: tuple[Machine, ...] = ()
+    if target.endswith(TABLE.suffixes):
+        unused: dict[str, object] = {
+            "--scenarios": scenarios,
+            "--only": only,
+            "--set": settings,
+            "--schedules": schedules,
+        }
+        unused |= {"--param": params, "--machine": machines, "--output": output, "--jobs": jobs}
+        given = next((name for name, value in unused.items() if value), None)
+        if given is not None:
+            raise UsageError(f"{given} belongs to a sweep; {target} is a table, which is read as it is")
+        rows = read(target)
+        if not rows:
+            raise UsageError(f"{target}: has no rows")
+    else:
+        names = machines or (None,)
+        numbers = gpu_list(gpus)
+        found = tuple(dict.fromkeys(machine_of(name, ranks) for name in names for ranks in numbers))
+        called = [(machine.name, machine.ranks) for machine in found]
+        twice = next((name for name, ranks in called if called.count((name, ranks)) > 1), None)
+        if twice is not None:
+            raise UsageError(f"--machine: two machines are called '{twice}', and rows could not be told apart")
+        tried = candidates(target, schedules, parse_choices(params, "--param"))
+        work = _scenarios(target, scenarios, only, settings)
+        fitting(work, tried)
+        rows = _sweep(Space(target, work, tried, found), output, jobs or cores(), progress)
+    pairs = measurements.pairs(rows, times)
+    if measured is not None and not pairs:
+        raise UsageError(f"{measured}: has measured none of these variants at these sizes and numbers of ranks")
+    drawn = _draw(plot, rows, pairs, found, progress) if plot is not None else []
+    if as_json:
+        print_json(_record(rows, pairs, drawn))
+    else:
+        sys.stdout.write(_text(rows, pairs, drawn, Style(sys.stdout)))
+    return 0
+
+
+def _check_folder(path: str) -> None:
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{path}: is a file; --plot draws into a folder")
+    if not folder.exists() and not folder.parent.is_dir():
+        raise UsageError(f"{path}: there is no directory '{folder.parent}'")
+    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written: permission denied")
+
+
+def _scenarios(operation: str, file: str | None, only: Sequence[str], settings: Sequence[str]) -> tuple[Scenario, ...]:
+    choices = parse_choices(settings, "--set")
+    base = sizes_of.load(file or sizes_of.SHIPPED, operation) if file is not None or not choices or only else ()
+    return sizes_of.combined(sizes_of.chosen(base, only), choices)
+
+
+def _sweep(space: Space, output: str | None, jobs: int, progress: Progress) -> list[Row]:
+    """All rows of the sweep, those that were there ahead. What is made is in the file before the next is waited for."""
+    there = read(output) if output is not None and Path(output).is_file() else []
+    plan = todo(space, there)
+    rows = list(plan.done)
+    if plan.done:
+        say(f"{output}: {count(len(plan.done), 'row')} there, {plan.rows} to be made")
+    with ExitStack() as stack:
+        file = stack.enter_context(_file(output, plan, space)) if output is not None else None
+        stack.enter_context(progress.step(f"modelling {count(plan.rows, 'variant')}"))
+        for made in make(plan.parts, jobs):
+            rows += made
+            if file is not None:
+                file.add(made)
+            progress.report((len(rows) - len(plan.done)) / plan.rows)
+    order = {key: i for i, key in enumerate(_keys(space))}
+    return sorted(rows, key=lambda row: order[row.operation, row.scenario, row.ranks, row.machine])
+
+
+def _keys(space: Space) -> Iterator[tuple[str, str, int, str]]:
+    for machine in space.machines:
+        for scenario in space.scenarios:
+            yield space.operation, scenario.name, machine.ranks, machine.name
+
+
+def _file(output: str, plan: Todo, space: Space) -> TableFile:
+    kept = (*plan.others, *plan.done)
+    names = size_names([*(row.sizes for row in kept), *(scenario.sizes for scenario in space.scenarios)])
+    return TableFile(output, kept, names)
+
+
+def _draw(
+    folder: str, rows: Sequence[Row], pairs: Sequence[Pair], machines: Iterable[Machine], progress: Progress
+) -> list[str]:
+    """The pictures' names."""
+    made = pictures(rows)
+    if pairs:
+        made["measured.svg"] = comparison(pairs)
+    with progress.step("drawing losses"):
+        for machine in machines:
+            made[f"losses-{machine.name}-{machine.ranks}.svg"] = signatures(losses(machine, OPERATORS))
+    Path(folder).mkdir(exist_ok=True)
+    for name, text in made.items():
+        write_atomic(Path(folder) / name, text)
+    return [str(Path(folder) / name) for name in made]
+
+
+# ---------------------------------------------------------------- words
+
+
+def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], style: Style) -> str:
+    lines = []
+    found = best(rows)
+    for (operation, ranks, machine), group in groupby(
+        found, key=lambda b: (b.row.operation, b.row.ranks, b.row.machine)
+    ):
+        of = list(group)
+        title = f"{operation}, {count(ranks, 'rank')}, modelled for {machine}, not measured"
+        lines += [style(title, "bold"), table([_HEADER, *map(_line, of[:_SHOWN])], right=frozenset((2, 3, 4)))]
+        if len(of) > _SHOWN:
+            lines.append(f"  … and {count(len(of) - _SHOWN, 'scenario')} more: the table has all (-o FILE.csv)")
+        won = ", ".join(f"{name.rpartition('/')[2]} {number}" for name, number in wins(of).items())
+        lines += [f"  fastest: {won}", ""]
+    lines += _refused(rows)
+    if pairs:
+        lines.append(f"modelled against measured: {_fit_words(fit(pairs))}")
+    lines += [f"drawn: {name}" for name in drawn]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+_HEADER = ("scenario", "fastest", "time", "over serial", "of ideal", "next")
+
+
+def _line(of: Best) -> tuple[str, ...]:
+    row, second = of.row, of.second
+    behind = f"{second.label} {100 * of.lead:+.1f} %" if second is not None and of.lead is not None else "–"
+    over = "–" if row.speedup is None else f"{row.speedup:.2f}"
+    share = "–" if row.share is None else f"{100 * row.share:.0f} %"
+    return row.scenario, row.label, show_time(row.time or 0.0), over, share, behind
+
+
+def _refused(rows: Sequence[Row]) -> list[str]:
+    """What schedules refuse, each reason once."""
+    reasons: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.problem:
+            reasons.setdefault(row.problem, []).append(row)
+    lines = []
+    for reason, of in sorted(reasons.items(), key=lambda item: -len(item[1]))[:8]:
+        first = of[0]
+        lines.append(f"refused: {count(len(of), 'variant')}, such as {first.label} of {first.scenario}: {reason}")
+    if len(reasons) > 8:
+        lines.append(f"refused: {len(reasons) - 8} further reasons are in the table")
+    return lines
+
+
+def _fit_words(of: Fit) -> str:
+    words = f"{count(of.pairs, 'variant')}, median error {100 * of.median:.1f} %, p90 {100 * of.p90:.1f} %"
+    return words + (f", rank correlation {of.correlation:.2f}" if of.correlation is not None else "")
+
+
+def _record(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str]) -> dict[str, object]:
+    found = best(rows)
+    fitted = fit(pairs) if pairs else None
+    return {
+        "clock": "virtual",
+        "rows": len(rows),
+        "refused": sum(bool(row.problem) for row in rows),
+        "wins": wins(found),
+        "best": [{**b.row.record(), "next": b.second.record() if b.second else None, "lead": b.lead} for b in found],
+        "fit": None
+        if fitted is None
+        else {"pairs": fitted.pairs, "median": fitted.median, "p90": fitted.p90, "correlation": fitted.correlation},
+        "drawn": list(drawn),
+    }

@@ -1,0 +1,111 @@
+"""What a sweep tries for each scenario: schedules of one operation, each with some values of what it leaves open."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import product
+
+import ficco_dsl
+from ficco_dsl.nodes import Schedule
+
+from .. import files, library
+from ..errors import UsageError
+from .scenarios import Scenario, Settings, Value
+
+PARAMS: Mapping[str, tuple[Value, ...]] = {"chunks": (1, 2, 4, 8)}  # what is swept unless the caller says other values
+BASELINE = "serial"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A schedule with values for its params. `trusted`: a shipped one, which the tests prove."""
+
+    schedule: str  # the library's name, or the file's
+    text: bytes
+    params: Settings
+    trusted: bool
+
+    def parsed(self) -> Schedule:
+        return _parsed(self.text, self.schedule)
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: bytes, name: str) -> Schedule:
+    path = name if name.endswith(library.SUFFIX) else f"schedules/{name}{library.SUFFIX}"
+    return ficco_dsl.parse_bytes(text, path)
+
+
+def operations() -> tuple[str, ...]:
+    """Those that shipped schedules do."""
+    return tuple(dict.fromkeys(entry.name.rpartition("/")[0] for entry in library.entries()))
+
+
+def baseline(operation: str) -> Candidate:
+    """The operation's serial schedule, which serial and ideal times are of. Raises UsageError: no such operation."""
+    if operation not in operations():
+        near = difflib.get_close_matches(operation, operations(), n=2, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"there is no operation '{operation[:80]}'{hint}; there are {', '.join(operations())}")
+    return _shipped(operation, BASELINE)
+
+
+def candidates(
+    operation: str, patterns: Sequence[str] = (), params: Mapping[str, Sequence[Value]] | None = None
+) -> tuple[Candidate, ...]:
+    """The baseline, and the operation's schedules whose names match a pattern, such as `streamed` or `uniform_*`; a
+    pattern that ends in .ficco is a file of the caller's own. Each is tried with all values of `params`, and of PARAMS
+    besides, that it declares. Raises UsageError: what matches nothing, params that nothing declares."""
+    first = baseline(operation)
+    members = [n.rpartition("/")[2] for n in (e.name for e in library.entries()) if n.startswith(f"{operation}/")]
+    found: dict[str, Candidate] = {first.schedule: first}
+    for pattern in patterns or ("*",):
+        if pattern.endswith(library.SUFFIX):
+            found.setdefault(pattern, Candidate(pattern, files.read_bytes(library.find(pattern)), (), False))
+            continue
+        matched = [m for m in members if fnmatchcase(m, pattern.removeprefix(f"{operation}/"))]
+        if not matched:
+            raise UsageError(f"--schedules {pattern}: {operation} has no such schedule; it has {', '.join(members)}")
+        found |= {c.schedule: c for c in (_shipped(operation, m) for m in matched)}
+    given = dict(params or {})
+    choices = {**PARAMS, **given}
+    declared = {p.name for c in found.values() for p in c.parsed().params}
+    unknown = next((name for name in given if name not in declared), None)
+    if unknown is not None:
+        raise UsageError(
+            f"--param {unknown}: no schedule here has such a param; there are {', '.join(sorted(declared))}"
+        )
+    return tuple(variant for c in found.values() for variant in _variants(c, choices))
+
+
+def _shipped(operation: str, name: str) -> Candidate:
+    full = f"{operation}/{name}"
+    return Candidate(full, files.read_bytes(library.find(full)), (), True)
+
+
+def _variants(of: Candidate, choices: Mapping[str, Sequence[Value]]) -> list[Candidate]:
+    names = [p.name for p in of.parsed().params if p.name in choices]
+    combinations = product(*(choices[name] for name in names))
+    return [
+        Candidate(of.schedule, of.text, tuple(zip(names, values, strict=True)), of.trusted) for values in combinations
+    ]
+
+
+def fitting(scenarios: Sequence[Scenario], tried: Sequence[Candidate]) -> None:
+    """Raises UsageError where a scenario sets what a schedule does not have, or what is swept besides."""
+    of_schedule: dict[str, set[str]] = {}
+    for candidate in tried:
+        schedule = candidate.parsed()
+        of_schedule[candidate.schedule] = {p.name for p in schedule.params} | {t.name for t in schedule.types}
+    swept = {name for candidate in tried for name, _ in candidate.params}
+    for scenario in scenarios:
+        for name in scenario.names:
+            if name in swept:
+                raise UsageError(f"scenario '{scenario.name}' sets {name}, which is swept; give its values by --param")
+            without = next((s for s, declared in of_schedule.items() if name not in declared), None)
+            if without is not None:
+                has = ", ".join(sorted(of_schedule[without]))
+                raise UsageError(f"scenario '{scenario.name}' sets {name}, which {without} does not have; it has {has}")

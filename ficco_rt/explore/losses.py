@@ -1,0 +1,177 @@
+"""The two losses that decide how finely work is worth cutting, by the size of a GPU's GEMM. Source: FiCCO (arXiv
+2512.10236), which calls what they look like over a range of sizes an operator's signature.
+
+decomposition: a GEMM in one launch, over the same GEMM as pieces of rows, or of K, one after another.
+contention: a GEMM alone over one beside copies, and copies alone over those beside a GEMM.
+
+All are shares: 1 where nothing is lost. They come from a machine's own measurements if it has any, else from the model:
+small schedules are compiled and put on the virtual clock, so that they show what sweeps are priced by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import ficco_dsl
+
+from .. import compiler
+from ..machine.model import Machine
+from ..sim.simulate import simulate
+from ..trace import Trace
+
+Axis: TypeAlias = Literal["rows", "K"]
+Subject: TypeAlias = Literal["gemm", "copies"]
+PIECES = (2, 4, 8, 16)
+
+_PARAMS = """\
+schedule characterise
+param M = 1
+param N = 1
+param K = 1
+param pieces = 1
+type T = bf16
+"""
+_SENT = """\
+input   D[ceil(M, ranks), K] : T
+scratch G[ranks, ceil(M, ranks), K] : T
+"""
+_PRODUCT = """\
+input   A[M, K] : T
+input   B[K, N] : T
+output  C[M, N] : T
+computes C = A * B
+"""
+_DMA = "queue dma { engine = copy }\n"
+_SM = "queue compute { engine = sm }\n"
+_MOVE = "stage move on dma { for p in peers { copy G[rank] @ p <- D } }\n"
+_MULTIPLY = "stage mm on compute { for c in 0..pieces { gemm C.rows(c of pieces) = A.rows(c of pieces) * B } }\n"
+_ADD = "stage mm on compute { for c in 0..pieces { gemm C += A.cols(c of pieces) * B.rows(c of pieces) } }\n"
+_ROWS = _PARAMS + _PRODUCT + _SM + _MULTIPLY
+_K = _PARAMS + _PRODUCT + _SM + _ADD
+_COPIES = _PARAMS + _SENT + _DMA + _MOVE
+_BOTH = _PARAMS + _SENT + _PRODUCT + _DMA + _SM + _MOVE + _MULTIPLY
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """A GPU's own GEMM: [m, k] · [k, n]."""
+
+    m: int
+    n: int
+    k: int
+
+    @property
+    def operations(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """What is left of a GEMM's speed in pieces: the time of the whole one over that of its pieces, with launches."""
+
+    of: Operator
+    axis: Axis
+    pieces: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Contending:
+    """What is left of the speed of a GEMM beside copies, or of copies beside a GEMM."""
+
+    of: Operator
+    subject: Subject
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Both losses of a machine. `source`: modelled, or measured."""
+
+    machine: str
+    ranks: int
+    source: Literal["modelled", "measured"]
+    decomposition: tuple[Decomposition, ...]
+    contention: tuple[Contending, ...]
+
+
+def losses(
+    machine: Machine, operators: Sequence[Operator], pieces: Sequence[int] = PIECES, dtype: str = "bf16"
+) -> Losses:
+    """Both losses of a machine over these operators, of which `operators` says nothing where the machine was measured:
+    measurements have sizes of their own.
+
+    Copies are an all-gather's of the GEMM's A, in equal parts from all ranks; alone and beside, they are timed from the
+    first one's start to the last one's end. Raises ScheduleError for sizes that no schedule can have.
+    """
+    return measured(machine) or modelled(machine, operators, pieces, dtype)
+
+
+def modelled(machine: Machine, operators: Sequence[Operator], pieces: Sequence[int], dtype: str) -> Losses:
+    """As the virtual clock has them."""
+    cut: list[Decomposition] = []
+    beside: list[Contending] = []
+    for operator in operators:
+        for axis, text, extent in (("rows", _ROWS, operator.m), ("K", _K, operator.k)):
+            whole = _run(machine, text, operator, 1, dtype, ranks=1).duration
+            for count in pieces:
+                if count <= extent:
+                    time = _run(machine, text, operator, count, dtype, ranks=1).duration
+                    cut.append(Decomposition(operator, "rows" if axis == "rows" else "K", count, whole / time))
+        if machine.ranks > 1:
+            gemm = _run(machine, _ROWS, operator, 1, dtype)
+            copies = _run(machine, _COPIES, operator, 1, dtype)
+            both = _run(machine, _BOTH, operator, 1, dtype)
+            beside.append(Contending(operator, "gemm", _span(gemm, "gemm") / _span(both, "gemm")))
+            beside.append(Contending(operator, "copies", _span(copies, "copy") / _span(both, "copy")))
+    return Losses(machine.name, machine.ranks, "modelled", tuple(cut), tuple(beside))
+
+
+def _run(machine: Machine, text: str, operator: Operator, pieces: int, dtype: str, ranks: int | None = None) -> Trace:
+    params = {"M": operator.m, "N": operator.n, "K": operator.k, "pieces": pieces, "T": dtype}
+    schedule = ficco_dsl.parse(text, "characterise.ficco")
+    graph = compiler.build(schedule, ranks or machine.ranks, params)
+    return simulate(compiler.plan_of(graph, machine, trusted=True), machine)
+
+
+def _span(trace: Trace, kind: str) -> float:
+    """From the first span of a kind to the end of the last one."""
+    spans = [span for span in trace.spans if span.kind == kind]
+    return max(span.stop for span in spans) - min(span.start for span in spans)
+
+
+def measured(machine: Machine) -> Losses | None:
+    """From the tables of a machine that has them, or None."""
+    tables: Any = getattr(machine, "measured", None)
+    if tables is None:
+        return None
+    cut, beside = tuple(_rates(tables.gemms)), tuple(_factors(tables.contention))
+    return Losses(machine.name, machine.ranks, "measured", cut, beside) if cut or beside else None
+
+
+def _rates(tables: Sequence[Any]) -> Iterator[Decomposition]:
+    """Of tables of rates by shape and pieces: each cut one beside the whole one of the same kernel and conditions."""
+    whole = {
+        (t.kernel, t.dtype, t.layout, t.sms, *point[:3]): point[3]
+        for t in tables
+        if t.row_pieces == t.k_pieces == 1
+        for point in t.points
+    }
+    for t in tables:
+        if (t.row_pieces > 1) == (t.k_pieces > 1):
+            continue
+        for m, n, k, rate in t.points:
+            base = whole.get((t.kernel, t.dtype, t.layout, t.sms, m, n, k))
+            if base:
+                axis: Axis = "rows" if t.row_pieces > 1 else "K"
+                yield Decomposition(Operator(m, n, k), axis, max(t.row_pieces, t.k_pieces), rate / base)
+
+
+def _factors(tables: Sequence[Any]) -> Iterator[Contending]:
+    """Of tables of times beside over times alone: copies by copy engines."""
+    for t in tables:
+        subject: Subject = "gemm" if t.what == "gemm" else "copies"
+        if t.engine == "copy" and {t.what, t.beside} == {"gemm", "copy"}:
+            yield from (Contending(Operator(m, n, k), subject, 1 / factor) for m, n, k, _, factor in t.points)

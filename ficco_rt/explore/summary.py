@@ -1,0 +1,113 @@
+"""What the rows of a table say: which schedule is best where, and how far the model is from what was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+from .scenarios import Settings
+from .table import Row
+
+Case: TypeAlias = tuple[str, str, Settings, int, str]  # operation, scenario, sizes, ranks, machine
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The fastest variant of a scenario on a machine, and the fastest one of another schedule."""
+
+    row: Row
+    second: Row | None
+
+    @property
+    def lead(self) -> float | None:
+        """How much longer the second one takes, as a part of the best one's time."""
+        return self.second.time / self.row.time - 1 if self.second and self.second.time and self.row.time else None
+
+
+def cases(rows: Iterable[Row]) -> dict[Case, list[Row]]:
+    """The rows by what they do and where."""
+    found: dict[Case, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.operation, row.scenario, row.sizes, row.ranks, row.machine), []).append(row)
+    return found
+
+
+def fastest(rows: Iterable[Row]) -> dict[str, Row]:
+    """The fastest row of each schedule that has a time, the fastest schedule first."""
+    timed = sorted((row for row in rows if row.time is not None), key=lambda row: (row.time, row.schedule, row.params))
+    found: dict[str, Row] = {}
+    for row in timed:
+        found.setdefault(row.schedule, row)
+    return found
+
+
+def best(rows: Iterable[Row]) -> tuple[Best, ...]:
+    """Of each case that has a time, in the order of the rows."""
+    found = []
+    for members in cases(rows).values():
+        ranking = list(fastest(members).values())
+        if ranking:
+            found.append(Best(ranking[0], ranking[1] if len(ranking) > 1 else None))
+    return tuple(found)
+
+
+def wins(of: Sequence[Best]) -> dict[str, int]:
+    """How many cases each schedule wins, the most first."""
+    return dict(Counter(b.row.schedule for b in of).most_common())
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A modelled row and what was measured of the same variant."""
+
+    row: Row
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Modelled over measured, less 1."""
+        return (self.row.time or 0.0) / self.measured - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How far the model is from what was measured."""
+
+    pairs: int
+    median: float  # of the errors' sizes
+    p90: float
+    correlation: float | None  # of ranks among a case's variants, the median over cases of three or more
+
+
+def fit(pairs: Sequence[Pair]) -> Fit:
+    """The figures of all pairs."""
+    errors = sorted(abs(pair.error) for pair in pairs)
+    groups: dict[Case, list[Pair]] = {}
+    for pair in pairs:
+        row = pair.row
+        groups.setdefault((row.operation, row.scenario, row.sizes, row.ranks, row.machine), []).append(pair)
+    found = [
+        _correlation([pair.row.time or 0.0 for pair in group], [pair.measured for pair in group])
+        for group in groups.values()
+        if len(group) > 2
+    ]
+    known = [value for value in found if value is not None]
+    p90 = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    return Fit(len(pairs), median(errors), p90, median(known) if known else None)
+
+
+def _correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's, equal values at their mean rank; None where one side is all equal."""
+    a, b = _ranks(left), _ranks(right)
+    mean = (len(a) + 1) / 2
+    both = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
+    square = sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)
+    return both / square**0.5 if square else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    below = sorted(values)
+    return [below.index(value) + (below.count(value) + 1) / 2 for value in values]

@@ -1,0 +1,216 @@
+"""The sweep itself: which rows are wanted, which are there, and the others made, in several processes.
+
+A part of the work is a scenario, a candidate and a number of ranks: its graph is built once, and lowered and modelled
+for each machine. Parts know nothing of each other, so that they may be made anywhere and in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED as ONE
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from .. import compiler
+from ..errors import DeviceError, ScheduleError, UsageError
+from ..exec.ideal import ideal
+from ..graph.ir import Graph
+from ..machine.model import Machine
+from ..sim.simulate import simulate
+from .candidates import Candidate, baseline
+from .scenarios import Scenario
+from .table import Row
+
+_AHEAD = 4  # parts handed to a process before it has ended one
+_DECIDES = ("graph", "plan", "device", "kernels", "machine", "sim", "exec/ideal.py", "compiler.py", "types.py", "explore")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is swept. A machine stands here once for each number of ranks."""
+
+    operation: str
+    scenarios: tuple[Scenario, ...]
+    candidates: tuple[Candidate, ...]
+    machines: tuple[Machine, ...]
+
+    def parts(self) -> Iterator[Part]:
+        """All of it."""
+        serial = baseline(self.operation)
+        by_ranks: dict[int, list[Machine]] = defaultdict(list)
+        for machine in self.machines:
+            by_ranks[machine.ranks].append(machine)
+        for candidate in self.candidates:
+            for scenario in self.scenarios:
+                for machines in by_ranks.values():
+                    yield Part(self.operation, scenario, candidate, serial, tuple(machines))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A candidate on a scenario, on machines of the same number of ranks."""
+
+    operation: str
+    scenario: Scenario
+    candidate: Candidate
+    serial: Candidate  # whose work the yardsticks are of
+    machines: tuple[Machine, ...]
+
+    def blank(self, machine: Machine) -> Row:
+        """The row, not made yet."""
+        s, c = self.scenario, self.candidate
+        made = _digest(c.text, machine, self.serial.text)
+        what = (self.operation, s.name, s.sizes, machine.ranks, machine.name, c.schedule, c.params)
+        return Row(*what, time=None, serial=None, ideal=None, problem="", made=made)
+
+
+@dataclass(frozen=True, slots=True)
+class Todo:
+    """What a table lacks: the rows of the sweep that it has, those of other sweeps, and the parts to be made."""
+
+    done: tuple[Row, ...]
+    others: tuple[Row, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        """To be made."""
+        return sum(len(part.machines) for part in self.parts)
+
+
+def todo(space: Space, there: Iterable[Row]) -> Todo:
+    """Rows that another version has made, or another machine of the same name, are made again."""
+    known = {row.key: row for row in there}
+    done: list[Row] = []
+    missing: list[Part] = []
+    for part in space.parts():
+        lacking = []
+        for machine in part.machines:
+            wanted = part.blank(machine)
+            found = known.pop(wanted.key, None)
+            if found is not None and found.made == wanted.made:
+                done.append(found)
+            else:
+                lacking.append(machine)
+        if lacking:
+            missing.append(replace(part, machines=tuple(lacking)))
+    return Todo(tuple(done), tuple(known.values()), tuple(missing))
+
+
+def rows_of(part: Part) -> list[Row]:
+    """The part's rows. What the schedule refuses is a row's `problem`."""
+    ranks = part.machines[0].ranks
+    blanks = [part.blank(machine) for machine in part.machines]
+    yardsticks = [_yardstick(part.serial, part.scenario, machine) for machine in part.machines]
+    blanks = [replace(b, serial=serial, ideal=best) for b, (serial, best) in zip(blanks, yardsticks, strict=True)]
+    try:
+        graph = compiler.build(
+            part.candidate.parsed(), ranks, part.scenario.params(ranks) | dict(part.candidate.params)
+        )
+    except (ScheduleError, UsageError) as error:
+        return [replace(blank, problem=_words(error)) for blank in blanks]
+    return [
+        _modelled(blank, graph, machine, part.candidate.trusted)
+        for blank, machine in zip(blanks, part.machines, strict=True)
+    ]
+
+
+def _modelled(blank: Row, graph: Graph, machine: Machine, trusted: bool) -> Row:
+    try:
+        plan = compiler.plan_of(graph, machine, trusted=trusted)
+        with compiler.compilation(machine.ranks):
+            return replace(blank, time=round(simulate(plan, machine).duration, 4))
+    except (ScheduleError, UsageError) as error:
+        return replace(blank, problem=_words(error))
+
+
+@cache
+def _yardstick(serial: Candidate, scenario: Scenario, machine: Machine) -> tuple[float | None, float | None]:
+    """Serial and ideal time of the operation, whatever its schedule; None where it cannot be done at all."""
+    try:
+        graph = compiler.build(serial.parsed(), machine.ranks, scenario.params(machine.ranks))
+        found = ideal(compiler.plan_of(graph, machine, trusted=True), machine)
+    except (ScheduleError, UsageError):
+        return None, None
+    return round(found.serial, 4), round(found.time, 4)
+
+
+def _words(error: Exception) -> str:
+    """The first of its mistakes, on one line."""
+    text = error.diagnostics[0].message if isinstance(error, ScheduleError) and error.diagnostics else str(error)
+    return " ".join(text.split())[:300]
+
+
+@cache
+def _digest(text: bytes, machine: Machine, serial: bytes) -> str:
+    parts = (text, repr(machine).encode(), serial, _sources())
+    return hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:12]
+
+
+@cache
+def _sources() -> bytes:
+    """What of this version decides a modelled time."""
+    here = Path(__file__).resolve().parent.parent
+    files = [
+        file for name in _DECIDES for file in sorted([here / name, *(here / name).rglob("*.py")]) if file.is_file()
+    ]
+    return b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+
+
+def make(parts: Sequence[Part], jobs: int) -> Iterator[list[Row]]:
+    """The rows of all parts, some at a time, in `jobs` processes; with one, in this process.
+
+    Raises DeviceError where a process was ended from outside.
+    """
+    if jobs == 1 or len(parts) < 2:
+        yield from map(rows_of, parts)
+        return
+    before = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(min(jobs, len(parts)), _context(), _quiet)
+    try:
+        ahead: set[Future[list[Row]]] = set()
+        for part in parts:
+            ahead.add(pool.submit(rows_of, part))
+            if len(ahead) >= jobs * _AHEAD:
+                ended, ahead = wait(ahead, return_when=ONE)
+                yield from (future.result() for future in ended)
+        while ahead:
+            ended, ahead = wait(ahead, return_when=ONE)
+            yield from (future.result() for future in ended)
+        pool.shutdown()
+    except BrokenProcessPool as error:
+        raise DeviceError(
+            "a process of the sweep was ended from outside, perhaps for want of memory; fewer at once (--jobs 1) take "
+            "less, and the same command goes on from the rows that are there"
+        ) from error
+    finally:  # whatever interrupts: no process goes on for nobody
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """Processes that know nothing of this one's threads, and begin with what they need imported, if the system can."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _quiet() -> None:
+    """Ctrl-C reaches all processes of a terminal; this one has nothing to say about it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,241 @@
+"""The table of a sweep: a row a variant, in a file that grows row by row and is whole after each of them.
+
+A row is one line of the file, CSV or JSON by its name, and one write. What an interruption leaves is therefore a table,
+perhaps with a torn last line, which a reader leaves out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
+
+from ..errors import UsageError
+from ..files import FileKind, read_text, write_atomic
+from .scenarios import Settings, frozen, read_value, written
+
+TABLE = FileKind("table", (".csv", ".json"))
+FORMAT = 1
+_BEFORE = ("operation", "scenario", "ranks", "machine")
+_AFTER = ("schedule", "params", "time_us", "serial_us", "ideal_us", "speedup", "share", "problem", "made")
+_HEAD = f'{{"ficco_explore": {FORMAT}, "rows": [\n'
+_TAIL = b"\n]}\n"
+
+Key: TypeAlias = tuple[str, str, Settings, int, str, str, Settings]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A schedule with its params on a scenario and a machine. Times are modelled microseconds; None: not compiled, and
+    `problem` says why."""
+
+    operation: str
+    scenario: str
+    sizes: Settings
+    ranks: int
+    machine: str
+    schedule: str
+    params: Settings
+    time: float | None
+    serial: float | None  # of the operation: all of it computed, then moved
+    ideal: float | None  # of the operation: the longer of computing and moving
+    problem: str
+    made: str  # a digest of what made the row: this version, the machine's values, the schedule's text
+
+    @property
+    def key(self) -> Key:
+        """What the row is of."""
+        sizes = tuple(sorted(self.sizes))
+        return self.operation, self.scenario, sizes, self.ranks, self.machine, self.schedule, self.params
+
+    @property
+    def speedup(self) -> float | None:
+        """Times as fast as serial."""
+        return self.serial / self.time if self.serial and self.time else None
+
+    @property
+    def share(self) -> float | None:
+        """Of the ideal that is reached."""
+        return self.ideal / self.time if self.ideal and self.time else None
+
+    @property
+    def label(self) -> str:
+        """`streamed chunks=4`."""
+        return " ".join([self.schedule.rpartition("/")[2], *(f"{n}={written(v)}" for n, v in self.params)])
+
+    def record(self) -> dict[str, object]:
+        """As JSON has it."""
+        ahead = {"operation": self.operation, "scenario": self.scenario, "ranks": self.ranks, "machine": self.machine}
+        return {**ahead, "sizes": dict(self.sizes), "schedule": self.schedule, "params": dict(self.params)} | {
+            "time_us": self.time, "serial_us": self.serial, "ideal_us": self.ideal, "speedup": self.speedup,
+            "share": self.share, "problem": self.problem, "made": self.made,
+        }  # fmt: skip
+
+
+def read(path: Path | str) -> list[Row]:
+    """The rows of a table; a torn last line is left out. Raises UsageError."""
+    text = read_text(path)
+    return _read_json(text, path) if _is_json(path) else _read_csv(text, path)
+
+
+def _is_json(path: Path | str) -> bool:
+    return Path(path).suffix.lower() == ".json"
+
+
+def _read_json(text: str, path: Path | str) -> list[Row]:
+    head, _, rest = text.partition("\n")
+    if not text:
+        return []
+    if f"{head}\n" != _HEAD:
+        raise UsageError(f"{path}: is no table of `ficco explore`, or one of another version; name another file")
+    rows = []
+    lines = rest.rstrip().split("\n")
+    for number, line in enumerate(lines, 2):
+        if line in ("", "]}"):
+            continue
+        try:
+            rows.append(_of_record(json.loads(line.removesuffix(","))))
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines) + 1:  # torn
+                continue
+            raise UsageError(f"{path}:{number}: is no row of a table: {error}") from error
+    return rows
+
+
+def _read_csv(text: str, path: Path | str) -> list[Row]:
+    whole = text[: text.rfind("\n") + 1]  # a torn last line has no end
+    lines = csv.reader(io.StringIO(whole, newline=""))
+    try:
+        header = next(lines, None)
+        if header is None:
+            return []
+        if tuple(header[: len(_BEFORE)]) != _BEFORE or tuple(header[-len(_AFTER) :]) != _AFTER:
+            raise UsageError(f"{path}:1: is no table of `ficco explore`; name another file")
+        sizes = header[len(_BEFORE) : -len(_AFTER)]
+        return [_of_cells(dict(zip(header, cells, strict=True)), sizes) for cells in lines]
+    except (ValueError, TypeError, KeyError, csv.Error) as error:
+        raise UsageError(f"{path}:{lines.line_num}: is no row of a table: {error}") from error
+
+
+def _of_record(record: Mapping[str, object]) -> Row:
+    sizes, params = record["sizes"], record["params"]
+    if not isinstance(sizes, dict) or not isinstance(params, dict):
+        raise ValueError("sizes and params are objects")
+    time, serial, ideal = (
+        None if record[name] is None else float(str(record[name])) for name in ("time_us", "serial_us", "ideal_us")
+    )
+    return Row(
+        operation=str(record["operation"]),
+        scenario=str(record["scenario"]),
+        sizes=tuple((str(n), frozen(v)) for n, v in sizes.items()),
+        ranks=int(str(record["ranks"])),
+        machine=str(record["machine"]),
+        schedule=str(record["schedule"]),
+        params=tuple((str(n), frozen(v)) for n, v in params.items()),
+        time=time,
+        serial=serial,
+        ideal=ideal,
+        problem=str(record["problem"]),
+        made=str(record["made"]),
+    )
+
+
+def _of_cells(cells: Mapping[str, str], sizes: Sequence[str]) -> Row:
+    params = (text.partition("=") for text in cells["params"].split())
+    times = {name: float(cells[name]) if cells[name] else None for name in ("time_us", "serial_us", "ideal_us")}
+    bound = {n: read_value(cells[n]) for n in sizes if cells[n]}
+    return _of_record({**cells, **times, "sizes": bound, "params": {n: read_value(v) for n, _, v in params}})
+
+
+class TableFile:
+    """A table that grows. It begins with `rows`, whatever the file held, and takes each further row in one write.
+
+    Raises UsageError: the file cannot be written, or another sweep writes to it.
+    """
+
+    def __init__(self, path: Path | str, rows: Iterable[Row], names: Sequence[str]) -> None:
+        self._json, self._names = _is_json(path), tuple(names)
+        with _locked(path):
+            if self._json:
+                body = ",\n".join(self._line(row) for row in rows)
+                write_atomic(path, _HEAD + body + _TAIL.decode())
+                self._empty = not body
+            else:
+                header = self._csv([*_BEFORE, *self._names, *_AFTER])
+                write_atomic(path, header + "".join(self._line(row) for row in rows))
+        self._file = os.open(path, os.O_RDWR)
+        _lock(self._file, path)
+        self._end = os.fstat(self._file).st_size - (len(_TAIL) if self._json else 0)
+
+    def __enter__(self) -> TableFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Rows, each once and whole."""
+        for row in rows:
+            line = self._line(row).encode()
+            if self._json:
+                line = line if self._empty else b",\n" + line
+                self._empty = False
+                os.pwrite(self._file, line + _TAIL, self._end)
+            else:
+                os.pwrite(self._file, line, self._end)
+            self._end += len(line)
+
+    def _line(self, row: Row) -> str:
+        record = row.record()
+        if self._json:
+            return json.dumps(record)
+        sizes = {name: written(value) for name, value in row.sizes}
+        flat = {**record, "params": " ".join(f"{n}={written(v)}" for n, v in row.params)}
+        cells = [*(flat[n] for n in _BEFORE), *(sizes.get(n, "") for n in self._names), *(flat[n] for n in _AFTER)]
+        return self._csv(cells)
+
+    @staticmethod
+    def _csv(cells: Sequence[object]) -> str:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerow(["" if cell is None else cell for cell in cells])
+        return text.getvalue()
+
+
+def size_names(rows: Iterable[Settings]) -> tuple[str, ...]:
+    """The columns of a table for these sizes."""
+    return tuple(dict.fromkeys(name for sizes in rows for name, _ in sizes))
+
+
+@contextmanager
+def _locked(path: Path | str) -> Iterator[None]:
+    """While the table is made anew: no sweep that has the old file open goes on writing to it."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:  # not there yet, or told by whoever writes it
+        yield
+        return
+    try:
+        _lock(file, path)
+        yield
+    finally:
+        os.close(file)
+
+
+def _lock(file: int, path: Path | str) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UsageError(f"{path}: another sweep writes to this table; wait for it, or name another file") from error
+    except OSError:  # a file system without locks
+        return
