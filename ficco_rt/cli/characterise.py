@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import product
+from math import prod
 
 from ..errors import UsageError
 from ..explore.losses import PIECES, Losses, Operator, losses
@@ -59,10 +60,10 @@ def _operators(choices: dict[str, tuple[SettingValue, ...]]) -> tuple[list[Opera
         if wrong is not None:
             raise UsageError(f"--set {name}: {wrong} is no size; sizes are whole numbers from 1")
         numbers.append([value for value in choices[name] if isinstance(value, int)])
-    found = [Operator(*sizes) for sizes in product(*numbers)]
-    if len(found) > _MOST:
-        raise UsageError(f"--set: these are {len(found)} operators; at most {_MOST} are characterised at once")
-    return found, choices["T"][0]
+    together = prod(map(len, numbers))
+    if together > _MOST:
+        raise UsageError(f"--set: these are {together} operators; at most {_MOST} are characterised at once")
+    return [Operator(*sizes) for sizes in product(*numbers)], choices["T"][0]
 
 
 def _pieces(text: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,6 +30,7 @@ from .report import print_json, say
 from .settings import parse_choices
 
 _SHOWN = 200  # lines of the summary; a table has all
+_REASONS = 8  # why variants are refused, that are told
 
 
 def explore(
@@ -189,17 +191,19 @@ def _line(of: Best) -> tuple[str, ...]:
 
 
 def _refused(rows: Sequence[Row]) -> list[str]:
-    """What schedules refuse, each reason once."""
+    """What schedules refuse, each reason once, whatever its numbers."""
     reasons: dict[str, list[Row]] = {}
     for row in rows:
         if row.problem:
-            reasons.setdefault(row.problem, []).append(row)
+            reasons.setdefault(re.sub(r"[0-9]+", "", row.problem), []).append(row)
     lines = []
-    for reason, of in sorted(reasons.items(), key=lambda item: -len(item[1]))[:8]:
+    for of in sorted(reasons.values(), key=lambda of: -len(of))[:_REASONS]:
         first = of[0]
-        lines.append(f"refused: {count(len(of), 'variant')}, such as {first.label} of {first.scenario}: {reason}")
-    if len(reasons) > 8:
-        lines.append(f"refused: {len(reasons) - 8} further reasons are in the table")
+        lines.append(
+            f"refused: {count(len(of), 'variant')}, such as {first.label} of {first.scenario}: {first.problem}"
+        )
+    if len(reasons) > _REASONS:
+        lines.append(f"refused: {count(len(reasons) - _REASONS, 'further reason')}; the table has all (-o FILE.csv)")
     return lines
 
 

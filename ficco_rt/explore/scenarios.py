@@ -133,7 +133,7 @@ def read_value(text: str) -> Value:
 
 def frozen(value: object) -> Value:
     """A JSON value with tuples for lists. Raises ValueError for what no param holds."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return tuple(map(frozen, value))
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
