@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .drawing import ticks
+from .drawing import plain, ticks
 
 COLOURS = (
     "#2f6fb8", "#dc7430", "#4f8a3d", "#b9517c", "#1d8a99", "#b08a1c", "#6a5acd", "#c4504a", "#8f6b4a", "#2f8f6b",
@@ -70,21 +70,21 @@ def heat_map(title: str, about: str, columns: Sequence[str], rows: Mapping[str, 
     body = []
     for i, name in enumerate(columns):
         x, y = left + wide * (i + 0.4), top - 6
-        body.append(f'<text x="{x:.1f}" y="{y:.1f}" transform="rotate(-40 {x:.1f} {y:.1f})">{escape(name)}</text>')
+        body.append(f'<text x="{x:.1f}" y="{y:.1f}" transform="rotate(-40 {x:.1f} {y:.1f})">{_escaped(name)}</text>')
     for j, (name, cells) in enumerate(rows.items()):
         y = top + high * j
-        body.append(f'<text x="{left - 8:.1f}" y="{y + 13.5:.1f}" text-anchor="end">{escape(name)}</text>')
+        body.append(f'<text x="{left - 8:.1f}" y="{y + 13.5:.1f}" text-anchor="end">{_escaped(name)}</text>')
         for i, cell in enumerate(cells):
             box = f'x="{left + wide * i:.1f}" y="{y:.1f}" width="{wide - 1:g}" height="{high - 1:g}"'
             if cell is None:
                 body.append(f'<rect class="none" {box}/>')
                 continue
             edge = ' stroke="#1b2430" stroke-width="1.6"' if cell.marked else ""
-            tip = f"<title>{escape(cell.tip)}</title>"
+            tip = f"<title>{_escaped(cell.tip)}</title>"
             body.append(f'<rect {box} fill="{_heat(cell.heat)}"{edge}>{tip}</rect>')
             at = f'x="{left + wide * (i + 0.5):.1f}" y="{y + 13.5:.1f}"'
             body.append(
-                f'<text class="ink" {at} text-anchor="middle" pointer-events="none">{escape(cell.words)}</text>'
+                f'<text class="ink" {at} text-anchor="middle" pointer-events="none">{_escaped(cell.words)}</text>'
             )
     return _page(title, about, width, height, body)
 
@@ -107,7 +107,7 @@ def panels(title: str, about: str, of: Sequence[Panel], colours: Sequence[str]) 
         if x + 22 + _LETTER * len(name) > width:
             x, y = 24.0, y + 17
         body.append(f'<circle cx="{x + 5:g}" cy="{y - 4:g}" r="5" fill="{colour[name]}"/>')
-        body.append(f'<text x="{x + 15:.1f}" y="{y:g}">{escape(name)}</text>')
+        body.append(f'<text x="{x + 15:.1f}" y="{y:g}">{_escaped(name)}</text>')
         x += 32 + _LETTER * len(name)
     top = y + 38
     for i, panel in enumerate(of):
@@ -123,7 +123,7 @@ def _panel(panel: Panel, colour: Mapping[str, str], left: float, top: float, wid
         xs = ys = xs + ys
     across, down = _Scale.of(xs, panel.log_x, wide), _Scale.of(ys, panel.log_y, high)
     bottom = top + high
-    body = [f'<text x="{left:g}" y="{top - 10:g}" font-weight="600">{escape(panel.title)}</text>']
+    body = [f'<text x="{left:g}" y="{top - 10:g}" font-weight="600">{_escaped(panel.title)}</text>']
     for tick, label in across.ticks():
         x = left + across.place(tick)
         body.append(f'<line class="grid" x1="{x:.1f}" y1="{top:g}" x2="{x:.1f}" y2="{bottom:g}"/>')
@@ -139,10 +139,10 @@ def _panel(panel: Panel, colour: Mapping[str, str], left: float, top: float, wid
             'stroke-dasharray="4 3"/>'
         )
     x, y = left + wide / 2, bottom + 34
-    body.append(f'<text class="sub" x="{x:g}" y="{y:g}" text-anchor="middle">{escape(panel.x)}</text>')
+    body.append(f'<text class="sub" x="{x:g}" y="{y:g}" text-anchor="middle">{_escaped(panel.x)}</text>')
     x, y = left - 50, top + high / 2
     turned = f'transform="rotate(-90 {x:g} {y:g})" text-anchor="middle"'
-    body.append(f'<text class="sub" x="{x:g}" y="{y:g}" {turned}>{escape(panel.y)}</text>')
+    body.append(f'<text class="sub" x="{x:g}" y="{y:g}" {turned}>{_escaped(panel.y)}</text>')
     for series in panel.series:
         ink = colour[series.name]
         placed = [(left + across.place(a), bottom - down.place(b)) for a, b in series.points]
@@ -150,7 +150,7 @@ def _panel(panel: Panel, colour: Mapping[str, str], left: float, top: float, wid
             way = " ".join(f"{a:.1f},{b:.1f}" for a, b in placed)
             body.append(f'<polyline points="{way}" fill="none" stroke="{ink}" stroke-width="1.6"/>')
         for n, (a, b) in enumerate(placed):
-            tip = f"<title>{escape(series.tips[n])}</title>" if series.tips else ""
+            tip = f"<title>{_escaped(series.tips[n])}</title>" if series.tips else ""
             body.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{ink}" fill-opacity="0.85">{tip}</circle>')
     return body
 
@@ -191,13 +191,17 @@ def _power(base: int, exponent: int) -> str:
     return str(base**exponent) if exponent >= 0 else f"1/{base**-exponent}"
 
 
+def _escaped(text: str) -> str:
+    return escape(plain(text))
+
+
 def _page(title: str, about: str, width: float, height: float, body: Sequence[str]) -> str:
     width, height = max(width, 24 + 9.0 * len(title)), math.ceil(height)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:g}" width="{width:.0f}" '
-        f'height="{height:g}" role="img" aria-label="{escape(title)}">'
+        f'height="{height:g}" role="img" aria-label="{_escaped(title)}">'
     )
-    words = f'<text class="title" x="24" y="28">{escape(title)}</text>'
-    words += f'<text class="sub" x="24" y="46">{escape(about)}</text>'
+    words = f'<text class="title" x="24" y="28">{_escaped(title)}</text>'
+    words += f'<text class="sub" x="24" y="46">{_escaped(about)}</text>'
     page = f'<rect class="page" width="{width:.0f}" height="{height:g}"/>'
     return "\n".join([head, f"<style>{_STYLE}</style>", page, words, *body, "</svg>"]) + "\n"

@@ -41,11 +41,13 @@ class StageColour:
 WHOLE = StageColour("launch, above its works", "#8792a2")  # of a streamed launch as a whole
 
 
+def plain(text: str) -> str:
+    """The text with no control characters: it may be anybody's."""
+    return _CONTROL.sub("\ufffd", text)
+
+
 def clean(trace: Trace) -> Trace:
     """The trace with no control characters in what a drawing shows of it: its names may be anybody's."""
-
-    def plain(text: str) -> str:
-        return _CONTROL.sub("\ufffd", text)
 
     def cleaned(span: TraceSpan) -> TraceSpan:
         launched = span.launched

@@ -24,13 +24,13 @@ from ..machine.model import Machine
 from .characterise import OPERATORS
 from .common import count, gpu_list, machine_of
 from .console import Progress, Style, table
-from .drawing import show_time
+from .drawing import plain, show_time
 from .plots import comparison, pictures, signatures
 from .report import print_json, say
 from .settings import parse_choices
 
 _SHOWN = 200  # lines of the summary; a table has all
-_REASONS = 8  # why variants are refused, that are told
+_REASONS = 8  # why rows have no time, that are told
 
 
 def explore(
@@ -84,7 +84,9 @@ def explore(
         rows = _sweep(Space(target, work, tried, found), output, jobs or cores(), progress)
     pairs = measurements.pairs(rows, times)
     if measured is not None and not pairs:
-        raise UsageError(f"{measured}: has measured none of these variants at these sizes and numbers of ranks")
+        raise UsageError(
+            f"{measured}: has measured none of these schedules and params at these sizes and numbers of ranks"
+        )
     drawn = _draw(plot, rows, pairs, found, progress) if plot is not None else []
     if as_json:
         print_json(_record(rows, pairs, drawn))
@@ -118,7 +120,7 @@ def _sweep(space: Space, output: str | None, jobs: int, progress: Progress) -> l
         say(f"{output}: {count(len(plan.done), 'row')} there, {plan.rows} to be made")
     with ExitStack() as stack:
         file = stack.enter_context(_file(output, plan, space)) if output is not None else None
-        stack.enter_context(progress.step(f"modelling {count(plan.rows, 'variant')}"))
+        stack.enter_context(progress.step(f"modelling {count(plan.rows, 'row')}"))
         for made in make(plan.parts, jobs):
             rows += made
             if file is not None:
@@ -187,7 +189,7 @@ def _line(of: Best) -> tuple[str, ...]:
     behind = f"{second.label} {100 * of.lead:+.1f} %" if second is not None and of.lead is not None else "–"
     over = "–" if row.speedup is None else f"{row.speedup:.2f}"
     share = "–" if row.share is None else f"{100 * row.share:.0f} %"
-    return row.scenario, row.label, show_time(row.time or 0.0), over, share, behind
+    return plain(row.scenario), plain(row.label), show_time(row.time or 0.0), over, share, behind
 
 
 def _refused(rows: Sequence[Row]) -> list[str]:
@@ -200,7 +202,7 @@ def _refused(rows: Sequence[Row]) -> list[str]:
     for of in sorted(reasons.values(), key=lambda of: -len(of))[:_REASONS]:
         first = of[0]
         lines.append(
-            f"refused: {count(len(of), 'variant')}, such as {first.label} of {first.scenario}: {first.problem}"
+            f"refused: {count(len(of), 'row')}, such as {plain(f'{first.label} of {first.scenario}: {first.problem}')}"
         )
     if len(reasons) > _REASONS:
         lines.append(f"refused: {count(len(reasons) - _REASONS, 'further reason')}; the table has all (-o FILE.csv)")
@@ -208,7 +210,7 @@ def _refused(rows: Sequence[Row]) -> list[str]:
 
 
 def _fit_words(of: Fit) -> str:
-    words = f"{count(of.pairs, 'variant')}, median error {100 * of.median:.1f} %, p90 {100 * of.p90:.1f} %"
+    words = f"{count(of.pairs, 'row')}, median error {100 * of.median:.1f} %, p90 {100 * of.p90:.1f} %"
     return words + (f", rank correlation {of.correlation:.2f}" if of.correlation is not None else "")
 
 

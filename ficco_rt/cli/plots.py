@@ -92,7 +92,7 @@ def _words(sizes: Iterable[tuple[str, Value]]) -> str:
 
 
 def comparison(pairs: Sequence[Pair]) -> str:
-    """Modelled time over measured time, a point a variant."""
+    """Modelled time over measured time, a point a row."""
     names = sorted({pair.row.schedule for pair in pairs})
     found = fit(pairs)
     series = []
@@ -100,8 +100,8 @@ def comparison(pairs: Sequence[Pair]) -> str:
         of = [pair for pair in pairs if pair.row.schedule == name]
         tips = tuple(f"{p.row.scenario}: {p.row.label}, {100 * p.error:+.1f} %" for p in of)
         series.append(Series(name, tuple((p.measured, p.row.time or 0.0) for p in of), tips))
-    about = f"{found.pairs} variants; median error {100 * found.median:.1f} %, p90 {100 * found.p90:.1f} %"
-    panel = Panel("a point a variant", "measured, µs", "modelled, µs", tuple(series), 10, 10, diagonal=True)
+    about = f"{found.pairs} rows; median error {100 * found.median:.1f} %, p90 {100 * found.p90:.1f} %"
+    panel = Panel("a point a row of the table", "measured, µs", "modelled, µs", tuple(series), 10, 10, diagonal=True)
     return panels("Modelled against measured", about, [panel], names)
 
 

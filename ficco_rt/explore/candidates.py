@@ -78,7 +78,7 @@ def candidates(
         raise UsageError(
             f"--param {unknown}: no schedule here has such a param; there are {', '.join(sorted(declared))}"
         )
-    return tuple(variant for c in found.values() for variant in _variants(c, choices))
+    return tuple(tried for c in found.values() for tried in _with_params(c, choices))
 
 
 def _shipped(operation: str, name: str) -> Candidate:
@@ -86,7 +86,7 @@ def _shipped(operation: str, name: str) -> Candidate:
     return Candidate(full, files.read_bytes(library.find(full)), (), True)
 
 
-def _variants(of: Candidate, choices: Mapping[str, Sequence[Value]]) -> list[Candidate]:
+def _with_params(of: Candidate, choices: Mapping[str, Sequence[Value]]) -> list[Candidate]:
     names = [p.name for p in of.parsed().params if p.name in choices]
     combinations = product(*(choices[name] for name in names))
     return [

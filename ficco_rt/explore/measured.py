@@ -18,7 +18,7 @@ _What: TypeAlias = tuple[str, int, Settings, str, Settings]  # operation, ranks,
 
 
 def load(path: Path | str) -> dict[_What, float]:
-    """Median microseconds of single runs by variant; of a variant's modes, streams if it was measured there. Raises
+    """Median microseconds of single runs by candidate; of its modes, streams if it was measured there. Raises
     UsageError."""
     text = read_text(path)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from ficco_rt.explore.candidates import baseline, candidates, fitting, operation
 from ficco_rt.explore.table import Row, TableFile
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.simulate import simulate
+from tools import explore_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--set", "M=256,512", "--set", "N=256", "--set", "K=128", "--gpus", "2", "--jobs", "1")
@@ -190,9 +192,7 @@ def test_a_schedule_of_the_callers_own_is_proven(ficco: Callable[..., Ran]) -> N
     Path("wrong.ficco").write_text(text.replace("copy G.rows(rank of ranks) <- A", ""))
     code, out, _ = ficco("explore", "ag_gemm", *SMALL, "--schedules", "good.ficco", "--schedules", "wrong.ficco")
     assert code == 0
-    assert re.search(
-        r"refused: 2 variants, such as wrong.ficco of M=256 N=256 K=128: .* which nothing has written", out
-    )
+    assert re.search(r"refused: 2 rows, such as wrong.ficco of M=256 N=256 K=128: .* which nothing has written", out)
 
 
 def test_what_schedules_refuse_is_told(ficco: Callable[..., Ran]) -> None:
@@ -201,7 +201,7 @@ def test_what_schedules_refuse_is_told(ficco: Callable[..., Ran]) -> None:
         "--schedules", "shard", "-o", "t.json",
     )  # fmt: skip
     assert code == 0
-    assert re.search(r"refused: 2 variants, such as serial of M=255 N=64 K=64: .*M % ranks == 0", out)
+    assert re.search(r"refused: 2 rows, such as serial of M=255 N=64 K=64: .*M % ranks == 0", out)
     refused = [r for r in table.read("t.json") if r.time is None]
     assert len(refused) == 2
     assert {(r.serial, r.speedup) for r in refused} == {(None, None)}
@@ -364,11 +364,11 @@ def test_modelled_against_measured(ficco: Callable[..., Ran]) -> None:
         pass
     code, out, _ = ficco("explore", "t.csv", "--measured", "bench.json", "--plot", "p")
     assert code == 0
-    assert "modelled against measured: 3 variants, median error 0.0 %, p90 20.0 %, rank correlation 0.50" in out
+    assert "modelled against measured: 3 rows, median error 0.0 %, p90 20.0 %, rank correlation 0.50" in out
     assert len(circles("p/measured.svg")) == 3
     Path("bench.json").write_text(json.dumps(BENCH | {"settings": {"ranks": 2}}))
     code, _, err = ficco("explore", "t.csv", "--measured", "bench.json")
-    assert (code, "has measured none of these variants" in err) == (2, True)
+    assert (code, "has measured none of these schedules" in err) == (2, True)
 
 
 # ---------------------------------------------------------------- pictures
@@ -508,3 +508,50 @@ def test_the_bar_of_a_step() -> None:
     assert progress._state(10.0) == "10 s, 25 % █████░░░░░░░░░░░░░░░ 30 s left"
     progress.report(1.0)
     assert progress._state(40.0) == f"40 s, 100 % {'█' * 20}"
+
+
+# ---------------------------------------------------------------- docs/explore.md
+
+
+def test_the_page_s_commands_are_understood(ficco: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "explore.md").read_text().replace("\\\n", " ")
+    lines = [
+        line.split("#")[0] for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
+    ]
+    commands = [shlex.split(line) for line in lines if line.startswith("ficco ")]
+    assert {words[1] for words in commands} == {"explore", "characterise"}
+    spaces: list[sweep.Space] = []
+
+    def make(space: sweep.Space, *_: object) -> list[Row]:
+        spaces.append(space)
+        return list(ROWS)
+
+    monkeypatch.setattr("ficco_rt.cli.explore._sweep", make)
+    monkeypatch.setattr("ficco_rt.cli.explore.OPERATORS", (losses.Operator(256, 256, 256),))
+    monkeypatch.setattr("ficco_rt.cli.characterise._operators", lambda _: ([losses.Operator(256, 256, 256)], "bf16"))
+    Path("examples").symlink_to(ROOT / "examples")
+    for words in commands:
+        assert ficco(*words[1:])[0] == 0, words
+    assert [len(space.scenarios) for space in spaces] == [3, 5, 63, 63, 6]
+    assert [len(space.machines) for space in spaces] == [1, 1, 4, 2, 1]
+
+
+def test_the_page_s_tables_are_made_of_a_sweep(
+    ficco: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--schedules", "shard_p2p", "--schedules", "uniform_*", "--schedules", "hetero_*", "--param", "chunks=2"]
+    machines = ["--machine", "h200-switch", "--machine", "mi300x-mesh"]
+    assert ficco("explore", "ag_gemm", *SMALL, *asked, *machines, "-o", "t.csv")[0] == 0
+    monkeypatch.setattr(explore_page, "OPERATORS", (losses.Operator(256, 256, 256), losses.Operator(2048, 256, 256)))
+    page = Path("page.md")
+    page.write_text((ROOT / "docs" / "explore.md").read_text())
+    assert explore_page.main(["t.csv", "--page", "page.md", "--check"]) == 1
+    assert explore_page.main(["t.csv", "--page", "page.md"]) == 0
+    assert explore_page.main(["t.csv", "--page", "page.md", "--check"]) == 0
+    text = page.read_text()
+    assert text.count("| geometric mean of all 2 |") == 2
+    assert text.count("comes out") + text.count("does not come out") >= 12
+    assert "| GEMMs and copies slow each other |" in text
+    page.write_text("# empty\n")
+    assert explore_page.main(["t.csv", "--page", "page.md"]) == 2
+    assert "the page has no block 'speedups h200-switch'" in capsys.readouterr().err
