@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 from ficco_rt.cli.drawing import show_time
 from ficco_rt.errors import UsageError
 from ficco_rt.explore.losses import PIECES, Losses, Operator, losses
+from ficco_rt.explore.scenarios import SHIPPED, load
 from ficco_rt.explore.summary import cases, fastest
 from ficco_rt.explore.table import Row, read
 from ficco_rt.files import read_text, write_atomic
@@ -53,8 +54,9 @@ class Found:
 
 
 def found(rows: Sequence[Row], machine: str) -> list[Found]:
-    """The scenarios of a machine on which all schedules have a time."""
+    """The scenarios of a machine on which all schedules have a time; ficco's own in their order, then others."""
     wanted = {SERIAL, SHARDS, *FINER}
+    order = {scenario.name: i for i, scenario in enumerate(load(SHIPPED, rows[0].operation))}
     listed = []
     for (_, scenario, _, _, where), members in cases(rows).items():
         best = fastest(members)
@@ -63,7 +65,7 @@ def found(rows: Sequence[Row], machine: str) -> list[Found]:
             listed.append(Found(scenario, first.serial or 0.0, first.ideal or 0.0, best))
     if not listed:
         raise UsageError(f"the table has no scenario of {machine} with all of {', '.join(sorted(wanted))}")
-    return listed
+    return sorted(listed, key=lambda of: order.get(of.name, len(order)))
 
 
 def geomean(values: Sequence[float]) -> float:
