@@ -107,6 +107,11 @@ def _targets(context: click.Context, parameter: click.Parameter, begun: str) -> 
     return [*_operations(context, parameter, begun), *_schedules(context, parameter, begun)]
 
 
+def _explored(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may complete what is explored to: operations, and tables' files."""
+    return [*_operations(context, parameter, begun), CompletionItem(begun, type="file")]
+
+
 _run_options = _options(
     click.argument("target", metavar="SCHEDULE|OPERATION|plan.json", shell_complete=_targets),
     _gpus("all GPUs, 8 without any, or the plan's own"),
@@ -424,7 +429,7 @@ def timeline(**options: Any) -> int:
 
 
 @ficco.command("explore", short_help="Model many schedules on many sizes and machines.", no_args_is_help=True)
-@click.argument("target", metavar="OPERATION|TABLE")
+@click.argument("target", metavar="OPERATION|TABLE", shell_complete=_explored)
 @click.option(
     "--scenarios", metavar="FILE.json", help="Sizes under names.  [default: ficco's own, unless --set gives all sizes]"
 )

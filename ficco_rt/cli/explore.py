@@ -25,10 +25,11 @@ from .characterise import OPERATORS
 from .common import count, gpu_list, machine_of
 from .console import Progress, Style, table
 from .drawing import plain, show_time
-from .plots import comparison, pictures, signatures
+from .plots import comparison, file_part, pictures, signatures
 from .report import print_json, say
 from .settings import parse_choices
 
+NOTHING = 2  # the exit code if no row has a time: these sizes fit nothing
 _SHOWN = 200  # lines of the summary; a table has all
 _REASONS = 8  # why rows have no time, that are told
 
@@ -92,7 +93,7 @@ def explore(
         print_json(_record(rows, pairs, drawn))
     else:
         sys.stdout.write(_text(rows, pairs, drawn, Style(sys.stdout)))
-    return 0
+    return 0 if any(row.time is not None for row in rows) else NOTHING
 
 
 def _check_folder(path: str) -> None:
@@ -151,7 +152,7 @@ def _draw(
         made["measured.svg"] = comparison(pairs)
     with progress.step("drawing losses"):
         for machine in machines:
-            made[f"losses-{machine.name}-{machine.ranks}.svg"] = signatures(losses(machine, OPERATORS))
+            made[f"losses-{file_part(machine.name)}-{machine.ranks}.svg"] = signatures(losses(machine, OPERATORS))
     Path(folder).mkdir(exist_ok=True)
     for name, text in made.items():
         write_atomic(Path(folder) / name, text)

@@ -21,7 +21,7 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
     timed = sorted((row for row in rows if row.time is not None), key=_place)
     for (operation, machine, ranks), members in groupby(timed, key=_place):
         of = list(members)
-        name = f"{operation}-{_file(machine)}-{ranks}.svg"
+        name = f"{operation}-{file_part(machine)}-{ranks}.svg"
         where = f"{operation}, {ranks} ranks, {machine}"
         found[f"speedup-{name}"] = speedups(of, where)
         winners = winner_map(of, where)
@@ -34,7 +34,7 @@ def _place(row: Row) -> tuple[str, str, int]:
     return row.operation, row.machine, row.ranks
 
 
-def _file(machine: str) -> str:
+def file_part(machine: str) -> str:
     """A machine's name as a part of a file's."""
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in machine)
 

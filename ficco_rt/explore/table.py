@@ -7,6 +7,7 @@ perhaps with a torn last line, which a reader leaves out.
 from __future__ import annotations
 
 import csv
+import fcntl
 import io
 import json
 import os
@@ -161,7 +162,7 @@ class TableFile:
     """
 
     def __init__(self, path: Path | str, rows: Iterable[Row], names: Sequence[str]) -> None:
-        self._json, self._names = _is_json(path), tuple(names)
+        self._path, self._json, self._names = path, _is_json(path), tuple(names)
         with _locked(path):
             if self._json:
                 body = ",\n".join(self._line(row) for row in rows)
@@ -187,10 +188,16 @@ class TableFile:
             if self._json:
                 line = line if self._empty else b",\n" + line
                 self._empty = False
-                os.pwrite(self._file, line + _TAIL, self._end)
-            else:
-                os.pwrite(self._file, line, self._end)
+            self._write(line + _TAIL if self._json else line)
             self._end += len(line)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            whole = os.pwrite(self._file, data, self._end) == len(data)
+        except OSError as error:
+            raise UsageError(f"{self._path}: cannot be written: {(error.strerror or str(error)).lower()}") from error
+        if not whole:
+            raise UsageError(f"{self._path}: cannot be written: no space left on device")
 
     def _line(self, row: Row) -> str:
         record = row.record()
@@ -229,10 +236,6 @@ def _locked(path: Path | str) -> Iterator[None]:
 
 
 def _lock(file: int, path: Path | str) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

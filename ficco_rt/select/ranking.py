@@ -87,7 +87,9 @@ def rank(
         given = {**sizes, **dict(candidate.params)}
         try:
             if library.shipped_name(library.find(candidate.schedule)) is not None and not proven:
-                plan = compiler.plan_of(compiler.build(text_of(candidate.schedule), ranks, given), machine, trusted=True)
+                plan = compiler.plan_of(
+                    compiler.build(text_of(candidate.schedule), ranks, given), machine, trusted=True
+                )
             else:
                 plan = compiler.compile_schedule(candidate.schedule, ranks, given, machine)
         except (ScheduleError, UsageError) as error:

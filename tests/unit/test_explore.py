@@ -205,6 +205,8 @@ def test_what_schedules_refuse_is_told(ficco: Callable[..., Ran]) -> None:
     refused = [r for r in table.read("t.json") if r.time is None]
     assert len(refused) == 2
     assert {(r.serial, r.speedup) for r in refused} == {(None, None)}
+    nothing = ("explore", "gemm_rs", "--set", "M=7", "--set", "N=8", "--set", "K=8", "-n", "2", "-j", "1")
+    assert ficco(*nothing, "--schedules", "shard")[0] == 2
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -322,6 +324,13 @@ def test_a_table_reads_back(tmp_path: Path, name: str) -> None:
     with TableFile(tmp_path / name, (), names) as file:
         file.add(ROWS[:1])
     assert table.read(tmp_path / name) == list(ROWS[:1])
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with TableFile(tmp_path / "t.csv", ROWS[:1], ("M", "N", "K")) as file:
+        monkeypatch.setattr("os.pwrite", lambda *_: 3)
+        with pytest.raises(UsageError, match=r"t.csv: cannot be written: no space left on device"):
+            file.add(ROWS[1:2])
 
 
 def test_what_rows_say() -> None:
