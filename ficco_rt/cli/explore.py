@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -58,27 +58,11 @@ def explore(
     progress = Progress()
     found: tuple[Machine, ...] = ()
     if target.endswith(TABLE.suffixes):
-        unused: dict[str, object] = {
-            "--scenarios": scenarios,
-            "--only": only,
-            "--set": settings,
-            "--schedules": schedules,
-        }
-        unused |= {"--param": params, "--machine": machines, "--output": output, "--jobs": jobs}
-        given = next((name for name, value in unused.items() if value), None)
-        if given is not None:
-            raise UsageError(f"{given} belongs to a sweep; {target} is a table, which is read as it is")
-        rows = read(target)
-        if not rows:
-            raise UsageError(f"{target}: has no rows")
+        unused: dict[str, object] = {"--scenarios": scenarios, "--only": only, "--set": settings}
+        unused |= {"--schedules": schedules, "--param": params, "--machine": machines, "--output": output}
+        rows = _rows_there(target, unused | {"--jobs": jobs})
     else:
-        names = machines or (None,)
-        numbers = gpu_list(gpus)
-        found = tuple(dict.fromkeys(machine_of(name, ranks) for name in names for ranks in numbers))
-        called = [(machine.name, machine.ranks) for machine in found]
-        twice = next((name for name, ranks in called if called.count((name, ranks)) > 1), None)
-        if twice is not None:
-            raise UsageError(f"--machine: two machines are called '{twice}', and rows could not be told apart")
+        found = _machines(machines, gpu_list(gpus))
         tried = candidates(target, schedules, parse_choices(params, "--param"))
         work = _scenarios(target, scenarios, only, settings)
         fitting(work, tried)
@@ -94,6 +78,27 @@ def explore(
     else:
         sys.stdout.write(_text(rows, pairs, drawn, Style(sys.stdout)))
     return 0 if any(row.time is not None for row in rows) else NOTHING
+
+
+def _rows_there(path: str, unused: Mapping[str, object]) -> list[Row]:
+    """The rows of a table, where no option asks for a sweep."""
+    given = next((name for name, value in unused.items() if value), None)
+    if given is not None:
+        raise UsageError(f"{given} belongs to a sweep; {path} is a table, which is read as it is")
+    rows = read(path)
+    if not rows:
+        raise UsageError(f"{path}: has no rows")
+    return rows
+
+
+def _machines(names: Sequence[str], numbers: Sequence[int]) -> tuple[Machine, ...]:
+    """Each machine with each number of ranks."""
+    found = tuple(dict.fromkeys(machine_of(name, ranks) for name in names or (None,) for ranks in numbers))
+    called = [(machine.name, machine.ranks) for machine in found]
+    twice = next((name for name, ranks in called if called.count((name, ranks)) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--machine: two machines are called '{twice}', and rows could not be told apart")
+    return found
 
 
 def _check_folder(path: str) -> None:

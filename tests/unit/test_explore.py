@@ -22,6 +22,7 @@ from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.explore import losses, measured, scenarios, summary, sweep, table
 from ficco_rt.explore.candidates import baseline, candidates, fitting, operations
 from ficco_rt.explore.table import Row, TableFile
+from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.simulate import simulate
 from tools import explore_page
@@ -259,6 +260,15 @@ def test_bad_inputs_are_answered(ficco: Callable[..., Ran], words: list[str], me
     assert (code, out) == (2, "")
     assert re.search(message, err), err
     assert "bug" not in err
+
+
+def test_machines_of_one_name_are_told_apart(ficco: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+    def machine_of(name: str | None, ranks: int) -> Machine:
+        return replace(profile("h200-switch", ranks), source=name or "")
+
+    monkeypatch.setattr("ficco_rt.cli.explore.machine_of", machine_of)
+    code, _, err = ficco("explore", "ag_gemm", *FEW, "--machine", "one.toml", "--machine", "two.toml")
+    assert (code, "two machines are called 'h200-switch', and rows could not be told apart" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
