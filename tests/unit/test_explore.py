@@ -239,7 +239,7 @@ def test_what_schedules_refuse_is_told(ficco: Callable[..., Ran]) -> None:
         (["ag_gemm", "-o", "s.json"], "s.json: is no table of `ficco explore`"),
         (["ag_gemm", "--plot", "s.json"], "s.json: is a file; --plot draws into a folder"),
         (["ag_gemm", "--plot", "no/where"], "no/where: there is no directory 'no'"),
-        (["ag_gemm", "--measured", "other.csv"], "other.csv: is no report of `python -m tools.bench --json`"),
+        (["ag_gemm", "--measured", "other.csv"], "other.csv: holds no measurements as `python -m tools.bench --json`"),
         (["other.csv"], "other.csv:1: is no table of `ficco explore`"),
         (["torn.csv"], "torn.csv: has no rows"),
         (["broken.csv"], "broken.csv:2: is no row of a table"),
@@ -354,23 +354,32 @@ def test_what_rows_say() -> None:
     assert summary.wins(best) == {"ag_gemm/streamed": 1, "ag_gemm/serial": 1}
 
 
-BENCH = {
-    "settings": {"ranks": 8},
-    "rows": [
-        {"operation": "ag_gemm", "M": 1024, "N": 4096, "K": 2048,
-         "contestants": {
-             "serial streams": {"side": "ours", "single": {"median": 104.0}, "screened": 1.0},
-             "streamed chunks=4 deep=1:1 graph": {"side": "ours", "single": {"median": 70.0}, "screened": 1.0},
-             "streamed chunks=4 deep=1:1 streams": {"side": "ours", "single": {"median": 100.0}, "screened": 1.0},
-             "tapered taper=3:1 streams": {"side": "ours", "single": None, "screened": 88.0},
-             "nccl": {"side": "peers", "single": {"median": 120.0}, "screened": None},
-         }},
-    ],
-}  # fmt: skip
+def kept(
+    schedule: str, single: object, mode: str | None = "streams", ranks: int = 8, **others: object
+) -> dict[str, object]:
+    """A row as tools.bench keeps it."""
+    sizes = {"operation": "ag_gemm", "name": "x", "M": 1024, "N": 4096, "K": 2048, "ranks": ranks, "on_two": False}
+    return {**sizes, "schedule": schedule, "params": {}, "mode": mode, "single": single, **others}
+
+
+def bench(ranks: int) -> str:
+    """A file of tools.bench."""
+    fine = {"params": {"chunks": 4, "deep": [1, 1]}}
+    rows = [
+        kept("nccl", 120.0, "calls", ranks),
+        kept("ag_gemm/serial", {"median": 104.0, "p10": 1.0}, None, ranks),
+        kept("ag_gemm/streamed", 70.0, "graph", ranks, **fine),
+        kept("ag_gemm/streamed", 50.0, ranks=ranks, screening=True, **fine),
+        kept("ag_gemm/streamed", 60.0, ranks=ranks, on_two=True, screening=True, **fine),
+        kept("ag_gemm/streamed", {"median": 100.0}, ranks=ranks, **fine),
+        kept("ag_gemm/tapered", 88.0, ranks=ranks, params={"taper": [3, 1]}),
+        {**kept("ag_gemm/shard_p2p", None), "failed": "does not fit"},
+    ]
+    return json.dumps({"version": 2, "rows": rows})
 
 
 def test_modelled_against_measured(ficco: Callable[..., Ran]) -> None:
-    Path("bench.json").write_text(json.dumps(BENCH))
+    Path("bench.json").write_text(bench(8))
     pairs = measured.pairs(ROWS, measured.load("bench.json"))
     assert [(p.row.label, p.measured) for p in pairs] == [
         ("serial", 104.0),
@@ -385,8 +394,9 @@ def test_modelled_against_measured(ficco: Callable[..., Ran]) -> None:
     assert code == 0
     assert "modelled against measured: 3 rows, median error 0.0 %, p90 20.0 %, rank correlation 0.50" in out
     assert len(circles("p/measured.svg")) == 3
-    Path("bench.json").write_text(json.dumps(BENCH | {"settings": {"ranks": 2}}))
+    Path("bench.json").write_text(bench(2))
     code, _, err = ficco("explore", "t.csv", "--measured", "bench.json")
+    assert measured.load(ROOT / "tools" / "bench" / "measured" / "h200x4_screening.json")
     assert (code, "has measured none of these schedules" in err) == (2, True)
 
 
@@ -551,8 +561,8 @@ def test_the_page_s_commands_are_understood(ficco: Callable[..., Ran], monkeypat
     Path("examples").symlink_to(ROOT / "examples")
     for words in commands:
         assert ficco(*words[1:])[0] == 0, words
-    assert [len(space.scenarios) for space in spaces] == [3, 5, 63, 63, 6]
-    assert [len(space.machines) for space in spaces] == [1, 1, 4, 2, 1]
+    assert [len(space.scenarios) for space in spaces] == [3, 5, 63, 63, 6, 6]
+    assert [len(space.machines) for space in spaces] == [1, 1, 4, 2, 1, 1]
 
 
 def test_the_page_s_tables_are_made_of_a_sweep(
