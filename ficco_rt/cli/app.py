@@ -461,8 +461,9 @@ def timeline(**options: Any) -> int:
     "--machine",
     "machines",
     multiple=True,
-    metavar="NAME",
-    help="A machine to model time on. Repeatable.  [default: h200-switch]",
+    metavar="NAME|FILE.toml",
+    shell_complete=_machines,
+    help="A machine to model time on, stored or a file's. Repeatable.  [default: h200-switch]",
 )
 @click.option(
     "--output",
