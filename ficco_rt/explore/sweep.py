@@ -30,7 +30,7 @@ from .scenarios import Scenario
 from .table import Row
 
 _AHEAD = 4  # parts handed to a process before it has ended one
-_DECIDE_NOT = {"cli", "driver", "lsp"}  # folders of this package that no modelled time depends on
+_DECIDE_NOT = {"calibrate", "cli", "driver", "lsp"}  # folders of this package that no modelled time depends on
 
 
 @dataclass(frozen=True, slots=True)
