@@ -1,55 +1,157 @@
-"""What a plan's work would take if nothing stood in its way: the yardsticks that a run is measured with."""
+"""The yardsticks that a run is measured with: `serial`, what it would take with no overlap, and `ideal`, what it would
+take if nothing stood in its way.
+
+They are those of the plan's operation (`exec.operation`), so that all its schedules are measured with the same two: one
+is better than another if its share of the ideal is greater. They are pure functions of the operation, of how many ranks
+share a GPU, and of the machine. A plan that does not claim all of its outputs has no operation. Its yardsticks are of
+the work that it does, and say nothing of other plans.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from ..graph.ir import CollectiveKind, Gemm
-from ..machine.cost import collective_time, gemm_rate
+from ..machine.cost import collective_time, gemm_rate, gemm_time
 from ..machine.model import Machine, Port
 from ..plan.ir import CollectiveCall, Plan, Transfer, Work
 from ..region import Region
 from ..types import TYPES
+from .operation import Exchange, Operation, Way, operation_of
 
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Microseconds on the virtual clock of a machine. See `ideal`."""
+    """Microseconds, modelled. `of`: the yardsticks of the plan's operation, or of this plan alone."""
 
     compute_alone: float
     communication_alone: float
+    serial: float
+    of: Literal["operation", "plan"]
 
     @property
     def time(self) -> float:
         """Perfect overlap: the longer of the two hides the other."""
         return max(self.compute_alone, self.communication_alone)
 
-    @property
-    def serial(self) -> float:
-        """No overlap: one after the other."""
-        return self.compute_alone + self.communication_alone
+
+def ideal(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Ideal:
+    """The yardsticks of the plan's operation, or of the plan."""
+    operation = operation_of(plan)
+    if operation is not None:
+        return ideal_of(operation, machine, ranks_per_gpu)
+    shared = replace(machine, ranks=-(-plan.ranks // ranks_per_gpu))
+    compute, communication = _compute(plan, machine, ranks_per_gpu), _communication(plan, shared, ranks_per_gpu)
+    return Ideal(compute, communication, compute + communication, "plan")
 
 
-def ideal(plan: Plan, machine: Machine) -> Ideal:
-    """Both halves of the plan's work, each by itself and uncut.
+# ---------------------------------------------------------------- of an operation
 
-    compute_alone: all GEMM operations of the busiest rank as one launch at the machine's rate for large
-    GEMMs: no pieces, no half-filled waves of tiles, no limit on multiprocessors; not less than the way of
-    its operands through memory, each part of a tensor counted once. Reductions, user kernels and copies
-    inside a device do not count: a whole operation would not need them. 0 without GEMMs.
 
-    communication_alone: the bytes that the busiest port has to pass, in or out (switch: a port a rank;
-    mesh: a link an ordered pair; ring: a link a neighbour, which also passes what goes further), at the rate of its
-    tier, plus one copy's fixed cost for each pair of ranks that copies go between; bytes are those of
-    the plan's copies between ranks, and what kernels read and write on other ranks. Added to that: the plan's
-    vendor collectives, all of one kind as one call. 0 if nothing crosses a link.
+def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> Ideal:
+    """The yardsticks of an operation.
+
+    ideal: of the ways to compute it the one that takes least (`best_way`), and of that way the longer of two times.
+    compute_alone is the busiest GPU's products, each as one launch at the machine's rate for large GEMMs, or the way of
+    its operands through memory. communication_alone is the least bytes that have to pass the busiest port (ring: the
+    links to both neighbours), and the fixed cost of one copy or launch. Sums, and copies inside a GPU, do not count.
+
+    serial: the usual way, one step after the other: vendor collectives of whole shards, and each product as one launch.
+
+    Ranks that share a GPU share its arithmetic, and only what goes from one GPU to another passes a link.
     """
-    machine = replace(machine, ranks=plan.ranks)
-    return Ideal(_compute(plan, machine), _communication(plan, machine))
+    machine = replace(machine, ranks=-(-operation.ranks // ranks_per_gpu))
+    way = best_way(operation, machine, ranks_per_gpu)
+    compute, communication = _multiplying(way, machine, ranks_per_gpu), _moving(way, machine, ranks_per_gpu)
+    usual = operation.usual
+    collectives = sum(_collective(exchange, machine, ranks_per_gpu) for exchange in usual.exchanges)
+    return Ideal(compute, communication, _multiplying(usual, machine, ranks_per_gpu) + collectives, "operation")
 
 
-def _compute(plan: Plan, machine: Machine) -> float:
+def best_way(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> Way:
+    """The way whose ideal is least; of equal ones the first."""
+    shared = replace(machine, ranks=-(-operation.ranks // ranks_per_gpu))
+
+    def time(way: Way) -> float:
+        return max(_multiplying(way, shared, ranks_per_gpu), _moving(way, shared, ranks_per_gpu))
+
+    return min(operation.ways, key=time)
+
+
+def _multiplying(way: Way, machine: Machine, ranks_per_gpu: int) -> float:
+    """All products of the busiest GPU, each one launch."""
+    times: dict[int, float] = defaultdict(float)
+    for product in way.multiplications:
+        for rank, (m, n, k) in enumerate(product.shapes):
+            times[rank // ranks_per_gpu] += gemm_time(machine, m, n, k, product.dtype)
+    return max(times.values(), default=0.0) + len(way.multiplications) * machine.device.launch_time
+
+
+def _moving(way: Way, machine: Machine, ranks_per_gpu: int) -> float:
+    """All exchanges of a way at once; `machine` has a rank for each GPU."""
+    relayed = 0.0  # bytes on each link of a ring
+    direct: dict[Port, float] = defaultdict(float)
+    for exchange in way.exchanges:
+        between = _between(exchange, exchange.least, ranks_per_gpu)
+        if machine.links.kind == "ring" and not machine.outer and exchange.kind != "all_to_all":
+            relayed += _relayed(between, machine.ranks)
+            continue
+        for (src, dst), size in between.items():
+            for port in machine.ports(src, dst):
+                direct[port] += size
+    moved = relayed / machine.links.rate
+    moved += max((size / machine.of_port(port).rate for port, size in direct.items()), default=0.0)
+    fixed = min(machine.links.copy_time, machine.device.launch_time)
+    return fixed + moved if moved else 0.0
+
+
+def _between(exchange: Exchange, item: int, ranks_per_gpu: int) -> Mapping[tuple[int, int], int]:
+    """Bytes from GPU to GPU."""
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    for (src, dst), elements in exchange.pairs(ranks_per_gpu).items():
+        found[src // ranks_per_gpu, dst // ranks_per_gpu] += elements * item
+    return found
+
+
+def _relayed(between: Mapping[tuple[int, int], int], gpus: int) -> float:
+    """A ring's GPUs pass on what others need too, and add to it what is a sum: so every byte comes to a GPU once, or
+    leaves it once, over the links of both neighbours."""
+    leaves, comes = _ends(between)
+    return max((min(leaves[gpu], comes[gpu]) for gpu in range(gpus)), default=0) / max(1, min(2, gpus - 1))
+
+
+def _ends(between: Mapping[tuple[int, int], int]) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes that leave each GPU, and that come to it."""
+    leaves: dict[int, int] = defaultdict(int)
+    comes: dict[int, int] = defaultdict(int)
+    for (src, dst), size in between.items():
+        leaves[src] += size
+        comes[dst] += size
+    return leaves, comes
+
+
+def _collective(exchange: Exchange, machine: Machine, ranks_per_gpu: int) -> float:
+    """One call of the vendor's collective, of what lies there in its own type; not less than its bytes take."""
+    leaves, comes = _ends(_between(exchange, exchange.item, ranks_per_gpu))
+    moved = max((*leaves.values(), *comes.values()), default=0)
+    if not moved:
+        return 0.0
+    passes = 2 if exchange.kind == "all_reduce" else 1
+    held = moved * machine.ranks // (machine.ranks - 1) // passes  # as if all ranks had as much as the busiest one
+    least = _moving(Way((replace(exchange, least=exchange.item),)), machine, ranks_per_gpu)
+    return max(collective_time(machine, exchange.kind, held), least)
+
+
+# ---------------------------------------------------------------- of a plan
+
+
+def _compute(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
+    """All GEMM operations of the busiest GPU as one launch at the machine's rate for large GEMMs; not less than the way
+    of its operands through memory, each part of a tensor counted once. Reductions, user kernels and copies inside a GPU
+    do not count. 0 without GEMMs."""
     dtypes = {t.name: t.dtype for t in plan.tensors}
     arithmetic: dict[int, float] = defaultdict(float)
     touched: dict[int, dict[str, set[Region]]] = defaultdict(lambda: defaultdict(set))
@@ -61,7 +163,7 @@ def _compute(plan: Plan, machine: Machine) -> float:
             for region in (gemm.left, gemm.right, gemm.out):
                 if region.rank == stream.rank:
                     touched[stream.rank][region.tensor].add(region)
-    slowest = 0.0
+    times: dict[int, float] = defaultdict(float)
     for rank, time in arithmetic.items():
         moved = 0
         for name, regions in touched[rank].items():
@@ -70,8 +172,8 @@ def _compute(plan: Plan, machine: Machine) -> float:
                 whole *= n
             # overlapping regions are counted twice, so never more than there is
             moved += min(whole, sum(r.elements for r in regions)) * TYPES[dtypes[name]].bytes
-        slowest = max(slowest, time, moved / machine.device.memory_rate)
-    return slowest + machine.device.launch_time if arithmetic else 0.0
+        times[rank // ranks_per_gpu] += max(time, moved / machine.device.memory_rate)
+    return max(times.values()) + machine.device.launch_time if times else 0.0
 
 
 @dataclass(slots=True)
@@ -80,14 +182,19 @@ class _PortLoad:
     pairs: set[tuple[int, int]] = field(default_factory=set)  # that copies go between
 
 
-def _communication(plan: Plan, machine: Machine) -> float:
+def _communication(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
+    """The bytes that the busiest port has to pass, in or out (switch: a port a GPU; mesh: a link an ordered pair; ring:
+    a link a neighbour, which also passes what goes further), plus one copy's fixed cost for each pair of GPUs that
+    copies go between; bytes are those of the plan's copies between GPUs, and what kernels read and write on others.
+    Added to that: the plan's vendor collectives, all of one kind as one call. 0 if nothing crosses a link."""
     ports: dict[Port, _PortLoad] = defaultdict(_PortLoad)
     dtypes = {t.name: t.dtype for t in plan.tensors}
 
     def size(region: Region) -> int:
         return region.elements * TYPES[dtypes[region.tensor]].bytes
 
-    def cross(src: int, dst: int, amount: int, copied: bool = False) -> None:
+    def cross(source: int, target: int, amount: int, copied: bool = False) -> None:
+        src, dst = source // ranks_per_gpu, target // ranks_per_gpu
         if src == dst:
             return
         for port in machine.ports(src, dst):

@@ -30,7 +30,7 @@ def operands(value: ClaimValue) -> Iterator[Region]:
 def misfit(claim: Claim, kinds: Mapping[str, str]) -> str | None:
     """What does not fit in a claim whose targets do, or None. `kinds` are those of the tensors."""
     try:
-        shapes = _shapes(claim.value, len(claim.targets), kinds)
+        shapes = shapes_of(claim.value, len(claim.targets), kinds)
     except _Misfit as error:
         return str(error)
     for target, shape in zip(claim.targets, shapes, strict=True):
@@ -43,7 +43,8 @@ def _by(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape)) or "one element"
 
 
-def _shapes(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes:
+def shapes_of(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes:
+    """The shape of a claim's value on each rank; `kinds` are those of the tensors. For claims that fit (`misfit`)."""
     match value:
         case Operand(regions=regions, transposed=transposed):
             if [r.rank for r in regions] != list(range(ranks)) or len({r.tensor for r in regions}) > 1:
@@ -54,13 +55,13 @@ def _shapes(value: ClaimValue, ranks: int, kinds: Mapping[str, str]) -> Shapes:
                 raise _Misfit(f"{regions[0].tensor} has not the dimensions of an operand")
             return tuple(r.shape[::-1] if transposed else r.shape for r in regions)
         case Product(left=left, right=right):
-            pairs = tuple(zip(_shapes(left, ranks, kinds), _shapes(right, ranks, kinds), strict=True))
+            pairs = tuple(zip(shapes_of(left, ranks, kinds), shapes_of(right, ranks, kinds), strict=True))
             for a, b in pairs:
                 if len(a) != 2 or len(b) != 2 or a[1] != b[0]:
                     raise _Misfit(f"{_by(a)} times {_by(b)} is no matrix product")
             return tuple((a[0], b[1]) for a, b in pairs)
         case Combined():
-            return _combined(value, _shapes(value.operand, ranks, kinds))
+            return _combined(value, shapes_of(value.operand, ranks, kinds))
 
 
 def _combined(value: Combined, shapes: Shapes) -> Shapes:

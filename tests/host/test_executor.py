@@ -301,16 +301,17 @@ def test_a_plan_that_cannot_end_is_issued_all_the_same() -> None:
 # ---------------------------------------------------------------- yardsticks
 
 
-def test_ideal_of_a_gather() -> None:
-    made = gather_plan(m=100, k=100, n=100)
+def test_ideal_of_a_plan_that_claims_nothing() -> None:
+    made = replace(gather_plan(m=100, k=100, n=100), claims=())
     # 2 · 200 · 100 · 100 operations at 1000 a microsecond, one launch; 40,000 bytes each way at 10, one copy
     found = ideal(made, MACHINE)
     assert found.compute_alone == pytest.approx(4000 + 3)
     assert found.communication_alone == 4000 + 9
     assert found.time == 4009
     assert found.serial == pytest.approx(8012)
+    assert found.of == "plan"
     # thin: A and G (its other half) 2 · 1 · 100, B 100 · 100 and C 2 · 100 elements of 4 bytes at 100 a microsecond
-    thin = ideal(gather_plan(m=1, k=100, n=100), MACHINE)
+    thin = ideal(replace(gather_plan(m=1, k=100, n=100), claims=()), MACHINE)
     assert thin.compute_alone == pytest.approx(4 * (100 + 100 + 10_000 + 200) / 100 + 3)
 
 

@@ -1,0 +1,232 @@
+"""What a plan computes, apart from how: its operation, told by its claims.
+
+All schedules with the same claims on tensors of the same sizes and types are schedules of one operation, a user's own
+too: names do not count. An operation is what stands in the claims: matrix products, and collectives over their operands
+or results. `gemm_rs` is a product on each rank and a reduce-scatter of the results; so is any schedule that claims it.
+
+The claims say one way to compute it, the usual one. Products whose operands are cut have another one: instead of what
+the claim gathers or reduces, the other operand goes round (`ag_gemm/stationary_a`, `gemm_rs/stationary_c`). Which way
+takes less depends on the sizes, so an operation holds both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ..graph.ir import ClaimValue, CollectiveKind, Combined, Operand, Product
+from ..plan.claims import Shapes, shapes_of
+from ..plan.ir import Plan
+from ..plan.prove import unproven
+from ..types import TYPES, Dtype
+
+Pairs: TypeAlias = dict[tuple[int, int], int]  # (from rank, to rank) → elements
+Parts: TypeAlias = tuple[int | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiplication:
+    """A matrix product on every rank: (m, n, k) of each."""
+
+    shapes: tuple[tuple[int, int, int], ...]
+    dtype: Dtype  # of its left operand
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective. `parts[r]`: elements that rank r gives (all_gather) or is left with (reduce_scatter, all_reduce);
+    of an all_to_all, of what it gives each rank. `item`: bytes of an element; `least`: of the narrowest type that the
+    claim lets it have on its way."""
+
+    kind: CollectiveKind
+    parts: Parts
+    item: int
+    least: int
+
+    def pairs(self, ranks_per_gpu: int = 1) -> Pairs:
+        """The least elements that have to go from one GPU to another: what is the same for all ranks of a GPU goes
+        there once, and what they add up leaves once. Between which ranks of the two GPUs is arbitrary."""
+        found: Pairs = {}
+        ranks = len(self.parts)
+        gpus = [range(first, min(first + ranks_per_gpu, ranks)) for first in range(0, ranks, ranks_per_gpu)]
+
+        def add(a: int, b: int, elements: int) -> None:
+            if elements:
+                found[a, b] = found.get((a, b), 0) + elements
+
+        for rank, part in enumerate(self.parts):
+            for gpu in (gpu for gpu in gpus if rank not in gpu):
+                if not isinstance(part, int):
+                    for other in gpu:
+                        add(rank, other, part[other])
+                    continue
+                other = gpu[rank % ranks_per_gpu % len(gpu)]
+                if self.kind in ("all_gather", "all_reduce"):
+                    add(rank, other, part)
+                if self.kind in ("reduce_scatter", "all_reduce"):
+                    add(other, rank, part)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute an operation: its steps, in an order that can be."""
+
+    steps: tuple[Multiplication | Exchange, ...]
+
+    @property
+    def multiplications(self) -> tuple[Multiplication, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Multiplication))
+
+    @property
+    def exchanges(self) -> tuple[Exchange, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Exchange))
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """See the module. The first of the ways is the usual one, which the claims say."""
+
+    ranks: int
+    ways: tuple[Way, ...]
+
+    @property
+    def usual(self) -> Way:
+        return self.ways[0]
+
+
+def operation_of(plan: Plan) -> Operation | None:
+    """The operation of a plan; None: not all of its outputs are claimed."""
+    if not plan.claims or unproven(plan):
+        return None
+    dtypes = {t.name: t.dtype for t in plan.tensors}
+    kinds = {t.name: t.kind for t in plan.tensors}
+    found: list[list[_Steps]] = []
+    for claim in plan.claims:
+        own = dtypes[claim.targets[0].tensor]
+        admitted = min(TYPES[dtype].bytes for dtype in (own, *claim.within))
+        reader = _Reader(lambda value: shapes_of(value, plan.ranks, kinds), dtypes, own, admitted)
+        found.append(list(reader.ways(claim.value)))
+    ways = []
+    for number in range(max(map(len, found))):
+        steps: _Steps = {}
+        for each in found:  # values that claims share are made once
+            steps |= each[min(number, len(each) - 1)]
+        ways.append(Way(tuple(steps.values())))
+    return Operation(plan.ranks, tuple(ways))
+
+
+_Steps: TypeAlias = dict[object, Multiplication | Exchange]  # by what in the claim they make
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads one claim. `own` is the type of its output, `admitted` the bytes of the narrowest type that it admits."""
+
+    shapes: Callable[[ClaimValue], Shapes]
+    dtypes: Mapping[str, Dtype]
+    own: Dtype
+    admitted: int
+    _known: dict[ClaimValue, Shapes] = field(default_factory=dict)
+
+    def ways(self, value: ClaimValue) -> Iterator[_Steps]:
+        """The usual way first; another one only where the whole claim has the form that has one."""
+        yield dict(self._usual(value))
+        match value:
+            case Product(left=Combined(kind="all_gather", axis=0, operand=Operand() as left), right=Operand() as right):
+                yield dict(self._other_of_gathered(value, left, right))
+            case Combined(kind=kind, axis=axis, operand=Product(left=Operand() as left, right=Operand() as right)):
+                if kind == "all_reduce":
+                    yield dict(self._other_of_reduced(value, left, right, None))
+                elif kind == "reduce_scatter" and axis == 0 and value.shares:
+                    yield dict(self._other_of_reduced(value, left, right, value.shares[0]))
+
+    def _usual(self, value: ClaimValue) -> Iterator[tuple[object, Multiplication | Exchange]]:
+        match value:
+            case Product(left=left, right=right):
+                yield from self._usual(left)
+                yield from self._usual(right)
+                yield value, self._product(left, [(*a, b[1]) for a, b in zip(*self._of(left, right), strict=True)])
+            case Combined(operand=operand):
+                yield from self._usual(operand)
+                yield value, self._exchange(value.kind, _parts(value, self._shapes(operand)), operand)
+
+    def _other_of_gathered(
+        self, value: Product, left: Operand, right: Operand
+    ) -> Iterator[tuple[object, Multiplication | Exchange]]:
+        """Every rank multiplies its rows with all of the right operand, and sends the others their columns."""
+        mine, theirs = self._of(left, right)
+        columns = [n for _, n in theirs]
+        yield (value, "right"), self._exchange("all_gather", tuple(k * n for k, n in theirs), right)
+        yield value, self._product(left, [(m, k, sum(columns)) for m, k in mine])
+        yield (value, "result"), self._exchange("all_to_all", tuple(tuple(m * n for n in columns) for m, _ in mine))
+
+    def _other_of_reduced(
+        self, value: Combined, left: Operand, right: Operand, rows: Sequence[int] | None
+    ) -> Iterator[tuple[object, Multiplication | Exchange]]:
+        """Every rank makes its rows of the whole product; in an all_reduce it then sends them to all."""
+        mine, theirs = self._of(left, right)
+        cut = _even(mine[0][0], len(mine)) if rows is None else tuple(rows)
+        depth, columns = sum(k for _, k in mine), theirs[0][1]
+        yield (value, "left"), self._exchange("all_to_all", tuple(tuple(m * k for m in cut) for _, k in mine), left)
+        yield (value, "right"), self._exchange("all_gather", tuple(k * n for k, n in theirs), right)
+        yield value, self._product(left, [(m, depth, columns) for m in cut])
+        if rows is None:
+            yield (value, "result"), self._exchange("all_gather", tuple(m * columns for m in cut))
+
+    def _product(self, left: ClaimValue, shapes: Sequence[tuple[int, ...]]) -> Multiplication:
+        """Of (m, k, n) on each rank."""
+        return Multiplication(tuple((m, n, k) for m, k, n in shapes), self._dtype(left))
+
+    def _exchange(self, kind: CollectiveKind, parts: Parts, of: ClaimValue | None = None) -> Exchange:
+        item = TYPES[self.own if of is None else self._dtype(of)].bytes
+        return Exchange(kind, parts, item, min(item, self.admitted))
+
+    def _dtype(self, value: ClaimValue) -> Dtype:
+        match value:
+            case Operand(regions=regions):
+                return self.dtypes[regions[0].tensor]
+            case Combined(operand=operand):
+                return self._dtype(operand)
+            case _:
+                return self.own
+
+    def _of(self, left: ClaimValue, right: ClaimValue) -> tuple[Shapes, Shapes]:
+        return self._shapes(left), self._shapes(right)
+
+    def _shapes(self, value: ClaimValue) -> Shapes:
+        if value not in self._known:
+            self._known[value] = self.shapes(value)
+        return self._known[value]
+
+
+def _parts(value: Combined, shapes: Shapes) -> Parts:
+    """See `Exchange.parts`; `shapes` are those of the operand."""
+    dims = len(shapes[0])
+    at = dims - 2 + value.axis if dims > 1 else 0
+    sizes = [_size(shape) for shape in shapes]
+    across = [size // shape[at] if size else 0 for size, shape in zip(sizes, shapes, strict=True)]
+    match value.kind:
+        case "all_gather":
+            return tuple(sizes)
+        case "all_reduce":
+            return _even(sizes[0], len(shapes))
+        case "reduce_scatter":
+            assert value.shares is not None
+            return tuple(n * across[0] for n in value.shares[0])
+        case _:
+            assert value.shares is not None
+            return tuple(tuple(n * width for n in own) for own, width in zip(value.shares, across, strict=True))
+
+
+def _even(size: int, ranks: int) -> tuple[int, ...]:
+    """Cut in as many parts, of which two differ by one at most."""
+    return tuple(size * (i + 1) // ranks - size * i // ranks for i in range(ranks))
+
+
+def _size(shape: Sequence[int]) -> int:
+    size = 1
+    for n in shape:
+        size *= n
+    return size
