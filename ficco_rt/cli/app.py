@@ -153,7 +153,8 @@ _run_options = _options(
         type=_number(1, 1_000_000),
         default=None,
         metavar="N",
-        help="Timed runs besides the verified one; the median counts.  [default: the verified run is timed]",
+        help="Timed runs besides the verified one; the median counts.  [default: 3 on GPUs with baselines, else the "
+        "verified run is timed]",
     ),
     click.option(
         "--warmup",
@@ -161,6 +162,12 @@ _run_options = _options(
         default=0,
         metavar="N",
         help="Runs before the timed ones.  [default: 0]",
+    ),
+    click.option(
+        "--baselines/--no-baselines",
+        default=True,
+        help="On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.  "
+        "[default: --baselines]",
     ),
     click.option("--no-verify", is_flag=True, help="Do not compare the result with a reference."),
     click.option(

@@ -4,42 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from .. import __version__, env
-from ..errors import NumbersError, UsageError
+from .. import env
+from ..errors import UsageError
 from ..files import PICTURE, TRACE, check_outputs, write_atomic
-from .check import proof_words
-from .choosing import chosen, is_operation, reasons, settings_of
-from .choosing import record as choice_record
-from .common import (
-    DEFAULT_GPUS,
-    Job,
-    Request,
-    build_graph,
-    compile_job,
-    count,
-    join_words,
-    machine_of,
-    read,
-)
-from .console import Progress, Style, sourced, table
-from .drawing import rank_uses, show_time
-from .report import error_record, error_text, print_json, say, warn
-from .settings import show_params
-from .works import launch_records, summary
+from .baselines import UNASKED, Baselines, baseline_plans, modelled, turns_among
+from .choosing import chosen, is_operation, settings_of
+from .common import DEFAULT_GPUS, Job, Request, build_graph, compile_job, machine_of, read
+from .console import Progress, Style, sourced
+from .report import error_text, print_json, say, warn
+from .result import GPUS, Result, record, report
 
 if TYPE_CHECKING:
     from ..device.ir import Mode
-    from ..exec.verify import Verification
+    from ..exec.executor import Executor
     from ..select.choose import Choice
-    from ..trace import Trace
 
-GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
 BACKENDS = ("auto", *GPUS, "host", "sim")
 SKETCHED = 16  # the most streams that are sketched under a report
 
@@ -59,6 +44,7 @@ class Options:
     order: str | None
     iters: int | None
     warmup: int
+    baselines: bool
     no_verify: bool
     seed: int
     trace: str | None
@@ -69,51 +55,6 @@ class Options:
     trust: bool
     by: str | None
     as_json: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a run has shown. Times in microseconds; `times` are those of the timed runs on the trace's clock."""
-
-    job: Job
-    backend: str
-    devices: str
-    graph: bool
-    plan_hash: str
-    seed: int
-    order: str | None
-    verification: Verification | None
-    trace: Trace
-    times: tuple[float, ...]
-    host: tuple[float, ...]
-    compute_alone: float
-    communication_alone: float
-    serial: float
-    ideal: float
-
-    @property
-    def time(self) -> float:
-        return median(self.times)
-
-    @property
-    def exposed(self) -> float:
-        """Communication with no computation at the same time, on the rank that has most of it."""
-        return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
-
-    @property
-    def share_of_ideal(self) -> float | None:
-        return self.ideal / self.time if self.time else None
-
-    @property
-    def error(self) -> NumbersError | None:
-        v = self.verification
-        if v is None or v.ok:
-            return None
-        if v.integers is False:
-            return NumbersError(f"{v.worst} (on integers that nothing rounds, seed {self.seed})")
-        return NumbersError(
-            f"{v.worst} (relative error {v.rel_err:.2e}, tolerance {v.tolerance:.2e}, seed {self.seed})"
-        )
 
 
 def run(options: Options) -> int:
@@ -316,7 +257,6 @@ def _simulate(job: Job, options: Options, progress: Progress) -> Result:
     """No data, no numbers: what would happen when on the machine."""
     with progress.step("modelling the run"):
         from ..compiler import compilation
-        from ..exec.ideal import ideal
         from ..plan.codec import content_hash
         from ..sim.simulate import simulate
 
@@ -324,7 +264,7 @@ def _simulate(job: Job, options: Options, progress: Progress) -> Result:
         with compilation(job.plan.ranks):
             trace = simulate(job.plan, job.machine)
         host = (time.perf_counter() - start) * 1e6
-        yardstick = ideal(job.plan, job.machine)
+        yardsticks = modelled(job.plan, job.machine)
     return Result(
         job=job,
         backend="sim",
@@ -337,25 +277,21 @@ def _simulate(job: Job, options: Options, progress: Progress) -> Result:
         trace=trace,
         times=(trace.duration,),
         host=(host,),
-        compute_alone=yardstick.compute_alone,
-        communication_alone=yardstick.communication_alone,
-        serial=yardstick.serial,
-        ideal=yardstick.time,
+        yardsticks=yardsticks,
     )
 
 
 def _execute(
     job: Job, options: Options, backend: Literal["cuda", "hip", "host"], order: str, progress: Progress
 ) -> Result:
-    """One verified run, then the timed ones; without --iters the verified run is the timed one."""
+    """One verified run, then the timed ones, on GPUs in turn with the baselines; without --iters, and without
+    baselines, the verified run is the timed one."""
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
-        from ..exec.ideal import ideal
         from ..exec.inputs import fresh_inputs
         from ..exec.verify import check_replay, verified_run
         from ..plan.codec import content_hash
 
-        yardstick = ideal(job.plan, job.machine)
         plan_hash = content_hash(job.plan)
 
     host: list[float] = []
@@ -370,7 +306,10 @@ def _execute(
             host.append(self.issued_in if backend in GPUS else (time.perf_counter() - start) * 1e6)
 
     shared, timeout = options.ranks_per_gpu, float(options.timeout)
-    with Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout) as executor:
+    with ExitStack() as opened:
+        executor = opened.enter_context(
+            Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout)
+        )
         verification = None
         if options.no_verify:
             with progress.step("making inputs"):
@@ -381,20 +320,27 @@ def _execute(
             with progress.step("running and verifying"):
                 verification = verified_run(executor, seed=options.seed, progress=progress.report)
                 del host[:-1]  # the run on normal data is the timed one
+        right = verification is None or verification.ok
         times = [executor.duration] if verification else []
-        timed = options.iters or (0 if verification else 1)
         executor.graph = bool(options.graph)
-        if options.graph and verification is not None and verification.ok:
+        if options.graph and verification is not None and right:
             with progress.step("comparing the replayed graph"):
                 check_replay(executor)
-        if timed or options.warmup:
-            for number in range(options.warmup + timed):
-                if number == options.warmup:
-                    times.clear()
-                    host.clear()
-                with progress.step(f"run {number + 1} of {options.warmup + timed}"):
-                    executor.run(progress=progress.report)
-                times.append(executor.duration)
+        baselines = None
+        if backend != "host" and options.baselines and right:
+            baselines = _baselines(job, options, backend, executor, opened, progress)
+        timed = options.iters or (UNASKED if baselines else 0 if verification and not options.warmup else 1)
+        turns = turns_among(timed) if baselines else frozenset()
+        for number in range(-options.warmup, timed):
+            if number == 0:
+                times.clear()
+                host.clear()
+            with progress.step(f"run {number + 1 + options.warmup} of {options.warmup + timed}"):
+                executor.run(progress=progress.report)
+            times.append(executor.duration)
+            if baselines and number in turns:
+                with progress.step("running the baselines"):
+                    baselines.turn()
         if backend != "host":  # timestamps cost time, so a run of its own has them, when all is warm
             with progress.step("tracing a run"):
                 executor.traced = True
@@ -402,6 +348,7 @@ def _execute(
                 host.pop()
         trace = executor.trace
         devices = executor.driver.describe()
+        yardsticks = baselines.yardsticks(median(times)) if baselines else modelled(job.plan, job.machine, shared)
     return Result(
         job=job,
         backend=backend,
@@ -414,61 +361,31 @@ def _execute(
         trace=trace,
         times=tuple(times),
         host=tuple(host),
-        compute_alone=yardstick.compute_alone,
-        communication_alone=yardstick.communication_alone,
-        serial=yardstick.serial,
-        ideal=yardstick.time,
+        yardsticks=yardsticks,
     )
 
 
-def record(result: Result) -> dict[str, object]:
-    """What --json prints."""
-    job, plan = result.job, result.job.plan
-    compared = result.verification  # None, too, where nothing is claimed: nothing was verified then
-    if compared is not None and compared.rel_err is None:
-        compared = None
-    facts: dict[str, object] = {
-        "schedule": plan.schedule,
-        "path": job.path,
-        "title": job.title,
-        "backend": result.backend,
-        "devices": result.devices,
-        "graph": result.graph,
-        "machine": job.machine.name,
-        "clock": result.trace.clock,
-        "ranks": plan.ranks,
-        "params": dict(plan.params),
-        "given": {g.param: {"value": g.value, "rule": g.rule, "why": g.why} for g in job.given},
-        "choice": None if job.choice is None else choice_record(job.choice),
-        "verified": compared.ok if compared else None,
-        "integers": compared.integers if compared else None,
-        "proven": job.proven,
-        "unproven": job.unproven,
-        "rel_err": compared.rel_err if compared else None,
-        "tolerance": compared.tolerance if compared else None,
-        "seed": result.seed,
-        "order": result.order,
-        "iters": len(result.times),
-        "time_ms": result.time / 1e3,
-        "time_ms_min": min(result.times) / 1e3,
-        "time_ms_max": max(result.times) / 1e3,
-        "serial_ms": result.serial / 1e3,
-        "ideal_ms": result.ideal / 1e3,
-        "compute_alone_ms": result.compute_alone / 1e3,
-        "communication_alone_ms": result.communication_alone / 1e3,
-        "share_of_ideal": result.share_of_ideal,
-        "exposed_ms": result.exposed / 1e3,
-        "launches": launch_records(result.trace),
-        "host_us": median(result.host),
-        "plan_hash": result.plan_hash,
-        "version": __version__,
-    }
-    if result.error:
-        facts["error"] = error_record(result.error)
-    return facts
-
-
-# ---------------------------------------------------------------- words
+def _baselines(
+    job: Job,
+    options: Options,
+    backend: Literal["cuda", "hip"],
+    executor: Executor,
+    opened: ExitStack,
+    progress: Progress,
+) -> Baselines | None:
+    """What runs in turn with the schedule, if it has an operation, and if there is memory for it."""
+    with progress.step("preparing the baselines"):
+        plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu)
+        if plans is None:
+            return None
+        why = plans.overfill(executor.driver.pools())
+        if why:
+            say(f"warning: serial and ideal are modelled, as there is no room to measure them: {why} (--no-baselines)")
+            return None
+        found = Baselines(plans, backend, job.machine, options.ranks_per_gpu, float(options.timeout))
+        opened.enter_context(found)
+        found.warm(graph=bool(options.graph))
+    return found
 
 
 def _tell(result: Result, options: Options) -> None:
@@ -481,83 +398,3 @@ def _tell(result: Result, options: Options) -> None:
     for path in (options.trace, options.timeline):
         if path:
             sys.stdout.write(f"wrote {path}\n")
-
-
-def report(result: Result, style: Style) -> str:
-    """The result for people: a line a fact, every modelled time named as such."""
-    job, plan, machine = result.job, result.job.plan, result.job.machine
-    title = f": {job.title}" if job.title else ""
-    lines = [f"{style(plan.schedule, 'bold')}{title}"]
-    if not job.proven:
-        outputs = join_words(job.unproven) or "it makes"
-        lines.append(style(f"UNPROVEN: nothing says what {outputs} must hold", "yellow"))
-    modelled = result.trace.clock == "virtual"
-    runs = f", median of {len(result.times)} runs" if len(result.times) > 1 else ""
-    share = f", {100 * result.share_of_ideal:.0f} % of it reached" if result.share_of_ideal is not None else ""
-    gain = _gain(result.serial, result.time)
-    clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
-    estimate = "" if modelled else " (modelled)"
-    proof = f", {proof_words(job)}" if job.graph is None and job.proven else ""
-    limits = f"max(computing {show_time(result.compute_alone)}, moving {show_time(result.communication_alone)})"
-    rows = [
-        *(("why" if i == 0 else "", reason) for i, reason in enumerate(reasons(job))),
-        ("backend", _backend(result)),
-        ("params", show_params(plan.params) or "none"),
-        ("numbers", _numbers(result, style)),
-        ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
-        ("serial", f"{show_time(result.serial)} for computing, then moving, both uncut{gain}{estimate}"),
-        ("ideal", f"{show_time(result.ideal)} = {limits}{share}{estimate}"),
-        ("exposed", f"{show_time(result.exposed)} of communication with no computing beside it"),
-        *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
-        ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
-        ("plan", f"{result.plan_hash[:16]}{proof}"),
-    ]
-    lines.append(table(rows))
-    return "\n".join(lines) + "\n"
-
-
-def _backend(result: Result) -> str:
-    machine = result.job.machine
-    if result.backend in GPUS:
-        how = "graphs" if result.graph else "streams"
-        return f"{result.backend}: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
-    ranks = count(result.job.plan.ranks, "virtual GPU")
-    how = "no data moves" if result.backend == "sim" else "on numpy"
-    return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
-
-
-def _host(result: Result) -> str:
-    if result.backend in GPUS:
-        return "to issue a run"
-    return "of modelling" if result.backend == "sim" else "a run"
-
-
-def _gain(serial: float, time: float) -> str:
-    """What overlap has brought, or cost."""
-    if not serial or not time:
-        return ""
-    times, word = (serial / time, "fast") if serial >= time else (time / serial, "slow")
-    return f"; this is {times:.2f} times as {word}"
-
-
-def _links(machine: Any) -> str:
-    return f"{' and a '.join(links.kind for links in machine.tiers)} ({machine.name})"
-
-
-def _numbers(result: Result, style: Style) -> str:
-    found = result.verification
-    if result.backend == "sim":
-        return style("not run", "yellow") + ": sim models times alone"
-    if found is None:
-        return style("not verified", "yellow") + " (--no-verify)"
-    words: Sequence[str]
-    if found.rel_err is None:
-        words = [style("not verified", "yellow"), "nothing is claimed; every element was written"]
-    else:
-        integers = "integers equal" if found.integers else "integers DIFFER"
-        normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"
-        if not found.rel_err and not found.tolerance:
-            normal = "random data equal"
-        words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
-    unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""
-    return ": ".join(words) + unproven

@@ -20,6 +20,8 @@ InputValues: TypeAlias = Literal["normal", "exact"]
 # How often, at most, chance may make a right run look wrong.
 CHANCE = 1e-9
 
+NOISE = 1 << 20  # elements that `noise` repeats
+
 
 @dataclass(frozen=True, slots=True)
 class Integers:
@@ -107,3 +109,14 @@ def _operands(value: ClaimValue) -> Iterator[tuple[str, int]]:
 
 def _size(operand: tuple[str, int]) -> int:
     return operand[1]
+
+
+def noise(plan: Plan) -> Iterator[tuple[str, int, Array]]:
+    """Inputs (name, rank, array) for runs whose result nobody looks at: normal values, of which a million is repeated.
+    The time of a run hangs on its data: a GPU that multiplies zeros needs less power."""
+    values = np.random.default_rng(0).standard_normal(NOISE, np.float32)
+    for tensor in plan.tensors:
+        if tensor.kind == "input":
+            mine = values.astype(numpy_dtype(tensor.dtype))
+            for rank, shape in enumerate(tensor.shapes):
+                yield tensor.name, rank, np.resize(mine, shape)

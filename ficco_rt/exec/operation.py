@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from ..graph.ir import ClaimValue, CollectiveKind, Combined, Operand, Product
+from ..graph.ir import ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
 from ..plan.claims import Shapes, shapes_of
 from ..plan.ir import Plan
 from ..plan.prove import unproven
@@ -27,10 +27,11 @@ Parts: TypeAlias = tuple[int | tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Multiplication:
-    """A matrix product on every rank: (m, n, k) of each."""
+    """A matrix product on every rank: (m, n, k) of each, and the types of its left operand and of its result."""
 
     shapes: tuple[tuple[int, int, int], ...]
-    dtype: Dtype  # of its left operand
+    dtype: Dtype
+    result: Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,8 @@ class Operation:
         return self.ways[0]
 
 
-def operation_of(plan: Plan) -> Operation | None:
-    """The operation of a plan; None: not all of its outputs are claimed."""
+def operation_of(plan: Plan | Graph) -> Operation | None:
+    """The operation of a plan, or of the graph of a schedule; None: not all of its outputs are claimed."""
     if not plan.claims or unproven(plan):
         return None
     dtypes = {t.name: t.dtype for t in plan.tensors}
@@ -177,7 +178,7 @@ class _Reader:
 
     def _product(self, left: ClaimValue, shapes: Sequence[tuple[int, ...]]) -> Multiplication:
         """Of (m, k, n) on each rank."""
-        return Multiplication(tuple((m, n, k) for m, k, n in shapes), self._dtype(left))
+        return Multiplication(tuple((m, n, k) for m, k, n in shapes), self._dtype(left), self.own)
 
     def _exchange(self, kind: CollectiveKind, parts: Parts, of: ClaimValue | None = None) -> Exchange:
         item = TYPES[self.own if of is None else self._dtype(of)].bytes

@@ -25,12 +25,12 @@ def prove(plan: Plan, order: Sequence[Happening]) -> None:
         raise PlanError(mistaken)
 
 
-def unproven(plan: Plan) -> tuple[str, ...]:
+def unproven(plan: Plan | graph_ir.Graph) -> tuple[str, ...]:
     """Outputs that say so, or of which some element is in no claim: no proof speaks for them."""
     return tuple(t.name for t in plan.tensors if t.kind == "output" and (t.unproven or not _claimed(plan, t)))
 
 
-def _claimed(plan: Plan, tensor: graph_ir.Tensor) -> bool:
+def _claimed(plan: Plan | graph_ir.Graph, tensor: graph_ir.Tensor) -> bool:
     """Is every element on every rank in some claim?"""
     claims = [claim for claim in plan.claims if claim.targets[0].tensor == tensor.name]
     for rank, shape in enumerate(tensor.shapes):

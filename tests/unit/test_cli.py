@@ -609,8 +609,8 @@ FIELDS = [
     "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
     "choice", "verified", "integers", "proven", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
-    "compute_alone_ms", "communication_alone_ms", "share_of_ideal", "exposed_ms", "launches", "host_us", "plan_hash",
-    "version",
+    "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "share_of_ideal",
+    "exposed_ms", "exposed_of", "launches", "host_us", "plan_hash", "version",
 ]  # fmt: skip
 
 
@@ -673,6 +673,8 @@ def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
     assert 0 < facts["rel_err"] < facts["tolerance"] < 0.02
     assert 0 < facts["ideal_ms"] <= facts["serial_ms"]
     assert facts["share_of_ideal"] == pytest.approx(facts["ideal_ms"] / facts["time_ms"])
+    assert (facts["yardsticks"], facts["yardsticks_of"], facts["serial_by"]) == ("modelled", "operation", None)
+    assert facts["exposed_of"] == "model"
     assert facts["host_us"] > 0
     assert len(facts["plan_hash"]) == 64
 

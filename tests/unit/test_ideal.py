@@ -100,7 +100,7 @@ def test_serial_and_ideal_of_a_gather() -> None:
     one = operation(plan)
     assert one.usual.steps == (
         Exchange("all_gather", (1024 * 64,) * 4, 4, 4),
-        Multiplication(((4096, 16, 64),) * 4, "fp32"),
+        Multiplication(((4096, 16, 64),) * 4, "fp32", "fp32"),
     )
     # the rows stay: three shards of B come, and go 1024 × 16 of the result to each peer
     assert best_way(one, machine()) == one.ways[1]

@@ -1,0 +1,265 @@
+"""The yardsticks of an operation, measured on GPUs in turn with the runs of a schedule of it.
+
+Three plans of the operation run besides the schedule: its `serial` one in the library, its products alone, and its
+copies alone. The last two are schedules that are written here, for the way of the operation that takes least by the
+model. A turn runs each once, between two runs of the schedule, so that clocks and power meet all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ..driver.api import Pool
+    from ..exec.executor import Executor
+    from ..exec.operation import Exchange, Multiplication, Operation
+    from ..machine.model import Machine
+    from ..plan.ir import Plan
+
+TURNS = 5  # at most, in the timed runs
+UNASKED = 3  # timed runs, each with a turn, where the command line says nothing of either
+FILLED = 0.9  # of the memory that is free: what the plans may take together
+
+Key = Literal["serial", "multiplying", "moving"]
+
+
+@dataclass(frozen=True, slots=True)
+class Yardsticks:
+    """Serial and ideal, in microseconds. `of`: the plan's operation, or the plan alone. `serial_by`: the schedule that
+    ran as serial; none: the products alone, then the copies alone. `turns`: how often each was run; 0: modelled."""
+
+    serial: float
+    compute_alone: float
+    communication_alone: float
+    of: Literal["operation", "plan"]
+    serial_by: str = ""
+    turns: int = 0
+
+    @property
+    def measured(self) -> bool:
+        return self.turns > 0
+
+    @property
+    def ideal(self) -> float:
+        return max(self.compute_alone, self.communication_alone)
+
+
+def modelled(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Yardsticks:
+    """By the model of the machine."""
+    from ..exec.ideal import ideal
+
+    found = ideal(plan, machine, ranks_per_gpu)
+    return Yardsticks(found.serial, found.compute_alone, found.communication_alone, found.of)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselinePlans:
+    """What is run to measure the yardsticks. None: nothing is multiplied, nothing moved. `serial` is None where the
+    library has none, or where it is the plan that is measured; `serial_by` names it then."""
+
+    serial: Plan | None
+    serial_by: str
+    multiplying: Plan | None
+    moving: Plan | None
+
+    @property
+    def there(self) -> Mapping[Key, Plan]:
+        found: dict[Key, Plan | None] = {
+            "serial": self.serial,
+            "multiplying": self.multiplying,
+            "moving": self.moving,
+        }
+        return {key: plan for key, plan in found.items() if plan is not None}
+
+    def overfill(self, pools: tuple[Pool, ...]) -> str:
+        """What says that they do not fit into what is free; empty: they fit."""
+        for pool in pools:
+            needed = sum(_bytes(plan, rank) for plan in self.there.values() for rank in pool.ranks)
+            if needed > FILLED * pool.free:
+                gib = 1 << 30
+                return f"they need {needed / gib:.1f} GiB and {pool.name} has {pool.free / gib:.1f} GiB free"
+        return ""
+
+
+def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int) -> BaselinePlans | None:
+    """Compiled for the machine; None: the plan has no operation."""
+    from ..exec.ideal import best_way
+    from ..exec.operation import operation_of
+    from ..plan.codec import content_hash
+
+    operation = operation_of(plan)
+    if operation is None:
+        return None
+    way = best_way(operation, machine, ranks_per_gpu)
+    serial, name = _shipped_serial(operation, machine)
+    if serial is not None and content_hash(serial) == content_hash(plan):
+        serial = None
+    multiplying = _compiled(products_text(way.multiplications), plan.ranks, machine) if way.multiplications else None
+    counts = _counts(way.exchanges, plan.ranks, ranks_per_gpu)
+    moving = _compiled(copies_text(counts), plan.ranks, machine) if any(map(any, counts)) else None
+    return BaselinePlans(serial, name, multiplying, moving)
+
+
+class Baselines:
+    """The executors of such plans, and how long their runs took. To be closed; before the first turn, `warm`."""
+
+    def __init__(
+        self, plans: BaselinePlans, backend: str, machine: Machine, ranks_per_gpu: int, timeout: float
+    ) -> None:
+        from ..exec.executor import Executor
+        from ..exec.inputs import noise
+
+        self._plans = plans
+        self._times: dict[Key, list[float]] = {key: [] for key in plans.there}
+        self._executors: dict[Key, Executor] = {}
+        self._open = ExitStack()
+        with ExitStack() as opening:
+            for key, plan in plans.there.items():
+                executor = Executor(plan, backend, machine=machine, ranks_per_gpu=ranks_per_gpu, timeout=timeout)  # type: ignore[arg-type]
+                self._executors[key] = opening.enter_context(executor)
+                for name, rank, array in noise(plan):
+                    executor.write(name, rank, array)
+            self._open = opening.pop_all()
+
+    def __enter__(self) -> Baselines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._open.__exit__(*error)  # type: ignore[arg-type]
+
+    def warm(self, *, graph: bool) -> None:
+        """A run of each that does not count: kernels are loaded, graphs made."""
+        for executor in self._executors.values():
+            executor.graph = graph
+            executor.run()
+
+    def turn(self) -> None:
+        """A run of each."""
+        for key, executor in self._executors.items():
+            executor.run()
+            self._times[key].append(executor.duration)
+
+    def yardsticks(self, time: float) -> Yardsticks:
+        """`time` is the schedule's own, for where it is itself the serial one."""
+        found = {key: median(times) for key, times in self._times.items()}
+        multiplying, moving = found.get("multiplying", 0.0), found.get("moving", 0.0)
+        serial = found.get("serial", time if self._plans.serial_by else multiplying + moving)
+        turns = max(map(len, self._times.values()), default=1)
+        return Yardsticks(serial, multiplying, moving, "operation", self._plans.serial_by, turns)
+
+
+def turns_among(runs: int) -> frozenset[int]:
+    """The runs, of so many, behind which there is a turn: spread evenly, the last one among them."""
+    return frozenset((i + 1) * runs // min(TURNS, runs) - 1 for i in range(min(TURNS, runs)))
+
+
+# ---------------------------------------------------------------- what is run
+
+
+def _shipped_serial(operation: Operation, machine: Machine) -> tuple[Plan | None, str]:
+    """The serial schedule in the library that is one of the operation, and its name."""
+    from .. import compiler, library
+    from ..errors import ScheduleError
+    from ..exec.operation import operation_of
+
+    sizes = _sizes(operation)
+    for entry in library.entries():
+        if not entry.name.endswith("/serial") or sizes is None:
+            continue
+        schedule = compiler.load(entry.path)
+        declared = {p.name for p in schedule.params} | {t.name for t in schedule.types}
+        given = {name: value for name, value in sizes.items() if name in declared}
+        try:
+            graph = compiler.build(schedule, operation.ranks, given)
+        except ScheduleError:  # it has another form
+            continue
+        if operation_of(graph) == operation:
+            return compiler.plan_of(graph, machine), entry.name
+    return None, ""
+
+
+def _sizes(operation: Operation) -> Mapping[str, object] | None:
+    """The operation's sizes by the names that shipped schedules have for them; None: it is none of theirs."""
+    usual = operation.usual
+    if len(usual.multiplications) != 1 or len(usual.exchanges) != 1:
+        return None
+    (product,), (exchange,) = usual.multiplications, usual.exchanges
+    (m, n, k), *_ = product.shapes
+    columns, depth = (sum(shape[axis] for shape in product.shapes) for axis in (1, 2))
+    types = {"T": product.dtype}
+    match exchange.kind:
+        case "all_gather":
+            return types | {"M": m, "N": columns, "K": k}
+        case "all_to_all":
+            counts = [[part // max(1, k) for part in parts] for parts in exchange.parts if isinstance(parts, tuple)]
+            return types | {"counts": counts, "N": n, "K": k}
+        case _:
+            return types | {"M": m, "N": n, "K": depth}
+
+
+def _counts(exchanges: tuple[Exchange, ...], ranks: int, ranks_per_gpu: int) -> list[list[int]]:
+    """Elements of two bytes that each rank sends to each."""
+    counts = [[0] * ranks for _ in range(ranks)]
+    for exchange in exchanges:
+        for (src, dst), elements in exchange.pairs(ranks_per_gpu).items():
+            counts[src][dst] += elements * exchange.least // 2
+    return counts
+
+
+def products_text(products: tuple[Multiplication, ...]) -> str:
+    """A schedule of the products alone, each a launch on every rank."""
+
+    def lines() -> Iterator[str]:
+        yield "schedule products_alone"
+        for i, product in enumerate(products):
+            for name, sizes in zip("mnk", zip(*product.shapes, strict=True), strict=True):
+                yield f"param {name}{i} = {list(sizes)}"
+        for i, product in enumerate(products):
+            yield f"input A{i}[m{i}[rank], k{i}[rank]] : {product.dtype}"
+            yield f"input B{i}[k{i}[rank], n{i}[rank]] : {product.dtype}"
+            yield f"output C{i}[m{i}[rank], n{i}[rank]] : {product.result}"
+        yield from (f"computes C{i} = A{i} * B{i}" for i in range(len(products)))
+        yield "queue compute { engine = sm }"
+        yield f"stage mm on compute {{ {'  '.join(f'gemm C{i} = A{i} * B{i}' for i in range(len(products)))} }}"
+
+    return "\n".join(lines()) + "\n"
+
+
+def copies_text(counts: list[list[int]]) -> str:
+    """A schedule of the copies alone: `counts[s][d]` elements of two bytes go from rank s to rank d. Each rank sends to
+    the next one first, so that no two send to one."""
+    inbound = [list(column) for column in zip(*counts, strict=True)]
+    return f"""schedule copies_alone
+param counts = {counts}
+param inbound = {inbound}
+input X[sum(counts[rank])] : bf16
+output Y[sum(inbound[rank])] : bf16 unproven
+queue dma {{ engine = copy }}
+stage move on dma {{
+  for p in peers {{ copy Y.rows(rank of inbound[p]) @ p <- X.rows(p of counts[rank]) }}
+}}
+"""
+
+
+def _compiled(text: str, ranks: int, machine: Machine) -> Plan:
+    import ficco_dsl
+
+    from .. import compiler
+
+    return compiler.plan_of(compiler.build(ficco_dsl.parse(text, "<baseline>"), ranks), machine)
+
+
+def _bytes(plan: Plan, rank: int) -> int:
+    from ..types import TYPES
+
+    total = 0
+    for tensor in plan.tensors:
+        size = TYPES[tensor.dtype].bytes
+        for n in tensor.shapes[rank]:
+            size *= n
+        total += size
+    return total

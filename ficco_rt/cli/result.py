@@ -1,0 +1,238 @@
+"""What a run has shown: for people, a line a fact, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from .. import __version__
+from ..errors import NumbersError
+from .check import proof_words
+from .choosing import reasons
+from .choosing import record as choice_record
+from .common import Job, count, join_words
+from .console import Style, table
+from .drawing import rank_uses, show_time
+from .report import error_record
+from .settings import show_params
+from .works import launch_records, summary
+
+if TYPE_CHECKING:
+    from ..exec.verify import Verification
+    from ..trace import Trace
+    from .baselines import Yardsticks
+
+GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run has shown. Times in microseconds; `times` are those of the timed runs on the trace's clock."""
+
+    job: Job
+    backend: str
+    devices: str
+    graph: bool
+    plan_hash: str
+    seed: int
+    order: str | None
+    verification: Verification | None
+    trace: Trace
+    times: tuple[float, ...]
+    host: tuple[float, ...]
+    yardsticks: Yardsticks
+
+    @property
+    def time(self) -> float:
+        return median(self.times)
+
+    @property
+    def exposed(self) -> float:
+        """How much longer the timed runs took than computing alone, where that was measured. Else, of the trace:
+        communication with no computation at the same time, on the rank that has most of it."""
+        if self.yardsticks.measured:
+            return max(0.0, self.time - self.yardsticks.compute_alone)
+        return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
+
+    @property
+    def exposed_of(self) -> str:
+        """Which runs `exposed` tells of."""
+        if self.yardsticks.measured:
+            return "timed runs"
+        return "model" if self.trace.clock == "virtual" else "traced run"
+
+    @property
+    def share_of_ideal(self) -> float | None:
+        return self.yardsticks.ideal / self.time if self.time else None
+
+    @property
+    def error(self) -> NumbersError | None:
+        v = self.verification
+        if v is None or v.ok:
+            return None
+        if v.integers is False:
+            return NumbersError(f"{v.worst} (on integers that nothing rounds, seed {self.seed})")
+        return NumbersError(
+            f"{v.worst} (relative error {v.rel_err:.2e}, tolerance {v.tolerance:.2e}, seed {self.seed})"
+        )
+
+
+def record(result: Result) -> dict[str, object]:
+    """What --json prints."""
+    job, plan, yardsticks = result.job, result.job.plan, result.yardsticks
+    compared = result.verification  # None, too, where nothing is claimed: nothing was verified then
+    if compared is not None and compared.rel_err is None:
+        compared = None
+    facts: dict[str, object] = {
+        "schedule": plan.schedule,
+        "path": job.path,
+        "title": job.title,
+        "backend": result.backend,
+        "devices": result.devices,
+        "graph": result.graph,
+        "machine": job.machine.name,
+        "clock": result.trace.clock,
+        "ranks": plan.ranks,
+        "params": dict(plan.params),
+        "given": {g.param: {"value": g.value, "rule": g.rule, "why": g.why} for g in job.given},
+        "choice": None if job.choice is None else choice_record(job.choice),
+        "verified": compared.ok if compared else None,
+        "integers": compared.integers if compared else None,
+        "proven": job.proven,
+        "unproven": job.unproven,
+        "rel_err": compared.rel_err if compared else None,
+        "tolerance": compared.tolerance if compared else None,
+        "seed": result.seed,
+        "order": result.order,
+        "iters": len(result.times),
+        "time_ms": result.time / 1e3,
+        "time_ms_min": min(result.times) / 1e3,
+        "time_ms_max": max(result.times) / 1e3,
+        "serial_ms": yardsticks.serial / 1e3,
+        "ideal_ms": yardsticks.ideal / 1e3,
+        "compute_alone_ms": yardsticks.compute_alone / 1e3,
+        "communication_alone_ms": yardsticks.communication_alone / 1e3,
+        "yardsticks": "measured" if yardsticks.measured else "modelled",
+        "yardsticks_of": yardsticks.of,
+        "serial_by": yardsticks.serial_by or None,
+        "share_of_ideal": result.share_of_ideal,
+        "exposed_ms": result.exposed / 1e3,
+        "exposed_of": result.exposed_of,
+        "launches": launch_records(result.trace),
+        "host_us": median(result.host),
+        "plan_hash": result.plan_hash,
+        "version": __version__,
+    }
+    if result.error:
+        facts["error"] = error_record(result.error)
+    return facts
+
+
+def report(result: Result, style: Style) -> str:
+    """The result for people: a line a fact, every modelled time named as such."""
+    job, plan, machine = result.job, result.job.plan, result.job.machine
+    title = f": {job.title}" if job.title else ""
+    lines = [f"{style(plan.schedule, 'bold')}{title}"]
+    if not job.proven:
+        outputs = join_words(job.unproven) or "it makes"
+        lines.append(style(f"UNPROVEN: nothing says what {outputs} must hold", "yellow"))
+    modelled = result.trace.clock == "virtual"
+    runs = f", median of {len(result.times)} runs" if len(result.times) > 1 else ""
+    clock = f"modelled for {machine.name}, not measured" if modelled else f"measured on {machine.name}"
+    proof = f", {proof_words(job)}" if job.graph is None and job.proven else ""
+    rows = [
+        *(("why" if i == 0 else "", reason) for i, reason in enumerate(reasons(job))),
+        ("backend", _backend(result)),
+        ("params", show_params(plan.params) or "none"),
+        ("numbers", _numbers(result, style)),
+        ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
+        ("serial", _serial(result)),
+        ("ideal", _ideal(result)),
+        ("exposed", _exposed(result)),
+        *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
+        ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
+        ("plan", f"{result.plan_hash[:16]}{proof}"),
+    ]
+    lines.append(table(rows))
+    return "\n".join(lines) + "\n"
+
+
+def _backend(result: Result) -> str:
+    machine = result.job.machine
+    if result.backend in GPUS:
+        how = "graphs" if result.graph else "streams"
+        return f"{result.backend}: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
+    ranks = count(result.job.plan.ranks, "virtual GPU")
+    how = "no data moves" if result.backend == "sim" else "on numpy"
+    return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
+
+
+def _serial(result: Result) -> str:
+    yardsticks = result.yardsticks
+    how = "for computing, then moving, both uncut"
+    if yardsticks.measured:
+        how = f"measured, as {yardsticks.serial_by}" if yardsticks.serial_by else "measured, computing, then moving"
+        how += f", {count(yardsticks.turns, 'run')} in turn with these"
+    return f"{show_time(yardsticks.serial)} {how}{_gain(yardsticks.serial, result.time)}{_estimate(result)}"
+
+
+def _ideal(result: Result) -> str:
+    yardsticks, share = result.yardsticks, result.share_of_ideal
+    computing, moving = map(show_time, (yardsticks.compute_alone, yardsticks.communication_alone))
+    words = f"{show_time(yardsticks.ideal)} = max(computing {computing}, moving {moving})"
+    words += ", each measured alone" if yardsticks.measured else ""
+    words += f", {100 * share:.0f} % of it reached" if share is not None else ""
+    own = "; of this plan's own work: not all of its outputs are claimed" if yardsticks.of == "plan" else ""
+    return f"{words}{_estimate(result)}{own}"
+
+
+def _estimate(result: Result) -> str:
+    """Beside a measured time a modelled one is named as such."""
+    return " (modelled)" if result.trace.clock != "virtual" and not result.yardsticks.measured else ""
+
+
+def _exposed(result: Result) -> str:
+    time = show_time(result.exposed)
+    if result.yardsticks.measured:
+        return f"{time} more than computing alone"
+    traced = ", in a run with timestamps" if result.exposed_of == "traced run" else ""
+    return f"{time} of communication with no computing beside it{traced}"
+
+
+def _host(result: Result) -> str:
+    if result.backend in GPUS:
+        return "to issue a run"
+    return "of modelling" if result.backend == "sim" else "a run"
+
+
+def _gain(serial: float, time: float) -> str:
+    """What overlap has brought, or cost."""
+    if not serial or not time:
+        return ""
+    times, word = (serial / time, "fast") if serial >= time else (time / serial, "slow")
+    return f"; this is {times:.2f} times as {word}"
+
+
+def _links(machine: Any) -> str:
+    return f"{' and a '.join(links.kind for links in machine.tiers)} ({machine.name})"
+
+
+def _numbers(result: Result, style: Style) -> str:
+    found = result.verification
+    if result.backend == "sim":
+        return style("not run", "yellow") + ": sim models times alone"
+    if found is None:
+        return style("not verified", "yellow") + " (--no-verify)"
+    words: Sequence[str]
+    if found.rel_err is None:
+        words = [style("not verified", "yellow"), "nothing is claimed; every element was written"]
+    else:
+        integers = "integers equal" if found.integers else "integers DIFFER"
+        normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"
+        if not found.rel_err and not found.tolerance:
+            normal = "random data equal"
+        words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
+    unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""
+    return ": ".join(words) + unproven

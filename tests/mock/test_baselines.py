@@ -1,0 +1,159 @@
+"""`ficco-run` on GPUs measures serial and ideal in turn with the schedule, of its operation, and says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+import ficco_rt
+from ficco_rt.cli.baselines import baseline_plans, turns_among
+from ficco_rt.cli.main import execute
+from ficco_rt.exec.ideal import ideal
+from ficco_rt.machine.profiles import profile
+from tests import cases
+from tests.mock.standin import StandIn
+
+SIZES = ("--set", "M=64", "--set", "N=64", "--set", "K=64", "--set", "T=fp32")
+SQUARED = """
+schedule squared  # no schedule of the library has this form
+input  A[8, 16] : fp32
+input  B[16 * ranks, 16] : fp32
+output C[8, 16] : fp32CLAIM
+scratch G[8, 16 * ranks] : fp32
+COMPUTES
+queue dma { engine = copy }
+queue compute { engine = sm }
+stage gather on dma { for p in all { copy G.cols(rank of ranks) @ p <- A } }
+stage mm on compute { gemm C = G * B }
+"""
+Run: TypeAlias = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def run(library: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """A schedule's name or text, on two stand-ins of either vendor; what --json says, with `err`."""
+    library.set("devices 2")
+
+    def run(target: str, *words: str, code: int = 0) -> dict[str, Any]:
+        if "\n" in target:
+            (tmp_path / "own.ficco").write_text(target)
+            target = str(tmp_path / "own.ficco")
+        gpus = () if "--gpus" in words else ("--gpus", "2")
+        assert execute("ficco-run", [target, "--backend", library.face, *gpus, "--json", *words]) == code
+        out, err = capsys.readouterr()
+        assert not library.live()
+        assert not library.violations()
+        found = json.loads(out)
+        assert isinstance(found, dict)
+        return found | {"err": err}
+
+    return run
+
+
+@pytest.mark.parametrize("words", [(), ("--graph",), ("--gpus", "4", "--ranks-per-gpu", "2")])
+def test_serial_and_ideal_are_measured(run: Run, words: tuple[str, ...]) -> None:
+    facts = run("gemm_rs/streamed", *SIZES, *words)
+    assert (facts["yardsticks"], facts["yardsticks_of"], facts["serial_by"]) == (
+        "measured",
+        "operation",
+        "gemm_rs/serial",
+    )
+    assert facts["iters"] == 3
+    assert 0 < facts["compute_alone_ms"] < facts["serial_ms"]
+    assert facts["communication_alone_ms"] > 0
+    assert facts["ideal_ms"] == max(facts["compute_alone_ms"], facts["communication_alone_ms"])
+    assert facts["exposed_ms"] == pytest.approx(facts["time_ms"] - facts["compute_alone_ms"])
+    assert facts["exposed_of"] == "timed runs"
+
+
+def test_the_report_says_what_was_measured(run: Run, library: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("ag_gemm/oneshot", "--backend", library.face, "--gpus", "2", *SIZES)
+    assert execute("ficco-run", [*words]) == 0
+    out = capsys.readouterr().out
+    assert " measured, as ag_gemm/serial, 3 runs in turn with these; this is " in out
+    assert ", each measured alone, " in out
+    assert " more than computing alone\n" in out
+    assert "modelled" not in out
+    assert execute("ficco-run", [*words, "--no-baselines"]) == 0
+    out = capsys.readouterr().out
+    assert " for computing, then moving, both uncut; this is " in out
+    assert out.count(" (modelled)\n") == 2
+    assert " beside it, in a run with timestamps\n" in out
+
+
+def test_without_baselines_nothing_but_the_schedule_runs(run: Run) -> None:
+    facts = run("ag_gemm/streamed", *SIZES, "--no-baselines")
+    assert (facts["yardsticks"], facts["iters"], facts["exposed_of"]) == ("modelled", 1, "traced run")
+    facts = run("ag_gemm/streamed", *SIZES, "--no-baselines", "--ranks-per-gpu", "2")
+    assert facts["communication_alone_ms"] == 0  # both ranks are on one GPU
+
+
+def test_the_serial_schedule_is_its_own_baseline(run: Run) -> None:
+    facts = run("ag_gemm/serial", *SIZES, "--iters", "4", "--warmup", "1")
+    assert (facts["serial_by"], facts["serial_ms"]) == ("ag_gemm/serial", facts["time_ms"])
+    assert facts["iters"] == 4
+
+
+def test_a_form_that_the_library_has_not(run: Run) -> None:
+    text = SQUARED.replace("CLAIM", "").replace("COMPUTES", "computes C = all_gather(A, cols) * B")
+    facts = run(text)
+    assert (facts["yardsticks"], facts["serial_by"]) == ("measured", None)
+    assert facts["serial_ms"] == facts["compute_alone_ms"] + facts["communication_alone_ms"]
+
+
+def test_what_claims_nothing_has_its_own_work_for_a_yardstick(
+    run: Run, library: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    facts = run(SQUARED.replace("CLAIM", " unproven").replace("COMPUTES", ""))
+    assert (facts["yardsticks"], facts["yardsticks_of"]) == ("modelled", "plan")
+    assert execute("ficco-run", [str(tmp_path / "own.ficco"), "--backend", library.face, "--gpus", "2"]) == 0
+    assert "(modelled); of this plan's own work: not all of its outputs are claimed\n" in capsys.readouterr().out
+
+
+def test_no_room_for_baselines(run: Run, library: StandIn) -> None:
+    library.set("memory 50000")
+    facts = run("ag_gemm/oneshot", *SIZES)
+    assert facts["yardsticks"] == "modelled"
+    assert "warning: serial and ideal are modelled, as there is no room to measure them: they need " in facts["err"]
+
+
+@pytest.mark.parametrize("operation", ["ag_gemm", "gemm_rs", "gemm_ar", "a2a_gemm"])
+def test_baselines_are_the_same_for_all_schedules_of_an_operation(operation: str) -> None:
+    machine = profile("h200-switch", 3)
+    others = [name for name in cases.SCHEDULES if name.startswith(f"{operation}/") and not name.endswith("/serial")]
+    found = []
+    for name in (f"{operation}/serial", *cases.few(others, 1, 0)):
+        plan = ficco_rt.compile(name, 3, machine, **cases.sizes(name, 3, even=True) | cases.few_chunks(name))
+        plans = baseline_plans(plan, machine, 1)
+        assert plans is not None
+        assert plans.serial_by == f"{operation}/serial"
+        assert (plans.serial is None) == (name == plans.serial_by)
+        found.append((plans.multiplying, plans.moving))
+    assert all(plans == found[0] for plans in found)
+
+
+def test_baselines_of_tall_work_go_the_way_that_takes_least() -> None:
+    """What is copied and multiplied is what the ideal counts."""
+    machine = profile("h200-switch", 4)
+    plan = ficco_rt.compile("ag_gemm/streamed", 4, machine, M=65536, N=1024, K=1024)
+    plans = baseline_plans(plan, machine, 1)
+    assert plans is not None
+    assert plans.moving is not None
+    assert plans.multiplying is not None
+    wanted = ideal(plan, machine)
+    sent = next(t for t in plans.moving.tensors if t.name == "X").shapes[0][0] * 2
+    assert sent == 2 * (3 * 1024 * 256 + 3 * 16384 * 256)
+    assert sent / machine.links.rate < wanted.communication_alone
+    assert plans.multiplying.tensor("C0").shapes == ((16384, 1024),) * 4
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3, 5, 7, 20, 1000])
+def test_turns_are_spread_over_the_runs(runs: int) -> None:
+    turns = turns_among(runs)
+    assert len(turns) == min(5, runs)
+    assert max(turns) == runs - 1
+    assert min(turns) >= 0
