@@ -51,6 +51,7 @@ from .ir import (
     WordChange,
     crowded,
 )
+from .latch import Latch, short
 from .launches import LaunchPlanner
 from .words import Words, words_of
 
@@ -117,21 +118,29 @@ class _Builder:
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.side_streams = _SideStreams(self) if mode == "streams" else None
+        self.latched = False
         self.crowded = crowded(layout.placement, self._streams(), self.features)
         if self.crowded and self.side_streams is not None:
             self.side_streams = None
             self.crowded = crowded(layout.placement, self._streams(), self.features)
+        self.latched = mode == "traced" and self.words.latch is not None and not self.crowded
+        if self.latched and crowded(layout.placement, self._streams(), self.features):
+            self.latched = False
         self.timestamps = [0] * len(self.plan.streams)
 
     def made(self, framed: bool = True) -> DevicePlan:
-        streams = self._streams()
         budget = Budget(ACTIONS, PlanError)
-        frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words, budget)
         body: list[Action] = []
         for place in issue_order(self.plan, patient=bool(self.crowded)):
             for action in self._command(*place):
                 budget.spend(1, action.cause.origin or self.plan.streams[place[0]].commands[place[1]].origin)
                 body.append(action)
+        self.latched = self.latched and short(body)
+        streams = self._streams()
+        latch = None
+        if self.latched and self.words.latch is not None:
+            latch = Latch(self.words.latch, self.words.table[self.words.latch])
+        frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words, budget, latch)
         if self.mode in GRAPHS:
             inside = frames.inside()
             body = [*inside.begin, *(body if self.crowded else _together(body)), *inside.end]
@@ -149,7 +158,7 @@ class _Builder:
             features=self.features,
             tensors=self.plan.tensors,
             streams=streams,
-            words=self.words.table,
+            words=self.words.listed(latched=self.latched),
             launches=self.layout.launches,
             written=self._written(),
             body=tuple(body),
@@ -171,7 +180,7 @@ class _Builder:
         return tuple(written[op] for op in range(max(written, default=-1) + 1))
 
     def _streams(self) -> tuple[DeviceStream, ...]:
-        return tuple(_streams_of(self.plan, self.layout.placement, self.side_streams))
+        return tuple(_streams_of(self.plan, self.layout.placement, self.side_streams, latched=self.latched))
 
     # ---- commands
 
@@ -339,7 +348,9 @@ class _Builder:
         yield from self._timed(s, [tuple(actions)], cause)
 
 
-def _streams_of(plan: Plan, placement: Placement, side_streams: _SideStreams | None = None) -> Iterator[DeviceStream]:
+def _streams_of(
+    plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, latched: bool = False
+) -> Iterator[DeviceStream]:
     """All streams of the devices, the callers' too."""
     for stream in plan.streams:
         device = placement.devices[stream.rank]
@@ -347,6 +358,9 @@ def _streams_of(plan: Plan, placement: Placement, side_streams: _SideStreams | N
             yield DeviceStream(StreamName(kind, stream.id), device, stream.priority, stream.rank, stream.name)
     for device in placement.ordinals:
         yield DeviceStream(StreamName("control", device), device, "normal")
+    if latched:
+        first, *_ = placement.ordinals
+        yield DeviceStream(StreamName("latch", first), first, "normal")
     for rank, device in enumerate(placement.devices):
         yield DeviceStream(StreamName("caller", rank), device, "normal", rank)
 

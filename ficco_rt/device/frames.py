@@ -7,6 +7,8 @@ one that it has nothing to do with: an event of another device takes ten microse
 two. Where timestamps are taken, or nobody calls, all devices begin together: they wait for one start on the first
 device.
 
+A traced run begins when the host has issued all of it (`latch`), if it has a latch.
+
 Each device completes a run behind all of its streams, when its words are reset.
 
 Two devices that share no events (`words.apart`) meet by words, twice a run. Each tells the other that it has begun: its
@@ -39,6 +41,7 @@ from .ir import (
     StreamName,
     When,
 )
+from .latch import Latch
 from .words import Words, apart
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
@@ -55,12 +58,14 @@ class Frames:
         streams: Sequence[DeviceStream],
         words: Words,
         budget: Budget,
+        latch: Latch | None = None,
     ) -> None:
         self.plan = plan
         self.placement = placement
         self.mode = mode
         self.streams = streams
         self.words = words
+        self.latch = latch
         self.budget = budget
         self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
@@ -105,6 +110,8 @@ class Frames:
             yield from self._await(control, [EventName("caller", rank) for rank in ranks])
             yield from self._await(control, self._completions(first), "behind")
             yield from self._await(control, self._replays(first), "behind replays")
+            if self.latch is not None:
+                yield from self.latch.awaited()
             yield RecordEvent(control, EventName("start", 0), BEGIN)
         for device in devices:
             begin, control = EventName("begin", device), StreamName("control", device)
@@ -144,6 +151,8 @@ class Frames:
             control = StreamName("control", device)
             yield from self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
             yield RecordEvent(control, EventName("end", device), END, "timed")
+            if self.latch is not None and self.latch.control == control:
+                yield self.latch.reset()
             yield from self._reset(device)
             yield RecordEvent(control, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
@@ -152,6 +161,8 @@ class Frames:
                 yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
             else:
                 yield from self._before_replays(rank)
+        if self.latch is not None:
+            yield self.latch.raised()
 
     def _completions(self, device: int, *, but: int | None = None) -> list[EventName]:
         """Where the words of all devices, but for one, are reset; those of a device's process."""

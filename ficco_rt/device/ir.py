@@ -34,12 +34,14 @@ VERSION = 2
 Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced"]
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
 
+PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has asked for
+
 # When an action of a frame is issued: `behind` a run that may still be under way, or `alone`, when the host has seen
 # that run's end; where the run is `timed`. "behind others": the run before did not end on the same callers' streams.
 # "behind replays": callers' graphs hold runs of the plan, and may be under way.
 When: TypeAlias = Literal["always", "timed", "behind", "alone", "timed or behind", "behind others", "behind replays"]
 
-StreamKind: TypeAlias = Literal["plan", "raise", "wait", "control", "caller"]
+StreamKind: TypeAlias = Literal["plan", "raise", "wait", "control", "caller", "latch"]
 EventKind: TypeAlias = Literal[
     "plan",
     "raise",
@@ -109,7 +111,7 @@ class Features:
 @dataclass(frozen=True, slots=True, order=True)
 class StreamName:
     """A stream of a device. `number` is the plan's stream (`plan`, and its side streams `raise` and `wait`), the device
-    (`control`), or the rank whose caller gives the stream (`caller`)."""
+    (`control`, `latch`), or the rank whose caller gives the stream (`caller`)."""
 
     kind: StreamKind
     number: int
@@ -121,6 +123,7 @@ class StreamName:
             "wait": f"stream {self.number} side (waits)",
             "control": f"control {self.number}",
             "caller": f"caller {self.number}",
+            "latch": f"latch {self.number}",
         }[self.kind]
 
 
@@ -181,24 +184,29 @@ class EventName:
 @dataclass(frozen=True, slots=True)
 class Word:
     """A 32-bit word in the memory of the device that waits for it. It carries the plan's `flag`, or it is a semaphore:
-    the `point` that another device waits for, where no event leads.
+    the `point` that another device waits for, where no event leads; or it is a latch, which has neither.
 
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
     right `behind` that kernel, at the `completion` of the run, or, if it tells that another device is through, at the
-    `end` of the completion. `used`: in all modes, in graphs, or in graphs that are embedded."""
+    `end` of the completion. `used`: in all modes, in graphs, in graphs that are embedded, or, as a latch, in traced
+    runs."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
     reset: Literal["kernel", "behind", "completion", "end"]
-    used: Literal["always", "graph", "embedded"] = "always"
+    used: Literal["always", "graph", "embedded", "traced"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
+        if self.used == "traced":
+            return mode == "traced"
         return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
 
     @property
     def purpose(self) -> str:
+        if self.used == "traced":
+            return "latch"
         return f"flag {self.flag}" if self.point is None else f"semaphore of {self.point}"
 
 

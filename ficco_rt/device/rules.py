@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import TypeAlias
 
-from ficco_dsl.diagnostics import Diagnostic, Span
+from ficco_dsl.diagnostics import Diagnostic
 
 from ..errors import PlanError
 from ..graph.budget import CHECKED, Budget
@@ -19,6 +19,7 @@ from ..plan.ir import Work
 from ..region import BoxMap, Region
 from .ir import (
     GRAPHS,
+    PLACELESS,
     VERSION,
     Action,
     AwaitEvent,
@@ -36,8 +37,8 @@ from .ir import (
     StreamName,
     issued,
 )
+from .latch import latches_open_last
 
-PLACELESS = Span("device plan", 1, 1, 1, 1)
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "replayed")
 NOBODY = -1
@@ -528,4 +529,5 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     graphs_are_launched,
     graphs_are_whole,
     crowded_graphs_are_chains,
+    latches_open_last,
 )

@@ -14,6 +14,7 @@ from ..plan.clock import Clock
 from ..plan.ir import Work
 from .ir import (
     GRAPHS,
+    PLACELESS,
     Action,
     AwaitEvent,
     DeviceLaunch,
@@ -26,7 +27,7 @@ from .ir import (
     StreamName,
     issued,
 )
-from .rules import PLACELESS, words_in_order
+from .rules import words_in_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ _RESETS = {
     "end": "at the end of completion",
 }
 _DOES = {"raise": "raise", "wait": "wait for", "reset": "reset"}
-_USES = {"always": "", "graph": ", in graphs", "embedded": ", in callers' graphs"}
+_USES = {"always": "", "graph": ", in graphs", "embedded": ", in callers' graphs", "traced": ", in traced runs"}
 
 
 def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:

@@ -3,6 +3,7 @@
 The layout is the same in every mode, so that one set of words serves all runs of an executor. On each device those that
 the completion of a run resets come first, in one piece: flags, then semaphores, those of every mode before those of
 graphs and those of embedded graphs; then those that its end resets, in the same order; then those that kernels reset.
+The latch of traced runs is the last of all.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ class Words:
     table: tuple[Word, ...]
     flags: tuple[int, ...]  # flag → word; -1: it has none
     semaphores: Mapping[EventName, Mapping[int, int]]  # point → device that waits for it → word
-    places: Mapping[int, range]  # device → its words in the table
+    places: Mapping[int, range]  # device → its words in the table, without the latch
+    latch: int | None  # the last word; none where the first device shares no events with some other one
+
+    def listed(self, *, latched: bool) -> tuple[Word, ...]:
+        """The words of a device plan, with the latch or without."""
+        return self.table if latched or self.latch is None else self.table[: self.latch]
 
     def reset(self, device: int, mode: Mode, at: Literal["completion", "end"]) -> tuple[int, int]:
         """The first and the number of a device's words that the completion of a run, or its end, resets."""
@@ -84,7 +90,12 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
             if word.point is not None:
                 found[word.point][device] = len(table)
             table.append(Word(device, index, word.flag, word.point, word.reset, word.used))
-    return Words(tuple(table), tuple(flags), found, places)
+    first, *_ = placement.ordinals
+    latch = None
+    if not placement.others(first):
+        latch = len(table)
+        table.append(Word(first, len(wanted[first]), None, None, "completion", "traced"))
+    return Words(tuple(table), tuple(flags), found, places, latch)
 
 
 def _place(word: Word) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from ficco_rt.device.ir import (
     CopyMemory,
     DevicePlan,
     EventName,
+    Frame,
     LaunchGraph,
     LaunchKernel,
     Meet,
@@ -46,6 +47,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "shared": ("ag_gemm/streamed", "streams", {"chunks": 2}),
     "one queue": ("gemm_rs/streamed", "streams", {"chunks": 2}),
     "chain": ("gemm_rs/serial", "graph", {}),
+    "traced": ("gemm_rs/serial", "traced", {}),
 }
 QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where there are few
 
@@ -202,6 +204,34 @@ def circle(plan: DevicePlan) -> DevicePlan:
     waits = [a for a in rest if isinstance(a, ChangeWords) and a.stream.kind == "plan" and not a.changes[0].raises]
     moved = [replace(wait, stream=launch.stream) for wait, launch in zip(waits, launches, strict=True)]
     return replace(plan, body=(*moved, *launches, *(a for a in rest if a not in waits)))
+
+
+def at_the_end(kind: str, place: int) -> Damage:
+    """The last action of both frames goes to another place of the part `kind`; or nowhere."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        def moved(frame: Frame) -> Frame:
+            *rest, last = frame.end
+            parts = {"begin": list(frame.begin), "end": rest}
+            if kind:
+                parts[kind].insert(place, last)
+            return Frame(tuple(parts["begin"]), tuple(parts["end"]))
+
+        return replace(plan, own=moved(plan.own), called=moved(plan.called))
+
+    return damage
+
+
+def start_first(plan: DevicePlan) -> DevicePlan:
+    """Devices begin before the latch is up: the wait for it stands behind the start."""
+
+    def moved(frame: Frame) -> Frame:
+        begin = list(frame.begin)
+        start = next(i for i, a in enumerate(begin) if isinstance(a, RecordEvent) and a.event.kind == "start")
+        begin[start - 1], begin[start] = begin[start], begin[start - 1]
+        return replace(frame, begin=tuple(begin))
+
+    return replace(plan, own=moved(plan.own), called=moved(plan.called))
 
 
 def crowded(plan: DevicePlan) -> DevicePlan:
@@ -544,6 +574,41 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         unchained,
         "WaitEvent on rank 0 stream compute: stream 0 does not wait for stream 1, and device 0 has 2 hardware queues "
         "for 4 streams",
+    ),
+    (
+        "latch open too early",
+        rules.latches_open_last,
+        "traced",
+        at_the_end("begin", 0),
+        "the end of a run: the last action of the run does not raise the latch",
+    ),
+    (
+        "latch never open",
+        rules.latches_open_last,
+        "traced",
+        at_the_end("", 0),
+        "the end of a run: the last action of the run does not raise the latch",
+    ),
+    (
+        "start before the latch",
+        rules.latches_open_last,
+        "traced",
+        start_first,
+        "the begin of a run: start of the run is recorded, and not right behind the wait for the latch",
+    ),
+    (
+        "work on the latch's stream",
+        rules.latches_open_last,
+        "traced",
+        changed(RecordEvent, 0, stream=StreamName("latch", 0)),
+        f"{LAUNCH}: latch 0 does something else than to raise the latch",
+    ),
+    (
+        "latch of a crowded device",
+        rules.latches_open_last,
+        "traced",
+        lambda p: replace(p, features=replace(p.features, queues=4)),
+        "the latch of a traced run: a latch, and a device is crowded",
     ),
 ]
 

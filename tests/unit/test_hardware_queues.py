@@ -14,8 +14,7 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import CONNECTIONS, HSA_QUEUES, usual
-from ficco_rt.device.ir import GRAPHS, Mode, Placement
-from ficco_rt.device.rules import PLACELESS
+from ficco_rt.device.ir import GRAPHS, PLACELESS, Mode, Placement
 from ficco_rt.driver.gpu.binding import Plans
 from ficco_rt.errors import DeviceError, Diagnostic, PlanError
 from ficco_rt.machine.profiles import profile

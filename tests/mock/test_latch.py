@@ -1,0 +1,103 @@
+"""Traced runs stand behind their latch until the host has issued all of them; whatever goes wrong opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.driver.gpu import runs
+from ficco_rt.driver.gpu.driver import GpuDriver
+from ficco_rt.driver.gpu.gpus import Gpus
+from ficco_rt.driver.gpu.steps import DriverStep, make
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from tests import cases
+from tests.mock.standin import StandIn
+
+RANKS = 2
+
+
+@pytest.fixture(params=["ag_gemm/streamed", "gemm_rs/serial"])
+def executor(library: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executor:
+    """A traced one that has run."""
+    monkeypatch.setattr(runs, "DRAIN", 0.3)
+    library.reset(f"devices {RANKS}; call_steps 16")
+    machine = discover(library.face, RANKS)
+    plan = plan_of(build(cases.schedule(request.param), RANKS, cases.sizes(request.param, RANKS, even=True)), machine)
+    made = Executor(plan, library.face, machine=machine, timeout=20)
+    made.traced = True
+    assert verified_run(made, values="exact").ok
+    return made
+
+
+def ends_well(executor: Executor, library: StandIn) -> None:
+    for seed in range(3):
+        library.set(f"seed {seed}")
+        assert verified_run(executor, values="exact", seed=seed).ok
+    executor.traced = False
+    assert verified_run(executor, values="exact").ok
+    executor.close()
+    assert not library.violations()
+    assert not library.live()
+
+
+def test_nothing_begins_before_all_is_issued(
+    executor: Executor, library: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last call lets the run begin: until then nothing is written, however far streams can go."""
+    seen: list[bool] = []
+
+    def watched(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
+        *most, last = steps
+        make(gpus, most)
+        for _ in range(50):
+            gpus.idle()
+        before = library.copies()
+        for _ in range(50):
+            gpus.idle()
+        seen.append(library.copies() == before == copies)
+        make(gpus, [last])
+
+    executor.poison()
+    monkeypatch.setattr(runs, "make", watched)
+    copies = library.copies()
+    executor.run()
+    monkeypatch.undo()
+    assert seen == [True]
+    assert library.copies() > copies
+    assert not np.isnan(np.asarray(executor.read("C", 0), np.float32)).any()
+    ends_well(executor, library)
+
+
+def test_a_latch_that_nobody_opens_is_forced(
+    executor: Executor, library: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit of the run does it."""
+    driver = executor.driver
+    assert isinstance(driver, GpuDriver)
+    with monkeypatch.context() as patched:
+        patched.setattr(driver._gpus, "timeout", 0.2)
+        patched.setattr(runs, "make", lambda gpus, steps: make(gpus, steps[:-1]))
+        with pytest.raises(DeviceError, match=r"did not end within 0\.2 s"):
+            executor.run()
+    ends_well(executor, library)
+
+
+@pytest.mark.parametrize("place", [0.2, 0.6, 0.98])
+def test_a_call_that_fails_lets_the_run_go(
+    executor: Executor, library: StandIn, place: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
+        make(gpus, steps[: int(place * len(steps))])
+        raise DeviceError("the next call fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "make", failing)
+        with pytest.raises(DeviceError, match="the next call fails"):
+            executor.run()
+    ends_well(executor, library)
