@@ -341,6 +341,8 @@ def _execute(
             if baselines and number in turns:
                 with progress.step("running the baselines"):
                     baselines.turn()
+        if baselines:  # before the run with timestamps: streams of other executors may share its hardware queues
+            baselines.close()
         if backend != "host":  # timestamps cost time, so a run of its own has them, when all is warm
             with progress.step("tracing a run"):
                 executor.traced = True

@@ -27,6 +27,9 @@ class RunResources:
             if size:
                 self._words[ordinal] = (gpus.alloc(device, 4 * size, "the plan's flags", flags=True), size)
                 self._rescue[ordinal] = gpus.new_stream(device)
+        for word in words:
+            if word.used == "traced":  # NOTE made right after the control streams, so that it shares no queue with them
+                self._streams[StreamName("latch", word.device)] = gpus.new_stream(gpus.devices[word.device])
         self.addresses = [self.word(word.device, word.index) for word in words]
         self.clear()
 
