@@ -79,7 +79,7 @@ def layout_of(
 ) -> Layout:
     """`plan_hash` stands in the device plans, which say so what they were made of. `unaligned`: the launches (stream,
     command) that plain kernels do, because tuned ones cannot take the memory that the tensors lie in."""
-    if crowded(placement, _streams_of(plan, placement), features):
+    if crowded(placement, streams_of(plan, placement), features):
         plan, features = parted(plan), replace(features, early_starts=False)
     launches = LaunchPlanner(plan, device, placement, features, unaligned).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
@@ -180,7 +180,7 @@ class _Builder:
         return tuple(written[op] for op in range(max(written, default=-1) + 1))
 
     def _streams(self) -> tuple[DeviceStream, ...]:
-        return tuple(_streams_of(self.plan, self.layout.placement, self.side_streams, latched=self.latched))
+        return tuple(streams_of(self.plan, self.layout.placement, self.side_streams, latched=self.latched))
 
     # ---- commands
 
@@ -348,7 +348,7 @@ class _Builder:
         yield from self._timed(s, [tuple(actions)], cause)
 
 
-def _streams_of(
+def streams_of(
     plan: Plan, placement: Placement, side_streams: _SideStreams | None = None, *, latched: bool = False
 ) -> Iterator[DeviceStream]:
     """All streams of the devices, the callers' too."""

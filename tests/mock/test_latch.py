@@ -101,3 +101,19 @@ def test_a_call_that_fails_lets_the_run_go(
         with pytest.raises(DeviceError, match="the next call fails"):
             executor.run()
     ends_well(executor, library)
+
+
+def test_executors_that_are_opened_meanwhile_take_no_queue_of_the_latch(hip: StandIn) -> None:
+    """Their streams come between those of an executor that is made before them and runs behind them."""
+    hip.reset(f"devices {RANKS}")
+    machine = discover("hip", RANKS)
+    name = "gemm_rs/streamed"
+    plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
+    executors = [Executor(plan, "hip", machine=machine, timeout=5) for _ in range(6)]
+    for executor in executors[1:]:
+        assert verified_run(executor, values="exact").ok
+    executors[0].traced = True
+    assert verified_run(executors[0], values="exact").ok
+    for executor in executors:
+        executor.close()
+    assert not hip.violations()

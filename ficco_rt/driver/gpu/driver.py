@@ -18,6 +18,7 @@ from itertools import count
 
 import numpy as np
 
+from ...device.build import streams_of
 from ...errors import DeviceError, UsageError
 from ...machine.discover import machine as machine_from
 from ...plan.ir import CollectiveCall, Plan
@@ -65,7 +66,10 @@ class GpuDriver:
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
             self._features = vendor.features(self._device.arch)
-            self._resources = RunResources(self._gpus, self._plans().layout.words.table)
+            layout = self._plans().layout
+            streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
+            waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
+            self._resources = RunResources(self._gpus, layout.words.table, waiting)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
             self._binder = Binder(self._gpus, self._resources, self._launches)
             self._runs = Runs(self._gpus, self._plans().layout.plan, self._resources, self._binder)

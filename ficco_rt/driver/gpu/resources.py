@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,9 +14,11 @@ from .vendor import Gpu, Handle
 
 
 class RunResources:
-    """Of one placement. `words` are those of all its device plans: 32-bit words in device memory, 0 between runs."""
+    """Of one placement. `words` are those of all its device plans: 32-bit words in device memory, 0 between runs.
+    `streams` are made at once. NOTE what waits for a latch, and what raises it, must share no hardware queue: they are
+    made one after another, before streams of other executors come between."""
 
-    def __init__(self, gpus: Gpus, words: Sequence[Word]) -> None:
+    def __init__(self, gpus: Gpus, words: Sequence[Word], streams: Iterable[DeviceStream] = ()) -> None:
         self._gpus = gpus
         self._streams: dict[StreamName, Handle] = {}
         self._events: dict[EventName, Handle] = {}
@@ -27,9 +29,9 @@ class RunResources:
             if size:
                 self._words[ordinal] = (gpus.alloc(device, 4 * size, "the plan's flags", flags=True), size)
                 self._rescue[ordinal] = gpus.new_stream(device)
-        for word in words:
-            if word.used == "traced":  # NOTE made right after the control streams, so that it shares no queue with them
-                self._streams[StreamName("latch", word.device)] = gpus.new_stream(gpus.devices[word.device])
+        with gpus.turn():
+            for stream in streams:
+                self._stream(stream)
         self.addresses = [self.word(word.device, word.index) for word in words]
         self.clear()
 
