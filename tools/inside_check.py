@@ -90,8 +90,9 @@ def _faults(launch: LaunchInside) -> Iterator[str]:
     span = launch.span
     if not 0 <= span.waited <= span.stop - span.start:
         yield f"{launch_words(launch)}: longer than it lasted"
+    slack = CLOCK + span.within  # the marks' clock is known no better
     for work in launch.works:
-        if not span.start - CLOCK <= work.came <= work.began <= work.ended <= span.stop + CLOCK:
+        if not span.start - slack <= work.came <= work.began <= work.ended <= span.stop + slack:
             times = f"{span.start:.2f} {work.came:.2f} {work.began:.2f} {work.ended:.2f} {span.stop:.2f}"
             yield f"{work.label}: begin, came, began, ended, end are {times}"
 

@@ -46,7 +46,7 @@ def streamed_ops(plan: Plan) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("schedule", ["ag_gemm/streamed", "gemm_rs/streamed"])
 def test_works_are_told_as_the_model_tells_them(library: StandIn, schedule: str) -> None:
     """Each work once, on the run's clock though no device's clock begins with the run, and in what order it must be."""
-    plan = planned(library, schedule, ARCHS[library.face])
+    plan = planned(library, schedule, ARCHS[library.face], chunks=2)
     trace = traced(plan, library)
     found = launches(trace)
     assert {(work.rank, op) for launch in found for work in launch.works for op in work.ops} == streamed_ops(plan)
@@ -69,7 +69,7 @@ def test_works_are_told_as_the_model_tells_them(library: StandIn, schedule: str)
 
 def test_flags_that_come_late_are_what_a_launch_waits_for(cuda: StandIn) -> None:
     """A copy that is late by some hundred steps: the work that reads it waits, and the launch says for what."""
-    plan = planned(cuda, "ag_gemm/streamed", "arch sm_75; order 1")
+    plan = planned(cuda, "ag_gemm/streamed", "arch sm_75; order 1", chunks=2)
     plain = [launch.span.waited for launch in launches(traced(plan, cuda))]
     cuda.reset("devices 2; arch sm_75; order 1; delay 3 400")
     late = launches(traced(plan, cuda))
@@ -127,7 +127,7 @@ def test_the_check_for_gpus(
     assert "128³ on 2 × " in first
     assert ": right; run " in first
     assert [line.split(" mm: waited ")[0] for line in lines] == ["  rank 0", "  rank 1"]
-    plan = planned(library, "ag_gemm/streamed", ARCHS[library.face])
+    plan = planned(library, "ag_gemm/streamed", ARCHS[library.face], chunks=2)
     trace = traced(plan, library)
     assert inside_check.wrong(plan, trace) == []
     late = [replace(s, start=s.start + 500, stop=s.stop + 500) if s.kind == "gemm" else s for s in trace.spans]

@@ -283,7 +283,12 @@ class GpuDriver:
             with self._gpus.inside(bound.device):
                 start, stop = (self._runs.since(ordinal, event) for event in (events[0], events[-1]))
             marked.append(Marked(launch, marks, bound.tile_works, ordinal, start, stop))
-        return launch_times(marked, self._vendor.ticks)
+
+        def ticks(ordinal: int) -> float:
+            with concerning(self._gpus.devices[ordinal]):
+                return self._vendor.ticks(ordinal)
+
+        return launch_times(marked, ticks)
 
     def holdings(self) -> Holdings:
         streams, events, size = self._gpus.held()
