@@ -7,10 +7,13 @@ whatever it was made of; halves are interned, and equal bags of one `Bags` are o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from ficco_dsl.diagnostics import Span
+
 from ..region import Interval
+from .budget import Budget
 
 LEAF = 8
 
@@ -38,10 +41,11 @@ class Bag:
 
 
 class Bags:
-    """Makes bags. `spend` is called with the work that a union does, as numbers of entries."""
+    """Makes bags. `terms` pays for the work that a union does, as numbers of entries, at `origin`."""
 
-    def __init__(self, spend: Callable[[int], None]) -> None:
-        self._spend = spend
+    def __init__(self, terms: Budget, origin: Span) -> None:
+        self._terms = terms
+        self.origin = origin
         self._rows: dict[tuple[Entry, ...], Bag] = {}
         self._nodes: dict[tuple[int, int], Bag] = {}
         self._unions: dict[tuple[int, ...], Bag] = {}
@@ -92,7 +96,7 @@ class Bags:
             return a if a.size else b
         if a._halves is None and b._halves is None:
             return self._of(self._merged((*a._row, *b._row)), bit)
-        self._spend(1)
+        self._terms.spend(1, self.origin)
         (a0, a1), (b0, b1) = self._cut(a, bit), self._cut(b, bit)
         return self._node(self._joined(a0, b0, bit + 1), self._joined(a1, b1, bit + 1))
 
@@ -109,7 +113,7 @@ class Bags:
             before = amounts.get(number)
             amounts[number] = amount if before is None else _sum(before, amount)
             cost += 1 + amount.bit_length() // 64 if isinstance(amount, int) else len(amount)
-        self._spend(cost)
+        self._terms.spend(cost, self.origin)
         return sorted(amounts.items()) if len(amounts) > 1 else list(amounts.items())
 
 

@@ -116,16 +116,14 @@ Pieces: TypeAlias = "list[tuple[Box, Sum]]"  # boxes in logical coordinates
 class Algebra:
     """Makes values. One object a proof: its tables hold every value that the proof has met.
 
-    `origin` is the statement that the proof is at: who makes values without end is told there. `inputs` are the types
-    of the inputs, `error` is raised where values become too many.
+    `inputs` are the types of the inputs, `error` is raised where values become too many.
     """
 
     def __init__(self, origin: Span, inputs: Mapping[str, Dtype], error: type[ScheduleError] = ScheduleError) -> None:
-        self.origin = origin
         self.inputs = inputs
         self._cells = Budget(PROOF_PIECES, error)
         self._terms = Budget(PROOF_TERMS, error)
-        self._bags = Bags(lambda terms: self._terms.spend(terms, self.origin))
+        self._bags = Bags(self._terms, origin)
         self._numbers: dict[Source | Factors, int] = {}
         self._sources: list[Source | Factors] = []
         self._sums: dict[Sum, Sum] = {}
@@ -134,6 +132,15 @@ class Algebra:
         self._products: dict[tuple[int, int, Interval, int, int], Sum] = {}
         self._exact: dict[int, Sum] = {}
         self.zero = self._intern(Sum((), (), ()))
+
+    @property
+    def origin(self) -> Span:
+        """The statement that the proof is at: who makes values without end is told there."""
+        return self._bags.origin
+
+    @origin.setter
+    def origin(self, origin: Span) -> None:
+        self._bags.origin = origin
 
     def look_at(self, pieces: int) -> None:
         """Pay for pieces of tensors."""

@@ -38,8 +38,8 @@ def check(plan: Plan) -> list[Happening]:
     order = walk(plan)
     races = _Races(plan)
     races.run(order)
-    if races.mistakes:
-        raise PlanError(tuple(list(races.mistakes.values())[:MOST_MISTAKES]))
+    if races.mistakes.found:
+        raise PlanError(tuple(list(races.mistakes.found.values())[:MOST_MISTAKES]))
     if races.holders:
         _Walk(plan, races.holders).run()
     return order
@@ -230,12 +230,43 @@ def _origin(stream: Stream, i: int) -> Span:
 # ---------------------------------------------------------------- races
 
 
+class _Mistakes:
+    """What is found, once for each pair of places. The ledger tells it here and not to `_Races`, which holds the
+    ledger: a circle of two large objects lives until Python searches all of its memory for circles."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.found: dict[tuple[Span, Span], Diagnostic] = {}
+
+    def race(self, race: Race | Unwritten) -> None:
+        assert isinstance(race, Race)
+        key = (race.earlier.origin, race.later.origin)
+        if key not in self.found:
+            where = f"{race.region.tensor}@{race.region.rank} {describe(race.box)}"
+            later, earlier = self._who(race.later), self._who(race.earlier)
+            self.found[key] = Diagnostic(
+                race.later.origin,
+                f"race on {where}: {later} {race.does} them, {earlier} {race.did} them, and nothing orders the two",
+                (Note(f"the other access: {earlier} {race.did} here", race.earlier.origin),),
+            )
+
+    def not_after(self, me: Toucher, earlier: Toucher | None, origin: Span) -> None:
+        """An `after`, written at `origin`, that nothing in the plan keeps."""
+        place = "" if earlier is None else f" at {earlier.origin.line}"
+        text = f"'after' is not kept: {self._who(me)} does not wait for the stage{place}"
+        self.found.setdefault((origin, origin), Diagnostic(origin, text))
+
+    def _who(self, access: Toucher) -> str:
+        stream = self.plan.streams[access.stream]
+        return f"{access.what} on rank {stream.rank} stream {stream.name}"
+
+
 class _Races:
     """Vector clocks over the plan's commands, in a runnable order."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.mistakes: dict[tuple[Span, Span], Diagnostic] = {}
+        self.mistakes = _Mistakes(plan)
         clock = start(len(plan.streams))
         self.clocks: list[Clock] = [clock] * len(plan.streams)
         self.length = [0] * len(plan.streams)  # entries (commands that touch memory) so far
@@ -250,7 +281,7 @@ class _Races:
                 self.groups.setdefault(command.group, []).append(stream.id)
         shapes = {t.name: t.shapes for t in plan.tensors}
         written = (region for part in plan.parts() for region in part.writes)
-        self.ledger = Ledger(shapes, written, self._race)
+        self.ledger = Ledger(shapes, written, self.mistakes.race)
         self.memory = Budget(CHECKED_CLOCKS, PlanError)
         self.ends = {o.before for o in plan.orders}
         self.finished: dict[int, Toucher] = {}
@@ -338,27 +369,7 @@ class _Races:
         for before, origin in self.follows.get(op, ()):
             other = self.finished.get(before)
             if other is None or not other.known(clock, me):
-                place = "" if other is None else f" at {other.origin.line}"
-                self.mistakes.setdefault(
-                    (origin, origin),
-                    Diagnostic(origin, f"'after' is not kept: {self._who(me)} does not wait for the stage{place}"),
-                )
-
-    def _who(self, access: Toucher) -> str:
-        stream = self.plan.streams[access.stream]
-        return f"{access.what} on rank {stream.rank} stream {stream.name}"
-
-    def _race(self, race: Race | Unwritten) -> None:
-        assert isinstance(race, Race)
-        key = (race.earlier.origin, race.later.origin)
-        if key not in self.mistakes:
-            where = f"{race.region.tensor}@{race.region.rank} {describe(race.box)}"
-            later, earlier = self._who(race.later), self._who(race.earlier)
-            self.mistakes[key] = Diagnostic(
-                race.later.origin,
-                f"race on {where}: {later} {race.does} them, {earlier} {race.did} them, and nothing orders the two",
-                (Note(f"the other access: {earlier} {race.did} here", race.earlier.origin),),
-            )
+                self.mistakes.not_after(me, other, origin)
 
 
 def _name(launch: Launch, work: Work) -> str:

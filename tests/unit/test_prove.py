@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,12 +10,14 @@ from dataclasses import replace
 import pytest
 
 import ficco_dsl
+from ficco_dsl.diagnostics import Span
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.graph import ir
 from ficco_rt.graph.bags import LEAF, Bags
+from ficco_rt.graph.budget import PROOF_TERMS, Budget
 from ficco_rt.graph.prove import Proof, meaning, prove
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
@@ -224,7 +227,7 @@ def proof_cost(graph: ir.Graph) -> int:
 
 def test_a_bag_has_one_form_whatever_it_was_made_of() -> None:
     rng = random.Random(0)
-    bags = Bags(lambda terms: None)
+    bags = Bags(Budget(PROOF_TERMS), Span("", 1, 1, 1, 1))
     for size in (1, LEAF, LEAF + 1, 100):
         numbers = [rng.randrange(size) for _ in range(2 * size)]  # some of them twice
         things = [bags.one(n, 1) for n in numbers]
@@ -339,3 +342,19 @@ step i in 0..2 {{ stage a on sm {{ reduce H = sum(X[i])  reduce Y[i] = sum(H) }}
     help = caught.value.diagnostics[0].help
     assert help == "make H fp32, or admit the rounding: computes Y[…] = X[…] within bf16"
     assert compiled(text.replace("WITHIN", "within S")).claims[0].text == "Y[…] = X[…] within bf16"
+
+
+def test_what_a_compilation_made_is_gone_with_it() -> None:
+    """A circle of the proof's or the check's tables would live until Python searches all its memory for circles."""
+    graph = build(cases.schedule("ag_gemm/hetero_fused_1d"), 4, {"M": 4096, "chunks": 2})
+    machine = profile("h200-switch", 4)
+    plan_of(graph, machine)
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        plan_of(graph, machine)
+        assert gc.collect() < 100
+    finally:
+        if was:
+            gc.enable()
