@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .parser import parse_syntax, tokens
+from .grammar import tokens
+from .parser import parse_syntax
 
 if TYPE_CHECKING:
     from lark import Token

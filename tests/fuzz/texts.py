@@ -7,7 +7,7 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
-from ficco_dsl import parser
+from ficco_dsl import grammar
 from tests import cases
 
 NAMES = ("A", "B", "C", "G", "S", "M", "N", "K", "c", "p", "rank", "ranks", "peers", "all", "q", "dma", "x", "counts")
@@ -21,7 +21,7 @@ def _rules() -> dict[str, list[list[tuple[bool, str]]]]:
     """Rule -> its expansions; each a list of (is it a terminal, its name). Read from the parser's tables, so that
     a construct that is new in the grammar is fuzzed from its first day."""
     found: dict[str, list[list[tuple[bool, str]]]] = {}
-    for rule in parser._load_parser().rules:
+    for rule in grammar.load_parser().rules:
         found.setdefault(rule.origin.name, []).append([(s.is_term, s.name) for s in rule.expansion])
     return found
 
@@ -45,7 +45,7 @@ def _terminal(name: str, rng: random.Random) -> str:
         return rng.choice(NUMBERS)
     if name == "STRING":
         return rng.choice(('"k.cu"', '"k"', '""', '"k.py:k"'))
-    return parser._terminals()[name]
+    return grammar.terminal_texts()[name]
 
 
 def from_grammar(rng: random.Random, start: str = "start", depth: int = 14) -> str:

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from ficco_dsl import ScheduleError, format_text
-from ficco_dsl.parser import parse_syntax, tokens
+from ficco_dsl.grammar import tokens
+from ficco_dsl.parser import parse_syntax
 
 UGLY = """\
 # head

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ficco_dsl import Diagnostic, ScheduleError, Span, parse, parse_bytes, parser
+from ficco_dsl import Diagnostic, ScheduleError, Span, grammar, parse, parse_bytes
 from ficco_dsl.nodes import (
     Attribute,
     Binary,
@@ -853,32 +853,32 @@ def test_mistakes_between_stray_braces() -> None:
 
 
 def test_stored_tables_belong_to_the_grammar() -> None:
-    """If this fails: python -c "from ficco_dsl import parser; parser.write_tables()"."""
-    with open(parser._TABLES, encoding="utf-8") as file:
+    """If this fails: python -c "from ficco_dsl import grammar; grammar.write_tables()"."""
+    with open(grammar._TABLES, encoding="utf-8") as file:
         stored = json.load(file)
-    key = parser._grammar_key()
+    key = grammar._grammar_key()
     assert stored["key"]["grammar"] == key["grammar"]
     if stored["key"]["lark"] != key["lark"]:
         pytest.skip("another lark: the parser is built from its grammar")
-    fresh = json.loads(parser.tables_text())
+    fresh = json.loads(grammar.tables_text())
     assert fresh["data"]["options"] == stored["data"]["options"]
     assert len(fresh["data"]["parser"]["parser"]["states"]) == len(stored["data"]["parser"]["parser"]["states"])
 
 
 def test_without_stored_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = parse(AG_GEMM, "x.ficco")
-    monkeypatch.setattr(parser, "_TABLES", "/nowhere")
-    parser._load_parser.cache_clear()
+    monkeypatch.setattr(grammar, "_TABLES", "/nowhere")
+    grammar.load_parser.cache_clear()
     try:
         assert parse(AG_GEMM, "x.ficco") == expected
     finally:
-        parser._load_parser.cache_clear()
+        grammar.load_parser.cache_clear()
 
 
 def test_the_grammar_has_no_conflicts(caplog: pytest.LogCaptureFixture) -> None:
     import lark
 
-    with caplog.at_level("DEBUG", logger=lark.logger.name), open(parser._GRAMMAR, encoding="utf-8") as file:
+    with caplog.at_level("DEBUG", logger=lark.logger.name), open(grammar._GRAMMAR, encoding="utf-8") as file:
         lark.Lark(file.read(), parser="lalr", lexer="basic", debug=True)
     assert "onflict" not in caplog.text
 

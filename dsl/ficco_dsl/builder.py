@@ -1,0 +1,448 @@
+"""Nodes from the rules of the grammar: lark calls one method of `builder` a rule, bottom-up."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .diagnostics import Diagnostic, Span
+from .nodes import (
+    Attribute,
+    Binary,
+    Binding,
+    Call,
+    ClaimCollective,
+    ClaimProduct,
+    Collective,
+    Comprehension,
+    Computes,
+    Copy,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Int,
+    Item,
+    KernelDecl,
+    KernelParam,
+    Launch,
+    Let,
+    ListOf,
+    Name,
+    Param,
+    Part,
+    Pieces,
+    QueueDecl,
+    Range,
+    Reduce,
+    RegionRef,
+    Schedule,
+    Slice,
+    StageDecl,
+    StageStep,
+    Statement,
+    Step,
+    Subscript,
+    TensorDecl,
+    TypeName,
+    Unary,
+    Word,
+)
+
+if TYPE_CHECKING:
+    from lark import Token
+
+MAX_DIGITS = 18  # fits 64 bits
+MAX_BITS = 62  # units included
+
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class _Block(NamedTuple):
+    statements: tuple[Statement, ...]
+    end: Token
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """`x.rows(...)`, `x[a:b]`, `x.T` where an expression stands: right as a launch argument only."""
+
+    base: Any  # Expr or _Reach
+    accessor: Pieces | Subscript | None
+    transposed: bool
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Argument:
+    """An argument of a launch: its reading as an expression (if it has one) and as a region (if it has one)."""
+
+    expr: Expr | None
+    region: RegionRef | None
+    span: Span = field(compare=False)
+
+
+class Builder(threading.local):
+    """One method a grammar rule: takes its children, returns its node.
+
+    lark ties the callbacks to the parser, which is shared; what belongs to one parse is thread-local.
+    Methods never raise: they note mistakes and go on.
+    """
+
+    def begin(self, path: str, text: str, first_line: int) -> None:
+        self.path = path
+        self.text = text
+        self.lines: list[str] | None = None
+        self.before = first_line - 1  # lines above `text` in the file
+        self.mistakes: list[Diagnostic] = []
+        self.reaches: dict[int, _Reach] = {}  # by id, those that no launch has taken
+
+    # Helpers
+
+    def span(self, first: Any, last: Any | None = None) -> Span:
+        """From the first character of `first` to the last of `last`; each is a token or a node."""
+        a = self.token_span(first) if isinstance(first, str) else first.span
+        if last is None:
+            return a
+        b = self.token_span(last) if isinstance(last, str) else last.span
+        return Span(self.path, a.line, a.column, b.end_line, b.end_column)
+
+    def token_span(self, token: Any) -> Span:
+        before = self.before
+        return Span(self.path, token.line + before, token.column, token.end_line + before, token.end_column)
+
+    def word(self, token: Any) -> Word:
+        return Word.at(str(token), self.token_span(token))
+
+    def mistake(self, where: Any, message: str, help: str | None = None) -> None:
+        self.mistakes.append(Diagnostic(self.span(where), message, help=help))
+
+    def text_of(self, span: Span) -> str:
+        """The text of a span, on one line."""
+        if self.lines is None:
+            self.lines = self.text.split("\n")
+        lines = self.lines[span.line - 1 - self.before : span.end_line - self.before]
+        lines[-1] = lines[-1][: span.end_column - 1]
+        lines[0] = lines[0][span.column - 1 :]
+        return " ".join(" ".join(re.sub(r"#.*", "", line) for line in lines).split())
+
+    # Declarations
+
+    def start(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def schedule(self, c: list[Any]) -> Schedule:
+        keyword, name = c
+        span = self.span(keyword, name)
+        return Schedule(str(name), self.path, (), (), (), (), (), (), (), span)
+
+    def param(self, c: list[Any]) -> Param:
+        keyword, name, value, _, check = c
+        text = self.text_of(check.span) if check is not None else None
+        return Param(self.word(name), value, check, text, self.span(keyword, value if check is None else check))
+
+    def type(self, c: list[Any]) -> TypeName:
+        keyword, name, dtype = c
+        return TypeName(self.word(name), self.word(dtype), self.span(keyword, dtype))
+
+    def tensor(self, c: list[Any]) -> TensorDecl:
+        kind, name, *shape, _, dtype, unproven = c
+        span = self.span(kind, dtype if unproven is None else unproven)
+        return TensorDecl(kind.value, self.word(name), tuple(shape), self.word(dtype), unproven is not None, span)
+
+    def computes(self, c: list[Any]) -> Computes:
+        keyword, target, value, within, _, binding = c
+        types = () if within is None else tuple(self.word(name) for name in within)
+        last = binding or (value if within is None else within[-1])
+        return Computes(target, value, types, binding, self.span(keyword, last))
+
+    def within(self, c: list[Any]) -> list[Any]:
+        return c[1:]
+
+    def claim_product(self, c: list[Any]) -> ClaimProduct:
+        left, right = c
+        return ClaimProduct(left, right, self.span(left, right))
+
+    def claim_collective(self, c: list[Any]) -> ClaimCollective:
+        kind, operand, axis, shares, end = c
+        if kind == "all_reduce":
+            if axis is not None:
+                self.mistake(axis, "all_reduce takes no axis: every rank gets all of the sum", "write all_reduce(X)")
+        elif axis is None:
+            self.mistake(end, f"expected ',' and the axis in {kind}, found ')'", f"write {kind}(X, rows)")
+        elif axis == "cols" and kind != "all_gather":
+            self.mistake(axis, f"{kind} cuts rows, not cols", f"write {kind}(X, rows)")
+        if shares is not None and kind in ("all_gather", "reduce_scatter"):
+            self.mistake(shares, f"{kind} cuts equally and takes no 'of'", "only all_to_all takes shares")
+        return ClaimCollective(kind.value, operand, None if axis is None else axis.value, shares, self.span(kind, end))
+
+    def queue(self, c: list[Any]) -> QueueDecl:
+        keyword, name, *attributes, end = c
+        return QueueDecl(self.word(name), _present(attributes), self.span(keyword, end))
+
+    def kernel(self, c: list[Any]) -> KernelDecl:
+        keyword, name = c[0], c[1]
+        params = tuple(x for x in c if isinstance(x, KernelParam))
+        attributes = tuple(x for x in c if isinstance(x, Attribute))
+        file, entry = [x for x in c if isinstance(x, str) and x.type == "STRING"]  # type: ignore[attr-defined]
+        end = entry if c[-1] is None else c[-1]
+        return KernelDecl(self.word(name), params, file[1:-1], entry[1:-1], attributes, self.span(keyword, end))
+
+    def kernel_param(self, c: list[Any]) -> KernelParam:
+        mode, name = c
+        return KernelParam(mode.value, self.word(name), self.span(mode, name))
+
+    def stage(self, c: list[Any]) -> StageDecl:
+        keyword, name, _, queue, *options, attributes, block = c
+        streamed = False
+        after: tuple[Name, ...] = ()
+        seen = set()
+        for option in options:
+            if option[0].value in seen:
+                self.mistake(option[0], f"'{option[0]}' stands twice on stage '{name}'", "once is enough")
+            seen.add(option[0].value)
+            if len(option) == 1:
+                streamed = True
+            else:
+                after += tuple(Name(str(token), self.span(token)) for token in option[1:])
+        span = self.span(keyword, block.end)
+        return StageDecl(self.word(name), self.word(queue), streamed, after, attributes or (), block.statements, span)
+
+    def stage_option(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def stage_step(self, c: list[Any]) -> StageStep:
+        keyword, binding, *stages, end = c
+        return StageStep(binding, tuple(stages), self.span(keyword, end))
+
+    def with_(self, c: list[Any]) -> tuple[Attribute, ...]:
+        return tuple(c)
+
+    def attribute(self, c: list[Any]) -> Attribute:
+        name, value = c
+        span = self.span(name, value)
+        if isinstance(value, str):  # a token: a string or the word `copy`
+            value = value[1:-1] if value.startswith('"') else Name(str(value), self.span(value))
+        return Attribute(self.word(name), value, span)
+
+    # Statements
+
+    def block(self, c: list[Any]) -> _Block:
+        return _Block(tuple(c[:-1]), c[-1])
+
+    def copy(self, c: list[Any]) -> Copy:
+        keyword, dst, src, attributes = c
+        return Copy(dst, src, attributes or (), self.span(keyword, attributes[-1] if attributes else src))
+
+    def gemm(self, c: list[Any]) -> Gemm:
+        keyword, out, sign, left, right, terms, attributes = c
+        last = right if terms is None else terms[-1]
+        span = self.span(keyword, attributes[-1] if attributes else last)
+        regions = () if terms is None else self._terms(terms, "+", "a gemm adds a sum")
+        if regions and sign == "+=":
+            help = "write '=' and make the result a term, as in gemm Y = X * W + sum(Y, ...), or add with reduce"
+            self.mistake(sign, "a gemm with '+=' takes no sum(...)", help)
+        return Gemm(out, left, right, sign == "+=", regions, attributes or (), span)
+
+    def reduce(self, c: list[Any]) -> Reduce:
+        keyword, out, terms, attributes = c
+        span = self.span(keyword, attributes[-1] if attributes else terms[-1])
+        return Reduce(out, self._terms(terms, "=", "reduce only sums"), attributes or (), span)
+
+    def terms(self, c: list[Any]) -> list[Any]:
+        return c
+
+    def _terms(self, c: list[Any], sign: str, help: str) -> tuple[RegionRef, ...]:
+        function, *regions, _ = c
+        if function != "sum":  # not a keyword: a stage may well be called sum
+            self.mistake(function, f"expected sum(...) after '{sign}', found '{function}'", help)
+        return tuple(regions)
+
+    def collective(self, c: list[Any]) -> Collective:
+        kind, dst, src, attributes = c
+        span = self.span(kind, attributes[-1] if attributes else src)
+        return Collective(kind.value, dst, src, attributes or (), span)
+
+    def launch(self, c: list[Any]) -> Launch:
+        keyword, kernel, *arguments, end, attributes = c
+        span = self.span(keyword, attributes[-1] if attributes else end)
+        # _Argument until `_assemble` knows the tensors
+        return Launch(self.word(kernel), _present(arguments), attributes or (), span)
+
+    def let(self, c: list[Any]) -> Let:
+        keyword, name, value = c
+        return Let(self.word(name), value, self.span(keyword, value))
+
+    def for_(self, c: list[Any]) -> For:
+        keyword, *bindings, block = c
+        return For(tuple(bindings), block.statements, self.span(keyword, block.end))
+
+    def step(self, c: list[Any]) -> Step:
+        keyword, binding, block = c
+        return Step(binding, block.statements, self.span(keyword, block.end))
+
+    def if_(self, c: list[Any]) -> If:
+        # IF, condition, block; any number of times ELSE, IF, condition, block; then ELSE, block or None, None
+        otherwise: tuple[Statement, ...] = c[-1].statements if c[-1] is not None else ()
+        end = next(x for x in reversed(c) if x is not None).end
+        for i in range(len(c) - 5, 0, -4):
+            keyword, condition, block = c[i : i + 3]
+            otherwise = (If(condition, block.statements, otherwise, self.span(keyword, end)),)
+        return If(c[1], c[2].statements, otherwise, self.span(c[0], end))
+
+    def binding(self, c: list[Any]) -> Binding:
+        name, domain = c
+        return Binding(self.word(name), domain, self.span(name, domain))
+
+    def launch_argument(self, c: list[Any]) -> _Argument:
+        value, _, at = c
+        accessors: list[Pieces | Subscript] = []
+        transposed = misplaced = False
+        root = value
+        while isinstance(root, (Item, _Reach)):
+            if isinstance(root, Item):
+                start = root.base.span
+                inside = Span(self.path, start.end_line, start.end_column, root.span.end_line, root.span.end_column)
+                accessors.append(Subscript((root.index,), inside))
+            else:
+                self.reaches.pop(id(root), None)
+                misplaced = misplaced or (root.transposed and root is not value)
+                transposed = transposed or root.transposed
+                if root.accessor is not None:
+                    accessors.append(root.accessor)
+            root = root.base
+        if misplaced:
+            self.mistake(value, "nothing follows .T in a region")
+        span = self.span(value, value if at is None else at)
+        is_region = isinstance(value, _Reach) or at is not None
+        if not isinstance(root, Name):
+            if is_region:
+                self.mistake(value, "a region begins with the name of a tensor")
+            return _Argument(value, None, span)
+        region = RegionRef(root.id, tuple(reversed(accessors)), transposed, at, span)
+        return _Argument(None if is_region else value, region, span)
+
+    # Regions
+
+    def region(self, c: list[Any]) -> RegionRef:
+        ref, at = c
+        assert isinstance(ref, RegionRef)
+        return ref if at is None else replace(ref, at=at, span=self.span(ref, at))
+
+    def ref(self, c: list[Any]) -> RegionRef:
+        name, *accessors = c
+        last = accessors[-1] if accessors else name
+        transposed = isinstance(last, _Transposed)
+        span = self.span(name, last)
+        return RegionRef(str(name), tuple(accessors[: len(accessors) - transposed]), transposed, None, span)
+
+    def transposed(self, c: list[Any]) -> _Transposed:
+        dot, name = c
+        if name != "T":
+            self.mistakes.append(not_an_accessor(name, self.span(name)))
+        return _Transposed(self.span(dot, name))
+
+    def pieces(self, c: list[Any]) -> Pieces:
+        dot, axis, *parts, end = c
+        return Pieces(axis.value, tuple(parts), self.span(dot, end))
+
+    def subscript(self, c: list[Any]) -> Subscript:
+        start, *entries, end = c
+        return Subscript(tuple(entries), self.span(start, end))
+
+    def slice(self, c: list[Any]) -> Slice:
+        colon = next(i for i, x in enumerate(c) if isinstance(x, str))
+        start = c[0] if colon > 0 else None
+        stop = c[-1] if colon < len(c) - 1 else None
+        return Slice(start, stop, self.span(c[0], c[-1]))
+
+    def part(self, c: list[Any]) -> Part:
+        index, whole = c
+        return Part(index, whole, self.span(index, whole))
+
+    # Expressions
+
+    def range(self, c: list[Any]) -> Range:
+        start, stop = c
+        return Range(start, stop, self.span(start, stop))
+
+    def binary(self, c: list[Any]) -> Binary:
+        left, op, right = c
+        return Binary(op.value, left, right, self.span(left, right))
+
+    def unary(self, c: list[Any]) -> Unary:
+        op, operand = c
+        return Unary(op.value, operand, self.span(op, operand))
+
+    def number(self, c: list[Any]) -> Int:
+        (token,) = c
+        span = self.span(token)
+        digits, unit = token.replace("_", ""), 1
+        if digits.endswith("iB"):
+            digits, unit = digits[:-3].rstrip(), _UNITS[digits[-3:]]
+        if len(digits) > MAX_DIGITS:
+            self.mistake(token, f"the number has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
+            return Int(0, span)
+        value = int(digits) * unit
+        if value >= 1 << MAX_BITS:
+            self.mistake(token, f"the number is too large; numbers stay below 2^{MAX_BITS}")
+            return Int(0, span)
+        return Int(value, span)
+
+    def name(self, c: list[Any]) -> Name:
+        return Name(str(c[0]), self.span(c[0]))
+
+    def parenthesized(self, c: list[Any]) -> Any:
+        start, inner, end = c
+        if isinstance(inner, _Reach):
+            return inner
+        return replace(inner, span=self.span(start, end))  # so that the text of `(a + b) * c` is whole
+
+    def item(self, c: list[Any]) -> Any:
+        base, subscript = c
+        if not isinstance(base, _Reach) and len(subscript.entries) == 1 and not isinstance(subscript.entries[0], Slice):
+            return Item(base, subscript.entries[0], self.span(base, subscript))
+        return self.reach(c)
+
+    def reach(self, c: list[Any]) -> _Reach:
+        base, accessor = c
+        self.reaches.pop(id(base), None)  # one mistake for the whole of it
+        transposed = isinstance(accessor, _Transposed)
+        node = _Reach(base, None if transposed else accessor, transposed, self.span(base, accessor))
+        self.reaches[id(node)] = node
+        return node
+
+    def list_of(self, c: list[Any]) -> ListOf:
+        start, *items, end = c
+        return ListOf(_present(items), self.span(start, end))
+
+    def comprehension(self, c: list[Any]) -> Comprehension:
+        start, body, _, name, domain, end = c
+        return Comprehension(body, self.word(name), domain, self.span(start, end))
+
+    def call(self, c: list[Any]) -> Call:
+        function, *arguments, end = c
+        return Call(self.word(function), _present(arguments), self.span(function, end))
+
+
+@dataclass(frozen=True, slots=True)
+class _Transposed:
+    span: Span = field(compare=False)
+
+
+def _present(children: Iterable[Any]) -> tuple[Any, ...]:
+    """Children without lark's placeholder for an absent option."""
+    return tuple(x for x in children if x is not None)
+
+
+def not_an_accessor(name: str, span: Span) -> Diagnostic:
+    close = difflib.get_close_matches(name[:30], ("rows", "cols", "T"), 1, 0.4) or (["T"] if name == "t" else [])
+    help = f"did you mean '{close[0]}'?" if close else None
+    return Diagnostic(span, f"expected rows, cols or T after '.', found '{name}'", help=help)
+
+
+builder = Builder()
