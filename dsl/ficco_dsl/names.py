@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 
 from .diagnostics import Diagnostic, Note, Span
 from .nodes import (
     Attribute,
-    Binary,
-    Binding,
-    Call,
     ClaimCollective,
     ClaimExpr,
     ClaimProduct,
@@ -19,68 +15,25 @@ from .nodes import (
     Comprehension,
     Computes,
     Copy,
-    Expr,
     For,
     Gemm,
     If,
-    Int,
-    Item,
     KernelDecl,
     Launch,
     Let,
-    ListOf,
     Name,
     Param,
-    Part,
-    Pieces,
-    Range,
     Reduce,
     RegionRef,
     Schedule,
-    Slice,
     StageDecl,
     StageStep,
     Statement,
-    Subscript,
-    Unary,
-    Word,
 )
+from .uses import MAX_MISTAKES, Declared, Uses, indefinite, spot
+from .vocabulary import BUILTINS, DTYPES, ENGINES, ENGINES_OF, FUNCTIONS, ON_KERNEL, ON_QUEUE, RESOURCES, STRINGS, WORDS
 
-BUILTINS = ("rank", "ranks", "peers", "all")
-DTYPES = ("bf16", "fp16", "fp32")
-ENGINES = ("copy", "sm", "nccl")
-
-# name -> least and most arguments (None: any number), and how a call is written
-FUNCTIONS: Mapping[str, tuple[int, int | None, str]] = {
-    "reversed": (1, 1, "reversed(set)"),
-    "min": (1, None, "min(a, b, ...) or min(list)"),
-    "max": (1, None, "max(a, b, ...) or max(list)"),
-    "sum": (1, 1, "sum(list)"),
-    "len": (1, 1, "len(list)"),
-    "ceil": (2, 2, "ceil(a, b)"),
-    "part": (2, 2, "part(extent, i of n)"),
-    "rows": (1, 1, "rows(tensor)"),
-    "cols": (1, 1, "cols(tensor)"),
-}
-
-# What stands after an attribute's `=`: one of these words, a string, or (all others) a number.
-_WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto")}
-_STRINGS = ("host",)
-_RESOURCES = ("priority", "smem", "residency", "sms", "order")
-_ON_QUEUE = ("engine", *_RESOURCES)
-_ON_KERNEL = ("host", "grid", "block", "smem")
-
-_ENGINES_OF: Mapping[type, tuple[str, ...]] = {
-    Copy: ("copy", "sm"),
-    Gemm: ("sm",),
-    Reduce: ("sm",),
-    Launch: ("sm",),
-    Collective: ("nccl",),
-}
-
-MAX_MISTAKES = 100
 MAX_DIMENSIONS = 8
-_MAX_CANDIDATES = 1000  # difflib is slow: no suggestions out of more names
 
 
 def check(schedule: Schedule) -> list[Diagnostic]:
@@ -91,29 +44,16 @@ def check(schedule: Schedule) -> list[Diagnostic]:
     return found[:MAX_MISTAKES]
 
 
-@dataclass(frozen=True, slots=True)
-class _Declared:
-    what: str  # "param", "loop variable"
-    span: Span
-
-
-class _Checker:
-    """One walk over one schedule; what a walk finds is in `mistakes`."""
+class _Checker(Uses):
+    """One walk over one schedule: its declarations, stages and statements. What a walk finds is in `mistakes`."""
 
     def __init__(self, schedule: Schedule) -> None:
+        super().__init__(schedule)
         self.schedule = schedule
-        self.mistakes: list[Diagnostic] = []
-        self.values: dict[str, _Declared] = {}  # params, types and tensors share one namespace
-        self.tensors = {t.name: t for t in reversed(schedule.tensors)}
         self.queues = {q.name: q for q in reversed(schedule.queues)}
         self.kernels = {k.name: k for k in reversed(schedule.kernels)}
-        self.params = {p.name: p for p in reversed(schedule.params)}
-        self.scope: dict[str, _Declared] = {}  # loop variables and lets that are live
-        self.in_param = False
-        self.shaped: set[str] = set()  # tensors above the one whose shape is being read; then all
         self.stages: dict[str, Span] = {}
         self.all_stages = {s.name for s in _stages(schedule.program)}
-        self.arguments: dict[str, str] = {}  # of the kernel whose braces are being read: their modes
 
     def run(self) -> None:
         s = self.schedule
@@ -137,7 +77,7 @@ class _Checker:
             self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:
-            self.attributes(queue.attributes, _ON_QUEUE, f"queue '{queue.name}'")
+            self.attributes(queue.attributes, ON_QUEUE, f"queue '{queue.name}'")
             if all(a.name != "engine" for a in queue.attributes):
                 self.mistake(
                     spot(queue.name, queue.span),
@@ -150,40 +90,14 @@ class _Checker:
             self.mistake(s.span, "the schedule has no stage", help="add: stage NAME on QUEUE { ... }")
         self._program(s.program)
 
-    # ------------------------------------------------------------ helpers
-
-    def mistake(self, span: Span, message: str, *notes: Note, help: str | None = None) -> None:
-        self.mistakes.append(Diagnostic(span, message, notes, help))
-
-    def like(self, name: str, known: Collection[str]) -> str | None:
-        """Help for an unknown name: the known one that looks like it."""
-        if len(known) > _MAX_CANDIDATES or len(self.mistakes) > MAX_MISTAKES:
-            return None
-        by_lower = {k.lower(): k for k in known}  # `c` for `C` is the likeliest slip
-        close = difflib.get_close_matches(name.lower()[:64], by_lower, 1, 0.6)
-        return f"did you mean '{by_lower[close[0]]}'?" if close else None
-
-    def bind(self, name: str, what: str, span: Span) -> None:
-        """A loop variable or let begins to live."""
-        if name in BUILTINS:
-            self.mistake(span, f"'{name}' is built in and cannot be a {what}")
-        elif name in FUNCTIONS:
-            self.mistake(span, f"'{name}' is a built-in function and cannot be a {what}")
-        else:
-            before = self.scope.get(name) or self.values.get(name)
-            if before is not None:
-                note = Note(f"{before.what} '{name}' is declared here", before.span)
-                self.mistake(span, f"{what} '{name}' hides the {before.what} of that name", note, help="rename it")
-        self.scope[name] = _Declared(what, span)
-
     # ------------------------------------------------------------ declarations
 
     def _declare(self) -> None:
         """One namespace for params, types and tensors; one each for queues, kernels and stages."""
         s = self.schedule
-        values = [(p.name, _Declared("param", spot(p.name, p.span))) for p in s.params]
-        values += [(t.name, _Declared("type", spot(t.name, t.span))) for t in s.types]
-        values += [(t.name, _Declared(t.kind, spot(t.name, t.span))) for t in s.tensors]
+        values = [(p.name, Declared("param", spot(p.name, p.span))) for p in s.params]
+        values += [(t.name, Declared("type", spot(t.name, t.span))) for t in s.types]
+        values += [(t.name, Declared(t.kind, spot(t.name, t.span))) for t in s.tensors]
         values.sort(key=lambda x: (x[1].span.line, x[1].span.column))
         for name, declared in values:
             if name in BUILTINS:
@@ -263,7 +177,7 @@ class _Checker:
             self.region(claim.target, "the target of computes")
             tensor = self.tensors.get(name)
             if tensor is not None and tensor.kind != "output":
-                self.mistake(claim.target.span, f"computes is for outputs; '{name}' is {_a(tensor.kind)}")
+                self.mistake(claim.target.span, f"computes is for outputs; '{name}' is {indefinite(tensor.kind)}")
             elif tensor is not None and tensor.unproven:
                 note = Note(f"output '{name}' is declared here", spot(tensor.name, tensor.span))
                 help = "drop the word unproven, or the computes line"
@@ -285,7 +199,7 @@ class _Checker:
             self.scope.clear()
         for tensor in self.schedule.tensors:
             if tensor.unproven and tensor.kind != "output":
-                self.mistake(tensor.span, f"unproven is for outputs; '{tensor.name}' is {_a(tensor.kind)}")
+                self.mistake(tensor.span, f"unproven is for outputs; '{tensor.name}' is {indefinite(tensor.kind)}")
             if tensor.kind == "output" and not tensor.unproven and tensor.name not in claimed:
                 help = f"add: computes {tensor.name} = ..., or write unproven after its type"
                 self.mistake(spot(tensor.name, tensor.span), f"output '{tensor.name}' has no computes line", help=help)
@@ -310,7 +224,7 @@ class _Checker:
                 self.mistake(spot(p.name, p.span), f"'{p.name}' is built in and cannot be an argument's name")
             first.add(p.name)
         self.arguments = {p.name: p.mode for p in reversed(kernel.params)}
-        self.attributes(kernel.attributes, _ON_KERNEL, f"kernel '{kernel.name}'")
+        self.attributes(kernel.attributes, ON_KERNEL, f"kernel '{kernel.name}'")
         self.arguments = {}
 
     # ------------------------------------------------------------ attributes
@@ -331,14 +245,14 @@ class _Checker:
             self._value(a)
 
     def _value(self, a: Attribute) -> None:
-        words = _WORDS.get(a.name)
+        words = WORDS.get(a.name)
         if words is not None:
             if not isinstance(a.value, Name):
                 self.mistake(a.span, f"{a.name} is {_list(words)}")
             elif a.value.id not in words:
                 message = f"{a.name} is {_list(words)}, not '{a.value.id}'"
                 self.mistake(a.value.span, message, help=self.like(a.value.id, words))
-        elif a.name in _STRINGS:
+        elif a.name in STRINGS:
             if not isinstance(a.value, str):
                 self.mistake(a.span, f'{a.name} is a string: {a.name} = "file.py:function"')
         elif isinstance(a.value, str):
@@ -386,7 +300,7 @@ class _Checker:
             note = Note(f"{place} is declared here", self.stages[stage.name])
             self.mistake(spot(stage.name, stage.span), f"{place} is declared already", note)
         self.stages.setdefault(stage.name, spot(stage.name, stage.span))
-        self.attributes(stage.attributes, _RESOURCES, place)
+        self.attributes(stage.attributes, RESOURCES, place)
         if not stage.body:
             self.mistake(spot(stage.name, stage.span), f"{place} has no statements", help="fill it, or delete it")
         self._block(stage.body, stage)
@@ -424,7 +338,7 @@ class _Checker:
 
     def _operation(self, s: Copy | Gemm | Reduce | Collective | Launch, stage: StageDecl) -> None:
         word = s.kind if isinstance(s, Collective) else type(s).__name__.lower()
-        engines = _ENGINES_OF[type(s)]
+        engines = ENGINES_OF[type(s)]
         engine = self._engine(stage)
         if engine is not None and engine not in engines:
             queue = self.queues[stage.queue]
@@ -437,7 +351,7 @@ class _Checker:
         elif stage.streamed and s.attributes:
             message = f"'with' on a statement of stage '{stage.name}', which is streamed and one launch"
             self.mistake(s.attributes[0].span, message, help="say it on the stage, or take the statement out of it")
-        self.attributes(s.attributes, _RESOURCES, word)
+        self.attributes(s.attributes, RESOURCES, word)
 
         if isinstance(s, Copy):
             self.region(s.dst, "a copy", at=True, writes=True)
@@ -488,159 +402,6 @@ class _Checker:
             else:
                 self.expr(argument)
 
-    # ------------------------------------------------------------ regions and expressions
-
-    def region(
-        self, r: RegionRef, place: str = "a claim", *, at: bool = False, transposed: bool | None = None,
-        writes: bool = False,
-    ) -> None:  # fmt: skip
-        """Check a region; `at` and `transposed` say whether it may have `@` and `.T` where it stands."""
-        tensor = self.tensors.get(r.tensor)
-        if tensor is None:
-            declared = self.scope.get(r.tensor) or self.values.get(r.tensor)
-            if r.tensor in BUILTINS:
-                self.mistake(r.span, f"'{r.tensor}' is a number or a set, not a tensor")
-            elif declared is not None:
-                self.mistake(r.span, f"'{r.tensor}' is a {declared.what}, not a tensor")
-            else:
-                self.mistake(r.span, f"unknown tensor '{r.tensor}'", help=self.like(r.tensor, self.tensors))
-        elif writes and tensor.kind == "input":
-            note = Note(f"input '{r.tensor}' is declared here", spot(tensor.name, tensor.span))
-            self.mistake(r.span, f"'{r.tensor}' is an input and cannot be written", note, help="write to a scratch")
-        if r.transposed and not transposed and place != "a claim":
-            self.mistake(r.span, f".T on {place}: only operands of gemm and claims are transposed")
-        if r.at is not None:
-            if not at:
-                help = "a gemm reads its operands on its own rank; copy first" if "gemm" in place else None
-                self.mistake(r.at.span, f"'@' cannot stand on {place}", help=help)
-            self.expr(r.at)
-        for accessor in r.accessors:
-            self._accessor(accessor)
-
-    def _accessor(self, accessor: Pieces | Subscript) -> None:
-        if isinstance(accessor, Pieces):
-            for part in accessor.parts:
-                self.part(part)
-            return
-        for entry in accessor.entries:
-            if isinstance(entry, Slice):
-                for end in (entry.start, entry.stop):
-                    if end is not None:
-                        self.expr(end)
-            else:
-                self.expr(entry)
-
-    def binding(self, b: Binding) -> None:
-        self.expr(b.domain)
-        self.bind(b.name, "loop variable", spot(b.name, b.span))
-
-    def part(self, p: Part) -> None:
-        self.expr(p.index)
-        self.expr(p.whole)
-
-    def expr(self, e: Expr) -> None:
-        if isinstance(e, Int):
-            return
-        if isinstance(e, Name):
-            self._name(e)
-        elif isinstance(e, Unary):
-            self.expr(e.operand)
-        elif isinstance(e, Binary):
-            self.expr(e.left)
-            self.expr(e.right)
-        elif isinstance(e, Range):
-            self.expr(e.start)
-            self.expr(e.stop)
-        elif isinstance(e, ListOf):
-            for x in e.items:
-                self.expr(x)
-        elif isinstance(e, Item):
-            self.expr(e.base)
-            self.expr(e.index)
-        elif isinstance(e, Comprehension):
-            live = dict(self.scope)
-            self.expr(e.domain)
-            self.bind(e.name, "loop variable", spot(e.name, e.span))
-            self.expr(e.body)
-            self.scope = live
-        else:
-            self._call(e)
-
-    def _unknown(self, name: str) -> bool:
-        return name not in self.scope and name not in self.values and name not in BUILTINS
-
-    def _name(self, e: Name) -> None:
-        name = e.id
-        if name in self.scope:
-            return
-        if name in ("rank", "peers"):
-            if self.in_param:
-                help = "use it in a tensor's shape or in a stage"
-                self.mistake(e.span, f"'{name}' differs from rank to rank; a param does not", help=help)
-            return
-        if name in BUILTINS or name in self.params:
-            return
-        if name in self.arguments:
-            if self.arguments[name] != "int":
-                help = f"rows({name}) and cols({name}) are numbers"
-                self.mistake(e.span, f"argument '{name}' is a region, not a number", help=help)
-            return
-        if name in self.values:
-            self.mistake(e.span, f"'{name}' is {_a(self.values[name].what)}, not a number or a list")
-        elif name in FUNCTIONS:
-            self.mistake(e.span, f"'{name}' is a function", help=f"write {FUNCTIONS[name][2]}")
-        else:
-            known = [*self.scope, *self.params, *BUILTINS]
-            known += [argument for argument, mode in self.arguments.items() if mode == "int"]
-            self.mistake(e.span, f"unknown name '{name}'", help=self.like(name, known))
-
-    def _call(self, e: Call) -> None:
-        function = FUNCTIONS.get(e.function)
-        if function is None:
-            self.mistake(
-                spot(e.function, e.span), f"unknown function '{e.function}'", help=self.like(e.function, FUNCTIONS)
-            )
-        else:
-            least, most, form = function
-            if len(e.arguments) < least or (most is not None and len(e.arguments) > most):
-                count = "1 argument" if len(e.arguments) == 1 else f"{len(e.arguments)} arguments"
-                self.mistake(e.span, f"{e.function}() does not take {count}", help=f"write {form}")
-                function = None  # what stands where is unclear
-        for i, argument in enumerate(e.arguments):
-            if isinstance(argument, Part):
-                if function is not None and not (e.function == "part" and i == 1):
-                    help = f"write {function[2]}; 'of' belongs to regions and part()"
-                    self.mistake(argument.span, f"{e.function}() takes no piece", help=help)
-                self.part(argument)
-                continue
-            if function is not None and e.function == "part" and i == 1:
-                self.mistake(argument.span, "part() takes a piece: part(extent, i of n)")
-            if function is not None and e.function in ("rows", "cols"):
-                self._measured(e.function, argument)
-            else:
-                self.expr(argument)
-
-    def _measured(self, function: str, argument: Expr) -> None:
-        """The argument of rows() or cols(): a tensor, or a kernel's region argument in its braces."""
-        if not isinstance(argument, Name):
-            self.mistake(argument.span, f"{function}() takes the name of a tensor")
-            self.expr(argument)
-            return
-        if argument.id not in self.tensors and self.arguments.get(argument.id, "int") == "int":
-            known = [*self.tensors, *(name for name, mode in self.arguments.items() if mode != "int")]
-            self.mistake(argument.span, f"unknown tensor '{argument.id}'", help=self.like(argument.id, known))
-        elif self.in_param:
-            message = f"a param cannot use {function}({argument.id}): shapes are made from params"
-            self.mistake(argument.span, message)
-        elif argument.id in self.tensors and argument.id not in self.shaped:
-            message = f"{function}({argument.id}) in a shape: '{argument.id}' has none yet"
-            self.mistake(argument.span, message, help=f"declare '{argument.id}' further up")
-
-
-def spot(name: str, span: Span) -> Span:
-    """The place of a name inside of what has `span`."""
-    return name.span if isinstance(name, Word) else span
-
 
 def _names_in(e: object) -> dict[str, None]:
     """The names an expression uses, in order, without its own loop variables."""
@@ -665,10 +426,6 @@ def _stages(program: Sequence[StageDecl | StageStep]) -> Iterable[StageDecl]:
             yield from _stages(item.body)
         else:
             yield item
-
-
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
 
 
 def _list(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ficco_dsl import names
+from ficco_dsl import names, vocabulary
 from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from ficco_dsl.nodes import Schedule
 from ficco_dsl.parser import parse_syntax
@@ -52,7 +52,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "residency": "blocks of a gemm on a multiprocessor",
     "sms": "multiprocessors that a launch keeps to",
     "order": "text, or auto: copies go out in rounds in which no rank receives from two",
-    **{name: form for name, (_, _, form) in names.FUNCTIONS.items()},
+    **{name: form for name, (_, _, form) in vocabulary.FUNCTIONS.items()},
 }
 
 _AFTER_DOT = ("rows", "cols", "T")

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from ficco_dsl import names
+from ficco_dsl import vocabulary
 from ficco_rt.lsp.analysis import WORDS
 
 EDITORS = Path(__file__).parents[2] / "editors"
@@ -36,7 +36,7 @@ def vim() -> set[str]:
 
 
 def test_all_words_are_known() -> None:
-    wanted = reserved() | set(names.FUNCTIONS) | set(names.BUILTINS) | set(names.DTYPES)
+    wanted = reserved() | set(vocabulary.FUNCTIONS) | set(vocabulary.BUILTINS) | set(vocabulary.DTYPES)
     assert wanted
     assert wanted - textmate() == set()
     assert wanted - vim() == set()

@@ -23,7 +23,8 @@ import lark
 import pytest
 
 import ficco_dsl
-from ficco_dsl import ScheduleError, names
+from ficco_dsl import ScheduleError
+from ficco_dsl.vocabulary import BUILTINS, DTYPES, ENGINES, ON_KERNEL, ON_QUEUE
 from ficco_rt import compiler, library
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -176,7 +177,7 @@ def test_reserved_words_are_listed() -> None:
 
 def test_built_in_names_are_listed() -> None:
     """Functions with their arguments, attributes, engines, types and names."""
-    for word in (*names.BUILTINS, *names.DTYPES, *names.ENGINES, *names._ON_QUEUE, *names._ON_KERNEL):
+    for word in (*BUILTINS, *DTYPES, *ENGINES, *ON_QUEUE, *ON_KERNEL):
         assert re.search(rf"`{word}\b", DOC), word
     for form in ("reversed(set)", "min(list)", "sum(list)", "len(list)", "ceil(a, b)", "part(extent, i of n)"):
         assert f"`{form}`" in DOC, form

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import ficco_rt
-from ficco_dsl import names
+from ficco_dsl.vocabulary import DTYPES
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.types import TYPES, numpy_dtype
 
 
 def test_the_language_has_these_types() -> None:
-    assert tuple(TYPES) == names.DTYPES
+    assert tuple(TYPES) == DTYPES
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -37,7 +37,7 @@ def test_a_row_is_all_that_a_type_takes(monkeypatch: pytest.MonkeyPatch) -> None
                               numpy="ml_dtypes.float8_e4m3fn", torch="float8_e4m3fn", dlpack=(10, 8), typestr="<V1",
                               number=3, tensor_map="UINT8", half=None),
     )  # fmt: skip
-    monkeypatch.setattr(names, "DTYPES", (*names.DTYPES, "fp8"))
+    monkeypatch.setattr("ficco_dsl.names.DTYPES", (*DTYPES, "fp8"))
     plan = ficco_rt.compile("ag_gemm/streamed", 2, M=64, N=32, K=32, T="fp8")
     assert {c.kernel for s in plan.streams for c in s.commands if hasattr(c, "kernel")} == {"naive_gemm"}
     with Executor(plan) as executor:

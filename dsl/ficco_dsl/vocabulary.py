@@ -1,0 +1,39 @@
+"""The words of the language that are no keywords: built-in names, functions, types, engines, words of attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .nodes import Collective, Copy, Gemm, Launch, Reduce
+
+BUILTINS = ("rank", "ranks", "peers", "all")
+DTYPES = ("bf16", "fp16", "fp32")
+ENGINES = ("copy", "sm", "nccl")
+
+# name -> least and most arguments (None: any number), and how a call is written
+FUNCTIONS: Mapping[str, tuple[int, int | None, str]] = {
+    "reversed": (1, 1, "reversed(set)"),
+    "min": (1, None, "min(a, b, ...) or min(list)"),
+    "max": (1, None, "max(a, b, ...) or max(list)"),
+    "sum": (1, 1, "sum(list)"),
+    "len": (1, 1, "len(list)"),
+    "ceil": (2, 2, "ceil(a, b)"),
+    "part": (2, 2, "part(extent, i of n)"),
+    "rows": (1, 1, "rows(tensor)"),
+    "cols": (1, 1, "cols(tensor)"),
+}
+
+# What stands after an attribute's `=`: one of these words, a string, or (all others) a number.
+WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto")}
+STRINGS = ("host",)
+RESOURCES = ("priority", "smem", "residency", "sms", "order")
+ON_QUEUE = ("engine", *RESOURCES)
+ON_KERNEL = ("host", "grid", "block", "smem")
+
+ENGINES_OF: Mapping[type, tuple[str, ...]] = {
+    Copy: ("copy", "sm"),
+    Gemm: ("sm",),
+    Reduce: ("sm",),
+    Launch: ("sm",),
+    Collective: ("nccl",),
+}
