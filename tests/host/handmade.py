@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import count
 
 import numpy as np
+import pytest
 
 from ficco_rt.driver.api import Array
-from ficco_rt.errors import Span
+from ficco_rt.errors import DeviceError, Span
 from ficco_rt.exec.executor import Executor
 from ficco_rt.graph.ir import Claim, Combined, Engine, Gemm, Kernel, Operand, Product, Reduce, Tensor
 from ficco_rt.kernels.catalogue import GEMM, REDUCE
@@ -31,6 +32,7 @@ from ficco_rt.plan.ir import (
     Work,
 )
 from ficco_rt.region import Axis, Interval, Region, whole
+from ficco_rt.trace import Trace
 from ficco_rt.types import Dtype, numpy_dtype
 
 # Round numbers: 100 bytes and 1000 operations a microsecond, 10 bytes a microsecond on links.
@@ -199,3 +201,17 @@ def gather_plan(dtype: Dtype = "fp32", m: int = 2, k: int = 4, n: int = 3) -> Pl
 
 def executor_of(made: Plan, order: str = "fifo") -> Executor:
     return Executor(made, machine=MACHINE, order=order)
+
+
+def run(made: Plan, order: str = "fifo", **tensors: object) -> Trace:
+    """Run a plan on the tensors: what happened when."""
+    with Executor(made, machine=MACHINE, order=order) as executor:
+        executor.run(**tensors)
+        return executor.trace
+
+
+def message(made: Plan, order: str = "fifo", **tensors: object) -> str:
+    """What a run that fails says."""
+    with pytest.raises(DeviceError) as caught:
+        run(made, order, **tensors)
+    return str(caught.value)

@@ -18,7 +18,6 @@ import pytest
 
 import ficco_rt as ficco
 from ficco_rt import compiler, library
-from ficco_rt.cli.main import execute
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import NAMES, profile
@@ -27,7 +26,7 @@ from ficco_rt.select.choose import Choice, choose, question
 from ficco_rt.select.defaults import open_values
 from ficco_rt.select.estimates import ESTIMATES, estimate
 from ficco_rt.select.facts import SHAPES, facts
-from tests.unit.test_cli import Ending
+from tests.unit.command_line import Ending
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = profile("h200-switch", 8)
@@ -44,18 +43,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     ranking._KEPT.clear()
     yield
     ranking._KEPT.clear()
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ending]:
-    """Run a command line in this process."""
-
-    def call(*words: str | Path) -> Ending:
-        code = execute(str(words[0]), [str(w) for w in words[1:]])
-        captured = capsys.readouterr()
-        return Ending(code, captured.out, captured.err)
-
-    return call
 
 
 def sets(sizes: dict[str, int]) -> list[str]:

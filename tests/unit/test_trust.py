@@ -16,9 +16,7 @@ from ficco_rt.exec.executor import Executor
 from ficco_rt.plan import codec
 from ficco_rt.plan.codec import content_hash
 from ficco_rt.plan.ir import VERSION, Plan
-from tests.unit.test_cli import Ending, run
-
-__all__ = ["run"]  # the fixture
+from tests.unit.command_line import Ending
 
 SCHEDULE = """\
 # A kernel of a user.

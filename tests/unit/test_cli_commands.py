@@ -1,0 +1,239 @@
+"""`ficco fmt`, `check`, `compile`, `list`, `init` and `explain`: what they print and how they end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ficco_rt as ficco
+from ficco_rt.errors import PlanError
+from ficco_rt.graph.ir import Gemm
+from ficco_rt.region import Axis, Interval
+from tests.unit import plan_damage as damage
+from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
+
+# ---------------------------------------------------------------- fmt
+
+
+def test_fmt(run: Callable[..., Ending], here: Path) -> None:
+    good = here / "good.ficco"
+    run("ficco", "fmt", "good.ficco")
+    formatted = good.read_text()
+    good.write_text(formatted.replace("param M = 64", "param   M=64"))
+    assert run("ficco", "fmt", "--check", "good.ficco") == Ending(1, "would format good.ficco\n", "")
+    assert run("ficco", "fmt", "good.ficco") == Ending(0, "formatted good.ficco\n", "")
+    assert good.read_text() == formatted
+    assert run("ficco", "fmt", "good.ficco") == Ending(0, "", "")
+    assert run("ficco", "fmt", "--check", "good.ficco") == Ending(0, "", "")
+
+
+def test_fmt_standard_input(here: Path) -> None:
+    done = subprocess.run(
+        command("ficco", "fmt", "-"), input="schedule x\nparam M=!\n", capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("<stdin>:2:9: ")
+    assert "    2 | param M=!\n      |         ^\n" in done.stderr
+    run_good = subprocess.run(command("ficco", "fmt", "-"), input=GOOD, capture_output=True, text=True, env=ENVIRONMENT)
+    again = subprocess.run(
+        command("ficco", "fmt", "-"), input=run_good.stdout, capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert (again.returncode, again.stdout) == (0, run_good.stdout)
+
+
+def test_fmt_formats_the_good_and_tells_of_all_the_bad(run: Callable[..., Ending], here: Path) -> None:
+    for name in ("b1.ficco", "b2.ficco"):
+        (here / name).write_text("schedule x\nparam M=!\n")
+    (here / "good.ficco").write_text(GOOD.replace("param M = 64", "param   M=64"))
+    ending = run("ficco", "fmt", "b1.ficco", "good.ficco", "b2.ficco")
+    assert (ending.code, ending.out) == (1, "formatted good.ficco\n")
+    assert "b1.ficco:2:9: " in ending.err
+    assert "b2.ficco:2:9: " in ending.err
+
+
+# ---------------------------------------------------------------- check, compile, list, explain
+
+
+def test_check(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "check", "good.ficco", "--gpus", "1,2,4")
+    assert ending.code == 0
+    assert ending.out == (
+        "good.ficco: 1 rank: proven, no race, no deadlock, 2 operations, 2 streams, 1 wait\n"
+        "good.ficco: 2 ranks: proven, no race, no deadlock, 6 operations, 4 streams, 4 waits\n"
+        "good.ficco: 4 ranks: proven, no race, no deadlock, 20 operations, 8 streams, 16 waits\n"
+    )
+
+
+def test_check_goes_on_after_a_wrong_file(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "check", "missing.ficco", "good.ficco", "nowhere.ficco", "--gpus", "2")
+    assert ending.code == 2  # the worst of them
+    assert ending.out.splitlines()[0] == "missing.ficco: 2 ranks: WRONG"
+    assert ending.out.splitlines()[1].startswith("good.ficco: 2 ranks: proven, ")
+    assert ending.out.splitlines()[2] == "nowhere.ficco: 2 ranks: WRONG"
+    assert "missing.ficco:" in ending.err
+    assert "there is no schedule 'nowhere.ficco'" in ending.err
+    record = run("ficco", "check", "missing.ficco", "good.ficco", "--gpus", "2", "--json").record
+    assert record["ok"] is False
+    assert [r["ok"] for r in record["results"]] == [False, True]
+    assert record["results"][0]["error"]["class"] == "ScheduleError"
+    assert (record["results"][1]["proven"], record["results"][1]["operations"]) == (True, 6)
+
+
+def test_unproven_is_repeated(run: Callable[..., Ending], here: Path) -> None:
+    text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
+    (here / "un.ficco").write_text(text)
+    assert "un.ficco: 2 ranks: UNPROVEN C, no race" in run("ficco", "check", "un.ficco", "--gpus", "2").out
+    explained = run("ficco", "explain", "un.ficco", "--gpus", "2").out
+    assert "UNPROVEN: nothing says what C must hold" in explained
+    assert run("ficco", "explain", "un.ficco", "--gpus", "2", "--json").record["unproven"] == ["C"]
+
+
+def test_compile_and_check_the_plan(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
+    assert ending.code == 0
+    assert ending.out.startswith("plan.json: small for 2 GPUs of h200-switch, proven, 6 operations, hash ")
+    assert run("ficco", "compile", "good.ficco", "--gpus", "2").out == (here / "plan.json").read_text()
+    checked = run("ficco", "check", "plan.json")
+    assert re.fullmatch(
+        r"plan\.json: 2 ranks: proven from the plan in [0-9.]+ [mµ]?s, no race, no deadlock, "
+        r"6 operations, 4 streams, 4 waits\n",
+        checked.out,
+    )
+    (result,) = run("ficco", "check", "--json", "plan.json").record["results"]
+    assert (result["proven"], result["unproven"], 0 < result["proof_ms"] < 1000) == (True, [], True)
+    ran = run("ficco-run", "plan.json")
+    assert re.search(r"^ *plan +[0-9a-f]{16}, proven from the plan in [0-9.]+ [mµ]?s$", ran.out, re.MULTILINE)
+    assert run("ficco-run", "plan.json", "--json").record["proven"] is True
+    (here / "plan.json").write_text((here / "plan.json").read_text().replace("48", "47"))
+    broken = run("ficco", "check", "plan.json")
+    assert (broken.code, broken.out) == (1, "plan.json: WRONG\n")
+    assert broken.err.startswith("plan.json:1:1: ")
+
+
+def test_a_stored_plan_is_proven_from_what_it_does(run: Callable[..., Ending], here: Path) -> None:
+    """Whatever it says of itself: its hash is made again here."""
+    plan = ficco.compile("good.ficco", 2)
+    ficco.save_plan(replace(plan, claims=()), "noclaims.json")
+    assert "noclaims.json: 2 ranks: UNPROVEN C, no race, " in run("ficco", "check", "noclaims.json").out
+    (result,) = run("ficco", "check", "--json", "noclaims.json").record["results"]
+    assert (result["proven"], result["unproven"]) == (False, ["C"])
+    ran = run("ficco-run", "noclaims.json")
+    assert "UNPROVEN: nothing says what C must hold" in ran.out
+    assert "proven from" not in ran.out
+    ran = run("ficco-run", "noclaims.json", "--json")
+    assert (ran.record["proven"], ran.record["unproven"]) == (False, ["C"])
+
+    halves = Axis((Interval(32, 64), Interval(0, 32)))
+    swapped = damage.with_bodies(
+        plan,
+        lambda body: (
+            replace(body, left=replace(body.left, axes=(halves, body.left.axes[1]))) if isinstance(body, Gemm) else body
+        ),
+    )
+    ficco.save_plan(swapped, "swapped.json")
+    wrong = run("ficco", "check", "swapped.json")
+    assert (wrong.code, wrong.out) == (1, "swapped.json: WRONG\n")
+    place = "C@0 rows 0–31, columns 0–31 (last written by stage 'mm' on rank 0)"
+    assert f"{place}: lacks A@0 rows 0–31, columns 0–47 × B@0 rows 0–47, columns 0–31; has besides A@1" in wrong.err
+    assert run("ficco-run", "swapped.json").code == 1
+    with pytest.raises(PlanError, match="lacks A@0 rows 0–31"):
+        ficco.load_plan("swapped.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "4"], "ficco-run: plan.json: is a plan for 2 GPUs, not for 4\n"),
+        (["--set", "M=1"], "ficco-run: plan.json: a plan has its sizes bound; --set belongs to a schedule\n"),
+        (["--machine", "h200-ring"], "ficco-run: plan.json: is a plan for h200-switch, not for h200-ring\n"),
+    ],
+)
+def test_a_plan_is_bound(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
+    assert run("ficco-run", "plan.json", *words) == Ending(2, "", message)
+
+
+def test_list(run: Callable[..., Ending]) -> None:
+    text = run("ficco", "list").out
+    assert text.startswith(("a2a_gemm\n", "ag_gemm\n"))
+    assert "\n  ag_gemm/hetero_unfused_1d  " in text
+    record = run("ficco", "list", "--json").record
+    entry = next(e for e in record["schedules"] if e["name"] == "ag_gemm/hetero_unfused_1d")
+    assert Path(entry["path"]).is_file()
+    assert entry["title"] in text
+    assert entry["right"] == "Right when pieces are still large enough to fill the device"
+    assert entry["right"] in text
+
+
+@pytest.mark.parametrize(
+    ("file", "like", "name"),
+    [("mine.ficco", (), "mine"), ("copy.ficco", (), "schedule_copy"), ("2nd.ficco", (), "schedule_2nd"),
+     ("own.ficco", ("--like", "gemm_rs/serial"), "own")],
+)  # fmt: skip
+def test_init(run: Callable[..., Ending], here: Path, file: str, like: tuple[str, ...], name: str) -> None:
+    ending = run("ficco", "init", file, *like)
+    assert (ending.code, ending.err) == (0, "")
+    assert ending.out.startswith(f"{file}: written\n  ficco check {file} --gpus 4 ")
+    assert f"\nschedule {name}\n" in (here / file).read_text()
+    assert run("ficco", "fmt", "--check", file).code == 0
+    assert run("ficco", "check", file, "--gpus", "4").code == 0
+    again = run("ficco", "init", file)
+    assert again == Ending(2, "", f"ficco init: {file}: is there already; name a new file, or remove that one\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["a.txt"], "a.txt: a schedule's name ends in .ficco"), (["no/a.ficco"], "no/a.ficco: there is no directory 'no'"),
+     (["a.ficco", "--like", "ag_gemm/nix"], "there is no schedule 'ag_gemm/nix'; did you mean ")],
+)  # fmt: skip
+def test_init_refuses(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    ending = run("ficco", "init", *words)
+    assert (ending.code, ending.out) == (2, "")
+    assert message in ending.err
+    assert not (here / words[0]).exists()
+
+
+def test_explain(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco", "explain", "good.ficco", "--gpus", "4", "--set", "K=64")
+    assert ending.code == 0
+    for piece in (
+        "small: All-gather, then one GEMM.\n4 ranks of h200-switch, with M = 64, N = 32, K = 64, T = bf16\n",
+        "computes C = all_gather(A, rows) * B: proven\n",
+        "  1. gather on queue dma (copy engine); line 19\n"
+        "       each rank: 4 copies pushed to others and within the rank (3 peers), 2.0 KiB each, 8.0 KiB in all\n"
+        "  2. mm on queue compute (multiprocessors); line 25\n"
+        "       each rank: 1 GEMM of 64 × 32 × 64 (m × n × k), 262 kFLOP\n"
+        "       1 launch a rank\n",
+        "  mm waits for gather: 1 GEMM a rank, each for 4 copies by this and other ranks (G, read after write)\n"
+        "  gather waits for nothing\n",
+        "  a rank sends 6.0 KiB and receives 6.0 KiB\n"
+        "  every rank sends every other 2.0 KiB\n"
+        "  switch: each port that is used carries 6.0 KiB, 15.9 ns at its rate\n"
+        "  copies within ranks: 8.0 KiB over all ranks\n",
+        "  A  input    [16, 64] bf16  2.0 KiB\n",
+        "  2 streams a rank (dma, compute), ",
+    ):
+        assert piece in ending.out
+    facts = run("ficco", "explain", "good.ficco", "--gpus", "4", "--set", "K=64", "--json").record
+    assert facts["traffic"]["pairs"][0] == [0, 2048, 2048, 2048]
+    assert facts["compute"]["gemm_flops_a_rank"] == [2 * 64 * 32 * 64] * 2
+    assert facts["memory"]["peak_bytes_a_rank"] == 2 * (16 * 64 + 64 * 32 + 64 * 32 + 64 * 64)
+    assert [s["name"] for s in facts["stages"]] == ["gather", "mm"]
+    assert [s["launched_with"] for s in facts["stages"]] == [[], []]
+
+
+def test_explain_names_stages_that_are_one_launch(run: Callable[..., Ending]) -> None:
+    words = ("ficco", "explain", "gemm_rs/relay", "--gpus", "4", "--set", "first=1:1:2", "--set", "last=2:1:1")
+    out = run(*words).out
+    assert "512 × 4096 × 1024 (m × n × k), with a sum of 0 or 1 term, 25.8 GFLOP\n" in out
+    assert "       streamed: 1 persistent launch with own, whose works wait for flags or raise them\n" in out
+    assert "       streamed: 1 persistent launch with mm, whose works wait for flags or raise them\n" in out
+    stages = {s["name"]: s for s in run(*words, "--json").record["stages"]}
+    assert {name: s["launched_with"] for name, s in stages.items()} == {"mm": ["own"], "pass": [], "own": ["mm"]}
+    assert stages["mm"]["launches_a_rank"] == [1, 1]  # of three turns

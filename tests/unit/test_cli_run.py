@@ -1,0 +1,299 @@
+"""`ficco-run`: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ficco_rt.cli.report import error_text
+from ficco_rt.compiler import compile_schedule, save_plan
+from ficco_rt.errors import DeviceError
+from ficco_rt.machine.profiles import profile
+from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
+
+FIELDS = [
+    "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
+    "choice", "verified", "integers", "proven", "unproven", "rel_err",
+    "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
+    "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "share_of_ideal",
+    "exposed_ms", "exposed_of", "launches", "host_us", "plan_hash", "version",
+]  # fmt: skip
+
+
+def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco-run", "good.ficco", "--gpus", "2")
+    assert ending.code == 0
+    lines = ending.out.splitlines()
+    assert lines[:4] == [
+        "small: All-gather, then one GEMM.",
+        "  why      named on the command line (good.ficco)",
+        "  backend  host: 2 virtual GPUs, on numpy, as NVIDIA H200 on a switch (h200-switch)",
+        "  params   M = 64, N = 32, K = 48, T = bf16",
+    ]
+    starts = [
+        "  numbers  correct: integers equal, random data off by ",
+        "  time     ",
+        "  serial   ",
+        "  ideal    ",
+        "  exposed  ",
+        "  host     ",
+    ]
+    assert all(line.startswith(start) for line, start in zip(lines[4:10], starts, strict=True))
+    assert lines[5].endswith(" µs modelled for h200-switch, not measured")
+    assert lines[12].startswith("rank 0      dma │")
+    assert lines[-1].strip() == "A gather   B mm"
+
+
+def test_sim_models_a_run_without_data(run: Callable[..., Ending], here: Path) -> None:
+    """Sizes that no machine here could hold, and the same virtual time as a run on data."""
+    huge = ["--set", "M=1048576", "--set", "N=65536", "--set", "K=65536"]
+    facts = run("ficco-run", "good.ficco", "--gpus", "4", "--backend", "sim", "--json", *huge).record
+    assert (facts["backend"], facts["clock"], facts["verified"], facts["rel_err"]) == ("sim", "virtual", None, None)
+    assert min(facts["time_ms"], facts["ideal_ms"]) > 1000
+    small = ["good.ficco", "--gpus", "4", "--json"]
+    modelled = run("ficco-run", *small, "--backend", "sim").record
+    on_data = run("ficco-run", *small, "--backend", "host").record
+    assert modelled["time_ms"] == on_data["time_ms"]
+    assert modelled["plan_hash"] == on_data["plan_hash"]
+    lines = run("ficco-run", "good.ficco", "--gpus", "2", "--backend", "sim").out.splitlines()
+    assert lines[2] == "  backend  sim: 2 virtual GPUs, no data moves, as NVIDIA H200 on a switch (h200-switch)"
+    assert lines[4] == "  numbers  not run: sim models times alone"
+
+
+def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
+    ending = run(
+        "ficco", "run", "good.ficco", "--gpus", "4", "--json", "--set", "M=80", "--order", "random:7", "--seed", "3"
+    )
+    facts = ending.record
+    assert ending.code == 0
+    assert list(facts) == FIELDS
+    assert (facts["schedule"], facts["backend"], facts["machine"], facts["clock"]) == (
+        "small",
+        "host",
+        "h200-switch",
+        "virtual",
+    )
+    assert facts["params"] == {"M": 80, "N": 32, "K": 48, "T": "bf16"}
+    assert (facts["ranks"], facts["verified"], facts["integers"], facts["unproven"]) == (4, True, True, [])
+    assert (facts["order"], facts["seed"], facts["iters"]) == ("random(7)", 3, 1)
+    assert 0 < facts["rel_err"] < facts["tolerance"] < 0.02
+    assert 0 < facts["ideal_ms"] <= facts["serial_ms"]
+    assert facts["share_of_ideal"] == pytest.approx(facts["ideal_ms"] / facts["time_ms"])
+    assert (facts["yardsticks"], facts["yardsticks_of"], facts["serial_by"]) == ("modelled", "operation", None)
+    assert facts["exposed_of"] == "model"
+    assert facts["host_us"] > 0
+    assert len(facts["plan_hash"]) == 64
+
+
+def test_iterations_and_no_verification(run: Callable[..., Ending], here: Path) -> None:
+    words = ["ficco-run", "good.ficco", "--gpus", "2", "--iters", "3", "--warmup", "2"]
+    facts = run(*words, "--no-verify", "--json").record
+    assert (facts["verified"], facts["rel_err"], facts["iters"]) == (None, None, 3)
+    text = run(*words).out
+    assert " not measured, median of 3 runs\n" in text
+    assert "  numbers  not verified (--no-verify)\n" in run(*words, "--no-verify").out
+
+
+def test_a_stored_plan_runs_like_its_schedule(run: Callable[..., Ending], here: Path) -> None:
+    run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
+    stored, fresh = (run("ficco-run", *w, "--json").record for w in (["plan.json"], ["good.ficco", "--gpus", "2"]))
+    for name in FIELDS:
+        if name not in ("host_us", "path", "title"):
+            assert stored[name] == fresh[name], name
+
+
+def test_trace_and_timeline(run: Callable[..., Ending], here: Path) -> None:
+    ending = run("ficco-run", "good.ficco", "--gpus", "2", "--trace", "t.json", "--timeline", "t.svg")
+    assert ending.out.endswith("wrote t.json\nwrote t.svg\n")
+    assert run("ficco", "timeline", "t.json", "-o", "again.svg").code == 0
+    assert (here / "again.svg").read_text() == (here / "t.svg").read_text()
+    assert ">small</text>" in (here / "t.svg").read_text()
+    sketched = run("ficco", "timeline", "t.json").out.splitlines()
+    assert sketched[0].startswith("small: ")
+    assert sketched[0].endswith(", modelled for h200-switch, not measured")
+
+
+def test_device_plans_for_few_hardware_queues(
+    run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    wanted = ("--emit", "device-plan", "--mode", "graph")
+    chain = run("ficco-run", "good.ficco", "--gpus", "2", *wanted)
+    assert "  device 0: 3 streams, 1 hardware queues, crowded" in chain.out.splitlines()
+    assert "  wait for chain 0" in chain.out.splitlines()
+    pushed = ("ficco-run", "gemm_rs/direct", "--gpus", "4", "--ranks-per-gpu", "2", "--set", "M=64", "--set", "N=64")
+    refused = run(*pushed, "--set", "K=64", *wanted)
+    assert (refused.code, refused.out) == (3, "")
+    assert "device 0 has 1 hardware queue, and the streams of this run need 5: its graph would" in refused.err
+
+
+def test_a_stored_plan_for_a_machine_of_ones_own(run: Callable[..., Ending], here: Path) -> None:
+    machine = replace(profile("h200-switch", 2), name="mine")
+    save_plan(compile_schedule("good.ficco", 2, machine=machine), "plan.json")
+    assert run("ficco", "check", "plan.json").code == 0
+    assert run("ficco-run", "plan.json", "--backend", "sim").code == 0
+    assert "is a plan for mine, not for h200-ring" in run("ficco-run", "plan.json", "--machine", "h200-ring").err
+
+
+@pytest.mark.parametrize("program", ["ficco", "ficco-run"])
+def test_shells_complete(run: Callable[..., Ending], program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = {"ficco": "_FICCO_COMPLETE", "ficco-run": "_FICCO_RUN_COMPLETE"}[program]
+    monkeypatch.setenv(variable, "zsh_source")
+    source = run(program)
+    assert source.code == 0
+    assert f"{variable}=zsh_complete {program}" in source.out
+    monkeypatch.setenv(variable, "zsh_complete")
+    monkeypatch.setenv("COMP_WORDS", f"{program} " + ("check " if program == "ficco" else "") + "ag_gemm/st")
+    monkeypatch.setenv("COMP_CWORD", "2" if program == "ficco" else "1")
+    found = run(program)
+    assert found.code == 0
+    assert {"ag_gemm/stationary_a", "ag_gemm/streamed"} <= set(found.out.split())
+
+
+def test_emit(run: Callable[..., Ending], here: Path) -> None:
+    plan = run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan-json")
+    assert plan.out == run("ficco", "compile", "good.ficco", "--gpus", "2").out
+    assert "gather" in run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan").out
+    assert run("ficco-run", "missing.ficco", "--gpus", "2", "--emit", "graph").code == 0  # not proven
+    assert run("ficco-run", "missing.ficco", "--gpus", "2", "--emit", "plan").code == 1
+    for given, message in [
+        (("--mode", "graph"), "--mode is for --emit device-plan"),
+        (("--emit", "plan", "--ranks-per-process", "1"), "--ranks-per-process is for --emit device-plan"),
+        (("--emit", "plan", "--graph"), "--graph needs a run or --emit device-plan; --emit plan is the same with it"),
+        (("--emit", "device-plan", "--graph", "--mode", "traced"), "--graph is --mode graph; given --mode traced"),
+        (("--emit", "device-plan", "--ranks-per-gpu", "2", "--ranks-per-process", "1"), "take a multiple of 2"),
+        (("--emit", "device-plan", "--machine", "mi300x-mesh", "--mode", "embedded"), "embeds no graphs in callers'"),
+    ]:
+        refused = run("ficco-run", "good.ficco", "--gpus", "2", *given)
+        assert (refused.code, refused.out) == (2, "")
+        assert message in refused.err
+    for mode in ("streams", "graph", "embedded", "traced"):
+        wanted = ("--emit", "device-plan", "--mode", mode, "--ranks-per-process", "1")
+        text = run("ficco-run", "good.ficco", "--gpus", "2", *wanted).out
+        assert f"mode {mode}" in text
+        assert "ranks in processes 0 1" in text
+    both = run("ficco-run", "good.ficco", "--emit", "plan", "--json")
+    message = "--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON"
+    assert (both.code, both.record["error"]["message"]) == (2, message)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--backend", "metal"], "there is no backend 'metal' in this version; there is: auto, cuda (NVIDIA GPUs), "
+                               "hip (AMD GPUs), host (numpy on this machine's CPU, times modelled for --machine), "
+                               "sim (modelled times alone, any size)"),
+        (["--backend", "host", "--graph"], "--graph is for GPUs: --backend cuda, or hip"),
+        (["--backend", "sim", "--ranks-per-gpu", "2"], "--ranks-per-gpu is for GPUs: --backend cuda, or hip"),
+        (["--backend", "cuda", "--order", "adversarial"], "--order steps the host backend; GPUs run in the order "
+                                                          "that the plan leaves them"),
+        (["--backend", "sim", "--iters", "3"], "--iters and --warmup repeat a run, and sim runs nothing: "
+                                               "its times are the same every time"),
+        (["--order", "random"], "--order random: there are fifo, random:SEED, adversarial and lazy:STREAM, "
+                                "such as random:7"),
+        (["--trace", "no/t.json"], "no/t.json: there is no directory 'no'"),
+        (["--trace", "."], ".: is a directory; name a file in it"),
+        (["--timeline", "t.png"], "t.png: a picture's name ends in .svg or .html"),
+        (["--emit", "plan", "--trace", "t.json"], "--trace needs a run and --emit does not run"),
+    ],
+)  # fmt: skip
+def test_run_usage_errors(run: Callable[..., Ending], here: Path, words: list[str], message: str) -> None:
+    assert run("ficco-run", "good.ficco", *words) == Ending(2, "", f"ficco-run: {message}\n")
+    assert sorted(p.name for p in here.iterdir()) == ["good.ficco", "missing.ficco"]
+
+
+@pytest.mark.parametrize("number", ["", "\u0662", "2\u0662", "1e1"])
+@pytest.mark.parametrize("command", ["ficco-run", "ficco check", "ficco compile", "ficco explain"])
+def test_numbers_are_written_in_digits(run: Callable[..., Ending], here: Path, command: str, number: str) -> None:
+    ending = run(*command.split(), "good.ficco", "--gpus", number)
+    assert (ending.code, ending.out) == (2, "")
+    assert "from 1 to 1024" in ending.err
+
+
+def test_messages_name_shipped_schedules_where_they_are(
+    run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = run("ficco", "check", "ag_gemm/serial", "--set", "M=7")
+    place = ending.err.split(":")[0]
+    assert (ending.code, Path(place).is_file(), Path(place).name) == (1, True, "serial.ficco")
+    error = DeviceError("schedules/ag_gemm/serial.ficco:12: lost; see ../schedules/x")
+    assert error_text(error, "ficco") == f"ficco: device error: {place}:12: lost; see ../schedules/x"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ficco", "compile", "good.ficco", "-o", "good.ficco"], "good.ficco: a plan's name ends in .json"),
+        (["ficco", "compile", "good.ficco", "-o", "link.json"],
+         "link.json: is read here, and would be written over; name another file"),
+        (["ficco", "compile", "good.ficco", "-o", "hard.json"],
+         "hard.json: is read here, and would be written over; name another file"),
+        (["ficco-run", "good.ficco", "--trace", "good.ficco"], "good.ficco: a trace's name ends in .json"),
+        (["ficco-run", "good.ficco", "--trace", "x.py"], "x.py: a trace's name ends in .json"),
+        (["ficco-run", "plan.json", "--trace", "./plan.json"],
+         "./plan.json: is read here, and would be written over; name another file"),
+        (["ficco-run", "good.ficco", "--timeline", "link.svg", "--trace", "other.json"],
+         "link.svg: is read here, and would be written over; name another file"),
+        (["ficco-run", "missing.ficco", "--trace", "a.json", "--timeline", "a.svg"],
+         "a.svg: two outputs go to this file; give them different names"),
+        (["ficco", "timeline", "plan.json", "-o", "plan.svg"],
+         "plan.svg: is read here, and would be written over; name another file"),
+    ],
+    ids=lambda words: " ".join(words[1:]) if isinstance(words, list) else "",
+)  # fmt: skip
+def test_no_command_writes_over_what_it_reads(
+    run: Callable[..., Ending], here: Path, words: list[str], message: str
+) -> None:
+    for name in ("link.json", "link.svg"):
+        (here / name).symlink_to("good.ficco")
+    os.link(here / "good.ficco", here / "hard.json")
+    (here / "a.svg").symlink_to("a.json")
+    (here / "plan.svg").symlink_to("plan.json")
+    assert run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json").code == 0
+    before = {p.name: p.read_bytes() for p in here.iterdir() if p.exists()}
+    program = "ficco-run" if words[0] == "ficco-run" else " ".join(words[:2])
+    assert run(*words) == Ending(2, "", f"{program}: {message}\n")
+    assert {p.name: p.read_bytes() for p in here.iterdir() if p.exists()} == before
+
+
+def test_standard_input_is_not_written_over(here: Path) -> None:
+    with (here / "good.ficco").open() as text:
+        os.link(here / "good.ficco", here / "plan.json")
+        words = command("ficco", "compile", "-", "-o", "plan.json")
+        done = subprocess.run(words, stdin=text, env=ENVIRONMENT, cwd=here, check=False)
+    assert (done.returncode, (here / "good.ficco").read_text()) == (2, GOOD)
+
+
+def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ficco_rt.exec.verify.tolerances", lambda _: [1e-9])
+    ending = run("ficco-run", "good.ficco", "--gpus", "2")
+    assert ending.code == 4
+    assert "  numbers  WRONG: integers equal, random data off by " in ending.out
+    assert "ficco-run: the numbers are wrong: C of rank " in ending.err
+    facts = run("ficco-run", "good.ficco", "--gpus", "2", "--json").record
+    assert list(facts) == [*FIELDS, "error"]
+    assert (facts["verified"], facts["error"]["class"], facts["error"]["exit_code"]) == (False, "NumbersError", 4)
+
+
+def test_an_unproven_output_is_named_everywhere(run: Callable[..., Ending], here: Path) -> None:
+    text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
+    (here / "un.ficco").write_text(text)
+    ending = run("ficco-run", "un.ficco", "--gpus", "2")
+    assert ending.code == 0
+    assert "UNPROVEN: nothing says what C must hold\n" in ending.out
+    assert (
+        "  numbers  not verified: nothing is claimed; every element was written; C unproven and not compared\n"
+        in ending.out
+    )
+    facts = run("ficco-run", "un.ficco", "--gpus", "2", "--json").record
+    assert [facts[f] for f in ("unproven", "verified", "rel_err", "tolerance")] == [["C"], None, None, None]
+
+
+def test_a_library_name_runs(run: Callable[..., Ending]) -> None:
+    words = ["--gpus", "2", "--set", "M=64", "--set", "N=64", "--set", "K=64", "--json"]
+    assert run("ficco-run", "ag_gemm/hetero_unfused_1d", *words).record["verified"] is True
