@@ -8,7 +8,7 @@
 // stream.c   streams, events, what is submitted to them               step.c     what runs next
 // graph.c    capture and replay                                       kernel.c   launches and their blocks
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
-// cuda.c     hip.c     the vendors' faces
+// cuda.c     cuda_memory.c    cuda_stream.c    cuda_graph.c    hip.c    the vendors' faces
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
