@@ -10,7 +10,6 @@ from typing import Any, cast
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..region import Region
 from . import ir
 from .attributes import Attributes, word_of
 from .bind import bind, names_in
@@ -24,14 +23,13 @@ from .evaluate import (
     compile_expr,
     copied,
     first_other,
-    number,
     refuse,
     sequence,
     show,
     size,
 )
-from .evaluate import describe as describe_value
 from .link import link
+from .operations import Operations, Where
 from .references import Reference
 from .rules import broken
 from .sums import begin_sums
@@ -97,6 +95,7 @@ class _Program:
         self.mistakes: list[Diagnostic] = []
         self.queues: dict[str, ir.Queue] = {}
         self.kernel_decls = {k.name: k for k in schedule.kernels}
+        self._operations = Operations(tensors, self.kernel_decls)
         self.stages: list[ir.Stage] = []
         self.ops: list[ir.Op] = []
         self.expressions = expressions
@@ -351,7 +350,7 @@ class _Program:
 
         return emit  # not guarded: without the name the rest of the block means nothing
 
-    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Callable[[Scope], ir.Where]:
+    def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Where:
         own = Attributes(attributes, self.expressions)
 
         def where(scope: Scope) -> ir.Where:
@@ -368,7 +367,7 @@ class _Program:
         return where
 
     def _op(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Emit:
-        make = self._maker(s)
+        make = self._operations.maker(s, self._where(s.span, s.attributes))
         cost = _Cost(s, *([self.kernel_decls[s.kernel]] if isinstance(s, n.Launch) else []))
 
         def emit(scope: Scope) -> None:
@@ -400,71 +399,6 @@ class _Program:
             m.diagnostic = replace(m.diagnostic, message=f"{m.diagnostic.message} (rank {scope['rank']}{at})")
             m.placed = True
         return m
-
-    def _maker(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Callable[[Scope], ir.Op]:
-        where = self._where(s.span, s.attributes)
-        match s:
-            case n.Copy():
-                dst, src = Reference(s.dst, self.tensors), Reference(s.src, self.tensors)
-                return lambda scope: ir.Op(where(scope), ir.Copy(dst.one(scope), src.one(scope)))
-            case n.Gemm():
-                out, left, right = (Reference(r, self.tensors) for r in (s.out, s.left, s.right))
-                added = self._terms(s.terms)
-                turned = left.transposed, right.transposed
-
-                def gemm(scope: Scope) -> ir.Op:
-                    where_now = where(scope)
-                    operands = out.one(scope), left.one(scope), right.one(scope)
-                    return ir.Op(where_now, ir.Gemm(*operands, *turned, s.accumulate, added(scope)))
-
-                return gemm
-            case n.Reduce():
-                target, terms = Reference(s.out, self.tensors), self._terms(s.terms)
-                return lambda scope: ir.Op(where(scope), ir.Reduce(target.one(scope), terms(scope)))
-            case n.Launch():
-                return self._launch(s, where)
-
-    def _terms(self, refs: Sequence[n.RegionRef]) -> Callable[[Scope], tuple[Region, ...]]:
-        """The terms of a sum: a set in a reference makes one for each member."""
-        references = [Reference(r, self.tensors) for r in refs]
-        return lambda scope: tuple(region for r in references for region in r.each(scope))
-
-    def _launch(self, s: n.Launch, where: Callable[[Scope], ir.Where]) -> Callable[[Scope], ir.Op]:
-        decl = self.kernel_decls[s.kernel]
-        values: list[Callable[[Scope], Region | int]] = []
-        for a in s.arguments:
-            if isinstance(a, n.RegionRef):
-                values.append(Reference(a, self.tensors).one)
-            else:
-                values.append(number(compile_expr(a), a.span))
-        shape = {a.name: (compile_expr(a.value), a.span) for a in decl.attributes if not isinstance(a.value, str)}
-
-        def make(scope: Scope) -> ir.Op:
-            arguments = tuple(ir.Argument(p.name, p.mode, v(scope)) for p, v in zip(decl.params, values, strict=True))
-            inner = copied(scope, s.span)
-            for a in arguments:
-                inner[a.name] = a.value
-                if isinstance(a.value, Region):
-                    dims = a.value.shape or (1,)
-                    inner["rows", a.name] = dims[-2] if len(dims) > 1 else dims[0]
-                    inner["cols", a.name] = dims[-1]
-
-            def sizes(name: str) -> tuple[int, ...]:
-                if name not in shape:
-                    return (1,)
-                f, span = shape[name]
-                v = f(inner)
-                sized = v if isinstance(v, tuple) else (v,)
-                if not 1 <= len(sized) <= 3 or not all(type(x) is int for x in sized):
-                    raise Mistake(span, f"{name} is one to three numbers, this is {describe_value(v)}")
-                return sized
-
-            smem = sizes("smem")[0] if "smem" in shape else 0
-            here = where(scope)
-            here = replace(here, resources=replace(here.resources, smem=smem))
-            return ir.Op(here, ir.KernelCall(s.kernel, arguments, sizes("grid"), sizes("block")))
-
-        return make
 
     def _collective(self, s: n.Collective) -> Emit:
         where = self._where(s.span, s.attributes)
