@@ -212,7 +212,8 @@ _run_options = _options(
 def _run(**options: Any) -> int:
     from ..graph.budget import one_meter
     from .common import DEFAULT_GPUS
-    from .run import Options, run
+    from .options import Options
+    from .run import run
 
     with one_meter(options["gpus"] or DEFAULT_GPUS):  # of the plan and of what is made of it, together
         return run(Options(**options))

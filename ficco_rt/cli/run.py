@@ -3,66 +3,33 @@
 from __future__ import annotations
 
 import sys
-import time
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
 
-from .. import env
 from ..errors import UsageError
 from ..files import PICTURE, TRACE, check_outputs, write_atomic
-from .baselines import UNASKED, Baselines, baseline_plans, modelled, turns_among
 from .choosing import chosen, is_operation, settings_of
-from .common import DEFAULT_GPUS, Job, Request, build_graph, compile_job, machine_of, read
-from .console import Progress, Style, sourced
+from .common import DEFAULT_GPUS, Job, Request, compile_job, machine_of, read
+from .console import Progress, Style
+from .emit import emit, refuse_device_plan_options
+from .measure import modelled_run, real_runs
+from .options import Options
 from .report import error_text, print_json, say, warn
 from .result import GPUS, Result, record, report
 
 if TYPE_CHECKING:
-    from ..device.ir import Mode
-    from ..exec.executor import Executor
     from ..select.choose import Choice
 
 BACKENDS = ("auto", *GPUS, "host", "sim")
 SKETCHED = 16  # the most streams that are sketched under a report
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The command line."""
-
-    target: str
-    gpus: int | None
-    settings: tuple[str, ...]
-    backend: str
-    ranks_per_gpu: int
-    graph: bool | None  # None: as is chosen, or on streams
-    timeout: int
-    machine: str | None
-    order: str | None
-    iters: int | None
-    warmup: int
-    baselines: bool
-    no_verify: bool
-    seed: int
-    trace: str | None
-    timeline: str | None
-    emit: str | None
-    mode: Mode | None
-    ranks_per_process: int | None
-    trust: bool
-    by: str | None
-    as_json: bool
-
-
 def run(options: Options) -> int:
     """The whole command; 4 if the numbers are wrong."""
     options, choice = _named(options)
     if options.emit:
-        return _emit(options)
-    _of_device_plans_alone(options)
+        return emit(options)
+    refuse_device_plan_options(options)
     if options.backend not in BACKENDS:
         raise UsageError(
             f"there is no backend '{options.backend}' in this version; there is: auto, "
@@ -87,9 +54,9 @@ def run(options: Options) -> int:
     order = _order(options.order, job)
     warn(job.warnings, job.texts)
     if backend == "sim":
-        result = _simulate(job, options, progress)
+        result = modelled_run(job, options, progress)
     else:
-        result = _execute(job, options, backend, order or "fifo", progress)
+        result = real_runs(job, options, backend, order or "fifo", progress)
     if options.trace:
         from .tracefile import to_json
 
@@ -173,221 +140,6 @@ def _order(text: str | None, job: Job | None = None) -> str | None:
         return order_form(text) if job is None else host_order(text, job.plan)
     except UsageError as error:
         raise UsageError(f"--{error}") from error
-
-
-def _of_device_plans_alone(options: Options) -> None:
-    for name in ("mode", "ranks_per_process"):
-        if getattr(options, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is for --emit device-plan")
-
-
-def _emit(options: Options) -> int:
-    """Print an intermediate form instead of running."""
-    if options.as_json:
-        raise UsageError("--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON")
-    for name in ("order", "trace", "timeline"):
-        if getattr(options, name):
-            raise UsageError(f"--{name} needs a run and --emit does not run")
-    if options.emit not in ("device-plan", "device-plan-json"):
-        _of_device_plans_alone(options)
-        if options.graph:
-            raise UsageError(f"--graph needs a run or --emit device-plan; --emit {options.emit} is the same with it")
-    progress = Progress()
-    source = read(options.target)
-    request = Request(source, options.gpus, options.settings, options.machine, options.trust)
-    if options.emit == "graph":
-        if source.is_plan:
-            raise UsageError(f"{source.name}: a plan has no graph any more; --emit graph works on a schedule")
-        from ..graph.text import to_text as graph_text
-
-        # not proven: who wants to see the graph often wants to see why
-        with sourced(source.texts):
-            sys.stdout.write(graph_text(build_graph(request, progress).graph))
-        return 0
-    job = compile_job(request, progress)
-    warn(job.warnings, job.texts)
-    if options.emit == "plan":
-        from ..plan.text import to_text as plan_text
-
-        sys.stdout.write(plan_text(job.plan))
-    elif options.emit == "plan-json":
-        from ..compiler import stored
-
-        sys.stdout.write(stored(job.plan, Path()))
-    else:
-        _emit_device_plan(job, options)
-    return 0
-
-
-def _emit_device_plan(job: Job, options: Options) -> None:
-    """What the devices of the machine would be given, with so many ranks on each and in each process."""
-    from ..compiler import compilation
-    from ..device import codec, text
-    from ..device.build import device_plan, layout_of
-    from ..device.check import checked
-    from ..device.features import here, queue_switch
-    from ..device.ir import Placement
-    from ..plan.codec import content_hash
-
-    if options.ranks_per_gpu < 1:
-        raise UsageError(f"--ranks-per-gpu {options.ranks_per_gpu}: at least one rank runs on a GPU")
-    mode: Mode = options.mode or ("graph" if options.graph else "streams")
-    if options.graph and mode != "graph":
-        raise UsageError(f"--graph is --mode graph; given --mode {mode}")
-    device, each = job.machine.device, options.ranks_per_process
-    if each is not None and each % options.ranks_per_gpu:
-        raise UsageError(
-            f"--ranks-per-process {each}: a GPU with {options.ranks_per_gpu} ranks belongs to one process; "
-            f"take a multiple of {options.ranks_per_gpu}"
-        )
-    ranks = range(job.plan.ranks)
-    placement = Placement(
-        tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
-    )
-    switch = env.others(queue_switch(device.arch).name)
-    with compilation(job.plan.ranks):
-        layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
-        if mode == "embedded" and not layout.features.embeds:
-            raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
-        made = checked(device_plan(layout, mode))
-    sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
-
-
-def _simulate(job: Job, options: Options, progress: Progress) -> Result:
-    """No data, no numbers: what would happen when on the machine."""
-    with progress.step("modelling the run"):
-        from ..compiler import compilation
-        from ..plan.codec import content_hash
-        from ..sim.simulate import simulate
-
-        start = time.perf_counter()
-        with compilation(job.plan.ranks):
-            trace = simulate(job.plan, job.machine)
-        host = (time.perf_counter() - start) * 1e6
-        yardsticks = modelled(job.plan, job.machine)
-    return Result(
-        job=job,
-        backend="sim",
-        devices="",
-        graph=False,
-        plan_hash=content_hash(job.plan),
-        seed=options.seed,
-        order=options.order,
-        verification=None,
-        trace=trace,
-        times=(trace.duration,),
-        host=(host,),
-        yardsticks=yardsticks,
-    )
-
-
-def _execute(
-    job: Job, options: Options, backend: Literal["cuda", "hip", "host"], order: str, progress: Progress
-) -> Result:
-    """One verified run, then the timed ones, on GPUs in turn with the baselines; without --iters, and without
-    baselines, the verified run is the timed one."""
-    with progress.step("preparing the run"):
-        from ..exec.executor import Executor
-        from ..exec.inputs import fresh_inputs
-        from ..exec.verify import check_replay, verified_run
-        from ..plan.codec import content_hash
-
-        plan_hash = content_hash(job.plan)
-
-    host: list[float] = []
-
-    class Timed(Executor):
-        """Keeps how long each run took on this machine."""
-
-        def run(self, *given: Any, **words: Any) -> None:
-            start = time.perf_counter()
-            super().run(*given, **words)
-            # the host is through with a run on GPUs when all of it is issued
-            host.append(self.issued_in if backend in GPUS else (time.perf_counter() - start) * 1e6)
-
-    shared, timeout = options.ranks_per_gpu, float(options.timeout)
-    with ExitStack() as opened:
-        executor = opened.enter_context(
-            Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout)
-        )
-        verification = None
-        if options.no_verify:
-            with progress.step("making inputs"):
-                for name, arrays in fresh_inputs(job.plan, options.seed).items():
-                    for rank, array in enumerate(arrays):
-                        executor.write(name, rank, array)
-        else:
-            with progress.step("running and verifying"):
-                verification = verified_run(executor, seed=options.seed, progress=progress.report)
-                del host[:-1]  # the run on normal data is the timed one
-        right = verification is None or verification.ok
-        times = [executor.duration] if verification else []
-        executor.graph = bool(options.graph)
-        if options.graph and verification is not None and right:
-            with progress.step("comparing the replayed graph"):
-                check_replay(executor)
-        baselines = None
-        if backend != "host" and options.baselines and right:
-            baselines = _baselines(job, options, backend, executor, opened, progress)
-        timed = options.iters or (UNASKED if baselines else 0 if verification and not options.warmup else 1)
-        turns = turns_among(timed) if baselines else frozenset()
-        for number in range(-options.warmup, timed):
-            if number == 0:
-                times.clear()
-                host.clear()
-            with progress.step(f"run {number + 1 + options.warmup} of {options.warmup + timed}"):
-                executor.run(progress=progress.report)
-            times.append(executor.duration)
-            if baselines and number in turns:
-                with progress.step("running the baselines"):
-                    baselines.turn()
-        if baselines:  # before the run with timestamps: streams of other executors may share its hardware queues
-            baselines.close()
-        if backend != "host":  # timestamps cost time, so a run of its own has them, when all is warm
-            with progress.step("tracing a run"):
-                executor.traced = True
-                executor.run(progress=progress.report)
-                host.pop()
-        trace = executor.trace
-        devices = executor.driver.describe()
-        yardsticks = baselines.yardsticks(median(times)) if baselines else modelled(job.plan, job.machine, shared)
-    return Result(
-        job=job,
-        backend=backend,
-        devices=devices,
-        graph=bool(options.graph),
-        plan_hash=plan_hash,
-        seed=options.seed,
-        order=order if backend == "host" else None,
-        verification=verification,
-        trace=trace,
-        times=tuple(times),
-        host=tuple(host),
-        yardsticks=yardsticks,
-    )
-
-
-def _baselines(
-    job: Job,
-    options: Options,
-    backend: Literal["cuda", "hip"],
-    executor: Executor,
-    opened: ExitStack,
-    progress: Progress,
-) -> Baselines | None:
-    """What runs in turn with the schedule, if it has an operation, and if there is memory for it."""
-    with progress.step("preparing the baselines"):
-        plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu)
-        if plans is None:
-            return None
-        why = plans.overfill(executor.driver.pools())
-        if why:
-            say(f"warning: serial and ideal are modelled, as there is no room to measure them: {why} (--no-baselines)")
-            return None
-        found = Baselines(plans, backend, job.machine, options.ranks_per_gpu, float(options.timeout))
-        opened.enter_context(found)
-        found.warm(graph=bool(options.graph))
-    return found
 
 
 def _tell(result: Result, options: Options) -> None:

@@ -156,7 +156,7 @@ def prove(request: Request) -> Answer:
 
 def _facts(job: Any) -> _Facts:
     from ..cli.drawing import show_bytes
-    from ..cli.explain import gather
+    from ..cli.schedule_facts import gather
     from ..cli.settings import show_value
     from ..graph.ir import WORDS
     from ..types import TYPES

@@ -1,0 +1,95 @@
+"""`ficco-run --emit`: print the graph, the plan or the device plan instead of running."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import env
+from ..errors import UsageError
+from .common import Job, Request, build_graph, compile_job, read
+from .console import Progress, sourced
+from .options import Options
+from .report import warn
+
+if TYPE_CHECKING:
+    from ..device.ir import Mode
+
+
+def emit(options: Options) -> int:
+    """Print an intermediate form instead of running."""
+    if options.as_json:
+        raise UsageError("--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON")
+    for name in ("order", "trace", "timeline"):
+        if getattr(options, name):
+            raise UsageError(f"--{name} needs a run and --emit does not run")
+    if options.emit not in ("device-plan", "device-plan-json"):
+        refuse_device_plan_options(options)
+        if options.graph:
+            raise UsageError(f"--graph needs a run or --emit device-plan; --emit {options.emit} is the same with it")
+    progress = Progress()
+    source = read(options.target)
+    request = Request(source, options.gpus, options.settings, options.machine, options.trust)
+    if options.emit == "graph":
+        if source.is_plan:
+            raise UsageError(f"{source.name}: a plan has no graph any more; --emit graph works on a schedule")
+        from ..graph.text import to_text as graph_text
+
+        # not proven: who wants to see the graph often wants to see why
+        with sourced(source.texts):
+            sys.stdout.write(graph_text(build_graph(request, progress).graph))
+        return 0
+    job = compile_job(request, progress)
+    warn(job.warnings, job.texts)
+    if options.emit == "plan":
+        from ..plan.text import to_text as plan_text
+
+        sys.stdout.write(plan_text(job.plan))
+    elif options.emit == "plan-json":
+        from ..compiler import stored
+
+        sys.stdout.write(stored(job.plan, Path()))
+    else:
+        _emit_device_plan(job, options)
+    return 0
+
+
+def _emit_device_plan(job: Job, options: Options) -> None:
+    """What the devices of the machine would be given, with so many ranks on each and in each process."""
+    from ..compiler import compilation
+    from ..device import codec, text
+    from ..device.build import device_plan, layout_of
+    from ..device.check import checked
+    from ..device.features import here, queue_switch
+    from ..device.ir import Placement
+    from ..plan.codec import content_hash
+
+    if options.ranks_per_gpu < 1:
+        raise UsageError(f"--ranks-per-gpu {options.ranks_per_gpu}: at least one rank runs on a GPU")
+    mode: Mode = options.mode or ("graph" if options.graph else "streams")
+    if options.graph and mode != "graph":
+        raise UsageError(f"--graph is --mode graph; given --mode {mode}")
+    device, each = job.machine.device, options.ranks_per_process
+    if each is not None and each % options.ranks_per_gpu:
+        raise UsageError(
+            f"--ranks-per-process {each}: a GPU with {options.ranks_per_gpu} ranks belongs to one process; "
+            f"take a multiple of {options.ranks_per_gpu}"
+        )
+    ranks = range(job.plan.ranks)
+    placement = Placement(
+        tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
+    )
+    switch = env.others(queue_switch(device.arch).name)
+    with compilation(job.plan.ranks):
+        layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
+        if mode == "embedded" and not layout.features.embeds:
+            raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
+        made = checked(device_plan(layout, mode))
+    sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
+
+
+def refuse_device_plan_options(options: Options) -> None:
+    for name in ("mode", "ranks_per_process"):
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is for --emit device-plan")

@@ -1,0 +1,155 @@
+"""The runs of a compiled job: modelled ones, or a verified one and the timed ones."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+from .baselines import UNASKED, Baselines, baseline_plans, modelled, turns_among
+from .common import Job
+from .console import Progress
+from .options import Options
+from .report import say
+from .result import GPUS, Result
+
+if TYPE_CHECKING:
+    from ..exec.executor import Executor
+
+
+def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
+    """No data, no numbers: what would happen when on the machine."""
+    with progress.step("modelling the run"):
+        from ..compiler import compilation
+        from ..plan.codec import content_hash
+        from ..sim.simulate import simulate
+
+        start = time.perf_counter()
+        with compilation(job.plan.ranks):
+            trace = simulate(job.plan, job.machine)
+        host = (time.perf_counter() - start) * 1e6
+        yardsticks = modelled(job.plan, job.machine)
+    return Result(
+        job=job,
+        backend="sim",
+        devices="",
+        graph=False,
+        plan_hash=content_hash(job.plan),
+        seed=options.seed,
+        order=options.order,
+        verification=None,
+        trace=trace,
+        times=(trace.duration,),
+        host=(host,),
+        yardsticks=yardsticks,
+    )
+
+
+def real_runs(
+    job: Job, options: Options, backend: Literal["cuda", "hip", "host"], order: str, progress: Progress
+) -> Result:
+    """One verified run, then the timed ones, on GPUs in turn with the baselines; without --iters, and without
+    baselines, the verified run is the timed one."""
+    with progress.step("preparing the run"):
+        from ..exec.executor import Executor
+        from ..exec.inputs import fresh_inputs
+        from ..exec.verify import check_replay, verified_run
+        from ..plan.codec import content_hash
+
+        plan_hash = content_hash(job.plan)
+
+    host: list[float] = []
+
+    class Timed(Executor):
+        """Keeps how long each run took on this machine."""
+
+        def run(self, *given: Any, **words: Any) -> None:
+            start = time.perf_counter()
+            super().run(*given, **words)
+            # the host is through with a run on GPUs when all of it is issued
+            host.append(self.issued_in if backend in GPUS else (time.perf_counter() - start) * 1e6)
+
+    shared, timeout = options.ranks_per_gpu, float(options.timeout)
+    with ExitStack() as opened:
+        executor = opened.enter_context(
+            Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout)
+        )
+        verification = None
+        if options.no_verify:
+            with progress.step("making inputs"):
+                for name, arrays in fresh_inputs(job.plan, options.seed).items():
+                    for rank, array in enumerate(arrays):
+                        executor.write(name, rank, array)
+        else:
+            with progress.step("running and verifying"):
+                verification = verified_run(executor, seed=options.seed, progress=progress.report)
+                del host[:-1]  # the run on normal data is the timed one
+        right = verification is None or verification.ok
+        times = [executor.duration] if verification else []
+        executor.graph = bool(options.graph)
+        if options.graph and verification is not None and right:
+            with progress.step("comparing the replayed graph"):
+                check_replay(executor)
+        baselines = None
+        if backend != "host" and options.baselines and right:
+            baselines = _baselines(job, options, backend, executor, opened, progress)
+        timed = options.iters or (UNASKED if baselines else 0 if verification and not options.warmup else 1)
+        turns = turns_among(timed) if baselines else frozenset()
+        for number in range(-options.warmup, timed):
+            if number == 0:
+                times.clear()
+                host.clear()
+            with progress.step(f"run {number + 1 + options.warmup} of {options.warmup + timed}"):
+                executor.run(progress=progress.report)
+            times.append(executor.duration)
+            if baselines and number in turns:
+                with progress.step("running the baselines"):
+                    baselines.turn()
+        if baselines:  # before the run with timestamps: streams of other executors may share its hardware queues
+            baselines.close()
+        if backend != "host":  # timestamps cost time, so a run of its own has them, when all is warm
+            with progress.step("tracing a run"):
+                executor.traced = True
+                executor.run(progress=progress.report)
+                host.pop()
+        trace = executor.trace
+        devices = executor.driver.describe()
+        yardsticks = baselines.yardsticks(median(times)) if baselines else modelled(job.plan, job.machine, shared)
+    return Result(
+        job=job,
+        backend=backend,
+        devices=devices,
+        graph=bool(options.graph),
+        plan_hash=plan_hash,
+        seed=options.seed,
+        order=order if backend == "host" else None,
+        verification=verification,
+        trace=trace,
+        times=tuple(times),
+        host=tuple(host),
+        yardsticks=yardsticks,
+    )
+
+
+def _baselines(
+    job: Job,
+    options: Options,
+    backend: Literal["cuda", "hip"],
+    executor: Executor,
+    opened: ExitStack,
+    progress: Progress,
+) -> Baselines | None:
+    """What runs in turn with the schedule, if it has an operation, and if there is memory for it."""
+    with progress.step("preparing the baselines"):
+        plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu)
+        if plans is None:
+            return None
+        why = plans.overfill(executor.driver.pools())
+        if why:
+            say(f"warning: serial and ideal are modelled, as there is no room to measure them: {why} (--no-baselines)")
+            return None
+        found = Baselines(plans, backend, job.machine, options.ranks_per_gpu, float(options.timeout))
+        opened.enter_context(found)
+        found.warm(graph=bool(options.graph))
+    return found
