@@ -99,6 +99,11 @@ FOREIGN: dict[str, set[str]] = {
     "ficco_rt.graph": {"numpy"},
     "ficco_rt.types": {"numpy"},
 }
+SOURCES = ("ficco_rt", "dsl", "tests", "tools", "examples")
+SUFFIXES = {".py", ".c", ".h", ".cu", ".cuh", ".lark", ".js", ".css"}
+LONGEST = 700  # lines of a source file
+LONG: dict[str, str] = {}  # a longer file: why it stays one
+
 VENDOR = {"cuda", "hip"}  # imported in the places below only, and never at the top of a file
 BINDS = {"ficco_rt.driver", "ficco_rt.kernels.compiler"}
 
@@ -195,6 +200,19 @@ def test_a_circle_of_imports_is_seen() -> None:
     graph = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}
     assert circle(graph, "a") == ["a", "b", "c", "a"]
     assert circle(graph, "d") == []
+
+
+def test_no_source_is_longer_than_a_reader_holds() -> None:
+    """A file over the limit is mostly two things: it comes apart where they meet, each part under a name of its own."""
+    found = {
+        str(path.relative_to(ROOT)): lines
+        for folder in SOURCES
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in SUFFIXES and (lines := path.read_bytes().count(b"\n")) > LONGEST
+    }
+    wrong = [f"{path} has {lines} lines; at most {LONGEST}" for path, lines in found.items() if path not in LONG]
+    wrong += [f"{path} is in LONG and is no longer than {LONGEST} lines" for path in LONG if path not in found]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_only_the_command_line_prints_and_exits() -> None:
