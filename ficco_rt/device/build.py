@@ -95,8 +95,8 @@ def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
 
 
 def modelled(layout: Layout, mode: Mode) -> DevicePlan:
-    """The device plan for the virtual clock: on streams without what stands before a run and behind it. The clock does
-    not price that, and it is long for many devices: each waits for every other one."""
+    """The device plan for the virtual clock: on streams, without the frames before and behind a run. The clock does not
+    price frames, and for many devices they are long, since each device waits for every other one."""
     return _Builder(layout, mode).made(framed=mode in GRAPHS)
 
 
@@ -366,22 +366,24 @@ def streams_of(
 
 
 class _SideStreams:
-    """Which flags of copy streams go by other ways than the stream itself, where a run is on streams.
+    """Which flags of copy streams are carried by something other than the copy stream itself, in runs on streams.
 
-    A flag that a copy follows is not written by the copy stream: that would delay the copy. Where one launch alone
-    waits for it, it is raised by a copied word, in one batch with the next copy. The batch begins when the copies
-    before it have come. Any other flag is written by a side stream.
-    NOTE a stream may not wait for a copied word: the wait might be issued before the copy. And a copied word goes to
-    other devices only: copies inside a device may be kernels, which find no multiprocessor free.
+    If a copy follows a flag on the stream, the copy stream does not write the flag: that would delay the copy. If one
+    launch alone waits for the flag, a copied word raises it: the word goes into the batch of the next copy, whose
+    members have no order among themselves. The batch begins when the copies before it have arrived. A side stream
+    writes any other flag.
 
-    A flag that a copy stream waits for behind a copy is waited for by a side stream, where `side_waits`.
+    NOTE a stream may not wait for a copied word: the wait might be issued before the copy. A copied word goes to other
+    devices only: a copy inside a device may be a kernel, which may find no free multiprocessor.
+
+    Where a copy stream waits for a flag behind a copy, a side stream waits in its place (`side_waits`).
     """
 
     def __init__(self, builder: _Builder) -> None:
         self.plan, self.words, self.features = builder.plan, builder.words, builder.features
         self.devices = builder.layout.placement.devices
         self.carriers: dict[tuple[int, int], str] = {}
-        self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, that takes them along
+        self.copied: dict[tuple[int, int], tuple[int, ...]] = {}  # by the copy, or the last flag, of their batch
         self.side_waits: set[tuple[int, int]] = set()
         for stream in self.plan.streams:
             if stream.engine == "copy":

@@ -1,16 +1,16 @@
-"""What is done where a device has fewer hardware queues than streams: it is crowded.
+"""A crowded device has fewer hardware queues than streams. This module makes device plans safe there.
 
-Streams then share queues, and which ones do is the driver's choice. An action leaves its queue when it begins if it is
-a kernel's launch, else when it has ended; what stands behind it there begins no sooner. So on a crowded device
+Streams then share queues, and the driver chooses which ones do. A kernel's launch leaves its queue when it begins; any
+other action leaves it when it has ended. The next action of that queue begins no sooner. So on a crowded device
 
-- launches of several streamed stages are taken apart, a launch for each stage (`parted`), and a launch that waits is
-  issued when nothing else can be (`plan.issue`): what a kernel waits for stands before it in the queue;
+- a launch of several streamed stages becomes one launch for each stage (`parted`), and a launch that waits is issued
+  only when nothing else can be (`plan.issue`): then everything that the kernel waits for stands before it in the queue;
 - a timestamp is issued as late as its stream allows (`postponed`);
-- a graph is a chain of nodes (`chained`). A graph says which node waits for which, and what it leaves open the driver
-  orders as it likes: it might put a wait before what would end that wait.
+- a graph is a chain of nodes (`chained`). A graph says which node waits for which; the driver orders the rest as it
+  likes, and might put a wait before the action that ends this wait.
 
-A kernel that cannot end before later work of its device begins has no place there: the check of the device plan finds
-that as a deadlock.
+A kernel that can end only after later work of its device has begun cannot run there: the check of the device plan
+reports it as a deadlock.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def chained(body: Iterable[Action], device_of: Callable[[StreamName], int], crow
 
 
 def postponed(body: Iterable[Action]) -> Iterator[Action]:
-    """The actions, each timestamp as late as its stream allows: while a kernel runs, the timestamp behind it would keep
-    back all that stands behind it in the same hardware queue."""
+    """The actions, each timestamp as late as its stream allows: while a kernel runs, the timestamp behind the kernel
+    would block everything behind that timestamp in the same hardware queue."""
     waiting: dict[StreamName, list[Action]] = {}
     for action in body:
         if isinstance(action, RecordEvent) and action.event.kind == "timestamp":

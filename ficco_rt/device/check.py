@@ -194,7 +194,7 @@ class _Walk:
         return None
 
     def _leave(self, node: Node, ready: deque[int]) -> None:
-        """The node leaves its device's hardware queue, if it has not yet."""
+        """Take the node out of its hardware queue, if it is still there."""
         device = self.runs.devices[node.queue]
         if self.left.get(device) == node.place_of_issue:
             self.left[device] += 1

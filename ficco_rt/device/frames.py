@@ -200,7 +200,7 @@ class Frames:
             yield Meet(StreamName("control", device), tuple(steps), BEGIN)
 
     def _met_first(self, device: int) -> list[int]:
-        """The devices whose begin a device waits for before it does anything."""
+        """The devices that a device waits for at its begin, before it does anything else."""
         needed = {self.placement.devices[rank] for rank in self.touches[device]}
         return [other for other in apart(self.placement, device, self.mode) if other in needed]
 

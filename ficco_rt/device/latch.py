@@ -1,15 +1,15 @@
-"""The latch of a traced run: a word behind which the run begins, raised when the host has issued all of it.
+"""The latch of a traced run: a word that holds back the run until the host has issued all of it.
 
-Else what the host issues last would seem to begin late, and the host's delay to be the plan's. The start of the run
-stands behind the latch, on the first device. A stream of its own, which waits for nothing else of the run, raises the
-latch by the last call of the run.
+Without a latch, actions that the host issues late would begin late, and the trace would show the delay of the host as a
+delay of the plan. The start of the run stands behind the latch, on the first device. A stream that waits for nothing
+else of the run raises the latch, by the last call of the run.
 
-NOTE what is issued meanwhile fills the hardware queues, and a call that finds its queue full blocks the host, which has
-not raised the latch yet. So a run of more than `MOST` actions on a stream has no latch. On a crowded device the latch's
-stream might share a queue with what waits for the latch, so there is none either. Nor is there one for devices that
-share no events, as they do not begin together.
+NOTE the actions that are issued meanwhile fill the hardware queues. A call that finds its queue full blocks the host,
+which has not raised the latch yet. So a run of more than `MOST` actions on a stream has no latch. On a crowded device
+the latch's stream might share a queue with an action that waits for the latch, so there is none either. Devices that
+share no events have none, because they do not begin together.
 
-If the issue fails, or the watchdog meets a call that blocks, all words are raised, and so is the latch.
+If issuing fails, or the watchdog finds a call that blocks, all words are raised, the latch included.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Latch:
 
 
 def latches_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """The last action of a run raises its latch, on a stream that waits for the run before alone. Right behind the wait
-    for the latch stands the start, which is recorded nowhere else. A run with a latch is short, and its devices are not
-    crowded."""
+    """The last action of a run raises its latch, on a stream that otherwise waits for the run before only. The start
+    stands right behind the wait for the latch, and is recorded nowhere else. A run with a latch is short, and its
+    devices are not crowded."""
     latches = {i for i, word in enumerate(plan.words) if word.used == "traced"}
     if not latches and not any(stream.name.kind == "latch" for stream in plan.streams):
         return

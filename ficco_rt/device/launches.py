@@ -137,10 +137,10 @@ class LaunchPlanner:
         return self.placement.devices[stream.rank]
 
     def _share(self, device: int, sms: int) -> int:
-        """Multiprocessors that a streamed launch may hold which wants `sms`. Its blocks wait while they hold them, so
-        all streamed launches of a device together take no more than there are. They leave what else they may wait for
-        as many as that needs to begin: other ranks that share the device, copies inside the device, which may run on
-        multiprocessors, and launches that are not streamed."""
+        """The multiprocessors that a streamed launch may hold if it wants `sms`. Its blocks hold them while they wait,
+        so all streamed launches of a device together never ask for more than the device has. They also leave enough
+        free for other work that they may wait for: the launches of other ranks on the device, copies inside the device,
+        which may run on multiprocessors, and launches that are not streamed."""
         room = self.rooms.get(device)
         if room is None:
             room = self.rooms[device] = self._room(device)
@@ -173,7 +173,7 @@ class LaunchPlanner:
 
     def _cluster_of_others(self, stream: Stream) -> int:
         """How many single blocks of a streamed launch start side by side: as many as a cluster of the kernels that may
-        run at the same time has. One here and one there would leave multiprocessors that no cluster can use."""
+        run at the same time. Scattered single blocks would leave multiprocessors that no cluster can use."""
         found = self.clusters[self._device(stream)]
         return min((min(of) for other, of in found.items() if of and other != stream.id), default=1)
 

@@ -117,8 +117,8 @@ class Races:
         self.clocks[q] = self.clocks[q].with_work(bit)
 
     def _work(self, node: Node, number: int, part: int) -> None:
-        """One group of works: it knows what the launch knew at its start and what its own words tell, nothing of the
-        works before it. The stream knows the end of all."""
+        """One group of works. It knows what the launch knew at its start and what its own words say, but nothing of
+        earlier works of the launch. The stream knows the end of all."""
         q, launch, groups = node.queue, self.plan.launches[number], self.runs.groups[number]
         if part == 0:
             self.base[q] = self.clocks[q]

@@ -26,7 +26,7 @@ from .ir import GRAPHS, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, Reset
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Blocks that may wait, each on a multiprocessor, and that start in clusters."""
+    """Blocks that may wait, each on a multiprocessor of its own. They start in clusters."""
 
     blocks: int
     cluster: int
@@ -100,7 +100,7 @@ def fit(room: Sequence[Room], sms: int) -> bool:
 
 
 def kept_back(room: Room, earlier: Iterable[Room], sms: int) -> list[bool]:
-    """Of each of the runs that are under way on a device, the latest first: does a new one wait for it there?"""
+    """For each run that is under way on a device, the latest first: whether a new run waits for it there."""
     if not room.holds:
         return [False for _ in earlier]
     beside, found = [room], []

@@ -282,7 +282,7 @@ def read_only(operands: tuple[bool, bool], works: tuple[Work, ...]) -> Iterator[
 
 
 def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """Of the members of a batch none touches what another one writes; and a batch is where the driver has batches."""
+    """No member of a batch touches what another member writes; and batches occur only where the driver has them."""
     shapes = {t.name: t.shapes for t in plan.tensors}
     budget = Budget(CHECKED, PlanError)
     for action in plan.body:
@@ -341,7 +341,7 @@ def copied_words_are_for_kernels_elsewhere(plan: DevicePlan) -> Iterator[Diagnos
 
 
 def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """A word that somebody waits for is raised once a run and reset once; no other is raised or reset to no end."""
+    """A word that is waited for is raised once and reset once in a run. No other word is raised or reset."""
     raised: Counter[int] = Counter()
     awaited: set[int] = set()
     resets: Counter[int] = Counter()

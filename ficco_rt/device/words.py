@@ -108,8 +108,8 @@ _Point: TypeAlias = tuple[EventName, int, set[int], Span]  # the device that com
 
 
 def _semaphores(plan: Plan, placement: Placement, budget: Budget) -> Iterator[Word]:
-    """Of the points of a plan that streams of other devices wait for: a word on each of these devices. A graph belongs
-    to one device, so that no event leads out of it; and none leads to another process."""
+    """A word on each device that waits for a point of another device where no event leads. A graph belongs to one
+    device, so no event leads out of it; and no event leads to another process."""
     points: dict[EventName, _Point] = {}
     everywhere = set(placement.devices)
     awaited: dict[EventName, set[int]] = defaultdict(set)
@@ -146,8 +146,8 @@ def _meetings(placement: Placement) -> Iterator[Word]:
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:
-    """The devices whose begin and end of a run no event tells a device: a graph in a caller's graph may be replayed
-    when the others are not yet, and other processes have events of their own."""
+    """The devices whose begin and end of a run no event can tell to a device: a graph in a caller's graph may be
+    replayed before the others are, and another process has events of its own."""
     if mode == "embedded":
         return [other for other in placement.ordinals if other != device]
     return placement.others(device)

@@ -24,7 +24,7 @@ from .works import Work
 class GemmRequest:
     """A launch for whose products a kernel is wanted, and what the text asks of it (None: free choice).
 
-    Who asks before flags exist, to learn what a family refuses, gives works that wait for nothing.
+    A caller that only wants to know what a family refuses may ask before flags exist, with works that have no waits.
     """
 
     works: tuple[Work, ...]

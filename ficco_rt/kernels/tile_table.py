@@ -353,8 +353,8 @@ def _outer_axes(w: MatrixWork, transposed: tuple[bool, bool]) -> tuple[tuple[Int
 
 
 def _place_addends(both: Rows, addend_steps: int, gap: int) -> None:
-    """Addends that take steps of a pipeline belong to the first of a tile's splits. Their steps stand late, for they
-    come late, and apart, for memory is slower than the multiplication."""
+    """Addends that take steps of a pipeline belong to the first split of a tile. Their steps stand late, since addends
+    arrive late, and apart from each other, since memory is slower than the multiplication."""
     if not addend_steps:
         return
     tiles, addends = both["tile"], both["addends"]
@@ -366,7 +366,7 @@ def _place_addends(both: Rows, addend_steps: int, gap: int) -> None:
 
 
 def _serpentine(tiles: Rows, wave: int, depths: list[_Depth]) -> None:
-    """Every other wave walks K backwards: its first steps want what L2 still holds of the last ones before."""
+    """Every second wave walks K backwards: its first steps find in L2 what the previous wave read last."""
     odd = np.arange(len(tiles)) // wave % 2 == 1
     firsts, blocks = tiles["k_first"].copy(), tiles["k_blocks"]
     for first in np.unique(firsts[odd]).tolist():  # a piece of K starts one part alone

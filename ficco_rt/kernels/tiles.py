@@ -204,8 +204,8 @@ def _added(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> Matri
 
 
 def _goes_on(a: MatrixWork, b: MatrixWork, transposed: tuple[bool, bool]) -> bool:
-    """Does b add more of K to what a makes? A tile that waits among its steps waits before the first, too: storing
-    warps look at that alone."""
+    """Whether b adds more of K to the product that a makes. A tile that waits between its steps also waits before the
+    first one, because storing warps look at that wait alone."""
     if not b.accumulate or a.addends or b.addends:
         return False
     if (a.left, a.right, a.out, a.out_rows, a.out_columns) != (b.left, b.right, b.out, b.out_rows, b.out_columns):

@@ -15,7 +15,7 @@ from ..types import TYPES
 
 
 class Arrivals:
-    """Of one graph on one machine. Copies of one tensor come one after another."""
+    """Estimates for one graph on one machine. Copies of one tensor come one after another."""
 
     def __init__(self, graph: ir.Graph, machine: Machine) -> None:
         self._graph, self._machine = graph, machine

@@ -11,10 +11,10 @@ from .draft import Draft, LaunchKey, Need
 
 
 def uncarried(draft: Draft) -> Iterator[tuple[int, int]]:
-    """Pairs of ops: the second depends on the first, and may start before it has ended.
+    """Pairs of ops: the second depends on the first, and may start before the first has ended.
 
-    Most dependencies are carried by the order of a stream, by a wait for the op, or by one for an op behind it on its
-    stream, of the op itself or of one before it on its own stream. The others are searched for.
+    Stream order carries most dependencies, or a direct wait: a wait of the second op, or of an op before it on its
+    stream, for the first op or for one behind that on its stream. A search decides the others.
     """
     return _Carriers(draft).uncarried()
 
@@ -47,7 +47,7 @@ class _Carriers:
 
     def uncarried(self) -> Iterator[tuple[int, int]]:
         stream_of, entry, deps = self.stream_of, self.entry, self.draft.graph.deps
-        # of each stream: how many entries of others it has directly heard of as over
+        # of each stream: how many entries of other streams its own waits have shown to be over
         heard: list[defaultdict[int, int]] = [defaultdict(int) for _ in self.draft.streams]
         for v in self.draft.order:
             s, known = stream_of[v], heard[stream_of[v]]
@@ -75,7 +75,7 @@ class _Carriers:
         return waits if key is None else [*waits, *self.at_launch.get(key, ())]
 
     def _unreached(self, wanted: set[int], v: int) -> set[int]:
-        """Those that v does not know to be over, searched for backwards from v, the nearest first."""
+        """The ops that v does not know to be over: searched for backwards from v, the nearest first."""
         first = min(self.place[u] for u in wanted)  # nothing before it counts
         seen = {v}
         todo = deque(self._before(v))

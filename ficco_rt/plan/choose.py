@@ -98,8 +98,8 @@ class _Chooser:
         return self.known[key]
 
     def _key(self, rank: int, gemms: Sequence[ir.Gemm]) -> tuple[object, ...]:
-        """Alike for products that no kernel can tell from each other: ranks take the same parts of equal tensors, and
-        the graph holds each part's axes once."""
+        """A key that is equal for products that no kernel can tell apart. Ranks take the same parts of equal tensors,
+        and the graph holds the axes of each part once."""
         key: list[object] = []
         for g in gemms:
             shapes = tuple(self.shapes[r.tensor][r.rank] for r in (g.left, g.right, g.out))

@@ -1,4 +1,4 @@
-"""Pass: the draft becomes streams of commands; copies that nobody waits for in between go out together."""
+"""Pass: the draft becomes streams of commands. Consecutive copies go out together unless something waits in between."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ class _Emitter:
 
 
 def _aligned(dst: Region, src: Region) -> Iterator[tuple[Box, Box]]:
-    """Both sides cut at the segments of either: pairs of boxes of equal logical shape."""
+    """Both regions, cut wherever either one has a segment boundary: pairs of boxes of equal logical shape."""
     cuts = [_runs(dst.axes[d], src.axes[s]) for d, s in zip(dst.kept, src.kept, strict=True)]
     for runs in product(*cuts):
         sides = []
@@ -233,7 +233,7 @@ def _runs(dst: Axis, src: Axis) -> list[tuple[int, int, int]]:
 
 
 def _flat(dst: Box, src: Box, dst_shape: tuple[int, ...], src_shape: tuple[int, ...]) -> Iterator[tuple[Box, Box]]:
-    """Pairs cut until both sides are runs of memory, or such runs at one pitch."""
+    """Pairs, cut until both sides of each are contiguous runs of memory, or runs at one pitch."""
     if pitched(dst, dst_shape) and pitched(src, src_shape):
         yield dst, src
         return

@@ -23,15 +23,20 @@ class _Works:
 
 
 def fuse(draft: Draft) -> Draft:
-    """Streamed products right behind one another on a queue are one launch. It has one last wave, and multiprocessors
-    that have done their part of a stage go on with the next one's. Every work waits for its own flags, raised by what
-    stands before it in the text, as it would in a launch of its stage.
+    """Join streamed products that follow each other on a queue into one launch.
 
-    Not where a stage waits for another one as a whole, or is waited for so: that is a launch's begin or end. Nor where
-    it needs what the launch itself makes or reads: launches behind one another have that for nothing, works of one
-    launch by flags. Nor where anything of the rank stands on another queue of multiprocessors, which the launch would
-    keep. Nor where their widths differ, by one of which the tiles are chosen, or one family of kernels does not take
-    each of them and all together.
+    One launch has one last wave instead of several, and a multiprocessor that has finished its part of a stage goes on
+    with the next stage. Each work waits for its own flags, exactly as it would in a launch of its own stage. Earlier
+    text raises these flags.
+
+    Stages stay apart where
+
+    - one stage waits for the other as a whole, or is waited for as a whole: only a launch begins or ends as a whole;
+    - a stage needs what the launch itself writes or reads: between two launches stream order is free, inside one launch
+      every such dependency takes a flag;
+    - another queue of the rank uses multiprocessors: the longer launch would keep them;
+    - their products differ in width, which decides the tiles; or no single family of kernels takes each stage alone and
+      all of them together.
     """
     graph, arch, look = draft.graph, draft.machine.device.arch, symbolic(draft.graph.tensors)
     best = next(family for family in FAMILIES if family.serves(arch))
@@ -44,7 +49,7 @@ def fuse(draft: Draft) -> Draft:
         return fitting(GemmRequest(tuple(kernel_work(g, look) for g in bodies if isinstance(g, ir.Gemm))), arch)
 
     def alike(some: Sequence[_Works]) -> bool:
-        """Does the family that takes all of them take each of them alone? The best one does."""
+        """Whether the family that takes all works together would also take each stage alone. The best family does."""
         joint = family(some)
         return joint is best or all(family([works]) is joint for works in some)
 
@@ -72,7 +77,7 @@ def fuse(draft: Draft) -> Draft:
 
 
 def _runs(graph: ir.Graph, stages: Sequence[_Works]) -> Iterator[list[_Works]]:
-    """Stages behind one another that the text lets be one launch; of one stage, too."""
+    """Groups of consecutive stages that the text allows to be one launch. A group may be a single stage."""
     awaited = {s for stage in graph.stages for s in stage.after}
     run: list[_Works] = []
     made: set[int] = set()  # the run's ops
@@ -118,7 +123,8 @@ def _launches(run: Sequence[_Works], alike: Callable[[Sequence[_Works]], bool]) 
 
 
 def _longest(fits: Callable[[int], bool], most: int) -> int:
-    """The longest count up to `most` that fits, as one does. What fits is asked of few: each is as long as it takes."""
+    """The largest count up to `most` that fits; a count of 1 always does. The search asks rarely, since each question
+    costs time in proportion to its count."""
     low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, 2 * high

@@ -29,7 +29,7 @@ def issue_order(plan: Plan, *, patient: bool = False) -> tuple[tuple[int, int], 
     turns = [0] * len(plan.streams)
 
     def late(s: int) -> bool:
-        """Whether the stream's next command is put off as long as there is another one."""
+        """Whether the stream's next command is issued only when no other command can be."""
         commands = plan.streams[s].commands
         command = commands[position[s]] if position[s] < len(commands) else None
         return patient and isinstance(command, Launch) and command.streamed

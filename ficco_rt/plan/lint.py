@@ -30,7 +30,7 @@ def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
 
 
 def incast(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """Two ranks send to one at the same time: on a switch they share its port, and the rest idle."""
+    """Two ranks send to one rank at the same time. On a switch they share its port, while other ports idle."""
     if all(links.kind != "switch" for links in machine.tiers):
         return
     for block in phases(graph):
@@ -169,7 +169,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """A kernel that is slower than what was to be expected, and why it was taken."""
+    """A kernel that is slower than expected, and why it was taken."""
 
     kernel: str
     share: float  # of the rate of large GEMMs on the device
@@ -178,7 +178,8 @@ class _Slow:
 
 
 def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _Slow | None:
-    """Nothing where the first family that is made for the device takes the works, or none does (that is an error)."""
+    """Nothing if the first family made for the device takes the works. Nothing either if no family does: that is an
+    error."""
     chosen = choose(request, limits)
     made_for = tensor_core_families(limits.arch)
     if isinstance(chosen, str) or (made_for and chosen.family == made_for[0].name):

@@ -25,8 +25,9 @@ def place(draft: Draft) -> Draft:
 
 
 def _link(op: ir.Op, machine: Machine) -> int:
-    """The peer whose link a copy takes; -1 where a port serves several. Ports of different tiers share a stream: the
-    order of the text, which keeps senders from meeting at a port, would be lost with one for each."""
+    """The peer whose link a copy takes; -1 where one port serves several peers. Ports of different tiers share one
+    stream: the order of the text keeps senders from meeting at a port, and a stream for each tier would lose that
+    order."""
     copy, rank = op.body, op.where.rank
     if not isinstance(copy, ir.Copy):
         return -1

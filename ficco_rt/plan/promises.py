@@ -1,6 +1,7 @@
-"""What each lowering pass promises: rules of the draft, run after the pass, always.
+"""What each lowering pass promises: rules of the draft that are checked after the pass, always.
 
-A broken one is a mistake of ours. It is found here at the pass that made it, not in the finished plan.
+A broken rule is a bug of ours. The check names the pass that broke it; the finished plan would not show which pass it
+was.
 """
 
 from __future__ import annotations

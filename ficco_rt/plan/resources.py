@@ -10,8 +10,8 @@ from .ir import LaunchAttributes
 
 
 def solve_resources(draft: Draft) -> Draft:
-    """Every launch has its shared memory, which gives the residency asked for, its share of multiprocessors, and its
-    priority where that is not its queue's."""
+    """Give every launch its attributes: the shared memory that yields the residency asked for, its share of
+    multiprocessors, and its priority where that differs from the priority of its queue."""
     graph, total = draft.graph, draft.machine.device.sms
     queues = {q.name: q.resources.priority for q in graph.queues}
     attributes: dict[int, LaunchAttributes] = {}

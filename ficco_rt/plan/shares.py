@@ -11,8 +11,9 @@ from .draft import Draft, LaunchKey
 
 
 def share_multiprocessors(draft: Draft) -> Draft:
-    """A streamed stage that says no `sms` has what the streamed stages on the rank's other queues leave, which all say
-    theirs. Where anything else runs there, nobody knows what it takes: such a stage has no share."""
+    """A streamed stage without `sms` gets the multiprocessors that streamed stages on the rank's other queues leave
+    free; all of those must state `sms`. If anything else runs on these queues, its use of multiprocessors is unknown,
+    and the stage gets no share."""
     graph, total = draft.graph, draft.machine.device.sms
     engines = {q.name: q.engine for q in graph.queues}
     queues = {stage.queue for stage in graph.stages if engines[stage.queue] != "copy"}

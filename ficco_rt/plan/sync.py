@@ -15,7 +15,7 @@ from .signals import numbered
 
 @dataclass(frozen=True, slots=True)
 class _Stamp:
-    """The end of an op: known to whoever knows `position` entries of `stream`, or (a work) `bit`."""
+    """The end of an op. A point knows that end if it knows `position` entries of `stream` or, for a work, `bit`."""
 
     clock: Clock  # what its start knew
     stream: int
@@ -47,17 +47,17 @@ class _Launch:
 
 
 def synchronise(draft: Draft) -> Draft:
-    """After this every dependency is carried by a stream's order, an event or a flag, and every wait is needed:
+    """Choose the waits. Afterwards stream order, an event or a flag carries every dependency. Every wait is needed:
     without it some conflicting pair, or an `after` of the text, would have no order. Events and flags have numbers.
 
-    Flags carry what works of streamed launches wait for or give; events all else. A streamed launch holds its
-    rank's multiprocessors while it waits, so whatever a streamed launch may come to wait for, and needs
-    multiprocessors of this rank itself, is waited for before the launch.
+    Flags carry what works of streamed launches wait for or signal; events carry everything else. A streamed launch
+    holds multiprocessors of its rank while it waits. So an op that needs multiprocessors of the same rank must end
+    before the launch begins, if the launch may wait for it.
     """
     return _Synchroniser(draft).run()
 
 
-FOREVER = 2**30  # more users than an op can have: its stamp is kept
+FOREVER = 2**30  # more users than an op can have: a stamp with this count is never dropped
 
 
 class _Synchroniser:
@@ -82,8 +82,8 @@ class _Synchroniser:
         self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
         self.members: dict[LaunchKey, list[int]] = {}
         self.holding: dict[int, list[int]] = {}  # rank → first ops of streamed launches that hold multiprocessors
-        self.latest: dict[int, int] = {}  # stream → its latest op that some streamed launch waits for in the end
-        self.roomy: set[LaunchKey] = set()  # streamed stages that leave multiprocessors to others as they wait
+        self.latest: dict[int, int] = {}  # stream → its latest op that a streamed launch waits for, directly or not
+        self.roomy: set[LaunchKey] = set()  # streamed stages that leave multiprocessors free while they wait
         last: dict[tuple[int, int, int], int] = {}
         for i in draft.order:
             where = self.graph.ops[i].where
@@ -126,8 +126,8 @@ class _Synchroniser:
         return numbered(replace(self.draft, orders=tuple(self.orders)), self.needs)
 
     def _awaited(self) -> set[int]:
-        """Ops on multiprocessors that works of streamed launches wait for, at any distance: by data, because the
-        text says `after`, or because they stand behind one another in a stream."""
+        """Ops on multiprocessors that works of streamed launches wait for, directly or through other ops: because of
+        data, because the text says `after`, or because one follows the other in a stream."""
         ops, graph, stream_of = self.graph.ops, self.graph, self.draft.stream_of
         groups: dict[int, list[int]] = {}
         ahead: dict[int, int] = {}  # the op before it in its stream
@@ -234,7 +234,7 @@ class _Synchroniser:
         return clock
 
     def _collective(self, group: Sequence[int]) -> None:
-        """All ranks' calls begin together: each call's end knows what every call's start knew."""
+        """All ranks' calls begin together: the end of each call knows everything that the start of any of them knew."""
         met: Clock | None = None
         for v in group:
             s = self.draft.stream_of[v]
@@ -271,7 +271,8 @@ class _Synchroniser:
         self._release(v)
 
     def _beside(self, u: int, key: LaunchKey) -> bool:
-        """Is u a work of a streamed launch that runs while launch `key` waits? Both leave each other room."""
+        """Whether u is a work of a streamed launch that runs while launch `key` waits. Such launches leave each other
+        room."""
         return key in self.roomy and self.draft.launch_of[u] in self.roomy
 
     def _same_processors(self, u: int, rank: int) -> bool:
@@ -279,14 +280,15 @@ class _Synchroniser:
         return self.draft.streams[s].rank == rank and self.engine[s] != "copy"
 
     def _open(self, key: LaunchKey, first: int) -> None:
-        """Begin a streamed launch, after what its works need of their own multiprocessors."""
+        """Begin a streamed launch: wait first for ops that its works need and that use multiprocessors of the same
+        rank."""
         s, rank = self.draft.stream_of[first], key.rank
         candidates: dict[int, _Stamp] = {}
         ends: dict[int, _Stamp] = {}
         self.choices.spend(len(self.latest) + len(self.members[key]), self.graph.ops[first].where.origin)
         if key not in self.roomy:
             others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
-            # two that spin could each hold what the other needs to begin
+            # two spinning launches could each hold the multiprocessors that the other needs to begin
             others += [u for u in self.holding.get(rank, ()) if self.draft.stream_of[u] != s]
             ends = {u: self._end_of(u) for u in others}
             self.holding.setdefault(rank, []).append(first)
@@ -313,7 +315,7 @@ def _irredundant(candidates: dict[int, _Stamp]) -> list[int]:
     left = sorted([*latest.values(), *works])
     if len(left) == 1:
         return left
-    # NOTE no candidate's start knows its own end: what is known to all starts together another candidate implies
+    # NOTE no candidate knows its own end at its start. So an end that some start knows is implied by another candidate.
     known = candidates[left[0]].clock
     last: dict[int, tuple[int, bool]] = {}  # by stream, the furthest position, and whether it is a whole entry's end
     for u in left:

@@ -152,7 +152,7 @@ class LaunchBinder:
         return self._modules.own(config.source, config.entry, device, config.options)
 
     def _fits(self, config: KernelConfig, entry: LoadedKernel, device: Gpu, what: str) -> None:
-        """A launch counts with so many blocks a multiprocessor: the device must say so too."""
+        """The launch relies on so many blocks a multiprocessor: check that the device allows as many."""
         vendor, function = self._gpus.vendor, entry.handle
         with self._gpus.inside(device):
             if config.smem:

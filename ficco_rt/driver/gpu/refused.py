@@ -52,7 +52,8 @@ def concerns(error: Refused, device: object = "", command: str = "", place: Span
 
 
 class Closing:
-    """Gives things back one after another: an error, or Ctrl-C, holds nothing up, and the first is told at the end."""
+    """Gives things back one after another. An error, or Ctrl-C, does not stop the others from being given back; the
+    first error is raised at the end."""
 
     def __init__(self) -> None:
         self._first: DeviceError | KeyboardInterrupt | None = None

@@ -14,9 +14,10 @@ from .vendor import Gpu, Handle
 
 
 class RunResources:
-    """Of one placement. `words` are those of all its device plans: 32-bit words in device memory, 0 between runs.
-    `streams` are made at once. NOTE what waits for a latch, and what raises it, must share no hardware queue: they are
-    made one after another, before streams of other executors come between."""
+    """The streams, events and words of one placement. `words` belong to all its device plans: 32-bit words in device
+    memory, 0 between runs. All `streams` are made at once. NOTE the stream that waits for a latch and the stream that
+    raises it must not share a hardware queue. So they are made one right after the other, before another executor makes
+    streams."""
 
     def __init__(self, gpus: Gpus, words: Sequence[Word], streams: Iterable[DeviceStream] = ()) -> None:
         self._gpus = gpus

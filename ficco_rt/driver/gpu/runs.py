@@ -41,7 +41,7 @@ class Runs:
         self._setting: Setting | None = None  # and how
         self._calls: Calls | None = None
         self._replays = False  # callers' graphs hold runs, and may be under way
-        self.lost = False  # what ran failed, or does not end: the devices run nothing of ours any more
+        self.lost = False  # a run failed or does not end: these devices get no further run
 
     @property
     def traced(self) -> BoundPlan | None:
@@ -110,8 +110,8 @@ class Runs:
         raise DeviceError(text)
 
     def _abandon(self, callers: Callers) -> None:
-        """The run that was being issued will not be whole: what was issued is let through, the rest forgotten.
-        It stands where another error is on its way, so it raises none. `callers`: streams that may have graphs."""
+        """The run that was being issued stays incomplete: let through what was issued, and forget the rest. This runs
+        while another error is on its way, so it raises none. `callers`: streams that may have graphs."""
         if not self.lost:
             self._running = self._dirty = True
             self._await_last()
@@ -122,7 +122,7 @@ class Runs:
                 self._gpus.end_issue()
 
     def _await_last(self) -> None:
-        """The last run that is whole ends by itself: words forced up would spoil it, and its end resets words. It gets
+        """The last complete run ends by itself: forcing its words up would spoil it, and its end resets words. It gets
         DRAIN seconds."""
         begun = time.monotonic()
         with suppress(DeviceError):
@@ -376,7 +376,7 @@ class Runs:
         raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
 
     def _report_on(self, ahead: Sequence[Tenant]) -> list[str]:
-        """Whose runs the run stands behind. They take too long as well, and are let go."""
+        """The executors whose runs this run stands behind. Those runs take too long as well, and are released."""
         report = []
         for other in ahead:
             report += [f"it stands behind a run of {other.name}, which has not ended:", *told(other)]
@@ -391,7 +391,7 @@ class Runs:
         return stuck(self._plan, devices, self._passed(issued), traced=self._setting.mode == "traced")
 
     def _report_on_streams(self) -> list[str]:
-        """Where the commands of a graph that did not end get stuck when they are issued one by one."""
+        """Where the commands of a graph that did not end block when they are issued one by one."""
         assert self._last is not None
         try:
             self.run(self._last, (), graph=False)

@@ -1,4 +1,4 @@
-"""A recorded run as spans of a trace, and the words for a run that does not end."""
+"""A recorded run as spans of a trace, and the message for a run that does not end."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _size(dtypes: Mapping[str, str], region: Region) -> int:
 
 
 def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[int, int, int | None]:
-    """Bytes, operations, and the one other rank that works copy to or from."""
+    """Bytes and operations of works, and the one other rank that they copy to or from."""
     moved = flops = 0
     peers = set()
     for body in (work.body for work in works):

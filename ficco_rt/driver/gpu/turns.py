@@ -33,8 +33,8 @@ Issued: TypeAlias = frozenset[int]  # the handles, by `id`, that are in calls th
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What a run tells the others. `gates`: the streams of each device that wait if the run waits there. `ends`: the
-    event that the completion on a device records, and on which stream."""
+    """What a run tells other executors. `gates`: on each device, the streams that wait if the run has to wait there.
+    `ends`: for each device, the event that its completion records, and the stream that records it."""
 
     rooms: Rooms
     gates: Mapping[int, tuple[Handle, ...]]

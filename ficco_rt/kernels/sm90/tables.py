@@ -138,9 +138,10 @@ def build(
 ) -> PackedLaunch:
     """The launch that makes `works`, in their order, with so many clusters at work at once; see `tile_table.table`.
 
-    `read_only`: nothing writes the left, or the right operands while the plan runs, so that they may be read before the
-    launch before this one has ended, and the right ones before what the works wait for is there. `resets`: flags that
-    the launch resets; none where a work accumulates, whose storing warps wait too.
+    `read_only`: whether nothing writes the left operands, and the right operands, while the plan runs. A read-only
+    operand may load before the previous launch ends; a read-only right operand also loads before the flags of its works
+    are up. `resets`: flags that the launch resets. There are none where a work accumulates, because its storing warps
+    wait for flags too.
     """
     reason = refusal(works, signature)
     if reason is not None:

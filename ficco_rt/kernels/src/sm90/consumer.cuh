@@ -8,11 +8,11 @@
 
 // ---------------------------------------------------------------- PINGPONG: two groups take a block's tiles in turn
 //
-// NOTE A group looks at the ring only when the other one has seen the last step of the tile before it come: barriers tell
-// even turns around the ring from odd ones, and a full barrier that is a turn behind would look like one that is done. By
-// then all steps before the group's own have come, one by one (each group sees all of its own, in order). So a full
-// barrier is at most the group's own turn behind, and never ahead of it: its stage is filled again only when the group
-// gives it back.
+// NOTE A group reads the ring only after the other group has seen the last step of the previous tile arrive. A wait on a
+// barrier tests the parity of its phase only, so a barrier that is one phase behind would look complete. At that point all
+// steps before the group's own have arrived, one by one, since each group sees all of its own steps in order. So a full
+// barrier is at most one phase behind the group, and never ahead: its stage is filled again only after the group has
+// given the stage back.
 //
 // No group waits for ever. A tile's turn comes with the last load of the tile before. That load waits for stages of
 // earlier tiles, which are given back at the end of each one's loop, and for flags, but for no tile's stores unless
