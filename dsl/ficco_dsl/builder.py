@@ -79,7 +79,8 @@ class _Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """An argument of a launch: its reading as an expression (if it has one) and as a region (if it has one)."""
+    """An argument of a launch: its reading as an expression and as a region, each if it has one. `parser` chooses when
+    the tensors are known."""
 
     expr: Expr | None
     region: RegionRef | None
@@ -87,10 +88,10 @@ class _Argument:
 
 
 class Builder(threading.local):
-    """One method a grammar rule: takes its children, returns its node.
+    """One method for each grammar rule: it takes the children of the rule and returns its node.
 
-    lark ties the callbacks to the parser, which is shared; what belongs to one parse is thread-local.
-    Methods never raise: they note mistakes and go on.
+    lark ties these methods to the parser, which all threads share. So the state of one parse is thread-local. Methods
+    never raise: they note mistakes and go on.
     """
 
     def begin(self, path: str, text: str, first_line: int) -> None:
@@ -99,7 +100,7 @@ class Builder(threading.local):
         self.lines: list[str] | None = None
         self.before = first_line - 1  # lines above `text` in the file
         self.mistakes: list[Diagnostic] = []
-        self.reaches: dict[int, _Reach] = {}  # by id, those that no launch has taken
+        self.reaches: dict[int, _Reach] = {}  # by id: those that are not part of a launch argument
 
     # Helpers
 
@@ -410,7 +411,7 @@ class Builder(threading.local):
 
     def reach(self, c: list[Any]) -> _Reach:
         base, accessor = c
-        self.reaches.pop(id(base), None)  # one mistake for the whole of it
+        self.reaches.pop(id(base), None)  # a chain of accessors is one mistake
         transposed = isinstance(accessor, _Transposed)
         node = _Reach(base, None if transposed else accessor, transposed, self.span(base, accessor))
         self.reaches[id(node)] = node

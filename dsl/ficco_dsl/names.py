@@ -141,7 +141,7 @@ class _Checker(Uses):
             for u in us:
                 users[u].append(name)
         ready = [name for name, n in open_uses.items() if n == 0]
-        while ready:  # take away all that stand on firm ground: what is left leads into a circle
+        while ready:  # remove params that use no open param: those that remain lead into a circle
             for user in users[ready.pop()]:
                 open_uses[user] -= 1
                 if open_uses[user] == 0:

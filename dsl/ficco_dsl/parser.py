@@ -95,11 +95,11 @@ def parse_syntax(text: str, path: str) -> Schedule:
     items: list[Any] = []
     mistakes: list[Diagnostic] = []
     begin, line, recovering = 0, 1, False
-    for _ in range(2 * MAX_MISTAKES):  # a stretch may break off without a mistake of its own
+    for _ in range(2 * MAX_MISTAKES):  # a stretch may break off without adding a mistake
         broke, at = _parse_from(text[begin:], path, line, recovering, mistakes, items)
         if not broke:
             break
-        # go on at the next declaration; the mistake itself may be one that came too early
+        # go on at the next declaration; the mistake itself may be a declaration in the wrong place
         following = _ITEM.search(text, max(begin + at, begin + 1))
         if following is None or len(mistakes) >= MAX_MISTAKES:
             break
@@ -142,7 +142,8 @@ def _refuse_unreadable(text: str, path: str) -> None:
 def _parse_from(
     text: str, path: str, line: int, recovering: bool, mistakes: list[Diagnostic], items: list[Any]
 ) -> tuple[bool, int]:
-    """Parse one stretch, adding to `mistakes` and `items`. Returns whether it broke off, and at which offset."""
+    """Parse one stretch of the text and add to `mistakes` and `items`. Returns whether the parse broke off, and at
+    which offset."""
     from lark.exceptions import UnexpectedInput
 
     builder.begin(path, text, line)
@@ -154,7 +155,7 @@ def _parse_from(
         token = getattr(error, "token", None)
         if token is not None and token.type == "$END":
             at = len(text)
-        # after a mistake, the brace that closed the broken declaration is no second one
+        # after a mistake, the closing brace of the broken declaration is no second mistake
         if not (recovering and token is not None and token.type == "RBRACE"):
             mistakes.append(explain(error, text, at, path, line - 1))
     for reach in builder.reaches.values():
@@ -165,7 +166,7 @@ def _parse_from(
 
 
 def _assemble(items: list[Any], path: str, mistakes: list[Diagnostic]) -> Schedule:
-    """The schedule of the items; adds what is nested too deep or said twice to `mistakes`."""
+    """The schedule made of the items. Adds a mistake for what is nested too deep or said twice."""
     too_deep = _too_deep(items)
     if too_deep is not None:
         mistakes.append(too_deep)
@@ -220,7 +221,7 @@ _BLOCKS = (StageDecl, StageStep, For, Step, If)
 
 
 def _too_deep(items: Sequence[Any]) -> Diagnostic | None:
-    """Says so if a node lies below MAX_DEPTH levels. A loop: the tree may be too deep to recurse."""
+    """The mistake of a node below MAX_DEPTH levels, if there is one. A loop: the tree may be too deep for recursion."""
     stack: list[tuple[Any, int, Any]] = [(item, 0, None) for item in reversed(items)]
     while stack:
         node, depth, outermost = stack.pop()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _WORDS = {
     "NAME": "a name", "INT": "a number", "STRING": 'a "string"', "$END": "the end of the file",
 }  # fmt: skip
-# What follows when the rule is at a given place: (nearest keyword before, terminal) -> words. The first that fits.
+# What is expected at a place of a rule: (nearest keyword before, expected terminal) -> words. The first match counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (
     ("COPY", "ARROW", "'<-' after the destination of copy"),
     ("GEMM", "EQUAL", "'=' or '+=' after the result of gemm"),
@@ -68,7 +68,7 @@ _HELP_FOR_CHARACTER = {
     "^": ("unexpected character '^'", "there is no power; write a product"),
 }
 _STATEMENTS = "statements stand in stages: stage NAME on QUEUE { ... }"
-# What could stand where a whole statement or declaration is expected, and what to do about what stands there.
+# Where a whole statement or declaration is expected: help for a token that often stands there instead.
 _WHOLES: dict[str, dict[str, str]] = {
     "a statement or '}'": {
         **dict.fromkeys(
@@ -172,7 +172,7 @@ _IN_BRACKETS = "values of one variable stand in brackets: {} p in [0, 1, 2]"
 
 
 def _meant(token: Token, span: Span, stack: list[Any], accepted: set[str]) -> Diagnostic | None:
-    """A mistake behind which it is plain what is meant."""
+    """A mistake whose intention is plain, with the way to write it; None otherwise."""
     keyword = _keyword_before(stack)
     kind = None if keyword is None else keyword.type
     top = stack[-1] if stack else None

@@ -40,23 +40,23 @@ class Declared:
 
 
 class Uses:
-    """The declared names of a schedule, and those that live where a walk is. What a check finds is in `mistakes`."""
+    """The declared names of a schedule, and the local names at the place of the walk. Mistakes go into `mistakes`."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.mistakes: list[Diagnostic] = []
         self.values: dict[str, Declared] = {}  # params, types and tensors share one namespace
         self.tensors = {t.name: t for t in reversed(schedule.tensors)}
         self.params = {p.name: p for p in reversed(schedule.params)}
-        self.scope: dict[str, Declared] = {}  # loop variables and lets that are live
+        self.scope: dict[str, Declared] = {}  # loop variables and lets in scope
         self.in_param = False
-        self.shaped: set[str] = set()  # tensors above the one whose shape is being read; then all
+        self.shaped: set[str] = set()  # tensors declared before the one whose shape is checked now; later all tensors
         self.arguments: dict[str, str] = {}  # of the kernel whose braces are being read: their modes
 
     def mistake(self, span: Span, message: str, *notes: Note, help: str | None = None) -> None:
         self.mistakes.append(Diagnostic(span, message, notes, help))
 
     def like(self, name: str, known: Collection[str]) -> str | None:
-        """Help for an unknown name: the known one that looks like it."""
+        """The help text for an unknown name: the known name that looks most like it."""
         if len(known) > _MAX_CANDIDATES or len(self.mistakes) > MAX_MISTAKES:
             return None
         by_lower = {k.lower(): k for k in known}  # `c` for `C` is the likeliest slip
@@ -64,7 +64,7 @@ class Uses:
         return f"did you mean '{by_lower[close[0]]}'?" if close else None
 
     def bind(self, name: str, what: str, span: Span) -> None:
-        """A loop variable or let begins to live."""
+        """Bring a loop variable or let into scope."""
         if name in BUILTINS:
             self.mistake(span, f"'{name}' is built in and cannot be a {what}")
         elif name in FUNCTIONS:

@@ -76,7 +76,7 @@ class BaselinePlans:
         return {key: plan for key, plan in found.items() if plan is not None}
 
     def overfill(self, pools: tuple[Pool, ...]) -> str:
-        """What says that they do not fit into what is free; empty: they fit."""
+        """Why they do not fit into the free memory; empty if they fit."""
         for pool in pools:
             needed = sum(_bytes(plan, rank) for plan in self.there.values() for rank in pool.ranks)
             if needed > FILLED * pool.free:
@@ -136,7 +136,7 @@ class Baselines:
         self._open.close()
 
     def warm(self, *, graph: bool) -> None:
-        """A run of each that does not count: kernels are loaded, graphs made."""
+        """One run of each plan that does not count: it loads kernels and makes graphs."""
         for executor in self._executors.values():
             executor.graph = graph
             executor.run()
@@ -157,7 +157,7 @@ class Baselines:
 
 
 def turns_among(runs: int) -> frozenset[int]:
-    """The runs, of so many, behind which there is a turn: spread evenly, the last one among them."""
+    """The numbers of the runs after which the baselines have a turn: spread evenly, the last run among them."""
     return frozenset((i + 1) * runs // min(TURNS, runs) - 1 for i in range(min(TURNS, runs)))
 
 

@@ -134,7 +134,7 @@ def operations(plan: Plan) -> int:
 
 
 def proof_words(job: Job) -> str:
-    """`proven`, or which outputs are not. A stored plan has been proven again, from itself."""
+    """`proven`, or which outputs are not proven. A stored plan has been proven again, from its own content."""
     if not job.proven:
         return f"UNPROVEN {join_words(job.unproven) or 'for want of claims'}"
     return "proven" if job.graph is not None else f"proven from the plan in {show_time(job.proof_time)}"

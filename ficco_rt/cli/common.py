@@ -82,7 +82,8 @@ class Job:
 
     @property
     def proven(self) -> bool:
-        """Does the proof, which the plan has passed, speak for all that it makes? A plan without claims has none."""
+        """Whether the proof, which the plan has passed, covers everything that the plan computes. A plan without claims
+        has no proof."""
         return bool(self.plan.claims) and not self.unproven
 
 
@@ -194,7 +195,7 @@ def _stored(request: Request, progress: Progress, found: Callable[[int], Machine
     source = request.source
     if source.is_device_plan:
         raise UsageError(f"{source.name}: is a device plan, which runs on no other memory; `ficco check` reads it")
-    # how many ranks there are the file says, and it may say anything: what --gpus says counts
+    # the file states a number of ranks, which may be wrong: --gpus counts
     with sourced(source.texts), compilation(request.gpus or 1):
         with progress.step("reading and checking the plan"):
             plan, order = checked_plan(source.data, source.name, request.trust)

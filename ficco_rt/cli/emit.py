@@ -36,7 +36,7 @@ def emit(options: Options) -> int:
             raise UsageError(f"{source.name}: a plan has no graph any more; --emit graph works on a schedule")
         from ..graph.text import to_text as graph_text
 
-        # not proven: who wants to see the graph often wants to see why
+        # not proven: a reader of the graph often looks for the reason of a failed proof
         with sourced(source.texts):
             sys.stdout.write(graph_text(build_graph(request, progress).graph))
         return 0
@@ -56,7 +56,7 @@ def emit(options: Options) -> int:
 
 
 def _emit_device_plan(job: Job, options: Options) -> None:
-    """What the devices of the machine would be given, with so many ranks on each and in each process."""
+    """Print the device plan for the devices of the machine, with so many ranks on each device and in each process."""
     from ..compiler import compilation
     from ..device import codec, text
     from ..device.build import device_plan, layout_of

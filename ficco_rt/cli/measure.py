@@ -1,4 +1,4 @@
-"""The runs of a compiled job: modelled ones, or a verified one and the timed ones."""
+"""Makes the runs of a compiled job: one modelled run, or a verified run and then the timed runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
-    """No data, no numbers: what would happen when on the machine."""
+    """The modelled run: no data is moved, only times are computed."""
     with progress.step("modelling the run"):
         from ..compiler import compilation
         from ..plan.codec import content_hash
@@ -49,7 +49,7 @@ def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
 def real_runs(
     job: Job, options: Options, backend: Literal["cuda", "hip", "host"], order: str, progress: Progress
 ) -> Result:
-    """One verified run, then the timed ones, on GPUs in turn with the baselines; without --iters, and without
+    """One verified run, then the timed runs. On GPUs these alternate with the baselines. Without --iters and without
     baselines, the verified run is the timed one."""
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
@@ -67,7 +67,7 @@ def real_runs(
         def run(self, *given: Any, **words: Any) -> None:
             start = time.perf_counter()
             super().run(*given, **words)
-            # the host is through with a run on GPUs when all of it is issued
+            # on GPUs the host has finished its part of a run when all of it is issued
             host.append(self.issued_in if backend in GPUS else (time.perf_counter() - start) * 1e6)
 
     shared, timeout = options.ranks_per_gpu, float(options.timeout)
@@ -106,9 +106,9 @@ def real_runs(
             if baselines and number in turns:
                 with progress.step("running the baselines"):
                     baselines.turn()
-        if baselines:  # before the run with timestamps: streams of other executors may share its hardware queues
+        if baselines:  # close before the traced run: streams of the baselines may share its hardware queues
             baselines.close()
-        if backend != "host":  # timestamps cost time, so a run of its own has them, when all is warm
+        if backend != "host":  # timestamps cost time, so a separate run has them, when everything is warm
             with progress.step("tracing a run"):
                 executor.traced = True
                 executor.run(progress=progress.report)
@@ -140,7 +140,8 @@ def _baselines(
     opened: ExitStack,
     progress: Progress,
 ) -> Baselines | None:
-    """What runs in turn with the schedule, if it has an operation, and if there is memory for it."""
+    """The baselines that alternate with the runs of the schedule; None if the plan has no operation or memory is too
+    small."""
     with progress.step("preparing the baselines"):
         plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu)
         if plans is None:

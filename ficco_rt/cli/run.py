@@ -40,7 +40,7 @@ def run(options: Options) -> int:
         raise UsageError("--iters and --warmup repeat a run, and sim runs nothing: its times are the same every time")
     if options.backend == "sim" and options.order is not None:
         raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
-    _order(options.order)  # before the long work; whether the stream exists the plan will say
+    _order(options.order)  # before the long work; only the plan can say whether the stream exists
     source = read(options.target)
     check_outputs([(TRACE, options.trace), (PICTURE, options.timeline)], [source.file])
     progress = Progress()
@@ -77,7 +77,8 @@ def run(options: Options) -> int:
 
 
 def _named(options: Options) -> tuple[Options, Choice | None]:
-    """An operation in place of a schedule: the chosen one, with the values and, on GPUs, the mode of the choice."""
+    """Replace an operation by the schedule chosen for it, with the values of its params and, on GPUs, the mode of the
+    choice."""
     if not is_operation(options.target):
         if options.by is not None:
             raise UsageError(f"--by says what chooses for an operation, such as ag_gemm; {options.target} is none")
@@ -98,7 +99,7 @@ def _named(options: Options) -> tuple[Options, Choice | None]:
 
 
 def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
-    """The backend that is meant: auto is that of the GPUs, where there are some and nothing else asks for the host."""
+    """The backend to use. `auto` means that of the GPUs, if there are any and no option asks for the host."""
     backend = options.backend
     for_gpus = bool(options.graph) or options.ranks_per_gpu != 1
     if backend == "auto":
@@ -126,12 +127,12 @@ def _gpu_job(request: Request, options: Options, backend: Literal["cuda", "hip"]
         request = replace(request, gpus=max(1, device_count(backend)) * options.ranks_per_gpu)
     ranks = request.gpus
     if ranks is not None:
-        discover(backend, ranks, options.ranks_per_gpu)  # no GPU, or too few: said before anything is compiled
+        discover(backend, ranks, options.ranks_per_gpu)  # report a missing GPU, or too few, before anything is compiled
     return compile_job(request, progress, lambda n: discover(backend, n, options.ranks_per_gpu))
 
 
 def _order(text: str | None, job: Job | None = None) -> str | None:
-    """`--order` in the driver's own form; with a job, a stream that it names is one of the job's plan."""
+    """`--order` as the driver takes it. With a job, a stream named there must be one of the job's plan."""
     if text is None:
         return None
     from ..exec.order import host_order, order_form

@@ -22,7 +22,7 @@ MATRIX = 8  # the most ranks for which every pair gets a number of its own
 
 
 def gather(job: Job) -> Facts:
-    """Everything that is told, as plain values: bytes, operations, microseconds."""
+    """Everything that is reported, as plain values: bytes, operations, microseconds."""
     graph, plan, machine = job.graph, job.plan, job.machine
     assert graph is not None
     return {
@@ -123,7 +123,8 @@ def _does(graph: Graph, kind: type[Body], ops: Sequence[Op]) -> Facts:
 
 def _waits_for(graph: Graph) -> list[Facts]:
     """For each pair of stages: how the operations of one wait for those of the other, because of data."""
-    pairs: dict[tuple[str, str], list[tuple[int, int, int]]] = {}  # of each op: befores, rank, befores elsewhere
+    # for each op: how many ops it waits for, its rank, and how many of these ops are on other ranks
+    pairs: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
     why: dict[tuple[str, str], Counter[tuple[str, str]]] = {}
     order = {name: i for i, name in enumerate(dict.fromkeys(s.name for s in graph.stages))}
     kinds: dict[str, str] = {}
@@ -199,7 +200,7 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
 
 
 def _busiest(machine: Machine, load: Mapping[Port, int], topology: str) -> Facts:
-    """Of ports with the bytes that they pass: the one that takes longest."""
+    """The port that takes longest, among ports with the bytes that pass each."""
     times = {port: size / machine.of_port(port).rate for port, size in load.items()}
     busiest = min(times, key=lambda port: (-times[port], _port(machine, port)), default=None)
     facts: Facts = {
@@ -281,7 +282,8 @@ def _plan(plan: Plan) -> Facts:
 
 
 def _launches(plan: Plan) -> tuple[Counter[tuple[int, str]], dict[str, set[str]]]:
-    """How many launches hold works of a stage, by rank and its name; and with which other stages they do."""
+    """For each rank and stage, how many launches hold works of the stage; and for each stage, which other stages share
+    a launch with it."""
     found: Counter[tuple[int, str]] = Counter()
     shared: dict[str, set[str]] = defaultdict(set)
     for stream, launch in plan.launches():

@@ -46,7 +46,7 @@ def _wanted(tensor: Tensor, rank: int) -> str:
 
 
 def _apart(plan: Plan, bound: Mapping[tuple[str, int], DeviceArray]) -> None:
-    """No output shares memory with another tensor. Dense tensors are compared by their ends."""
+    """Refuse an output that shares memory with another tensor. Dense tensors are compared by their ends."""
     kinds = {t.name: (t.kind, numpy_dtype(t.dtype).itemsize) for t in plan.tensors}
     ends: list[tuple[int, int, tuple[str, int]]] = []
     for key, array in bound.items():
@@ -92,7 +92,7 @@ def _array(tensor: Tensor, rank: int, array: object) -> Array:
 
 
 def _no_overlap(tensors: Mapping[str, Tensor], bound: Mapping[tuple[str, int], Array]) -> None:
-    """No output shares memory with another array: what one rank writes must not change another's."""
+    """Refuse an output that shares memory with another array: no rank's write may change the data of another."""
     extents = sorted(
         (*_extent(array), key) for key, array in bound.items() if array.size
     )  # by address; only neighbours whose extents meet need a closer look

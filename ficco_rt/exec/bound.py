@@ -77,7 +77,7 @@ class Bindings:
             memory = {**owned, **made.memory}
             made.binding = self._driver.bind(memory)
         except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell; the driver still knows what is left
+            with suppress(DeviceError):  # raise the first error; the driver still knows what has not been given back
                 self.release(made)
             raise
         made.memory = memory

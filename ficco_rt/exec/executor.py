@@ -202,11 +202,11 @@ class Executor:
         begun = time.perf_counter()
         try:
             embedded = self.driver.run(bound.binding, streams or (), graph=graph)
-        except UsageError:  # nothing was run: the run before is still the last one
+        except UsageError:  # nothing ran: the run before is still the last one
             self._ran, self._trace, self._bound = before
             raise
         self.issued_in = (time.perf_counter() - begun) * 1e6
-        if embedded:  # whoever replays the caller's graph counts on the executor and on what is bound
+        if embedded:  # a replay of the caller's graph needs the executor and its bound buffers
             self._ran, self._trace, _ = before
             bound.pinned = bound.pinned or tensors
             _EMBEDDED.add(self)
@@ -360,7 +360,7 @@ class Executor:
     # ---- binding
 
     def _bind(self, tensors: Mapping[str, object]) -> Bound:
-        """The plan on the given arrays, and on the executor's own buffers for the rest."""
+        """The plan bound to the given arrays, and to buffers of the executor for the rest."""
         given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors)
         mine = [t for t in self.plan.tensors if t.name not in tensors]
         self._own(mine)

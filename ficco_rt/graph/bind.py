@@ -177,7 +177,7 @@ def build_tensors(
 
 
 def _refuse_empty(decl: n.TensorDecl, shapes: Sequence[tuple[int, ...]]) -> None:
-    """A rank may have nothing of a tensor, such as an expert without tokens; not all ranks."""
+    """A rank may hold no element of a tensor, as an expert without tokens does; but not all ranks."""
     for i, e in enumerate(decl.shape):
         if not any(shape[i] for shape in shapes):
             raise Mistake(e.span, f"dimension {i} of {decl.name} is 0 on rank 0; sizes start at 1")

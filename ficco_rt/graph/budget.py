@@ -177,7 +177,7 @@ def one_meter(ranks: int) -> Iterator[None]:
 
 
 class Budget:
-    """Counts down; whoever goes below zero is told. One object a build or pass.
+    """Counts down, and refuses the statement at which it goes below zero. One object a build or pass.
 
     >>> Budget(PROOF_PIECES).spend(8, span)
     """
@@ -192,7 +192,7 @@ class Budget:
         self.meter.budgets.append(self)
 
     def foresee(self, amount: int, span: Span) -> None:
-        """Tell now that `amount`, which is in use or still to be spent, is too much."""
+        """Refuse now if `amount`, which is in use or still to be spent, is too much."""
         if self.left < amount or self.meter.left < amount * self.kind.steps:
             self.spend(amount, span)
 

@@ -67,8 +67,8 @@ def build(schedule: n.Schedule, ranks: int, params: Mapping[str, object] | None 
 
 # ---------------------------------------------------------------- the program
 
-STAGE_COST = 20  # parts of expressions that beginning a stage on one rank takes as long as
-REGION_COST = 8  # and looking at a region, or at a pair that might overlap
+STAGE_COST = 20  # beginning a stage on one rank costs as much as this many parts of expressions
+REGION_COST = 8  # and looking at a region, or at a pair of regions that might overlap, this many
 
 Emit = Callable[[Scope], None]
 
@@ -107,10 +107,10 @@ class _Program:
         self._stage = 0
         self._resources = ir.Resources()
         self._wheres: dict[tuple[int, int, Span], ir.Where] = {}
-        self._bodies: dict[int, list[Emit]] = {}  # by the identity of what stands in the tree, like the next two
+        self._bodies: dict[int, list[Emit]] = {}  # by the identity of the node in the syntax tree, like the next two
         self._domains: dict[int, Callable[[Scope], Sequence[Any]]] = {}
         self._attributes: dict[int, Attributes] = {}
-        self._latest: dict[str, int] = {}  # the stages of each name that were expanded last
+        self._latest: dict[str, int] = {}  # for each name, the stage of that name that was expanded last
         self._groups: dict[tuple[int, int], int] = {}
         for q in schedule.queues:
             self._guard(q.span, lambda q=q: self._queue(q))  # type: ignore[misc]
@@ -208,7 +208,7 @@ class _Program:
             for emit in body:
                 emit(inner)
             runs.append(self._run)
-        if len(self.mistakes) == mistakes:  # else some ranks went through less of it than others
+        if len(self.mistakes) == mistakes:  # otherwise a mistake stopped some ranks earlier than others
             self._join(decl, runs)
 
     def _before(self, name: n.Name) -> int:
@@ -278,7 +278,8 @@ class _Program:
         return self._guarded(first.span, emit)
 
     def _turns(self, scope: Scope, count: int, cost: _Cost, span: Span) -> None:
-        """Pay for a loop. Its turns count as little as a list's members: what they hold is counted by itself."""
+        """Pay for a loop. A turn costs as little as a member of a list; the statements inside the loop are counted
+        separately."""
         self.statements_left.foresee(count, span)
         self._pay(cost, span)
         scope[STEPS].spend(count, span)
@@ -289,7 +290,8 @@ class _Program:
         self.expressions.spend(cost.parts, span)
 
     def _guarded(self, span: Span, emit: Emit) -> Emit:
-        """A mistake of a loop's own set or a condition ends that loop, not the search for mistakes."""
+        """A mistake in the set of a loop, or in a condition, ends that loop only; the search for other mistakes goes
+        on."""
 
         def safe(scope: Scope) -> None:
             if span in self._failed:
@@ -348,7 +350,7 @@ class _Program:
             except Mistake as m:
                 raise self._placed(m, scope) from None
 
-        return emit  # not guarded: without the name the rest of the block means nothing
+        return emit  # not guarded: without the name the rest of the block has no meaning
 
     def _where(self, span: Span, attributes: Sequence[n.Attribute]) -> Where:
         own = Attributes(attributes, self.expressions)
@@ -379,7 +381,7 @@ class _Program:
         return self._guarded(s.span, emit)
 
     def _legal(self, op: ir.Op, span: Span) -> bool:
-        """Whether there is anything to do: a piece may be empty. Raises Mistake where the op breaks a rule."""
+        """Whether the op does anything: a piece may be empty. Raises Mistake where the op breaks a rule."""
         regions = (*op.reads, *op.writes)
         self.pieces_left.spend(sum(len(r.boxes) for r in regions), span)
         self.expressions.spend(REGION_COST * (len(regions) + len(op.writes) ** 2), span)
@@ -393,7 +395,7 @@ class _Program:
         return True
 
     def _placed(self, m: Mistake, scope: Scope) -> Mistake:
-        """The mistake, saying on which rank it is and in which turn of the loops."""
+        """The mistake with the rank and the loop variables at which it happened."""
         if not m.placed:
             at = "".join(f", {name} = {show(scope[name])}" for name in self._locals if name in scope)
             m.diagnostic = replace(m.diagnostic, message=f"{m.diagnostic.message} (rank {scope['rank']}{at})")
@@ -410,7 +412,7 @@ class _Program:
             self._pay(cost, s.span)
             self._run.new_phase(s.span)
             phase = len(self._run.phases) - 1
-            # stage and phase name the operation, alike on all ranks
+            # stage and phase identify the collective on all ranks
             group = self._groups.setdefault((self._stage, phase), len(self._groups))
             call = ir.Collective(s.kind, group, dst.one(scope), src.one(scope))
             op = ir.Op(where(scope), call)
@@ -422,7 +424,7 @@ class _Program:
 
 
 class _Cost:
-    """What a statement with these expressions counts: as several statements, if it is a long one."""
+    """What a statement with these expressions costs. A long statement counts as several."""
 
     __slots__ = ("parts", "weight")
 

@@ -39,7 +39,7 @@ def link(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cell:
-    """Who wrote these elements last, and who has read them since. -1: nobody."""
+    """The last writer of these elements, and their readers since. -1: nobody."""
 
     writer: int
     readers: _Readers | None
@@ -70,7 +70,7 @@ class _History:
         self.mine = fresh
 
     def follow(self, i: int, op: ir.Op) -> tuple[dict[int, ir.Dep], int]:
-        """What op i must follow, and what finding it cost; its own accesses are then the latest."""
+        """The ops that op i must follow, and what finding them cost. Afterwards the accesses of op i are the latest."""
         self.op, self.found, self.passed = i, {}, 0
         cost = 0
         for region in op.reads:
@@ -138,7 +138,7 @@ def _refuse_within_phase(
 
 
 def _common(a: ir.Op, b: ir.Op, dep: ir.Dep) -> Box:
-    """The first elements that both touch, the way the dependency says."""
+    """The first elements that both ops touch in the way that the dependency says."""
     before = a.reads if dep.hazard == "write after read" else a.writes
     after = b.reads if dep.hazard == "read after write" else b.writes
     return next(

@@ -25,7 +25,7 @@ class Operations:
         self._tensors, self._kernels = tensors, kernels
 
     def maker(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch, where: Where) -> Make:
-        """What makes the op of `s`; `where` says where the op stands when it is made."""
+        """A function that makes the op of `s` in a scope. `where` gives the place of the op."""
         match s:
             case n.Copy():
                 dst, src = Reference(s.dst, self._tensors), Reference(s.src, self._tensors)
@@ -48,7 +48,7 @@ class Operations:
                 return self._launch(s, where)
 
     def _terms(self, refs: Sequence[n.RegionRef]) -> Callable[[Scope], tuple[Region, ...]]:
-        """The terms of a sum: a set in a reference makes one for each member."""
+        """The terms of a sum. A set in a reference makes one term for each member."""
         references = [Reference(r, self._tensors) for r in refs]
         return lambda scope: tuple(region for r in references for region in r.each(scope))
 

@@ -40,7 +40,7 @@ MOST_NOTES = 6
 
 
 class Step(NamedTuple):
-    """One op at its turn in the order in which the proof takes them."""
+    """One op, in the order in which the proof takes them."""
 
     rank: int
     stage: str
@@ -340,7 +340,7 @@ class Proof:
                     self.mistakes[tensor.origin] = Diagnostic(tensor.origin, f"{place}: nothing writes them", notes)
 
     def _unwritten_part(self, target: Region, box: Box) -> Box:
-        """All that is not written of what is claimed, where that is one box; else the part that was met."""
+        """The part of a claim that nothing writes: all of it if it is one box, else the part that was found first."""
         held = self.state[target.tensor, target.rank]
         missing = [part for b in target.boxes for part, has in held.items(b) if isinstance(has, Unwritten)]
         hull = _hull(missing)

@@ -28,7 +28,8 @@ def _overlap(a: Region, b: Region) -> bool:
 
 
 def _meet(a: Axis, b: Axis) -> bool:
-    """Have two axes an element in common? A region is the product of its axes: it meets another if all do."""
+    """Whether two axes have an element in common. A region is the product of its axes, so two regions overlap if all
+    axes do."""
     if len(a.segments) == len(b.segments) == 1:
         return a.segments[0].start < b.segments[0].stop and b.segments[0].start < a.segments[0].stop
     marks = [(s.start, True, side) for side, axis in enumerate((a, b)) for s in axis.segments]
@@ -42,7 +43,7 @@ def _meet(a: Axis, b: Axis) -> bool:
 
 
 def contiguous(region: Region, shape: tuple[int, ...]) -> bool:
-    """Is the region one run of memory in a row-major tensor of `shape`?"""
+    """Whether the region is one contiguous run of memory in a row-major tensor of `shape`."""
     if len(region.boxes) != 1:
         return False
     box: Box = region.boxes[0]

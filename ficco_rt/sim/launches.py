@@ -1,4 +1,4 @@
-"""A launch on the virtual clock: its works one after another, each when what it waits for is there."""
+"""A launch on the virtual clock: its works run one after another, each once all that it waits for has arrived."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class LaunchRun:
             self._store(queue)
 
     def _store(self, queue: deque[_Making]) -> None:
-        """The first of the products in a queue is stored, and those behind it afterwards."""
+        """Start to store the first product of the queue; the products behind it follow."""
         sharing, price = self.clock.sharing, queue[0].parts[-1].price
         time = price.sent_time
         activity = sharing.begin(self.clock.now, {supply: amount / time for supply, amount in price.sent.items()})

@@ -108,7 +108,7 @@ class Prices:
                 return Price("kernel", kernel, moved, 0, None, cost.kernel_time(machine, moved, sms), uses)
 
     def _uses(self, reads: Sequence[Region], writes: Sequence[Region], rank: int) -> Mapping[Supply, float]:
-        """The own memory, and the way of what is read and written on other ranks."""
+        """The memory of the own rank, and the links to other ranks that are read or written."""
         uses: dict[Supply, float] = defaultdict(float)
         for region in reads:
             self._add(uses, region.rank, rank, self.size(region))

@@ -125,7 +125,7 @@ class Sharing:
         self._change(supply, now)
 
     def _change(self, supply: Supply, now: float) -> None:
-        """Speeds are found when all that happens at this time has happened."""
+        """Compute new speeds after everything that happens at this time has happened."""
         self._changed[supply] = None
         if not self._settles:
             self._settles = True

@@ -116,7 +116,7 @@ class _VirtualClock:
 
     def lift(self, signal: SignalKey, time: float, by: SimStream) -> None:
         label = f"{self._text(signal)} of rank {by.rank} stream {by.label}"
-        if by.name.kind == "wait":  # what a side stream has waited for is what its event tells
+        if by.name.kind == "wait":  # an event of a side stream tells the signal that the side stream has waited for
             label = self.heard[by.name]
         self.raised[signal] = Raised(time, by.rank, label)
         for action in self.waiting.pop(signal, ()):
@@ -135,7 +135,7 @@ class _VirtualClock:
         stop: float,
         ops: tuple[int, ...] = (),
     ) -> None:
-        """Record a wait of a stage that ended when the last of the signals was seen."""
+        """Record a wait of a stage. It ended when the last of its signals was seen."""
         last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
         self.heard[stream.name] = last.label
         if stream.shown and stop > start:
@@ -197,7 +197,7 @@ class _VirtualClock:
         return False
 
     def _delay(self, stream: SimStream, position: int) -> float:
-        """How long after a signal of the same device what waits for it goes on."""
+        """The delay from a signal to the work that waits for it on the same device."""
         action = stream.actions[position]
         if isinstance(action, AwaitEvent) and action.event.kind == "captured":  # a graph's first nodes wait for nothing
             return 0.0

@@ -29,7 +29,7 @@ class SignalKey:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """When a signal was raised, on which rank; `label` says for people who gave what."""
+    """When a signal was raised, and on which rank; `label` names the work that raised it, for people."""
 
     time: float
     rank: int

@@ -14,13 +14,13 @@
 // barrier is at most one phase behind the group, and never ahead: its stage is filled again only after the group has
 // given the stage back.
 //
-// No group waits for ever. A tile's turn comes with the last load of the tile before. That load waits for stages of
-// earlier tiles, which are given back at the end of each one's loop, and for flags, but for no tile's stores unless
-// through a signal; and a group counts a signal right behind its tile's stores, without waiting for a turn or a load
-// meanwhile. Tile i + 1 of a block is waited for exactly where there is one, and announced exactly then, once each. One
-// group cannot announce it twice: between the two it has waited for a turn of its own. Blocks of a cluster make equally
-// many tiles, of equally many steps each (kernels/tile_table.py), so that the groups that give a stage back are
-// those that read it, one of each block.
+// No group waits for ever. A group gets the turn for a tile with the last load of the previous tile. That load waits for
+// stages of earlier tiles, which are given back at the end of each tile's loop, and for flags. It waits for the stores of a
+// tile only through a signal, and a group counts a signal right after the stores of its tile, without waiting for a turn
+// or a load in between. If a block has a tile i + 1, one group waits for it once, and the other announces it once. A group
+// cannot announce a tile twice, because it waits for a turn of its own in between. All blocks of a cluster make the same
+// number of tiles, with the same number of steps each (kernels/tile_table.py). So the groups that give a stage back are
+// the groups that read it, one in each block.
 __device__ __forceinline__ void wait_turn(int group) { named_barrier_sync<256>(3 + group); }
 __device__ __forceinline__ void give_turn(int group) { named_barrier_arrive<256>(4 - group); }
 
@@ -50,7 +50,7 @@ struct TileEntry {
 
 typedef float Sums[BLOCKS_M][ACC];
 
-// A thread of a consumer group: where it stands, and what it takes along from tile to tile.
+// A thread of a consumer group: its position, and the state that it keeps from tile to tile.
 struct Consumer {
     const Parameters& p;
     const SharedMemory& memory;
@@ -62,8 +62,8 @@ struct Consumer {
     RingPlace ring;
     u32 turn;                 // the buffer to write next
     Boxes boxes;
-    int pending;              // the signal of a stored tile that is not counted yet, or -1: its stores end behind the next
-                              // tile's loads
+    int pending;              // the signal of a stored tile that is not counted yet, or -1: its stores end after the loads
+                              // of the next tile
 
     // Give a stage back to the producers of all blocks of the cluster: one thread of the group a block.
     __device__ __forceinline__ void give_back(int stage) const {
@@ -77,7 +77,7 @@ struct Consumer {
         pending = -1;
     }
 
-    // A step of K to the sums; `b` is its number. At the end of it the step before has been read.
+    // Add a step of K to the sums; `b` is its number. At its end the previous step has been read.
     __device__ __forceinline__ void multiply(Sums& d, int b) const {
         constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
         const u32 left = left_base + ring.stage * STAGE_BYTES;
@@ -111,11 +111,11 @@ struct Consumer {
                     if (before >= 0) give_back(before);
                     before = -1;
                 }
-                // NOTE not given back before it comes: barriers count turns
+                // NOTE give it back only after it has arrived: barriers count phases
                 barrier_wait(memory.full + 8 * ring.stage, ring.parity);
             }
-            // all warps of the group have read it. NOTE or seen it come: a warp that counted a signal meanwhile would find
-            // it two turns on, and wait for ever
+            // all warps of the group have read it. NOTE or seen it arrive: a warp that counted a signal in between would
+            // find the barrier two phases ahead, and wait for ever
             named_barrier_sync<128>(1 + group);
             give_back(ring.stage);
             ring.advance(p.stages);
@@ -194,8 +194,8 @@ struct Consumer {
         for (int index = start; index < p.tile_count; index += stride) {
             Sums d;
             const int next = index + stride;
-            // asked for now, needed after the loop. PINGPONG: asked for while the last step is multiplied, for registers
-            // are few
+            // load now for use after the loop. PINGPONG: load during the last step's multiplication, because registers
+            // are scarce
             TileEntry entry;
             const Tile* at = p.table.tiles + index;
             if constexpr (!PINGPONG) entry.load(at);
@@ -209,8 +209,8 @@ struct Consumer {
 #pragma unroll
             for (int c = 0, first = next - next % CLUSTER; c < CLUSTER; ++c)
                 if (first + c < p.tile_count) next_waits |= __ldg(&p.table.tiles[first + c].wait_count);
-            // behind which step of K the tile before is counted: its stores have ended by then, or soon. NOTE before the
-            // first of the addends is waited for: that may be for this very signal
+            // the step of K after which the previous tile is counted: its stores have ended by then, or will soon. NOTE
+            // count before waiting for the first addend: the addend may wait for this very signal
             int count_at = THROTTLED ? blocks - 1 : 3;
             AddendSteps steps;
             int before = ADDENDS ? -1 : 0;   // the stage that is to be given back; ADDENDS: -1 if there is none
@@ -254,10 +254,10 @@ struct Consumer {
             store_part(t, d, lanes);
             IF_MARKS(if (lane == 0) mark_end(memory.marks + index);)
             pending = t.signal;
-            // NOTE a tile that waits may wait for this very signal: then it must not stay behind. PINGPONG: none does, for
-            // the other group multiplies meanwhile, and its tile comes next
+            // NOTE if the next tile waits for flags, it may wait for this very signal: then count it now. PINGPONG: always
+            // count now, because the other group multiplies in between, and its tile comes next
             if (pending >= 0 && (PINGPONG || next_waits > 0)) count_pending();
-            // PINGPONG: only now, for registers are few
+            // PINGPONG: only now, because registers are scarce
             if (PINGPONG && next < p.tile_count) blocks = __ldg(&p.table.tiles[next].k_blocks);
         }
         if constexpr (THROTTLED) boxes.send_all(staging);

@@ -7,7 +7,7 @@ __device__ __forceinline__ u32 epoch_of(const Parameters& p) {
     return p.table.epoch ? *(const volatile u32*)p.table.epoch : 1u;
 }
 
-// Until `count` flags are up. `lane` of `lanes` looks at every `lanes`-th of them: each look takes a microsecond. Copy
+// Wait until `count` flags are up. `lane` of `lanes` looks at every `lanes`-th of them: each look takes a microsecond. Copy
 // engines and peers write both flags and data, hence acquire at system scope.
 __device__ __forceinline__ void wait_flags(const Parameters& p, int first, int count, int lane, int lanes) {
     const u32 goal = epoch_of(p);
@@ -32,7 +32,7 @@ __device__ __forceinline__ void signal_stored(const Parameters& p, int signal) {
     for (int i = 0; i < s.z; ++i) store_relaxed((u32*)p.table.flags[s.y + i], value);
 }
 
-// One lane of a block that waits for nothing any more: the last such block of the launch resets the flags.
+// Called by one lane of a block that has no wait left: the last such block of the launch resets the flags.
 __device__ __forceinline__ void reset_flags(const Parameters& p) {
     if (p.reset_count > 0 && atomicAdd(p.ended, 1u) == gridDim.x - 1) {
         *p.ended = 0;

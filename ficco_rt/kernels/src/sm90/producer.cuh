@@ -5,10 +5,10 @@
 
 // ---------------------------------------------------------------- the flag warp
 
-// It goes through what the block waits for, in the order in which its tiles need it: a tile's flags, those of its pieces
-// of K, those of its addends; each only where they are not the ones that were waited for last. It counts in
-// `memory.seen` how many of these waits have ended. A look takes one to two microseconds, even at a flag that is up. The
-// feeding warps save that time where a flag is up early.
+// It makes the waits of the block, in the order in which the tiles need them: for the flags of a tile, of its pieces of K,
+// and of its addends, unless the previous wait was for the same flags. It counts in `memory.seen` how many of these waits
+// have ended. One look takes one to two microseconds, even if the flag is up. The feeding warps save that time where a
+// flag is up early.
 __device__ __forceinline__ void look_for_flags(const Parameters& p, const SharedMemory& memory) {
     const int lane = threadIdx.x & 31;
     bool begun = false;
@@ -88,7 +88,7 @@ template <bool RIGHT> struct Feeder {
     int waited = -1;           // the first of the flags that were waited for last; of the addends'
     int addends_waited = -1;
     u32 waits = 0;             // how many of the block's waits stand before this step
-    bool begun = false;        // what the launch before this one has written may be read
+    bool begun = false;        // data that the previous launch has written may be read
     IF_MARKS(Mark* mark;)      // of the tile; the left operand's warp writes it, which waits for all flags
 
     // The tile that comes next. It is read a tile ahead: memory takes longer than the ring lasts.
@@ -127,7 +127,7 @@ template <bool RIGHT> struct Feeder {
                 wait_seen(memory, waits);
                 IF_MARKS(mark_wait(mark, from);)
             }
-            // NOTE both warps wait, and both are waited for: barriers tell even turns from odd ones only
+            // NOTE both warps wait, and consumers wait for both: a wait on a barrier tests only the parity of its phase
             barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
             if (RIGHT) {
                 barrier_expect(memory.full + 8 * ring.stage, ADDEND_BYTES);
@@ -150,7 +150,7 @@ template <bool RIGHT> struct Feeder {
         const bool waits_here = wait.w > 0 && wait.z != waited;
         if (waits_here) ++waits, waited = wait.z;
         IF_MARKS(mark = memory.marks + index; u64 came = device_time();)
-        // NOTE a tile whose left operand is read-only waits all the same: somebody may still read where it is stored
+        // NOTE a tile with a read-only left operand waits too: another work may still read the place that it stores to
         if (!read_only || (!RIGHT && wait.w > 0)) {
             if (!begun) begin();
             IF_MARKS(came = device_time();)
@@ -216,5 +216,5 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
         feeder.read_first_pieces();
     }
     while (index < p.tile_count) feeder.feed_tile(index);
-    if (!RIGHT) let_next_launch();   // NOTE not before: it takes multiprocessors, which what this one waits for may need
+    if (!RIGHT) let_next_launch();   // NOTE not earlier: the next launch takes multiprocessors that the work awaited here may need
 }
