@@ -63,7 +63,8 @@ class PackedLaunch:
 
 
 def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> str | None:
-    """Why these works cannot be one launch of such a kernel, or None. `longest`: bytes of a stored row, at most."""
+    """Why one launch of such a kernel cannot make these works; None if it can. `longest`: the most bytes that a stored
+    row may have."""
     dtype, out_dtype = signature.dtype, signature.out_dtype
     if out_dtype not in (dtype, ACCUMULATOR):
         return f"operands are {dtype}, the output {out_dtype}"
@@ -75,7 +76,8 @@ def refusal(works: Sequence[MatrixWork], signature: Signature, longest: int) -> 
 
 
 def _refusal(work: MatrixWork, signature: Signature, longest: int) -> str | None:
-    """Pieces end anywhere; where they begin is what 16-byte accesses need."""
+    """Why the kernel refuses the work; None if it takes it. Pieces may end anywhere, but must begin where 16-byte
+    accesses can."""
     left_transposed, right_transposed = signature.transposed
     matrices = [("left", work.left, signature.item), ("right", work.right, signature.item)]
     matrices += [("out", work.out, signature.out_item), *(("added", a.operand.matrix, a.item) for a in work.addends)]

@@ -7,7 +7,7 @@ from .naive.family import COPY, GEMM, REDUCE
 
 __all__ = ["CLUSTERS", "COPY", "GEMM", "REDUCE", "TILES", "copy_sms"]
 
-COPY_SMS = 64  # multiprocessors that copies take at most where their text does not say
+COPY_SMS = 64  # the most multiprocessors that copies take if the text states none
 
 # Rows and columns of an output tile of every kernel that a plan may name for a GEMM.
 TILES: dict[str, tuple[int, int]] = {v.name: v.tile for f in FAMILIES for v in f.variants}
@@ -17,5 +17,5 @@ CLUSTERS: dict[str, int] = {v.name: v.cluster for f in FAMILIES for v in f.varia
 
 
 def copy_sms(sms: int) -> int:
-    """Multiprocessors of a launch of copies whose text does not say, on a device of `sms`."""
+    """Multiprocessors of a launch of copies whose text states none, on a device of `sms`."""
     return max(1, min(COPY_SMS, sms // 2))

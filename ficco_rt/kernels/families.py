@@ -29,7 +29,7 @@ def family_of(kernel: str) -> Family:
 
 
 def fitting(request: GemmRequest, arch: str) -> Family:
-    """The first family on this architecture that takes the works, whatever they are to have of a device."""
+    """The first family on this architecture that takes the works, whatever attributes they ask for."""
     return next(f for f in FAMILIES if f.serves(arch) and f.fits(request) is None)
 
 
@@ -39,13 +39,14 @@ def tensor_core_families(arch: str) -> tuple[Family, ...]:
 
 
 def reached(kernel: str, device: Device, dtype: str) -> float:
-    """Of a device's rate of large GEMMs, what a kernel reaches that is not the one made for the device."""
+    """The share of a device's rate of large GEMMs that a kernel reaches if it was not made for the device."""
     found = {SM80.name: sm80_cost.reached, NAIVE.name: naive_cost.reached}.get(family_of(kernel).name)
     return 1.0 if found is None else found(device, dtype)
 
 
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
-    """The kernel of the first family that takes the works with what the text asks for. A text says why none does."""
+    """The kernel of the first family that takes the works with the attributes of the text; a text if no family does,
+    and why."""
     asked = request.sms, request.residency, request.smem
     reason = out_of_limits(*asked, limits)
     if reason is not None:

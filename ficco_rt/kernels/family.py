@@ -66,7 +66,7 @@ class LaunchRequest:
     works: tuple[Work, ...]
     sms: int  # multiprocessors that it may take
     smem: int = 0  # of a block, at least: what the plan says
-    streamed: bool = False  # its blocks may wait: no more of them than multiprocessors
+    streamed: bool = False  # its blocks may wait, so there are no more blocks than multiprocessors
     resets: tuple[int, ...] = ()  # flags that only this launch waits for, which it is to reset
     cluster: int = 1  # blocks that start side by side, of a streamed kernel that has no clusters of its own
 
@@ -90,16 +90,16 @@ class KernelConfig:
     tiles: int  # that its blocks share
     works: tuple[int, int]  # the first of the launch's works that it does, and how many
     alignment: int = 1  # bytes, of the address of every tensor
-    chained: bool = False  # it may start while the launch before it on its stream ends, for which it waits itself
-    read_only: tuple[bool, bool] = (False, False)  # nothing writes the left, the right operands while the plan runs
+    chained: bool = False  # may start before the previous launch of its stream ends; its kernel waits for that
+    read_only: tuple[bool, bool] = (False, False)  # whether nothing writes the left, and the right, operands in a run
     resets: tuple[int, ...] = ()  # flags that it resets
-    unraised: tuple[int, ...] = ()  # flags between merged works, which nobody raises or waits for
+    unraised: tuple[int, ...] = ()  # flags between merged works: no code raises them or waits for them
     tile: tuple[int, int] = (1, 1)  # rows, columns; of copies: 1, bytes
     stages: int = 1
-    wave: int = 1  # clusters at work at once, by which tiles are ordered and K is split
+    wave: int = 1  # clusters at work at once: they decide the order of tiles and the splits of K
     band: int | None = None  # rows of clusters' tiles that are walked together; None: a wave is about square
     split_k: SplitK = WHOLE_K
-    merged: tuple[tuple[int, ...], ...] = ()  # works that are made as one; empty: each is its own
+    merged: tuple[tuple[int, ...], ...] = ()  # works that are made as one; empty: every work stands for itself
 
 
 @dataclass(frozen=True, slots=True)

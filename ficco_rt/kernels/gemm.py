@@ -19,7 +19,7 @@ class MatrixGemm:
 
     works: tuple[tiles.MatrixWork, ...]
     signature: Signature
-    read_only: tuple[bool, bool]  # nothing writes the left operands, the right ones
+    read_only: tuple[bool, bool]  # whether the left, and the right, operands stay unwritten
 
     @property
     def rows(self) -> tuple[int, ...]:

@@ -26,8 +26,9 @@ def marking(config: KernelConfig) -> KernelConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkMarks:
-    """Of a work, or of works that are made as one, in ticks of the device's clock: when its first block came to it,
-    when its first tile began and its last one ended; and how long blocks waited for it, the mean over all blocks."""
+    """The times of a work, or of works that are made as one, in ticks of the device's clock: when its first block came
+    to it, when its first tile began, when its last tile ended, and how long blocks waited for it (the mean over all
+    blocks)."""
 
     came: int
     began: int
@@ -36,7 +37,7 @@ class WorkMarks:
 
 
 def of_works(marks: Marks, tile_works: TileWorks, blocks: int) -> dict[int, WorkMarks]:
-    """By the work's number. Of a run that was given up, tiles may have no marks."""
+    """The times by the number of the work. In a run that was given up, tiles may have no marks."""
     numbers = np.asarray(tile_works)
     found: dict[int, WorkMarks] = {}
     for number in np.unique(numbers).tolist():

@@ -89,7 +89,7 @@ class Window:
 
 
 def out_of_limits(sms: int | None, residency: int | None, smem: int | None, limits: Limits) -> str | None:
-    """What was asked of a launch and no device of this kind has, or None."""
+    """The request of a launch that no device of this kind can meet; None if all can be met."""
     if sms is not None and sms > limits.sms:
         return f"sms = {sms}, but the device has {limits.sms} multiprocessors"
     if residency is not None and residency > limits.max_residency:
@@ -100,7 +100,7 @@ def out_of_limits(sms: int | None, residency: int | None, smem: int | None, limi
 
 
 def window(residency: int | None, smem: int | None, limits: Limits) -> Window | str:
-    """The shared memory that is left to a launch of which this was asked; a text: none is."""
+    """The shared memory that this request leaves to a launch; a text if it leaves none."""
     most = limits.smem_per_block if smem is None else smem
     if residency is None:
         return Window(0, most)

@@ -107,7 +107,7 @@ class Table:
         return [*pointers, scratch, scratch + signal_bytes, scratch + signal_bytes + split_bytes, epoch, abort]
 
     def resetting(self, scratch: int) -> tuple[int, int, int]:
-        """Where those that have ended are counted, and the first and the count of the flags to be reset."""
+        """The address of the counter of ended blocks, and the first and the count of the flags to be reset."""
         return (scratch + 4 * len(self.signals), *self.resets)
 
     def addend_pointers(self, constants: int) -> list[int]:
@@ -193,7 +193,7 @@ class _Parts:
         left_axis, right_axis = _outer_axes(w, transposed)
         assert w.addends or not w.addend_waits
         assert k_pieces
-        assert not w.addends or not w.depth_waits  # a kernel looks for flags of either as a tile comes
+        assert not w.addends or not w.depth_waits  # a kernel checks the flags of both when it reaches a tile
         rows = _cut(common(left_axis, w.out_rows, *(t.operand.rows for t in w.addends)), tile[0])
         columns = _cut(common(right_axis, w.out_columns, *(t.operand.columns for t in w.addends)), tile[1])
         if len(rows) % cluster:  # a neighbour with nothing to store

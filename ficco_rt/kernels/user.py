@@ -16,7 +16,7 @@ from .works import Call, View, Work
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What registers and shared memory a kernel takes of its own is known when it is loaded, and not before."""
+    """The registers and static shared memory of a user's kernel are known only after it is loaded."""
 
     name: str = "user"
     source: str = ""

@@ -60,7 +60,7 @@ class Product:
 
     @property
     def stored_afar(self) -> bool:
-        """Its result goes to another rank; its operands are always the own one's."""
+        """Whether its result goes to another rank. Its operands are always on its own rank."""
         return self.out.region.rank != self.left.region.rank
 
 

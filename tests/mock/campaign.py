@@ -161,7 +161,7 @@ class Campaign:
             "interrupt": {"interrupted"}, "corrupt": {"wrong numbers", "error"}, "delay": {"right"},
         }[kind]  # fmt: skip
         if kind in ("call", "interrupt", "lost") and not fired:
-            wanted = {"right"}  # no such call: who asks until all is done asks as often as the order of steps makes him
+            wanted = {"right"}  # no such call: how often a caller polls until all is done depends on the order of steps
         if end not in wanted:
             yield f"ended as '{end}'"
         live = library.live()

@@ -54,7 +54,7 @@ from .vendor import DriverCall, Handle, LinearCopy, PitchedCopy, WordOp
 
 LOG = logging.getLogger(__name__)
 
-KEPT = 8  # sets of callers' streams of which the begin and end of runs are kept
+KEPT = 8  # sets of callers' streams for which the begin and end of runs are kept
 
 Memory: TypeAlias = Mapping[tuple[str, int], DeviceTensor]
 Callers: TypeAlias = tuple[Handle, ...]  # the streams that they give, one a rank, or none
@@ -112,7 +112,7 @@ class Plans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Same:
-    """A plan that is known again by its identity, which costs less than to compare all of it."""
+    """A plan that is recognised by its identity: comparing all of it would cost more."""
 
     plan: Plan
 

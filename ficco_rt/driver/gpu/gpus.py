@@ -95,7 +95,7 @@ class Gpus:
         self.current, self._issuing = None, True
 
     def end_issue(self) -> None:
-        """The caller's context is current again. After an error it may be tried once more."""
+        """Make the caller's context current again. After an error this may be tried once more."""
         if self._issuing:
             self.current = None
             with concerning(self.first):
@@ -136,7 +136,7 @@ class Gpus:
             self.vendor.destroy_event(event)
 
     def idle(self) -> tuple[bool, DeviceError | None]:
-        """Whether all streams are through, but for those of devices whose work failed; the first of these errors."""
+        """Whether all streams have finished, except on devices whose work failed; and the first of these errors."""
         through, first = True, None
         for device, stream in self._streams:
             try:
@@ -150,7 +150,7 @@ class Gpus:
             return self.vendor.idle(stream)
 
     def busy(self) -> tuple[str, ...]:
-        """Devices on whose streams something still runs, or whose work failed."""
+        """Devices whose streams still run something, or whose work failed."""
         found: dict[str, None] = {}
         for device, stream in self._streams:
             try:

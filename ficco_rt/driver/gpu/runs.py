@@ -274,7 +274,7 @@ class Runs:
             return
         try:
             self._wait()
-        except KeyboardInterrupt:  # words may keep it from an end that nobody waits for any more
+        except KeyboardInterrupt:  # no one waits for the run any more, and a word may keep it from ending
             self._dirty = True
             self._release()
             raise
@@ -340,7 +340,7 @@ class Runs:
             return all(self._gpus.vendor.ended(self._resources.event(event, device)) for event in events)
 
     def _idle(self) -> tuple[bool, DeviceError | None]:
-        """Whether all is through, but for devices whose work failed; the first of these errors."""
+        """Whether everything has finished, except on devices whose work failed; and the first of these errors."""
         through, error = self._gpus.idle()
         if error is None:
             with suppress(DeviceError):
@@ -348,7 +348,7 @@ class Runs:
         return through, error
 
     def _on_callers(self) -> list[str]:
-        """Devices that are not through with what may stand on callers' streams. DeviceError: what ran failed."""
+        """Devices that have not finished what may stand on callers' streams. DeviceError: a run failed."""
         if not (self._running or self._replays):
             return []
         return [str(device) for ordinal, device in self._gpus.devices.items() if not self._through(ordinal)]
@@ -416,7 +416,7 @@ class Runs:
         return passed
 
     def _release(self) -> bool:
-        """Force all words up, so that whatever waits for one goes on, and wait a little: is all through now?"""
+        """Force all words up, so that every wait ends, and wait a little. Returns whether everything has finished."""
         with suppress(DeviceError):  # what still waits is seen below
             self._resources.force_up()
         if not self._drained():
@@ -449,7 +449,8 @@ class Runs:
         self._dirty = False
 
     def settle(self) -> None:
-        """Before all is given back: the last run is through, or let through. DeviceError: asking for that failed."""
+        """Called before everything is given back: let the last run end, or force it to end. DeviceError: asking for
+        that failed."""
         self._trouble = None
         if not self._gpus.hung and not self._drained():
             if self.lost:  # what still runs waits for a device that failed

@@ -212,7 +212,7 @@ def words(command: Command) -> str:
 
 
 def stuck(plan: Plan, devices: Sequence[str], passed: HasPassed, *, traced: bool) -> list[str]:
-    """How far each stream got that is not through, a line each; `devices` are those of the streams, for people."""
+    """A line for each stream that has not finished: how far it got. `devices` are those of the streams, for people."""
     raisers = raisers_of(plan)
     lines = []
     for stream, device in zip(plan.streams, devices, strict=True):
@@ -253,7 +253,7 @@ def _over(stream: Stream, command: Command, events: Sequence[EventName], passed:
 
 
 def raisers_of(plan: Plan) -> dict[Signal, str]:
-    """Who gives each event and flag: `rank 1 stream dma (x.ficco:20)`."""
+    """The place that records each event or raises each flag: `rank 1 stream dma (x.ficco:20)`."""
     found: dict[Signal, str] = {}
     for stream in plan.streams:
         for command in stream.commands:

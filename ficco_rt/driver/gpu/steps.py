@@ -1,4 +1,4 @@
-"""Driver calls that are ready to be made, one after another, in a loop with no decision in it."""
+"""Driver calls, prepared and made one after another in a loop without decisions."""
 
 from __future__ import annotations
 

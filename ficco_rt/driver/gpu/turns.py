@@ -235,7 +235,7 @@ class Turns:
 
 
 def _same(a: Handle, b: Handle) -> bool:
-    """Whether two handles are one stream, of a caller then: what stands on it is in order anyway."""
+    """Whether two handles are the same stream of a caller: what stands on one stream is in order anyway."""
     return bool(a == b) and int(a) > _SHARED
 
 

@@ -97,7 +97,7 @@ class Watchdog:
 
 
 def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
-    """Where its streams stand; `issued`: so much of its last run, not all."""
+    """A report on where the streams of a tenant stand; `issued`: the issued part of its last run, if not all."""
     try:
         yield from tenant.report(issued)
     except DeviceError as error:

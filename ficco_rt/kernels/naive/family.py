@@ -17,7 +17,7 @@ from . import tables
 from .cost import pace
 
 GEMM, REDUCE, COPY = "naive_gemm", "naive_reduce", "naive_copy"
-_STAGES = (1, 4)  # fewest and most: the kernel has one; what more would take is asked for, and left alone
+_STAGES = (1, 4)  # fewest and most: the kernel uses one; memory for more is asked for and not used
 _COPY_TILE = (16 << 10, 128 << 10)  # bytes: the least that are worth a block, the most before its flags go up
 
 
@@ -84,7 +84,7 @@ class Naive:
         return None
 
     def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
-        """With the shared memory of the deepest pipeline that the resources leave."""
+        """With shared memory for the deepest pipeline that the resources allow."""
         threads = BLOCKS[GEMM].threads
         if (request.residency or 1) * threads > limits.max_threads:
             return (
@@ -118,7 +118,7 @@ class Naive:
         for number, (kind, works) in enumerate(groups):
             block = BLOCKS[kind.kernel]
             needed = PLAIN.smem(1, kind.types[0]) if kind.kernel == GEMM else 0
-            # what the plan asks for counts all of a block's shared memory
+            # the plan's figure counts all shared memory of a block
             smem = max(needed, request.smem - block.static_smem)
             nvidia = target.compute_capability(limits.arch) is not None
             registers = block.registers if nvidia else block.vector_registers

@@ -15,7 +15,7 @@ from .variants import VARIANTS, Variant
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What `choose` found best: to be passed to `build`, or printed."""
+    """The best configuration that `choose` found: to be passed to `build`, or printed."""
 
     variant: Variant
     tail_splits: int

@@ -177,7 +177,7 @@ def staggered(
 
 @dataclass(slots=True)
 class _Clusters:
-    """Clusters that take tiles, and parts of them, one after another, round and round."""
+    """Clusters that take tiles, and parts of tiles, one after another in turn."""
 
     free: list[float]  # when each has done what it has taken
     next: int = 0  # cluster
