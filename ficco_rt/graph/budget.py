@@ -21,8 +21,8 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from .. import env
 from ..errors import UsageError
 
-METER = 36  # steps of the meter, as a multiple of FICCO_MAX_OPS: 18 seconds by default
-RANKS, MOST_RANKS, MOST_GROWTH = 64, 256, 3.0  # the meter grows from the first number of ranks to the second
+METER = 28  # steps of the meter, as a multiple of FICCO_MAX_OPS: 14 seconds by default, 20 on a busy machine
+RANKS, MOST_RANKS, MOST_GROWTH = 64, 256, 3.85  # the meter grows from the first number of ranks to the second
 LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements, not seconds
 
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"

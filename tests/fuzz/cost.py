@@ -26,19 +26,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ficco_rt.graph.budget import growth
+from ficco_rt.graph.budget import MOST_RANKS, RANKS
 from tests.fuzz.costly import Program, program
 
 ROOT = Path(__file__).parents[2]
 DEFAULT_OPS = 500_000
 SECONDS, GIGABYTES = 20.0, 2.0  # at the default
+MOST_GROWTH = 3.0  # of the seconds, for many ranks
 FIXED_SECONDS, FIXED_GIGABYTES = 3.0, 0.25  # reading the longest text, and Python with its modules
 RECYCLED = 200  # programs of a process
 
 
 def seconds_allowed(ops: int, ranks: int = 1) -> float:
     """Of processor time."""
-    return (FIXED_SECONDS + (SECONDS - FIXED_SECONDS) * ops / DEFAULT_OPS) * growth(ranks)
+    beyond = min(1.0, max(0.0, (ranks - RANKS) / (MOST_RANKS - RANKS)))
+    return (FIXED_SECONDS + (SECONDS - FIXED_SECONDS) * ops / DEFAULT_OPS) * (1 + (MOST_GROWTH - 1) * beyond)
 
 
 def gigabytes_allowed(ops: int) -> float:
