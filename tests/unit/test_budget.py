@@ -84,14 +84,14 @@ def test_lowering_pays_for_works_that_kernels_are_found_for(where: str, monkeypa
         plan_of(graph, profile("h200-switch", 4))
 
 
-def test_the_meter_grows_with_ranks_up_to_three_times_and_memory_does_not() -> None:
+def test_the_meter_grows_with_ranks_and_memory_does_not() -> None:
     assert [budget.growth(ranks) for ranks in (1, 64, 160, 256, 1024)] == [1, 1, pytest.approx(2.425), 3.85, 3.85]
     mosts = []
     for ranks in (1, 1024):
         with budget.one_meter(ranks):
             made = budget.Budget(budget.PIECES)
             mosts.append((made.most, made.meter.most))
-    assert mosts == [(2_000_000, 18_000_000), (2_000_000, 54_000_000)]
+    assert mosts == [(2_000_000, 14_000_000), (2_000_000, pytest.approx(53_900_000))]
 
 
 @pytest.mark.parametrize("command", [PLAN, RUN], ids=["device plan", "model"])
