@@ -44,24 +44,37 @@ def tensor_rate(device: Device, dtype: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """What the way from one thing to the next costs on a device, µs: a copy, a kernel that begins behind an event of
-    another stream of the device which it has waited for; a word that a stream raises between its copies; and the begin
-    and the end of a run among callers' streams. `beside`: of its speed, what a kernel keeps while copies pass its
-    device's memory."""
+    """What the way from one thing to the next costs on a device, µs.
+
+    `event_to_copy`, `event_to_kernel`: a copy, or a kernel, that begins behind an event of another stream of the device
+    which it has waited for. `copy_behind`: a copy right behind another one of its stream, beyond its bytes (None: as
+    much as any copy); `inside_behind`: the same of a copy inside the device. `record`: an event that a stream records
+    between two copies. `raise_word`: a word that a stream raises between its copies. `frame`: the begin and the end of
+    a run among callers' streams. `beside`: of its speed, what a kernel keeps while copies pass its device's memory."""
 
     event_to_copy: float = 0.0
     event_to_kernel: float = 0.0
+    copy_behind: float | None = None
+    inside_behind: float | None = None
+    record: float = 0.0
     raise_word: float = 0.0
     frame: float = 0.0
     beside: float = 1.0
 
 
-# By architecture. sm_90a: two H200 (docs/bench.md, "What a copy, its wait and its flag cost"). A kernel behind an event
-# behind a kernel begins 3.4 µs later than that kernel could see for itself, of which 1.4 are that kernel's end; a copy
-# 7.0. A word between copies costs 2 µs. A run of 33 µs: blocks begin 1.8 µs after a launch's 3, and the caller's stream
-# goes on 3.8 µs after the last store ("Decode and small sizes"). A wave of a GEMM takes 88 µs beside copies and 86
-# alone ("Where the time goes"). Others: not measured, and nothing is counted.
-OVERHEADS = {"sm_90a": Overheads(event_to_copy=5.6, event_to_kernel=2.0, raise_word=2.0, frame=5.6, beside=86 / 88)}
+# By architecture. sm_90a: two H200; docs/model.md says from what. Others: not measured, and nothing is counted.
+OVERHEADS = {
+    "sm_90a": Overheads(
+        event_to_copy=4.8,
+        event_to_kernel=2.6,
+        copy_behind=1.8,
+        inside_behind=2.0,
+        record=1.3,
+        raise_word=1.5,
+        frame=4.8,
+        beside=86 / 88,
+    )
+}
 
 
 def overheads(device: Device) -> Overheads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, prod
 
@@ -18,6 +18,9 @@ from ..region import Region, called, peer_of, summary, way
 from ..trace import SpanKind
 from ..types import TYPES
 from .sharing import Supply
+
+# µs: what a tile whose own product is done takes to add what comes last, and to be stored (docs/model.md)
+ADDING = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +49,14 @@ class Price:
     tiles: TileCost | None = None
     sent: Mapping[Supply, float] = field(default_factory=dict)
     sent_time: float = 0.0
+    late: bool = False  # a product that waits for nothing but what is added at its end
 
 
 class Prices:
     """Of one plan's works on a machine."""
 
-    def __init__(self, machine: Machine, dtypes: Mapping[str, str]) -> None:
-        self.machine, self.dtypes = machine, dtypes
+    def __init__(self, machine: Machine, dtypes: Mapping[str, str], inputs: Container[str] = ()) -> None:
+        self.machine, self.dtypes, self.inputs = machine, dtypes, inputs
         self._paces: dict[tuple[int, str], tuple[DeviceLaunch, Pace]] = {}
 
     def size(self, region: Region) -> int:
@@ -142,11 +146,14 @@ class Prices:
         far = cost.link_time(machine, rank, out.rank, self.size(out))
         shown += cost.SENT * far * kernel.groups / count
         tiles = TileCost(count, kernel.steps(k), kernel.step * share, kernel.ends + shown)
+        # products whose tiles are at work at once read the right operand together
+        moved -= round(self.size(gemm.right) * max(0.0, 1 - count / kernel.groups))
         time = moved / machine.device.memory_rate
         peer = out.rank if out.rank != rank else None
         label = f"{called(out, rank)} {summary(out)}"
         uses: dict[Supply, float] = {rank: float(moved)}
-        return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far)
+        late = bool(gemm.addends) and gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
+        return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far, late)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +215,8 @@ class TileGroups:
     @staticmethod
     def _ready(parts: Sequence[PieceOfK], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
         """When each part of K is there, and which share of a tile's time comes after that at least."""
+        if len(parts) == 1 and parts[0].price.late:
+            return [(parts[0].ready + ADDING, 0.0)]
         found, after = [], 1.0
         for part, share in zip(parts, shares, strict=True):
             found.append((part.ready, min(1.0, after * split)))

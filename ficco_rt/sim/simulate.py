@@ -80,7 +80,9 @@ class _VirtualClock:
         self.launches, self.words = made.launches, made.words
         self.flags = {word.flag: i for i, word in enumerate(made.words) if word.flag is not None}
         self.calls: set[int] = {command.op for _, command in plan.commands() if isinstance(command, CollectiveCall)}
-        self.prices = Prices(machine, {t.name: t.dtype for t in plan.tensors})
+        self.prices = Prices(
+            machine, {t.name: t.dtype for t in plan.tensors}, {t.name for t in plan.tensors if t.kind == "input"}
+        )
         self.spans: list[TraceSpan] = []
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = 0.0
@@ -88,6 +90,7 @@ class _VirtualClock:
         self.raised: dict[SignalKey, Raised] = {}
         self.waiting: dict[SignalKey, list[Callable[[], None]]] = {}
         self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
+        self.behind: dict[StreamName, float] = {}  # until when what a stream does next stands right behind a copy
         budget = Budget(SHARED, PlanError)
         place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
         self.sharing = Sharing(
@@ -154,6 +157,10 @@ class _VirtualClock:
             match action:
                 case RecordEvent(event=event):
                     self.lift(stream.event(position, event), now, stream)
+                    if self.overheads.record and self._behind_copy(stream, now):
+                        self.behind[stream.name] = now = now + self.overheads.record
+                        self.later(stream, position + 1, now)
+                        return
                 case AwaitEvent(event=event):
                     again = partial(self.proceed, stream, position, now)
                     then = partial(self.proceed, stream, position + 1)
@@ -173,6 +180,10 @@ class _VirtualClock:
                 case _:
                     pass
             position += 1
+
+    def _behind_copy(self, stream: SimStream, now: float) -> bool:
+        """Whether the stream has done nothing but records and words since a copy."""
+        return self.behind.get(stream.name) == now
 
     def _passed(
         self,
@@ -220,6 +231,8 @@ class _VirtualClock:
                     return
             elif self.overheads.raise_word:
                 raised = now + self.overheads.raise_word
+                if self._behind_copy(stream, now):
+                    self.behind[stream.name] = raised
                 self.at(raised, partial(self._raise, stream, position, index, raised))
                 return
             else:
@@ -241,6 +254,7 @@ class _VirtualClock:
     def _copy(self, stream: SimStream, moves: Sequence[Move], index: int, position: int, now: float) -> None:
         """Copy `index` and those behind it, from `now` on."""
         if index == len(moves):
+            self.behind[stream.name] = now
             self.proceed(stream, position + 1, now)
             return
         move = moves[index]
@@ -255,8 +269,16 @@ class _VirtualClock:
             self.spans.append(span)
             self._copy(stream, moves, index + 1, position, self.now)
 
-        begin = now + self.machine.between(src.rank, dst.rank).copy_time
+        begin = now + self._copy_time(move, index > 0 or self._behind_copy(stream, now))
         self.at(begin, lambda: self._flow(begin, src.rank, dst.rank, size, done))
+
+    def _copy_time(self, move: Move, behind: bool) -> float:
+        """What a copy costs beyond its bytes. The set-up of a run of bytes behind another copy of its stream is hidden
+        by that one; that of rows of a pitch is not."""
+        time = self.machine.between(move.src.rank, move.dst.rank).copy_time
+        inside = move.src.rank == move.dst.rank
+        less = self.overheads.inside_behind if inside else self.overheads.copy_behind
+        return time if less is None or not behind or move.pitched else min(time, less)
 
     def _flow(self, now: float, src: int, dst: int, size: int, done: Callable[[], None]) -> None:
         """The bytes of a copy go, alone at the rate of what passes the fewest in a time."""

@@ -43,6 +43,7 @@ _STREAM = 3.0  # of that, what the stream pays: a machine's `launch_time`
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
+_LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/model.md)
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
@@ -114,8 +115,10 @@ def pace(v: Variant, clusters: int, tiles: int, device: Device, dtype: str) -> P
     step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
     multiply = 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * step / (m * n) / best
-    if tiles > 2 * clusters * v.cluster:  # all at work: see `_costs`
-        multiply = max(multiply, clusters * v.cluster * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    busy = min(
+        tiles, clusters * v.cluster
+    )  # what their steps load comes out of L2, the right operand shared in a cluster
+    multiply = max(multiply, busy * 2 * DEPTH * (m + n / v.cluster) / _LOADS)
     return Pace(
         groups=clusters,
         step=multiply,
