@@ -217,7 +217,7 @@ def by_turns(cuda: StandIn, plan: Plan, machine: Machine) -> None:
     """Runs of one executor with either of two sets of tensors, on either of two sets of streams, as graphs or not,
     without a wait in between: what the executor shares among them, scratch and flags, nobody disturbs."""
     kinds = {t.name: t.kind for t in plan.tensors if t.kind != "scratch"}
-    with Executor(plan, "cuda", machine=machine, timeout=10) as executor:
+    with Executor(plan, "cuda", machine=machine, timeout=60) as executor:
         both = [Callers(plan, 1, default=False) for _ in range(2)]
         tensors = [caller.tensors() for caller in both]
         bound = [executor.bind(**t) for t in tensors]
@@ -259,7 +259,7 @@ def test_what_a_run_that_fails_midway_leaves_on_the_callers_streams_is_let_throu
     machine = discover("cuda", RANKS)
     sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), RANKS, sizes), machine)
-    with Executor(plan, "cuda", machine=machine, graph=graph, timeout=5) as executor:
+    with Executor(plan, "cuda", machine=machine, graph=graph, timeout=60) as executor:
         callers = Callers(plan, 1, default=False)
         tensors = callers.tensors()
         bound, streams = executor.bind(**tensors), [int(s) for s in callers.streams]
