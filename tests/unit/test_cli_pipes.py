@@ -47,10 +47,10 @@ def test_mistakes_on_standard_input_show_their_line(here: Path) -> None:
         unknown = piped("ficco", verb, "-", "-n", "1", text=GOOD.replace("gemm C", "gemm Q"), cwd=here)
         assert unknown.code == 1
         assert "   26 |   gemm Q = G * B\n      |        ^\n" in unknown.err
-        unproven = piped("ficco", verb, "-", "-n", "2", text=MISSING, cwd=here)
-        assert unproven.code == 1
-        assert "<stdin>:" in unproven.err
-        assert "^" in unproven.err
+    unproven = piped("ficco", "check", "-", "-n", "2", text=MISSING, cwd=here)
+    assert unproven.code == 1
+    assert "<stdin>:" in unproven.err
+    assert "^" in unproven.err
     ending = piped("ficco_run", "-", "--json", text="schedule x\nparam M=!\n")
     error = ending.record["error"]
     assert (error["class"], error["diagnostics"][0]["path"]) == ("ScheduleError", "<stdin>")
