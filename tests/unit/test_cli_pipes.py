@@ -23,7 +23,7 @@ def piped(program: str, *words: str, text: str | bytes, cwd: Path | None = None)
 
 
 def test_schedules_and_plans_on_standard_input(here: Path) -> None:
-    name, shown = "-", "<stdin>"  # both names of it
+    name, shown = "-", "<stdin>"  # compile takes its other name
     compiled = piped("ficco", "compile", "/dev/stdin", "-n", "2", text=GOOD, cwd=here)
     assert (compiled.code, json.loads(compiled.out)["path"]) == (0, "/dev/stdin")
     for text, proof, words in ((GOOD, "proven", ["-n", "2"]), (compiled.out, "proven from the plan in T", [])):

@@ -87,7 +87,7 @@ def drive(script: Callable[[Editor], Awaitable[None]], **options: object) -> Non
         finally:
             await editor.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 120))
+    asyncio.run(asyncio.wait_for(run(), 600))
 
 
 def place(text: str, what: str, after: int = 0) -> lsp.Position:
