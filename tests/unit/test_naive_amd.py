@@ -110,7 +110,7 @@ def run(made: Made, grid: int, seed: int, folder: Path) -> None:
     assert not memory[behind : behind + packed.scratch].any()  # as it was found
 
 
-@pytest.mark.parametrize(("turn", "arch"), enumerate(["gfx90a", "gfx942"]))
+@pytest.mark.parametrize(("turn", "arch"), [(0, "gfx90a"), (1, "gfx942")])
 def test_compiled_for_amd_without_spills(turn: int, arch: str, tmp_path: Path) -> None:
     options = ("-std=c++17", "-O3", f"--offload-arch={arch}")
     kinds = [*product(["GEMM"], product(range(3), repeat=2)), *(("REDUCE", (i, i)) for i in range(3)), ("COPY", (0, 0))]
