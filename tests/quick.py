@@ -12,6 +12,9 @@ QUICK = ("unit", "errors", "host/test_driver_host.py", "mock/test_requests.py")
 # They compile kernels, simulate large schedules, or start many processes.
 SLOW = frozenset(
     {
+        "unit/test_calibrate.py",
+        "unit/test_cli_pipes.py",
+        "unit/test_gemm_bench.py",
         "unit/test_gpu_parts.py",
         "unit/test_kernel_waits.py",
         "unit/test_memory_order.py",
