@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import difflib
+import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import quick
+
+# Before numpy is imported, here and in the processes that tests start: the matrices are small, and threads of linear
+# algebra that wait for work spin, which takes half of the processor's time from the other workers.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing with them")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return quick.ignored(collection_path, config.option.markexpr)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if quick.is_quick(item.path):
+        item.add_marker(pytest.mark.quick)
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import isqrt, log
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -65,17 +66,17 @@ def exact_limit(plan: Plan) -> int:
 
 def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> dict[str, list[Array]]:
     """Random inputs: of the normal distribution, with the deviation `scale`, or the `integers` of the plan."""
-    chosen = integers(plan)
+    chosen = integers(plan) if values == "exact" else None
     inputs: dict[str, list[Array]] = {}
     for number, tensor in enumerate(plan.tensors):
         if tensor.kind != "input":
             continue
         dtype = numpy_dtype(tensor.dtype)
-        table = _table(chosen, tensor.name).astype(dtype)
         arrays = []
         for rank, shape in enumerate(tensor.shapes):
             rng = np.random.default_rng((seed, number, rank))
-            if values == "exact":
+            if chosen is not None:
+                table = _table(chosen.bound, chosen.density if tensor.name in chosen.sparse else 1.0, dtype)
                 arrays.append(table[rng.integers(0, table.size, shape, np.uint16)])
             else:
                 array = rng.standard_normal(shape, np.float32)
@@ -85,14 +86,16 @@ def fresh_inputs(plan: Plan, seed: int = 0, values: InputValues = "normal") -> d
     return inputs
 
 
-def _table(chosen: Integers, tensor: str) -> Array:
-    """65,536 values, each as often as it is to be drawn."""
+@lru_cache(16)
+def _table(bound: int, density: float, dtype: np.dtype[Any]) -> Array:
+    """65,536 values, each as often as it is to be drawn; read-only, as all who ask for it share it."""
     table = np.zeros(2**16, np.int8)
-    signed = [sign * n for n in range(1, chosen.bound + 1) for sign in (1, -1)]
-    density = chosen.density if tensor in chosen.sparse else 1.0
+    signed = [sign * n for n in range(1, bound + 1) for sign in (1, -1)]
     drawn = max(len(signed), round(density * table.size))
     table[:drawn] = np.resize(np.array(signed, np.int8), drawn)
-    return table
+    made = table.astype(dtype)
+    made.flags.writeable = False
+    return made
 
 
 def _operands(value: ClaimValue) -> Iterator[tuple[str, int]]:

@@ -277,7 +277,7 @@ def within_limits(arguments: list[str], says: str | None) -> None:
     """Run `ficco check`; what it says, and that it stays within the limits."""
     command = [sys.executable, "-c", CHILD.format(seconds=SECONDS), "check", *arguments]
     environment = {**os.environ, "FICCO_MAX_OPS": str(OPS), "PYTHONPATH": f"{ROOT}:{ROOT / 'dsl'}"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=10 * SECONDS, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60 * SECONDS, env=environment, check=False)
     assert "USED" in done.stdout, f"ended with {done.returncode}: out of time or memory\n{done.stderr[-2000:]}"
     gigabytes, seconds = map(float, done.stdout.split("USED")[1].split())
     print(f"{gigabytes:.2f} GB, {seconds:.1f} s")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from typing import TypeVar
+
 import pytest
 
 from ficco_rt.compiler import build, plan_of
@@ -10,15 +14,20 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from tests import cases
 
+_A, _B = TypeVar("_A"), TypeVar("_B")
 SEEDS = 200 if cases.ALL else 100
 
 
-@pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
-@pytest.mark.parametrize("ranks", cases.RANKS)
-@pytest.mark.parametrize("name", cases.SCHEDULES)
-def test_exact_in_every_order(name: str, ranks: int, even: bool) -> None:
+def drawn(kinds: Sequence[tuple[_A, _B]], count: int) -> list[tuple[str, _A, _B]]:
+    """So many of the kinds for each schedule, others for the next one."""
+    return [(n, *kind) for turn, n in enumerate(cases.SCHEDULES) for kind in cases.few(kinds, count, turn)]
+
+
+@pytest.mark.parametrize(("name", "ranks", "sizes"), drawn(list(product(cases.RANKS, ("even", "uneven"))), 4))
+def test_exact_in_every_order(name: str, ranks: int, sizes: str) -> None:
     """Integers in fp32: nothing rounds, so the result is exactly the reference's. Fresh inputs for every order."""
-    plan = plan_of(build(cases.schedule(name), ranks, cases.sizes(name, ranks, even)), profile("h200-switch", ranks))
+    chosen = cases.sizes(name, ranks, sizes == "even")
+    plan = plan_of(build(cases.schedule(name), ranks, chosen), profile("h200-switch", ranks))
     with Executor(plan) as executor:
         for order in ("fifo", "adversarial", *(f"random({seed})" for seed in range(SEEDS))):
             executor.order = order
@@ -33,9 +42,7 @@ def hash_of(order: str) -> int:
     return int.from_bytes(order.encode(), "big") % 2**31
 
 
-@pytest.mark.parametrize("machine", ["mi300x-mesh", "h200-ring"])
-@pytest.mark.parametrize("ranks", [4, 7])
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize(("name", "ranks", "machine"), drawn(list(product((4, 7), ("mi300x-mesh", "h200-ring"))), 2))
 def test_other_topologies(name: str, ranks: int, machine: str) -> None:
     sizes = cases.sizes(name, ranks, even=False) | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), ranks, sizes), profile(machine, ranks))

@@ -35,7 +35,7 @@ from ficco_rt.types import Dtype, numpy_dtype
 from tests import cases
 from tests.mock import standin
 
-RANKS, SMS, TIMEOUT = 2, 2, 5.0
+RANKS, SMS, TIMEOUT = 2, 2, 60.0
 PAIRS = tuple(combinations_with_replacement(cases.SCHEDULES, 2))
 
 

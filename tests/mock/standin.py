@@ -53,7 +53,7 @@ KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions",
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
     "-std=gnu11",
-    "-O2",
+    "-O3",
     "-Wall",
     "-Wextra",
     "-Werror",

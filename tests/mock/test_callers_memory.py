@@ -30,7 +30,7 @@ def run(
     for tensor in (t for t in plan.tensors if t.kind != "scratch"):
         shapes = enumerate(tensor.shapes)
         tensors[tensor.name] = [Array(memory(rank, 4 * int(np.prod(shape))), shape) for rank, shape in shapes]
-    with Executor(plan, library.face, machine=machine, timeout=5) as executor:
+    with Executor(plan, library.face, machine=machine, timeout=60) as executor:
         executor.run(**tensors)
         if between is not None:
             between([array.address for arrays in tensors.values() for array in arrays])
@@ -90,7 +90,7 @@ def test_waits_of_streams_flush_what_others_wrote_where_the_device_can(cuda: Sta
     machine = discover("cuda", RANKS)
     sizes = cases.sizes("gemm_rs/relay", RANKS, True) | cases.few_chunks("gemm_rs/relay")
     plan = plan_of(build(cases.schedule("gemm_rs/relay"), RANKS, sizes), machine)
-    with Executor(plan, "cuda", machine=machine, graph=graph, timeout=5) as executor:
+    with Executor(plan, "cuda", machine=machine, graph=graph, timeout=60) as executor:
         for tensor in (t for t in plan.tensors if t.kind == "input"):
             for rank, shape in enumerate(tensor.shapes):
                 executor.write(tensor.name, rank, np.zeros(shape, np.float32))

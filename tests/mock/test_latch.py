@@ -29,7 +29,7 @@ def executor(library: StandIn, request: pytest.FixtureRequest, monkeypatch: pyte
     library.reset(f"devices {RANKS}; call_steps 16")
     machine = discover(library.face, RANKS)
     plan = plan_of(build(cases.schedule(request.param), RANKS, cases.sizes(request.param, RANKS, even=True)), machine)
-    made = Executor(plan, library.face, machine=machine, timeout=20)
+    made = Executor(plan, library.face, machine=machine, timeout=60)
     made.traced = True
     assert verified_run(made, values="exact").ok
     return made
@@ -109,7 +109,7 @@ def test_executors_that_are_opened_meanwhile_take_no_queue_of_the_latch(hip: Sta
     machine = discover("hip", RANKS)
     name = "gemm_rs/streamed"
     plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
-    executors = [Executor(plan, "hip", machine=machine, timeout=5) for _ in range(6)]
+    executors = [Executor(plan, "hip", machine=machine, timeout=60) for _ in range(6)]
     for executor in executors[1:]:
         assert verified_run(executor, values="exact").ok
     executors[0].traced = True

@@ -128,11 +128,12 @@ def test_what_stands_between_launches_keeps_the_second_behind(cuda: StandIn, mon
 def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) -> None:
     """Whoever resets them: the Hopper kernel, the stream behind another tuned one, the naive kernels."""
     ends = Counter[str]()
-    for trial in range(40):
-        plan = planned(cuda, "ag_gemm/streamed", f"arch {arch}; query_steps 3000; seed {trial}", T="bf16")
+    plan = planned(cuda, "ag_gemm/streamed", f"arch {arch}", T="bf16")
+    for trial in range(20):
+        cuda.set(f"query_steps 3000; seed {trial}")
         with Executor(plan, "cuda", timeout=30, graph=trial % 2 == 1) as executor:
             assert verified_run(executor, values="exact").ok
-            cuda.set(f"fail * {40 + 4 * trial} {campaign.UNKNOWN}")
+            cuda.set(f"fail * {40 + 8 * trial} {campaign.UNKNOWN}")
             for seed in range(3):
                 try:
                     assert verified_run(executor, seed=seed, values="exact").ok
@@ -141,8 +142,8 @@ def test_flags_are_down_after_a_run_that_was_given_up(cuda: StandIn, arch: str) 
                     ends["error"] += 1
             cuda.calm()
         assert not cuda.violations()
-    assert ends["error"] > 20
-    assert ends["right"] > 20
+    assert ends["error"] > 10
+    assert ends["right"] > 10
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_75"])

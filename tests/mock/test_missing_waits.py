@@ -6,7 +6,7 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.gpu import binding
-from ficco_rt.driver.registry import discover
+from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import PlanError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -29,7 +29,11 @@ def first_wrong_seed(library: StandIn, plan: Plan) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [(face, n) for turn, n in enumerate(cases.SCHEDULES) for face in cases.few(sorted(VENDORS), 1, turn)],
+    indirect=["library"],
+)
 def test_each_wait_taken_out_gives_wrong_numbers_and_a_report(
     library: StandIn, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def test_the_default_stream_holds_nothing_up(library: StandIn) -> None:
     word = gpus.alloc(gpus.first, 4, "a test")
     gpus.put(gpus.first, word, np.zeros(1, np.uint32))
     default = vendor.cu.CUstream(0) if library.face == "cuda" else None  # type: ignore[attr-defined]
-    with Executor(plan, library.face, timeout=2) as executor:
+    with Executor(plan, library.face, timeout=60) as executor:
         assert verified_run(executor, values="exact").ok
         with gpus.inside(gpus.first):
             function, arguments = vendor.wait_flag_action(word, default)

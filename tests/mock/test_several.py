@@ -202,7 +202,7 @@ def test_graphs_on_a_callers_stream_are_in_order_anyway(cuda: StandIn) -> None:
 def test_runs_wait_for_replays_of_callers_graphs_that_hold_others_runs(cuda: StandIn) -> None:
     cuda.reset("devices 2; sms 2; query_steps 5000")
     plan = several.plan_for("cuda", "gemm_rs/streamed", 2)
-    with Executor(plan, "cuda", timeout=5) as held, Executor(plan, "cuda", timeout=5) as free:
+    with Executor(plan, "cuda", timeout=60) as held, Executor(plan, "cuda", timeout=60) as free:
         callers = [Callers(plan, 1, default=False) for _ in range(2)]
         tensors = [caller.tensors() for caller in callers]
         bound = [executor.bind(**of) for executor, of in zip((held, free), tensors, strict=True)]

@@ -7,7 +7,7 @@ import pytest
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.launches import LaunchPlanner
 from ficco_rt.driver.gpu import binding, runs
-from ficco_rt.driver.registry import discover
+from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
@@ -30,8 +30,16 @@ def shared(library: StandIn, name: str, ranks_per_gpu: int, sms: int, timeout: f
                 assert result.ok, f"seed {seed}: {result.worst}"
 
 
-@pytest.mark.parametrize(("ranks_per_gpu", "sms"), [(4, 5), (2, 3)])
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize(
+    ("library", "name", "ranks_per_gpu", "sms"),
+    [
+        (face, name, *room)
+        for turn, name in enumerate(cases.SCHEDULES)
+        for face, rooms in zip(sorted(VENDORS), (((4, 5), (2, 3)), ((2, 3), (4, 5))), strict=True)
+        for room in cases.few(rooms, 1, turn)
+    ],
+    indirect=["library"],
+)
 def test_right_in_every_order(library: StandIn, name: str, ranks_per_gpu: int, sms: int) -> None:
     shared(library, name, ranks_per_gpu, sms, timeout=30)
     assert not library.violations()
@@ -44,4 +52,4 @@ def test_without_that_room_nothing_goes_on(cuda: StandIn, monkeypatch: pytest.Mo
     monkeypatch.setattr(binding, "checked", lambda plan: plan)  # it would say so
     monkeypatch.setattr(LaunchPlanner, "_share", lambda self, device, sms: sms)
     with pytest.raises(DeviceError, match=r"whose works wait for flags"):
-        shared(cuda, "ag_gemm/streamed", 4, 1, timeout=0.3)
+        shared(cuda, "ag_gemm/streamed", 4, 1, timeout=1)

@@ -15,11 +15,11 @@ from tests import cases
 from tests.mock.standin import StandIn
 
 RANKS = range(2, 9)
+DRAWN = [(n, r) for turn, n in enumerate(cases.SCHEDULES) for r in sorted(cases.few(RANKS, 2, turn))]
 SEEDS = 100 if cases.ALL else 40
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize(("name", "ranks"), DRAWN)
 def test_right_in_every_order(library: StandIn, name: str, ranks: int) -> None:
     """On streams and as a graph. Integers: nothing rounds, so that every run must leave the same bits as the first,
     which is compared with the reference."""

@@ -472,8 +472,8 @@ def crew(workers: int, of: int | None = None) -> Iterator[Crew]:
 
 def test_workers_answer_and_a_row_comes_together() -> None:
     with crew(2) as toys, crew(1) as alone:
-        toys.ready(60)
-        alone.ready(60)
+        toys.ready(300)
+        alone.ready(300)
         assert toys.ask("about") == [{"worker": "0"}, {"worker": "1"}]
         row = measure(AG, {}, SETTINGS, {"peers": toys}, lambda text: None, 0)
         assert row.time("fast") == 101.0
@@ -484,20 +484,20 @@ def test_workers_answer_and_a_row_comes_together() -> None:
             ("hangs", "toy did not answer 'check' within 0 s"),
         ):
             with pytest.raises(DeviceError) as caught:
-                (toys if key == "fails" else alone).ask("check", key, timeout=30 if key == "fails" else 0.2)
+                (toys if key == "fails" else alone).ask("check", key, timeout=300 if key == "fails" else 0.2)
             assert str(caught.value) == message
 
 
 def test_a_worker_that_dies_is_told() -> None:
     with crew(1) as toys:
-        toys.ready(60)
+        toys.ready(300)
         with pytest.raises(DeviceError, match=r"^toy ended during 'check'; what it wrote above says why$"):
-            toys.ask("check", "dies", timeout=60)
+            toys.ask("check", "dies", timeout=300)
 
 
 def test_a_worker_that_does_not_come_up_is_told() -> None:
     with crew(1, of=0) as toys, pytest.raises(DeviceError, match=r"^toy, start: RuntimeError: no device here$"):
-        toys.ready(60)
+        toys.ready(300)
 
 
 def test_multicast_is_told_from_the_switches() -> None:

@@ -41,6 +41,7 @@ from ficco_rt.plan.ir import CollectiveCall, Command, Launch, Plan, WaitFlag
 from ficco_rt.plan.issue import issue_order
 from ficco_rt.plan.kernel_works import Look, kernel_work
 from ficco_rt.region import Axis, Interval, Region, summary, way
+from tests.cases import few
 from tests.unit.cubin import resources as resources_of
 
 # ---------------------------------------------------------------- regions
@@ -179,21 +180,29 @@ def test_every_work_is_packed_once(name: str) -> None:
             assert before == tiles
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
-@pytest.mark.parametrize("types", [(0, 0), (1, 1), (2, 2), (0, 2)])
-def test_naive_kernels_compile_without_spills(arch: str, types: tuple[int, int], tmp_path: Any) -> None:
+# a kernel with the types that it is compiled for: the operands', the result's
+NAIVE = [
+    *(("GEMM", *types) for types in ((0, 0), (1, 1), (2, 2), (0, 2))),
+    *(("REDUCE", t, t) for t in (0, 1, 2)),
+    ("COPY", 0, 0),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken", "made", "arch"),
+    few([(*of, arch) for of in NAIVE for arch in ("sm_75", "sm_80", "sm_90a")], 12, 0),
+)
+def test_naive_kernels_compile_without_spills(kind: str, taken: int, made: int, arch: str, tmp_path: Any) -> None:
     pytest.importorskip("cuda.bindings", reason="NVRTC is in the extra `cuda`")
     from ficco_rt.kernels.compiler import KERNELS, compile_file
 
-    for kind in ("GEMM", "REDUCE", "COPY"):
-        defines = [f"-D{kind}=the_entry", f"-DIN={types[0]}", f"-DOUT={types[1]}"]
-        options = ["-std=c++17", f"-arch={arch}", *defines, "--ptxas-options=-v"]
-        made = compile_file(KERNELS / "naive.cu", options, tmp_path)
-        assert made.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, made.log
-        assert b"the_entry" in made.code
-        found, block = resources_of(made.code), BLOCKS[f"naive_{kind.lower()}"]
-        assert found["registers"] <= block.registers
-        assert found["shared"] in (block.static_smem, block.static_smem + 1024)  # with what the system keeps
+    options = ["-std=c++17", f"-arch={arch}", f"-D{kind}=the_entry", f"-DIN={taken}", f"-DOUT={made}"]
+    compiled = compile_file(KERNELS / "naive.cu", [*options, "--ptxas-options=-v"], tmp_path)
+    assert compiled.log.count(" 0 bytes spill stores, 0 bytes spill loads") == 1, compiled.log
+    assert b"the_entry" in compiled.code
+    found, block = resources_of(compiled.code), BLOCKS[f"naive_{kind.lower()}"]
+    assert found["registers"] <= block.registers
+    assert found["shared"] in (block.static_smem, block.static_smem + 1024)  # with what the system keeps
 
 
 # ---------------------------------------------------------------- order of issue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -61,7 +62,7 @@ class Editor(LanguageClient):
             lsp.DidChangeTextDocumentParams(lsp.VersionedTextDocumentIdentifier(number, URI), [whole])
         )
 
-    async def until(self, wanted: Callable[[lsp.PublishDiagnosticsParams], bool], seconds: float = 60) -> list[str]:
+    async def until(self, wanted: Callable[[lsp.PublishDiagnosticsParams], bool], seconds: float = 300) -> list[str]:
         """The messages of the first publication that is wanted."""
         for _ in range(int(seconds / 0.02)):
             for told in self.told:
@@ -86,7 +87,7 @@ def drive(script: Callable[[Editor], Awaitable[None]], **options: object) -> Non
         finally:
             await editor.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 120))
+    asyncio.run(asyncio.wait_for(run(), 600))
 
 
 def place(text: str, what: str, after: int = 0) -> lsp.Position:
@@ -148,17 +149,19 @@ def test_an_editor() -> None:
 
 
 def test_a_newer_text_ends_the_proof_of_the_older_one() -> None:
-    slow = TEXT.replace("M = 64", "M = 65536").replace("chunks = 2", "chunks = 4096")
+    """Which would take half a minute of a processor."""
+    slow = TEXT.replace("M = 64", "M = 262144").replace("chunks = 2", "chunks = 65536")
+    before = os.times()
 
     async def script(editor: Editor) -> None:
         editor.open(slow)
         await asyncio.sleep(1.0)
-        begun = time.monotonic()
         editor.change(2, TEXT)
         await editor.until(lambda told: told.version == 2 and bool(told.diagnostics))
-        assert time.monotonic() - begun < 30
 
     drive(script, ranks=2)
+    after = os.times()
+    assert after.children_user - before.children_user < 15
 
 
 def test_500_lines_are_read_while_one_types() -> None:
@@ -168,9 +171,9 @@ def test_500_lines_are_read_while_one_types() -> None:
     times = []
     before = None
     for _ in range(5):
-        begun = time.perf_counter()
+        begun = time.process_time()
         before = analyse(long, "long.ficco", before)
-        times.append(time.perf_counter() - begun)
+        times.append(time.process_time() - begun)
     assert not before.mistakes  # type: ignore[union-attr]
     assert min(times) < 0.1 * SLACK
 

@@ -600,8 +600,8 @@ def test_params_in_many_circles() -> None:
 
 def test_a_large_wrong_schedule_is_answered_soon() -> None:
     lines = [f"param p{i} = p{i + 1} + q{i}" for i in range(10_000)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     diagnostics = said(HEAD + "\n".join(lines) + STAGE).splitlines()
     assert len(diagnostics) == 100
     assert diagnostics[0] == "x.ficco:12:17: unknown name 'q0'"
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5

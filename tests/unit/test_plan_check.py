@@ -51,8 +51,9 @@ def test_each_wait_taken_out_is_a_race(name: str, ranks: int) -> None:
     assert count == waits > 0
 
 
-@pytest.mark.parametrize("machine", MACHINES[1:])
-@pytest.mark.parametrize("name", cases.SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "machine"), [(n, m) for turn, n in enumerate(cases.SCHEDULES) for m in cases.few(MACHINES[1:], 1, turn)]
+)
 def test_each_wait_taken_out_is_a_race_on_other_machines(name: str, machine: str) -> None:
     plan, _ = compiled(name, 4, machine, **cases.few_chunks(name))
     for damaged in damage.without_one_wait(plan):

@@ -274,9 +274,9 @@ def test_rules_take_less_than_a_millisecond() -> None:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    begun = time.process_time()
     call()
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 def test_the_mode_is_a_graph_where_the_host_would_be_late() -> None:

@@ -486,13 +486,13 @@ def mistakes_of(text: str) -> tuple[Diagnostic, ...]:
 )
 @pytest.mark.parametrize("head", ["", "schedule x\nparam p = ", "schedule x\nstage s on q { "])
 def test_a_hostile_megabyte_is_answered_soon(unit: str, head: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     said((head + unit * (1 << 20))[: 1 << 20])
     said(head + unit * 30_000)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_mistakes_between_stray_braces() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert said("param = 1\n" + "param x = 1 }\n" * 10_000) == ("x.ficco:1:7: expected a name after 'param', found '='")
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5

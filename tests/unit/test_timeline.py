@@ -305,9 +305,9 @@ def test_small_and_empty_traces_draw(ranks: int) -> None:
 def test_many_spans_stay_small_and_quick() -> None:
     trace = overlapped(ranks=16, chunks=100, copy=0.5, gemm=1.0)
     assert len(trace.spans) > 40_000
-    start = time.perf_counter()
+    start = time.process_time()
     picture = svg.draw(trace)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert len(picture) < 4_000_000
     marks = picture.count("<rect") + picture.count("M")
     assert marks < svg.PIECES + 2000

@@ -128,14 +128,15 @@ static int gemm_run(Launch *l, int tile) {
         for (int k = 0; k < w->k; k++) {
             uint64_t from = w->right + (uint64_t)((at + place(t, w->map_right_k, k) * w->right_k) * in);
             if ((code = memory_reach(l->device, from, (uint64_t)in))) break;
-            right[(size_t)j * (size_t)w->k + (size_t)k] = number_load(types->in, (void *)from);
+            right[(size_t)k * TILE + (size_t)j] = number_load(types->in, (void *)from);
         }
     }
-    for (int i = 0; i < rows && !code; i++)
+    for (int i = 0; i < rows && !code; i++) {
+        float sums[TILE] = {0};
+        for (int k = 0; k < w->k; k++)  // columns inside, which the compiler adds several at a time
+            for (int j = 0; j < columns; j++) sums[j] += left[(size_t)i * (size_t)w->k + (size_t)k] * right[(size_t)k * TILE + (size_t)j];
         for (int j = 0; j < columns; j++) {
-            const float *x = left + (size_t)i * (size_t)w->k, *y = right + (size_t)j * (size_t)w->k;
-            float sum = 0;
-            for (int k = 0; k < w->k; k++) sum += x[k] * y[k];
+            float sum = sums[j];
             int64_t element = place(t, w->map_out_m, row + i) * w->out_m + place(t, w->map_out_n, column + j) * w->out_n;
             uint64_t to = w->out + (uint64_t)(element * out);
             if ((code = memory_reach(l->device, to, (uint64_t)out))) break;
@@ -152,6 +153,7 @@ static int gemm_run(Launch *l, int tile) {
             if (code) break;
             kernel_store(l, types->out, to, sum);
         }
+    }
     free(left);
     return code ? code : tile_done(l, &w->sync, w->counter, w->tiles);
 }

@@ -42,7 +42,7 @@ typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC
 
 struct Device {
     int ordinal;
-    char name[64], arch[32];         // arch: sm_90, gfx942
+    char name[64], arch[64];         // arch: sm_90, gfx942
     int major, minor, sms, smem_sm, smem_block, smem_reserved, max_blocks, wavefront;
     int clock_khz, memory_clock_khz, bus_bits;
     uint64_t memory, used;           // bytes

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { STEP = 64 };
+enum { STEP = 64, MAX_COLUMNS = 512 };   // columns: of a tile
 typedef struct {
     const Table *table;
     const MappedOperands *mapped;    // with infos, or
@@ -33,7 +33,8 @@ static int type_of(const char *name) {
 static int open_tiles(Launch *l, int warps) {
     State *s = l->state = calloc(1, sizeof *s);
     const char *name = l->function->name, *end = name + strlen(name), *digits = strpbrk(strstr(name, "_gemm_"), "123456789");
-    if (end - name < 20 || sscanf(digits, "%dx%d", &s->tile_m, &s->tile_n) != 2 || type_of(end - 12) < 0 || type_of(end - 7) < 0) {
+    if (end - name < 20 || sscanf(digits, "%dx%d", &s->tile_m, &s->tile_n) != 2 || s->tile_n > MAX_COLUMNS
+        || type_of(end - 12) < 0 || type_of(end - 7) < 0) {
         violation("kernel %s: its name tells no tile and types", name);
         return LAUNCH_FAILED;
     }
@@ -123,21 +124,24 @@ static Matrix of_map(const TensorMap *map) {
     return (Matrix){m->magic == TENSOR_MAP ? m->address : 0, m->pitch, m->rows, m->columns};
 }
 
-// Element (row, column) as stored; 0 outside, as TMA fills it.
-static int element(const Launch *l, const Matrix *m, Type type, int64_t row, int64_t column, float *value) {
-    *value = 0;
-    if (row < 0 || column < 0 || (uint64_t)row >= m->rows || (uint64_t)column >= m->columns) return OK;
-    uint64_t at = m->address + (uint64_t)row * m->pitch + (uint64_t)column * (uint64_t)type_bytes(type);
-    int code = memory_reach(l->device, at, (uint64_t)type_bytes(type));
-    if (!code) *value = number_load(type, (void *)at);
-    return code;
+// Elements of a stored row from `column` on, each `apart` floats behind the one before. What is outside of the matrix stays
+// as it is: 0, as TMA fills it.
+static int load(const Launch *l, const Matrix *m, Type type, int64_t row, int64_t column, int count, float *to, int apart) {
+    if (row < 0 || (uint64_t)row >= m->rows) return OK;
+    int64_t first = column < 0 ? -column : 0, last = count;
+    if (column + last > 0 && (uint64_t)(column + last) > m->columns) last = (int64_t)m->columns - column;
+    if (first >= last) return OK;
+    uint64_t item = (uint64_t)type_bytes(type), at = m->address + (uint64_t)row * m->pitch + (uint64_t)(column + first) * item;
+    if (memory_reach(l->device, at, (uint64_t)(last - first) * item)) return ILLEGAL_ADDRESS;
+    for (int64_t i = first; i < last; i++, at += item) to[i * apart] = number_load(type, (void *)at);
+    return OK;
 }
 
 enum { LEFT = 2, RIGHT = 1 };   // as in OperandInfo.read_only
 static size_t left_floats(const State *s, const Tile *t) { return (size_t)s->tile_m * (size_t)t->k_blocks * STEP; }
 static size_t right_floats(const State *s, const Tile *t) { return (size_t)s->tile_n * (size_t)t->k_blocks * STEP; }
 
-// A tile's operands, `sides` of them: rows of the left one to `a`, columns of the right one to `b`.
+// A tile's operands, `sides` of them: rows of the left one to `a`, steps of the right one to `b`, `tile_n` floats each.
 static int read_operands(const Launch *l, const Tile *t, int sides, float *a, float *b) {
     const State *s = l->state;
     Matrix left, right;
@@ -148,18 +152,20 @@ static int read_operands(const Launch *l, const Tile *t, int sides, float *a, fl
         left = (Matrix){o->left, (uint64_t)o->left_pitch, UINT64_MAX, UINT64_MAX};
         right = (Matrix){o->right, (uint64_t)o->right_pitch, UINT64_MAX, UINT64_MAX};
     }
-    int depth = t->k_blocks * STEP, code = OK, k = 0;
-    for (const Depth *piece = s->table->depths + t->k_first; k < depth && !code; k += piece++->blocks * STEP)
-        for (int j = 0; j < piece->blocks * STEP && k + j < depth && !code; j++) {
-            if (!s->mapped && j >= piece->size) break;
-            int step = piece->size < 0 ? -2 * (j / STEP * STEP) : 0;   // backwards
-            int64_t ka = piece->left + j + step, kb = piece->right + j + step;
-            for (int r = 0; sides & LEFT && r < t->rows && !code; r++)
-                code = s->left_t ? element(l, &left, s->in, ka, t->left_row + r, &a[r * depth + k + j])
-                                 : element(l, &left, s->in, t->left_row + r, ka, &a[r * depth + k + j]);
-            for (int c = 0; sides & RIGHT && c < t->cols && !code; c++)
-                code = s->right_t ? element(l, &right, s->in, t->right_col + c, kb, &b[c * depth + k + j])
-                                  : element(l, &right, s->in, kb, t->right_col + c, &b[c * depth + k + j]);
+    int depth = t->k_blocks * STEP, wide = s->tile_n, code = OK, k = 0;
+    for (const Depth *piece = s->table->depths + t->k_first; k < depth && !code; piece++)
+        for (int block = 0; block < piece->blocks && k < depth && !code; block++, k += STEP) {
+            int from = piece->size < 0 ? -block * STEP : block * STEP;   // below 0: backwards
+            int steps = s->mapped || piece->size - from > STEP ? STEP : piece->size - from;
+            int64_t ka = piece->left + from, kb = piece->right + from;
+            for (int r = 0; sides & LEFT && !s->left_t && r < t->rows && !code; r++)
+                code = load(l, &left, s->in, t->left_row + r, ka, steps, &a[r * depth + k], 1);
+            for (int i = 0; sides & LEFT && s->left_t && i < steps && !code; i++)
+                code = load(l, &left, s->in, ka + i, t->left_row, t->rows, &a[k + i], depth);
+            for (int c = 0; sides & RIGHT && s->right_t && c < t->cols && !code; c++)
+                code = load(l, &right, s->in, t->right_col + c, kb, steps, &b[k * wide + c], wide);
+            for (int i = 0; sides & RIGHT && !s->right_t && i < steps && !code; i++)
+                code = load(l, &right, s->in, kb + i, t->right_col, t->cols, &b[(k + i) * wide], 1);
         }
     return code;
 }
@@ -188,12 +194,11 @@ static int multiply(const Launch *l, const Tile *t, float *sums) {
     if (!a) a = calloc(left_floats(s, t) + right_floats(s, t), sizeof *a);
     float *b = a + left_floats(s, t);
     int code = read_operands(l, t, sides, a, b);
-    for (int r = 0; r < t->rows && !code; r++)
-        for (int c = 0; c < t->cols; c++) {
-            float sum = 0;
-            for (int i = 0; i < depth; i++) sum += a[r * depth + i] * b[c * depth + i];
-            sums[r * s->tile_n + c] = sum;
-        }
+    for (int r = 0; r < t->rows && !code; r++) {   // columns inside, which the compiler adds several at a time
+        float *row = sums + r * s->tile_n;
+        for (int i = 0; i < depth; i++)
+            for (int c = 0; c < t->cols; c++) row[c] += a[r * depth + i] * b[i * s->tile_n + c];
+    }
     if (mine) free(a);
     return code;
 }
@@ -208,11 +213,10 @@ static int add_addends(const Launch *l, int tile, float *sums) {
         const PitchedMatrix *m = s->mapped ? NULL : s->matrices + a->matrix;
         Matrix from = m ? (Matrix){m->address, (uint64_t)m->pitch, UINT64_MAX, UINT64_MAX} : of_map(&s->maps[a->matrix]);
         Type type = m && m->item == 4 ? FP32 : s->in;
-        for (int i = 0; i < t->rows * t->cols && !code; i++) {
-            int r = i / t->cols, c = i % t->cols;
-            float value;
-            code = element(l, &from, type, a->row + r, a->col + c, &value);
-            sums[r * s->tile_n + c] += value;
+        for (int r = 0; r < t->rows && !code; r++) {
+            float values[MAX_COLUMNS] = {0}, *row = sums + r * s->tile_n;
+            code = load(l, &from, type, a->row + r, a->col, t->cols, values, 1);
+            for (int c = 0; c < t->cols; c++) row[c] += values[c];
         }
     }
     return code;

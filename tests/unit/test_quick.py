@@ -1,0 +1,35 @@
+"""The fast subset: its marker, its files, what the docs say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import quick
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_files_of_the_folders_belong_by_themselves(request: pytest.FixtureRequest) -> None:
+    assert request.node.get_closest_marker("quick")
+    assert quick.is_quick(ROOT / "tests" / "unit" / "test_new.py")
+    assert not quick.is_quick(ROOT / "tests" / "fuzz" / "test_fuzz.py")
+    for name in (*quick.QUICK, *quick.SLOW):
+        assert (ROOT / "tests" / name).exists(), name
+    for name in quick.SLOW:
+        assert not quick.is_quick(ROOT / "tests" / name), name
+
+
+def test_the_marker_is_declared_and_told_of(pytestconfig: pytest.Config) -> None:
+    assert any(line.startswith("quick: ") for line in pytestconfig.getini("markers"))
+    for page in ("tests/README.md", "CONTRIBUTING.md"):
+        assert "pytest -m quick -n auto -q" in (ROOT / page).read_text(encoding="utf-8"), page
+
+
+def test_no_other_file_is_imported_for_it() -> None:
+    other, folder = ROOT / "tests" / "fuzz" / "test_fuzz.py", ROOT / "tests" / "fuzz"
+    assert quick.ignored(other, "quick")
+    assert not quick.ignored(other, "not quick")
+    assert not quick.ignored(folder, "quick")
+    assert not quick.ignored(Path(__file__), "quick")
