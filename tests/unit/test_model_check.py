@@ -109,7 +109,8 @@ def test_a_rank_of_r_beside_r_gpus(tmp_path: Path) -> None:
 def test_the_tool_on_kept_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The four-GPU screening and the rows of a rank of four, of a scenario."""
     out = tmp_path / "out.json"
-    asked = [str(kept.FOLDER), "--only", "rs o8b", "--jobs", "1", "--json", str(out)]
+    files = [str(kept.FOLDER / name) for name in ("h200x4_screening.json", "h200x2_rank_of_4.json")]
+    asked = [*files, "--only", "rs o8b", "--jobs", "1", "--json", str(out)]
     assert cli.main(asked) == 0
     shown = capsys.readouterr().out
     for told in (
