@@ -1,4 +1,4 @@
-"""Who imports whom, read from the sources: the arrows that docs/ARCHITECTURE.md draws."""
+"""Who imports whom, read from the sources: the arrows that docs/internals/architecture.md draws."""
 
 from __future__ import annotations
 
