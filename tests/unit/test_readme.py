@@ -80,8 +80,3 @@ def test_the_tour_is_right_and_its_mistake_is_told_as_shown() -> None:
 def test_the_python_example_runs() -> None:
     (code,) = blocks("python")
     exec(compile(code, "README.md", "exec"), {})
-
-
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", README):
-        assert (ROOT / target).exists(), target
