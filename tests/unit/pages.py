@@ -48,19 +48,28 @@ def blocks(page: str) -> list[Block]:
 
 
 def prose(page: str) -> str:
-    """A page's text without its fenced blocks and its code in sentences."""
-    return re.sub(r"`[^`\n]*`", "`", re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL))
+    """A page's text without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def sentences(page: str) -> Iterator[str]:
+    """Sentences of paragraphs, points of lists and cells of tables; code counts as one word. A colon or a semicolon
+    ends a sentence too, for a reader may rest there."""
+    text = re.sub(r"<!--.*?-->|^#.*$", "", prose(page), flags=re.MULTILINE | re.DOTALL)
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )|\n(?=\|)", text):
+        for cell in part.strip("| ").split("|") if part.lstrip().startswith("|") else [part]:
+            words = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", cell))
+            yield from re.split(r"(?<=[.;:!?])\s+", " ".join(words.split()))
 
 
 def links(page: str) -> list[str]:
     """Targets of links and pictures that lead to files or headings."""
-    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL))
+    found = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     return [target for target in found if not re.match(r"[a-z]+:", target)]
 
 
 def headings(page: str) -> list[str]:
-    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"^#{1,6} (.+?)\s*$", text, re.MULTILINE)
+    return re.findall(r"^#{1,6} (.+?)\s*$", prose(page), re.MULTILINE)
 
 
 def anchor(heading: str) -> str:

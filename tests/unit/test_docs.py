@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+import ficco_rt
 from ficco_rt.cli import app
 from ficco_rt.cli.main import execute
 from tests.unit import pages
@@ -52,6 +53,7 @@ def test_the_navigation_has_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
     assert sorted(listed) == sorted(str(path.relative_to(DOCS)) for path in pages.PAGES)
+    assert "mkdocs build --quiet --strict" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
 
 def test_pages_that_code_names_are_there() -> None:
@@ -77,6 +79,27 @@ def test_the_site_gets_the_language_of_a_block_alone() -> None:
         made = pages.blocks(on_page_markdown(TEXT[path]))
         assert [b.text for b in made] == [b.text for b in pages.blocks(TEXT[path])]
         assert not any(b.words for b in made)
+
+
+# ---------------------------------------------------------------- sentences and examples
+
+NOTES = {"docs/internals/mutations.md"} | {pages.name(p) for p in (DOCS / "notebook").glob("*.md")}
+
+
+@pytest.mark.parametrize("path", [p for p in ALL if pages.name(p) not in NOTES], ids=pages.name)
+def test_sentences_are_short(path: Path) -> None:
+    """45 words are many for a reader of another language. The notebook is short notes, and is left as written."""
+    assert [s for s in pages.sentences(TEXT[path]) if len(s.split()) > 45] == []
+
+
+@pytest.mark.parametrize("path", [p for p in pages.PAGES if "```py" in TEXT[p]], ids=pages.name)
+def test_python_examples_are_python_and_name_what_there_is(path: Path) -> None:
+    """Those that need a GPU (`py`) too, which no test runs."""
+    for block in pages.blocks(TEXT[path]):
+        if block.language in ("py", "python"):
+            compile(block.text, f"{pages.name(path)}:{block.line}", "exec")
+            for name in re.findall(r"\bficco\.(\w+)", block.text):
+                assert hasattr(ficco_rt, name), name
 
 
 # ---------------------------------------------------------------- commands
