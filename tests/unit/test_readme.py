@@ -39,8 +39,8 @@ def test_the_runs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         assert "numbers  correct" in out or "--backend sim" in " ".join(words)
         assert "warning" not in err
         if words is runs[0]:
-            said = r"calls (\S+) times\s+as\s+fast as computing, then moving,\s+and (\d+) % of what can be reached"
-            ((times, share),) = re.findall(said, README)
+            said = r"calls (\S+) times as fast as computing, then moving, and (\d+) % of what can be reached"
+            ((times, share),) = re.findall(said, " ".join(README.split()))
             assert f"for computing, then moving, both uncut; this is {times} times as fast" in out
             assert f", {share} % of it reached" in out
 
