@@ -62,10 +62,11 @@ def test_the_other_commands_are_those_of_the_project() -> None:
 
 def test_the_tour_is_right_and_its_mistake_is_told_as_shown() -> None:
     (text,) = blocks("ficco")
+    small = text.replace("4096", "512")  # the same schedule, an eighth of each size: numpy multiplies
     for ranks in (1, 2, 4, 8):
         sizes: dict[str, object] = {"M": 64}
         plan = compiler.plan_of(
-            compiler.build(ficco_dsl.parse(text, "ag_gemm.ficco"), ranks, sizes), profile("h200-switch", ranks)
+            compiler.build(ficco_dsl.parse(small, "ag_gemm.ficco"), ranks, sizes), profile("h200-switch", ranks)
         )
         with Executor(plan, order="adversarial") as executor:
             assert verified_run(executor).ok
