@@ -3,8 +3,9 @@
 The first line of a block says what happens to it:
 
     sh            the commands run, one after another, in one folder a page; a text block right behind one is its output
+    sh fails      the same, and the commands end with exit code 1; their messages count as output
     sh parsed     the command lines of ficco are read and not run: they need GPUs, or take long
-    text          the whole output of the block before it, or its standard error
+    text          the whole output of the block before it
     text part     lines of it, in their order
     ficco FILE    written to that file of the folder; python FILE and toml FILE too
 """
