@@ -65,7 +65,7 @@ class Overheads:
     beside: float = 1.0
 
 
-# By architecture. sm_90a: two H200; docs/internals/model.md says from what. Others: not measured, and nothing is counted.
+# By architecture. sm_90a: two H200; docs/internals/model.md says how. Others: not measured, and nothing is counted.
 OVERHEADS = {
     "sm_90a": Overheads(
         event_to_copy=4.8,

@@ -1,6 +1,6 @@
 """The pages hold: links lead somewhere, the site's navigation has every page, commands run and print what is shown.
 
-Outputs and pictures on pages follow the model of time. `pytest tests/unit/test_docs.py --update-golden` writes them anew.
+Outputs and pictures follow the model of time. `pytest tests/unit/test_docs.py --update-golden` writes them anew.
 """
 
 from __future__ import annotations
