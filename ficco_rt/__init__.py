@@ -48,7 +48,7 @@ def compile(schedule: str | Path, ranks: int, machine: AnyMachine | None = None,
     """The proven, checked plan of a schedule (a path, or a library name) for `ranks` GPUs.
 
     `params` replace the schedule's own, e.g. M=16384 or T="fp32"; numbers may be numpy's. What they leave open of a
-    shipped schedule's pieces (`chunks`, …) rules give, for these sizes on this machine (docs/choosing.md); a file of
+    shipped schedule's pieces (`chunks`, …) rules give, for these sizes on this machine (docs/choose.md); a file of
     your own keeps its own defaults. `machine` is a Machine, the path of a machine's file, or a stored one's name; the
     default is h200-switch. The plan holds it whole.
 

@@ -17,7 +17,7 @@ class Switch:
 SWITCHES: tuple[Switch, ...] = (
     Switch("FICCO_MAX_OPS", "500000", "statements that a schedule may expand to, over all ranks"),
     Switch("FICCO_CACHE", "", "folder of compiled kernels and choices; empty: ficco_rt in the user's cache folder"),
-    Switch("FICCO_MEASURED", "", "file of measured times (docs/choosing.md); empty: measured.json in that folder"),
+    Switch("FICCO_MEASURED", "", "file of measured times (docs/choose.md); empty: measured.json in that folder"),
     Switch("FICCO_DEBUG", "", "when not empty: the traceback of an internal error, and the draft after each pass"),
 )
 

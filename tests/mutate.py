@@ -1,6 +1,6 @@
 """Do the tests see small mistakes? Each mutation of `tests/mutations.txt` is made in a copy of the tree, one at a time.
 
-    python -m tests.mutate [--only N,…] [--list]     # prints the table of docs/testing.md; exit code 1 if one survives
+    python -m tests.mutate [--only N,…] [--list]     # prints the table of mutations.md; exit code 1 if one survives
     python -m tests.mutate --gpus [--only N,…]       # the kernels' mutations on one or two GPUs, instead of tests
 
 `--jobs N` makes so many at a time, each in a copy of its own.
@@ -207,7 +207,7 @@ def _told(test: str, output: str) -> tuple[str, str]:
 
 
 def table(results: Sequence[Result]) -> str:
-    """As docs/testing.md has it."""
+    """As docs/internals/mutations.md has it."""
     lines = ["| mutation | kind | file in `ficco_rt` | caught by |", "|---|---|---|---|"]
     for r in results:
         m = r.mutation

@@ -1,7 +1,7 @@
 """What compiling costs: from text to a checked plan, by ranks and chunks, in time and memory.
 
     python tools/compile_bench.py                # the table, about a minute
-    python tools/compile_bench.py --check        # exit 1 if a bound of docs/compile-cost.md is broken
+    python tools/compile_bench.py --check        # exit 1 if a bound of docs/results/compile-cost.md is broken
     python tools/compile_bench.py --shipped      # every shipped schedule at 8, 64 and 256 ranks, about an hour
 
 Every row runs in a process of its own: the first compilation, grammar tables and all, is the figure.

@@ -1,4 +1,4 @@
-"""The tables of docs/explore.md, made anew: from a table of `ficco explore`, and from the losses that the model has.
+"""The tables of docs/reproduce/ficco.md, made anew: from a table of `ficco explore`, and from the model's losses.
 
     ficco explore ag_gemm --schedules shard_p2p --schedules 'uniform_*' --schedules 'hetero_*' --param chunks=2,4,8 \\
         --machine h200-switch --machine mi300x-mesh -o space.csv
@@ -30,12 +30,12 @@ from ficco_rt.explore.table import Row, read
 from ficco_rt.files import read_text, write_atomic
 from ficco_rt.machine.profiles import profile
 
-PAGE = ROOT / "docs" / "explore.md"
+PAGE = ROOT / "docs" / "reproduce" / "ficco.md"
 SERIAL, SHARDS = "ag_gemm/serial", "ag_gemm/shard_p2p"
 FINER = tuple(
     f"ag_gemm/{name}" for name in ("uniform_fused_1d", "hetero_fused_1d", "hetero_unfused_1d", "uniform_fused_2d")
 )
-SHOWN = 8  # scenarios that are shown one by one: those of docs/bench.md, which come first
+SHOWN = 8  # scenarios that are shown one by one: those of docs/results/bench.md, which come first
 OPERATORS = tuple(Operator(m, 4096, 8192) for m in (256, 1024, 4096, 16384))
 
 
@@ -189,7 +189,7 @@ def filled(page: str, made: Mapping[str, str]) -> tuple[str, list[str]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", help="what `ficco explore -o` has written")
-    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/explore.md")
+    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/reproduce/ficco.md")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if the page would change")
     options = parser.parse_args(arguments)
     try:

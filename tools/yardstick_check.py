@@ -1,4 +1,4 @@
-"""Yardsticks and traced runs on the GPUs of this machine: are they what docs/gpus.md says?
+"""Yardsticks and traced runs on the GPUs of this machine: are they what docs/explain.md says?
 
     python -m tools.yardstick_check [--backend cuda] [--gpus 2] [--m 8192 --n 8192 --k 8192] [--iters 20]
 

@@ -389,7 +389,7 @@ _candidates = click.option(
 def choose(**options: Any) -> int:
     """Say which schedule, with which pieces, an operation such as ag_gemm should get for its sizes on a machine.
 
-    Prints the choice, its predicted time, the reasons, and what comes next (docs/choosing.md).
+    Prints the choice, its predicted time, the reasons, and what comes next (docs/choose.md).
     """
     from .choosing import choose
 

@@ -16,7 +16,7 @@ from ..files import SCHEDULE, check_outputs, read_text, write_atomic
 FIRST = """\
 # All-gather + GEMM: every rank multiplies its own rows while the other ranks' rows arrive.
 #
-# Change a line and run `ficco check` again: it says what is missing where. dsl/LANGUAGE.md has all of the language.
+# Change a line and run `ficco check` again: it says what is missing where. docs/language.md has all of the language.
 
 schedule {name}
 

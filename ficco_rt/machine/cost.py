@@ -1,8 +1,9 @@
 """What work takes on a machine: pure functions of sizes. Bytes and operations in, microseconds out.
 
 They price one thing at a time: nothing here knows what else runs. The virtual clock prices products by their kernels
-(`kernels/pace.py`) and finds itself what others leave (`sim/sharing.py`); docs/model.md has it all in one place. The
-constants that stand here by architecture or by a device's name are a machine's, and could stand in its profile.
+(`kernels/pace.py`) and finds itself what others leave (`sim/sharing.py`). docs/internals/model.md has it all in one
+place. The constants that stand here by architecture or by a device's name are a machine's, and could stand in its
+profile.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Literal, TypeAlias
 from ..types import TYPES
 from .model import Device, Machine
 
-STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/bench.md)
-SENT = 0.2  # of the links' time, what a GEMM loses that stores its product on another rank (docs/bench.md, `direct`)
-ADDED = 0.37  # of the time of a sum of the addends and the product: what is seen of it inside a GEMM (docs/kernels.md)
+STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/results/copies.md)
+# SENT: of the links' time, what a GEMM loses that stores its product on another rank (docs/results/copies.md: `direct`)
+# ADDED: of the time of a sum of the addends and the product, what is seen of it inside a GEMM (docs/results/kernels.md)
+SENT = 0.2
+ADDED = 0.37
 
 CollectiveName: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -31,7 +34,7 @@ def gemm_rate(device: Device, dtype: str) -> float:
 
 # What the best kernel reaches between the ends of its tiles, of a machine's rate of large GEMMs, which counts these
 # ends. By architecture. sm_90a: waves of 66 × 2 tiles of 128 × 256 with K = 8192 take 86 µs on an H200
-# (docs/bench.md, "Where the time goes"), of which 1.7 are a tile's ends: 840 TFLOP/s where the profile says 760.
+# (docs/results/bench.md, "Where the time goes"), of which 1.7 are a tile's ends: 840 TFLOP/s, the profile says 760.
 # Others: not measured.
 PIPELINE = {"sm_90a": 1.105}
 
@@ -62,7 +65,7 @@ class Overheads:
     beside: float = 1.0
 
 
-# By architecture. sm_90a: two H200; docs/model.md says from what. Others: not measured, and nothing is counted.
+# By architecture. sm_90a: two H200; docs/internals/model.md says how. Others: not measured, and nothing is counted.
 OVERHEADS = {
     "sm_90a": Overheads(
         event_to_copy=4.8,
@@ -90,8 +93,8 @@ class Power:
 
 
 # By a device's name. H200: how much longer GEMMs of 0.1 to 9 ms take than their waves at the rate of short ones
-# (docs/bench.md, column GEMM of four GPUs: 0 % at 0.12 and 0.27 ms, 2 % at 0.6, 3 to 4 % at 1.5, 4.4 % at 2.5, 6 % at
-# 9).
+# (docs/results/bench.md, column GEMM of four GPUs: 0 % at 0.12 and 0.27 ms, 2 % at 0.6, 3 to 4 % at 1.5, 4.4 % at 2.5,
+# 6 % at 9).
 POWER = {"NVIDIA H200": Power(0.05, 1200.0)}
 
 

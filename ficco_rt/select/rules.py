@@ -1,7 +1,7 @@
 """Which schedule, with which pieces: rules that need no search.
 
 A rule is data: when it holds, what it says, the sentence that tells why, the figures that it rests on and the source of
-these. Rules of schedules are asked from the first to the last, and the first that holds decides. `docs/choosing.md`
+these. Rules of schedules are asked from the first to the last, and the first that holds decides. `docs/choose.md`
 tells the same rules as one would tell a colleague; a test holds the two together.
 """
 
@@ -13,7 +13,7 @@ from math import ceil, log2, sqrt
 
 from .facts import Facts
 
-BENCH = "docs/bench.md"
+BENCH = "docs/results/bench.md"
 
 
 @dataclass(frozen=True, slots=True)

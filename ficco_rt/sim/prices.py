@@ -19,7 +19,7 @@ from ..trace import SpanKind
 from ..types import TYPES
 from .sharing import Supply
 
-# µs: what a tile whose own product is done takes to add what comes last, and to be stored (docs/model.md)
+# µs: what a tile whose own product is done takes to add what comes last, and to be stored (docs/internals/model.md)
 ADDING = 6.0
 
 

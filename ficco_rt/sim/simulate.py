@@ -1,8 +1,8 @@
 """The virtual clock: when everything of a run would happen on a machine, from the device plan that it would be given.
 
 A discrete-event walk over the device plan's streams. No data is touched. Each work has its own kernel's price
-(`prices`), and what runs at the same time shares memories, links and multiprocessors (`sharing`). docs/model.md says
-what is priced how, where each figure comes from, and what is not modelled.
+(`prices`), and what runs at the same time shares memories, links and multiprocessors (`sharing`).
+docs/internals/model.md says what is priced how, where each figure comes from, and what is not modelled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fault campaign: the whole life of an executor, with one fault at every place where one can be.
 
-    python -m tests.mock.campaign --full [--driver hip]     # all of it; prints the table of docs/testing.md
+    python -m tests.mock.campaign --full [--driver hip]     # all of it; prints the table of testing.md
 
 A life is: make the executor; verify a traced run on streams, one without timestamps, and a replayed graph; close.
 Faults are

@@ -10,7 +10,7 @@ from ficco_dsl import vocabulary
 from ficco_rt.lsp.analysis import WORDS
 
 EDITORS = Path(__file__).parents[2] / "editors"
-PAGE = Path(__file__).parents[2] / "dsl" / "LANGUAGE.md"
+PAGE = Path(__file__).parents[2] / "docs" / "language.md"
 
 
 def reserved() -> set[str]:

@@ -539,11 +539,13 @@ def test_the_bar_of_a_step() -> None:
     assert progress._state(40.0) == f"40 s, 100 % {'█' * 20}"
 
 
-# ---------------------------------------------------------------- docs/explore.md
+# ---------------------------------------------------------------- docs/explore.md, docs/reproduce/ficco.md
+
+PAPER = ROOT / "docs" / "reproduce" / "ficco.md"
 
 
 def test_the_page_s_commands_are_understood(ficco: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "explore.md").read_text().replace("\\\n", " ")
+    text = ((ROOT / "docs" / "explore.md").read_text() + PAPER.read_text()).replace("\\\n", " ")
     lines = [
         line.split("#")[0] for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()
     ]
@@ -561,8 +563,8 @@ def test_the_page_s_commands_are_understood(ficco: Callable[..., Ran], monkeypat
     Path("examples").symlink_to(ROOT / "examples")
     for words in commands:
         assert ficco(*words[1:])[0] == 0, words
-    assert [len(space.scenarios) for space in spaces] == [3, 5, 63, 63, 6, 6]
-    assert [len(space.machines) for space in spaces] == [1, 1, 4, 2, 1, 1]
+    assert [len(space.scenarios) for space in spaces] == [3, 5, 63, 6, 6, 63]
+    assert [len(space.machines) for space in spaces] == [1, 1, 4, 1, 1, 2]
 
 
 def test_the_page_s_tables_are_made_of_a_sweep(
@@ -573,7 +575,7 @@ def test_the_page_s_tables_are_made_of_a_sweep(
     assert ficco("explore", "ag_gemm", *SMALL, *asked, *machines, "-o", "t.csv")[0] == 0
     monkeypatch.setattr(explore_page, "OPERATORS", (losses.Operator(256, 256, 256), losses.Operator(2048, 256, 256)))
     page = Path("page.md")
-    page.write_text((ROOT / "docs" / "explore.md").read_text())
+    page.write_text(PAPER.read_text())
     assert explore_page.main(["t.csv", "--page", "page.md", "--check"]) == 1
     assert explore_page.main(["t.csv", "--page", "page.md"]) == 0
     assert explore_page.main(["t.csv", "--page", "page.md", "--check"]) == 0

@@ -1,4 +1,4 @@
-"""docs/GLOSSARY.md: each word stands once, and the classes that it names are there."""
+"""docs/glossary.md: each word stands once, and the classes that it names are there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs" / "GLOSSARY.md").read_text(encoding="utf-8"), re.MULTILINE)
+ROWS = re.findall(r"^\| (.+?) \| (.+?) \|$", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def names() -> set[str]:

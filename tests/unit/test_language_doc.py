@@ -1,4 +1,4 @@
-"""dsl/LANGUAGE.md holds: its examples run, its errors are said word for word, its grammar is the parser's.
+"""docs/language.md holds: its examples run, its errors are said word for word, its grammar is the parser's.
 
 The info string of a ```ficco block says what it is:
 
@@ -31,7 +31,7 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import DEFAULT, profile
 
 ROOT = Path(__file__).resolve().parents[2]
-DOC = (ROOT / "dsl" / "LANGUAGE.md").read_text(encoding="utf-8")
+DOC = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
 GRAMMAR = (ROOT / "dsl" / "ficco_dsl" / "grammar.lark").read_text(encoding="utf-8")
 PATH = "example.ficco"
 RANKS = (1, 2, 4)
@@ -39,7 +39,7 @@ RANKS = (1, 2, 4)
 
 @dataclass(frozen=True)
 class Block:
-    line: int  # in LANGUAGE.md
+    line: int  # in docs/language.md
     words: tuple[str, ...]  # of the info string, after the language
     text: str
     said: str | None  # the ```text block that follows

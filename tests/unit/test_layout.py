@@ -1,12 +1,15 @@
-"""Who imports whom, read from the sources: the arrows that docs/ARCHITECTURE.md draws."""
+"""Who imports whom, read from the sources: the arrows that docs/internals/architecture.md draws."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections import deque
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -249,3 +252,18 @@ def test_importing_the_front_is_light(module: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_the_source_distribution_has_what_tests_read() -> None:
+    """Folders and files of the checkout's root that some test names stand in the distribution too."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        built = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    named = {
+        name
+        for path in (ROOT / "tests").rglob("*.py")
+        for name in re.findall(r'\bROOT / "([^"]+)"', path.read_text(encoding="utf-8"))
+        if (ROOT / name).exists()
+    }
+    assert {".ci", "editors", "examples"} <= named
+    lacking = {name for name in named if not any(fnmatch(name, pattern.lstrip("/")) for pattern in built)}
+    assert lacking == {"pyproject.toml"}  # always there

@@ -1,4 +1,4 @@
-"""The virtual clock against what was measured on four H200 (docs/bench.md), and what it says of pieces."""
+"""The virtual clock against what was measured on four H200 (docs/results/bench.md), and what it says of pieces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ficco_rt.plan.ir import Plan
 
 FOUR = profile("h200-switch", 4)
 
-# docs/bench.md, "Which schedule wins where": schedule, M, N, K, parameters, mode, µs
+# docs/results/bench.md, "Which schedule wins where": schedule, M, N, K, parameters, mode, µs
 MEASURED: list[tuple[str, int, int, int, dict[str, object], str, float]] = [
     ("ag_gemm/streamed", 8192, 10240, 8192, {"chunks": 4, "deep": [1, 1, 1, 1]}, "streams", 461.7),
     ("ag_gemm/streamed", 16384, 6144, 4096, {"chunks": 2}, "streams", 332.4),

@@ -1,7 +1,7 @@
 """Choosing: rules, the model, measured times, and what the commands say of them.
 
-Prices may change: what is tested is what must hold whatever they are, and the measured tables of docs/bench.md for the
-machine that these were measured on.
+Prices may change: what is tested is what must hold whatever they are, and the measured tables of docs/results/bench.md
+for the machine that these were measured on.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_every_operation_of_the_library_has_rules_and_formulas() -> None:
 
 
 def test_every_rule_says_what_it_rests_on_and_stands_in_the_docs() -> None:
-    page = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", page)
     for rule in (*rules.RULES, *rules.PARAM_RULES):
         assert rule.says, rule.name
@@ -130,7 +130,7 @@ def test_more_pieces_where_copies_cost_less_besides() -> None:
     assert chunks(6.0) == ()  # the caller's own candidates are taken as they are
 
 
-# docs/bench.md, 'Which schedule wins where', four H200: the best of each schedule, µs.
+# docs/results/bench.md, 'Which schedule wins where', four H200: the best of each schedule, µs.
 MEASURED: dict[tuple[str, int, int, int], dict[str, float]] = {
     ("ag_gemm", 8192, 10240, 8192): {"hetero_fused_1d": 527.9, "streamed": 461.7, "serial": 747.3, "shard_p2p": 479.9},
     ("ag_gemm", 16384, 10240, 8192): {"hetero_fused_1d": 982.4, "streamed": 925.1, "serial": 1467, "shard_p2p": 948},
@@ -591,7 +591,7 @@ def test_a_draw_on_the_virtual_clock_is_decided_by_the_rules(monkeypatch: pytest
     [(64, 2, "oneshot"), (512, 2, "oneshot"), (2048, 2, "streamed"), (8192, 2, "streamed"), (512, 8, "serial")],
 )
 def test_an_all_reduce_in_one_shot_is_for_few_rows_and_ranks(rows: int, ranks: int, schedule: str) -> None:
-    # docs/bench.md, 'All-reduce', two H200; of eight nothing was measured, but each reads seven products in one shot
+    # docs/results/bench.md, 'All-reduce', two H200; eight were not measured, but each reads seven products in a shot
     assert choose("gemm_ar", ranks, sizes={"M": rows, "N": 8192, "K": 8192}).schedule == f"gemm_ar/{schedule}"
 
 

@@ -67,7 +67,7 @@ def _graph(schedule: str, **parameters: object) -> Form:
     return Form(_variant(schedule, **parameters), GRAPH)
 
 
-# The fastest forms on two GPUs (docs/bench.md), and a second one where it takes another way through the driver.
+# The fastest forms on two GPUs (docs/results/bench.md), and a second one where it takes another way through the driver.
 FORMS: dict[str, tuple[Form, ...]] = {
     "qkv70b_8k": (_streams("ag_gemm/shard_ring"),),
     "qkv70b_16k": (_streams("ag_gemm/streamed", chunks=2),),

@@ -1,4 +1,4 @@
-" The language ficco. Words as in dsl/LANGUAGE.md.
+" The language ficco. Words as in docs/language.md.
 if exists("b:current_syntax")
   finish
 endif

@@ -29,9 +29,9 @@ _BY_WARPS = {4: 0.75}
 _SHARED = 0.97
 _SHALLOW = 0.85
 
-# Of the tensor cores' rate, what `mma.sync` reaches in this kernel. sm_90a: measured on an H200 (docs/kernels.md,
-# 388–454 of cuBLAS's 760–830 TFLOP/s). Since sm_100 tensor cores are fed by other instructions: an estimate. All
-# others: an estimate, for no GPU of those was at hand.
+# Of the tensor cores' rate, what `mma.sync` reaches in this kernel. sm_90a: measured on an H200
+# (docs/results/kernels.md, 388–454 of cuBLAS's 760–830 TFLOP/s). Since sm_100 tensor cores are fed by other
+# instructions: an estimate. All others: an estimate, for no GPU of those was at hand.
 _REACHED = {90: 0.52, 100: 0.25, 103: 0.25}
 _OTHERS = 0.85
 _STREAM = 3.0  # µs of `_LAUNCH` that the stream pays: a machine's `launch_time`

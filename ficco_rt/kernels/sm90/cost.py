@@ -43,7 +43,7 @@ _STREAM = 3.0  # of that, what the stream pays: a machine's `launch_time`
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
-_LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/model.md)
+_LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/internals/model.md)
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
@@ -51,7 +51,7 @@ PIECE = 6.0  # … and what each piece that is waited for adds
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
 # … where a tile of 128 × 256 adds to what its output holds: its end reads that, and nothing hides the way. From four
-# rows of `uniform_fused_2d` in two pieces (docs/bench.md), which agree within 0.5; no kernel's own measurement.
+# rows of `uniform_fused_2d` in two pieces (docs/results/bench.md), which agree within 0.5; no kernel's own measurement.
 _ADDS = 12.5
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last groups may stay whole where the first ones are split
