@@ -1,6 +1,6 @@
 """The model held against kept measurements of scenarios that nothing was fitted to: a fair sample of them, by a seed.
 
-`python -m tools.model_check` does all of them, and every way of choosing; docs/model.md has its table.
+`python -m tools.model_check` does all of them, and every way of choosing; docs/internals/model.md has its table.
 """
 
 from __future__ import annotations
