@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ficco_dsl
 from ficco_dsl.diagnostics import ScheduleError
+from ficco_rt.cli.explain import explain
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
@@ -158,3 +160,14 @@ def test_where_no_gemm_of_ours_is_made_for_the_gpu_the_library_does_what_it_can(
         assert {launch.config.family for launch in made.launches} == kernels
         assert "vendor_gemm" not in {launch.kernel for _, launch in plan.launches()}  # the plan is as it was
     assert on_device(plan).features == usual("sm_90a")
+
+
+def test_explain_says_which_products_the_library_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "one.ficco"
+    both = "gemm C = A * B }\nqueue own { engine = sm }\nstage rest on own { "
+    both += "gemm C.rows(0 of 2) = A.rows(0 of 2) * B with kernel = vendor gemm C.rows(1 of 2) = A.rows(1 of 2) * B"
+    path.write_text(TEXT.format(gemm=both, stage=""))
+    assert explain(str(path), 2, (), None, False) == 0
+    told = capsys.readouterr().out
+    assert "1 GEMM of 256 × 256 × 256 (m × n × k), 33.6 MFLOP, by the vendor's library\n" in told
+    assert "2 GEMMs of 128 × 256 × 256 (m × n × k), 33.6 MFLOP, 1 of them by the vendor's library\n" in told
