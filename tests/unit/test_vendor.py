@@ -26,6 +26,7 @@ from ficco_rt.kernels.families import tuned
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.sim.simulate import simulate
+from tools import vendor_check
 
 TEXT = """\
 schedule one
@@ -171,3 +172,11 @@ def test_explain_says_which_products_the_library_makes(capsys: pytest.CaptureFix
     told = capsys.readouterr().out
     assert "1 GEMM of 256 × 256 × 256 (m × n × k), 33.6 MFLOP, by the vendor's library\n" in told
     assert "2 GEMMs of 128 × 256 × 256 (m × n × k), 33.6 MFLOP, 1 of them by the vendor's library\n" in told
+
+
+@pytest.mark.parametrize("case", vendor_check.CASES, ids=str)
+def test_the_tools_cases_are_schedules(case: vendor_check.Case) -> None:
+    machine = profile("h200-switch", 1)
+    library, own = (case.plan(machine, kernel) for kernel in ("  kernel = vendor", ""))
+    assert {launch.kernel for _, launch in library.launches()} == {"vendor_gemm"}
+    assert len(list(own.launches())) == (1 if case.gathered else case.pieces)

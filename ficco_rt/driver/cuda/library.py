@@ -94,6 +94,9 @@ class CublasLt:
             wanted = self._made(planned, "matmul_preference")
             names = lt.MatmulPreferenceAttribute
             self._set("matmul_preference", wanted, names.MAX_WORKSPACE_BYTES, np.uint64(workspace))
+            if shape.out.dtype != "fp32":  # a split of K may else add up partial sums in the output's type
+                scheme = np.uint32(lt.ReductionScheme.COMPUTE_TYPE)
+                self._set("matmul_preference", wanted, names.REDUCTION_SCHEME_MASK, scheme)
             for side, layout in zip("ABCD", (*matrices, shape.out), strict=True):
                 least = getattr(names, f"MIN_ALIGNMENT_{side}_BYTES")
                 self._set("matmul_preference", wanted, least, np.uint32(layout.alignment))

@@ -75,6 +75,7 @@ int cublasLtMatmulPreferenceSetAttribute(void *handle, int attribute, const void
     LT(cublasLtMatmulPreferenceSetAttribute);
     Preference *p = object_of(DESCRIPTOR, handle, called_.name);
     if (p && attribute == 1 && bytes == 8) return memcpy(&p->workspace, value, 8), 0;  // MAX_WORKSPACE_BYTES
+    if (p && attribute == 3 && bytes == 4) return memcpy(&p->reductions, value, 4), 0;   // REDUCTION_SCHEME_MASK
     if (!p || attribute < 5 || attribute > 8 || bytes != 4) return BAD;                // MIN_ALIGNMENT_A_BYTES …
     return memcpy(&p->alignment[attribute - 5], value, 4), 0;
 }

@@ -46,6 +46,7 @@ int product_new(void **made) {
 }
 int preference_new(void **made) {
     Preference *p = calloc(1, sizeof *p);
+    p->reductions = 7;               // cuBLASLt: none; in place, in the output's type; in the computation's; in the output's
     for (int i = 0; i < 4; i++) p->alignment[i] = 256;   // as cuBLASLt takes it where nobody says
     return made_of(DESCRIPTOR, p, &p->handle, made);
 }
@@ -95,6 +96,7 @@ int algorithm_found(void *library, void *product, void *const layouts[4], void *
     int code = fitting(p, matrices);
     if (code == GEMM_UNSUPPORTED || wanted->workspace < TOKENS) return GEMM_OK;
     if (code) return code;
+    if (wanted->reductions & 5 && matrices[3]->type) violation("%s: partial sums may be rounded", who);
     *found = (Algorithm){(uint16_t)l->device->ordinal, hash_of(p, matrices), {0}, 1, TOKENS};
     for (int i = 0; i < 3; i++) found->alignment[i] = (uint16_t)wanted->alignment[i < 2 ? i : 3];
     return GEMM_OK;

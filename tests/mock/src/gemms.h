@@ -7,7 +7,7 @@
 typedef struct { void *handle; Device *device; } Library;
 typedef struct { void *handle; int type; uint64_t rows, columns; int64_t pitch; } MatrixLayout;
 typedef struct { void *handle; int transposed[2]; } Product;
-typedef struct { void *handle; uint64_t workspace; uint32_t alignment[4]; } Preference;
+typedef struct { void *handle; uint64_t workspace; uint32_t alignment[4], reductions; } Preference;
 typedef struct {                     // what an algorithm was found for: it serves nothing else
     uint16_t device, ld_hash, alignment[3];
     uint16_t kind;

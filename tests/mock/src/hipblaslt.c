@@ -61,6 +61,7 @@ int hipblasLtMatmulPreferenceCreate(void **made) {
     if (!code) {
         Preference *p = object_of(DESCRIPTOR, *made, called_.name);
         for (int i = 0; i < 4; i++) p->alignment[i] = 2;   // of an element: nobody can say more
+        p->reductions = 2;
     }
     return code;
 }
