@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TypeVar
 
-import ficco_dsl
 from ficco_dsl.nodes import Schedule
 from ficco_rt import compiler, library
 
@@ -25,9 +24,7 @@ def schedule(name: str) -> Schedule:
 @cache
 def by_library(name: str) -> Schedule:
     """A shipped schedule whose products the vendor's library makes."""
-    path = library.find(name)
-    text = path.read_text().replace("engine = sm ", "engine = sm  kernel = vendor ")
-    return ficco_dsl.parse(text, str(path))
+    return compiler.by_library(compiler.load(library.find(name)))
 
 
 def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:

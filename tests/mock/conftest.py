@@ -11,6 +11,7 @@ import pytest
 
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS
+from ficco_rt.select import tune
 from tests.mock import standin
 
 
@@ -25,6 +26,7 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_library_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GEMM of ours is made for the usual devices here, and another test may have brought the library."""
     monkeypatch.setattr(GpuDriver, "_vendors_turn", lambda driver: False)
+    monkeypatch.setattr(tune, "has_gemms", lambda name: False)
 
 
 @pytest.fixture

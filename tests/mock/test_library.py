@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 import ficco_dsl
-from ficco_rt.compiler import build, plan_of
+from ficco_rt.compiler import build, compile_schedule, plan_of
+from ficco_rt.driver import registry
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.kernels import vendor
 from ficco_rt.plan.ir import Plan
+from ficco_rt.select import tune
 from tests import cases
 from tests.mock import campaign, standin
 
@@ -129,6 +131,22 @@ def test_gpus_without_a_gemm_of_ours_take_the_library(gemms: standin.StandIn, mo
     with Executor(streamed, gemms.face, machine=machine, timeout=5) as executor:
         assert verified_run(executor, values="exact").ok
         assert "library_matmul" not in {a.entry for a in gemms.launches()}
+
+
+def test_tune_measures_the_serial_schedule_by_the_library_too(
+    gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "has_gemms", registry.has_gemms)
+    effort = tune.Effort(best=1, rounds=1, iters=1, warmup=1)
+    sizes = {"M": 96, "N": 48, "K": 96, "T": "fp32"}
+    found = tune.tune("ag_gemm", 2, sizes, gemms.face, effort=effort)
+    labels = {time.candidate.label for time in found.times}
+    assert len(labels) == 2
+    assert "ag_gemm/serial kernel=vendor" in labels
+    (times,) = found.memory.times.values()
+    by_library = next(t.candidate for t in times if t.candidate.label.endswith("kernel=vendor"))
+    plan = compile_schedule(by_library.schedule, 2, {**sizes, **dict(by_library.params)})
+    assert {launch.kernel for _, launch in plan.launches()} == {"vendor_gemm"}
 
 
 def test_who_has_no_library_is_told_what_to_install(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:

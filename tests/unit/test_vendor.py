@@ -12,16 +12,18 @@ import pytest
 import ficco_dsl
 from ficco_dsl.diagnostics import ScheduleError
 from ficco_rt.cli.explain import explain
-from ficco_rt.compiler import build, plan_of
+from ficco_rt.cli.settings import parse_settings
+from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.codec import from_json, to_json
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DevicePlan, Placement
 from ficco_rt.device.text import to_text
-from ficco_rt.errors import PlanError
+from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.graph.ir import Gemm
 from ficco_rt.kernels.families import tuned
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
@@ -180,3 +182,15 @@ def test_the_tools_cases_are_schedules(case: vendor_check.Case) -> None:
     library, own = (case.plan(machine, kernel) for kernel in ("  kernel = vendor", ""))
     assert {launch.kernel for _, launch in library.launches()} == {"vendor_gemm"}
     assert len(list(own.launches())) == (1 if case.gathered else case.pieces)
+
+
+def test_set_kernel_says_it_of_a_whole_schedule() -> None:
+    sizes = {"M": 256, "N": 256, "K": 256}
+    plan = compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": "vendor"})
+    assert {launch.kernel for _, launch in plan.launches() if isinstance(launch.works[0].body, Gemm)} == {"vendor_gemm"}
+    assert plan.params[-1] == ("kernel", "vendor")
+    assert parse_settings(["kernel = vendor", "M=256"]) == {"kernel": "vendor", "M": 256}
+    with pytest.raises(UsageError, match="kernel = ours: a schedule's products are by its own kernels"):
+        compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": "ours"})
+    with pytest.raises(ScheduleError, match="the stage is streamed"):
+        compile_schedule("gemm_rs/streamed", 2, {**sizes, "kernel": "vendor"})
