@@ -137,8 +137,8 @@ def tune(
 
 
 def _by_library(operation: str, driver: DriverName) -> tuple[Candidate, ...]:
-    """What people have without this project, where the vendor's library of GEMMs is there: moving whole shards, then the
-    library's product. No model ranks it: which kernels the library has is not known."""
+    """What people have without this project, where the vendor's library of GEMMs is there: whole shards, then the
+    product by it. No model ranks it: which kernels the library has is not known."""
     return (Candidate(f"{operation}/{BASELINE}", ((KERNEL, "vendor"),)),) if has_gemms(driver) else ()
 
 
