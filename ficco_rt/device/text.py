@@ -40,6 +40,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         "side waits": f.side_waits,
         "early starts": f.early_starts,
         "embedded graphs": f.embeds,
+        "the vendor's GEMMs": f.vendor_gemms,
     }
     yield f"  {', '.join(name for name, there in has.items() if there) or 'no batches'}"
     for device, count in plan.queues.items():

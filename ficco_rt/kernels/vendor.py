@@ -15,7 +15,6 @@ from ..machine.cost import gemm_rate
 from ..machine.model import Device
 from ..types import TYPES
 from . import tiles
-from .cost import best_splits
 from .family import (
     MOST_CLUSTER,
     Chosen,
@@ -29,7 +28,7 @@ from .family import (
 )
 from .occupancy import Limits
 from .pace import Pace
-from .tile_table import SplitK
+from .tile_table import MAX_SPLITS, SplitK
 from .works import Product, View, Work
 
 GEMM = "vendor_gemm"
@@ -38,7 +37,6 @@ MOST_CALLS = 16  # of one product: each is a launch, and more of them are slower
 
 _TILE = (128, 128)  # by which the virtual clock prices a call
 _ENDS, _SPLIT = 0.85, (3.0, 0.65)  # µs: a tile's start and store, and a split of K: half of a 128 × 256 tile on Hopper
-_BANDWIDTH = 3.0e6  # bytes of memory a µs
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +103,7 @@ class VendorLibrary:
                 works=(0, 1),
                 tile=_TILE,
                 wave=limits.sms,
-                split_k=SplitK(tail=_splits(matmuls, count, limits.sms)),
+                split_k=SplitK(tail=_splits(matmuls[0].k, count, limits.sms)),
                 matmuls=matmuls,
                 workspace=WORKSPACE,
             ),
@@ -188,11 +186,10 @@ def _product(works: Sequence[Work], streamed: bool) -> Product | str:
     return works[0]
 
 
-def _splits(matmuls: Sequence[Matmul], count: int, groups: int) -> int:
-    """Into how many parts K of the last wave's tiles goes: what the model finds best for a device of Hopper's pace."""
-    first = matmuls[0]
-    moved = sum(TYPES[m.dtype].bytes * (m.m * m.k + m.k * m.n) for m in matmuls) / _BANDWIDTH
-    return best_splits(count, groups, ceil(first.k / tiles.DEPTH), 0.325, _ENDS, _SPLIT, moved)[1]
+def _splits(depth: int, count: int, groups: int) -> int:
+    """Into how many parts the clock takes K of the last wave's tiles to go: they keep all multiprocessors busy."""
+    tail, steps = count % groups, ceil(depth / tiles.DEPTH)
+    return max(1, min(groups // tail, steps // 4, MAX_SPLITS)) if tail else 1
 
 
 VENDOR = VendorLibrary()

@@ -132,14 +132,14 @@ def test_the_host_driver_runs_it_as_any_product() -> None:
         assert verified_run(executor).ok
 
 
-@pytest.mark.parametrize("sizes", [(8192, 8192, 8192), (5000, 1000, 3000), (64, 4608, 7168)], ids=str)
+@pytest.mark.parametrize("sizes", [(8192, 8192, 8192), (5000, 1000, 3000), (64, 7168, 4096)], ids=str)
 def test_the_virtual_clock_prices_it_about_as_our_own_kernel(sizes: tuple[int, int, int]) -> None:
     params = dict(zip("MNK", sizes, strict=True))
     ours = TEXT.replace("  kernel = vendor", "").format(gemm="gemm C = A * B", stage="")
     own = plan_of(build(ficco_dsl.parse(ours, "one.ficco"), 2, params), profile("h200-switch", 2))
     assert {launch.kernel for _, launch in own.launches()} != {"vendor_gemm"}
     times = [simulate(plan, plan.target).duration for plan in (compiled("gemm C = A * B", **params), own)]
-    assert times[0] == pytest.approx(times[1], rel=0.5)
+    assert times[0] == pytest.approx(times[1], rel=0.25)
 
 
 def test_where_no_gemm_of_ours_is_made_for_the_gpu_the_library_does_what_it_can() -> None:

@@ -121,7 +121,8 @@ class GpuDriver:
         said = all(isinstance(command, Launch) and command.kernel == VENDOR_GEMM for command in commands)
         products = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
         own = "" if said else f", as no GEMM of ours is made for {self._device.arch}"
-        return f"; {products} by {self._launches.library or 'the vendor library'}{own}"
+        name = self._launches.library or "the vendor's library"  # it is opened when the first of them is bound
+        return f"; {products} by {name}{own}"
 
     def _vendors_turn(self) -> bool:
         """Whether the vendor's library does what it can: it is there, and no GEMM of ours is made for the device."""
