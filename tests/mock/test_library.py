@@ -21,6 +21,7 @@ from ficco_rt.plan.ir import Plan
 from ficco_rt.select import tune
 from tests import cases
 from tests.mock import campaign, standin
+from tests.mock import test_callers_graphs as callers
 
 BINDINGS = {"cuda": ("nvmath.bindings", "cublasLt"), "hip": ("hip", "hipblaslt")}
 TUNED = {"cuda": "arch sm_90", "hip": "arch gfx942"}
@@ -171,6 +172,18 @@ def test_a_product_without_an_algorithm_is_refused_by_its_sizes(
     told = str(refused.value)
     assert told.startswith("mixed.ficco:22: ")
     assert told.endswith("8 × 16 × 40 of bf16 to bf16, stand-in (device 0)): no algorithm: leave out kernel = vendor")
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["one graph", "a graph each"])
+def test_calls_become_parts_of_callers_graphs(
+    gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """The first run of all is one that is captured."""
+    if gemms.face == "hip":
+        pytest.skip("HIP embeds no graphs")
+    monkeypatch.setattr(cases, "schedule", cases.by_library)
+    callers.test_a_layer_that_its_caller_captures(gemms, "ag_gemm/uniform_fused_1d", joined, 1)
+    assert "library_matmul" in {a.entry for a in gemms.launches()}
 
 
 def test_every_call_of_the_library_may_fail(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
