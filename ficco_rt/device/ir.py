@@ -106,6 +106,7 @@ class Features:
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device: streams beyond that number share them
+    vendor_gemms: bool = False  # the vendor's library of GEMMs is installed, and does what no tuned kernel is there for
 
 
 @dataclass(frozen=True, slots=True, order=True)

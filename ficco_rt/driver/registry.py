@@ -67,6 +67,15 @@ def driver_version(name: DriverName) -> str:
     return _vendor(name).version()
 
 
+def has_gemms(name: DriverName) -> bool:
+    """Whether the vendor's library of GEMMs is there for the driver `name`."""
+    try:
+        _vendor(name).gemms()
+    except DeviceError:
+        return False
+    return True
+
+
 def _vendor(name: DriverName) -> Vendor:
     if name not in VENDORS:
         raise UsageError(f"no driver is called '{name}'; there are: host, {', '.join(VENDORS)}")

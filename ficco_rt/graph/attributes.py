@@ -16,6 +16,7 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "engine": ("copy", "sm", "nccl"),
     "priority": ("high", "normal", "low"),
     "order": ("text", "auto"),
+    "kernel": ("vendor",),
 }
 _LEAST = {"smem": 0, "residency": 1, "sms": 1}
 

@@ -51,9 +51,12 @@ OF_COMMANDS = {
     "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuTensorMapEncodeTiled",
     "hipModuleLaunchKernel", "hipStreamWaitValue32", "hipModuleLoadData", "hipModuleGetFunction",
     "hipFuncGetAttribute", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", "hipStreamGetDevice",
+    *(f"{vendor}Lt{call}" for vendor in ("cublas", "hipblas") for call in (
+        "Create", "MatrixLayoutCreate", "MatmulDescCreate", "MatmulDescSetAttribute", "MatmulPreferenceCreate",
+        "MatmulPreferenceSetAttribute", "MatmulAlgoGetHeuristic", "Matmul")),
 }  # fmt: skip
 OF_NO_DEVICE = {"cuDriverGetVersion", "cuDeviceGetCount", "hipGetDeviceCount"}
-CODES = {"cuda": "CUDA_ERROR_", "hip": "hipError"}
+CODES = {"cuda": ("CUDA_ERROR_", "CUBLAS_STATUS_"), "hip": ("hipError", "HIPBLAS_STATUS_")}
 ALLOCATIONS = {"cuMemAlloc", "hipMalloc", "hipExtMallocWithFlags"}
 
 Kind = Literal["call", "interrupt", "stop", "corrupt", "delay", "lost", "memory"]
@@ -173,7 +176,7 @@ class Campaign:
             yield f"left {live}"
         if end != "error":
             return
-        if kind in ("call", "lost") and (fired not in text or CODES[library.face] not in text):
+        if kind in ("call", "lost") and (fired not in text or all(code not in text for code in CODES[library.face])):
             yield f"the error does not name {fired} and its code"
         if kind in ("call", "lost", "stop", "memory") and "device " not in text and fired not in OF_NO_DEVICE:
             yield "the error names no device"

@@ -49,7 +49,19 @@ Face: TypeAlias = Literal["cuda", "hip"]
 
 SOURCES = Path(__file__).with_name("src")
 HEADERS = Path(__file__).parents[2] / "ficco_rt" / "kernels" / "src"  # of the kernels' structs, which SOURCES include
-KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs", "captures")
+KINDS = (
+    "contexts",
+    "streams",
+    "events",
+    "allocations",
+    "modules",
+    "functions",
+    "graphs",
+    "execs",
+    "captures",
+    "libraries",
+    "descriptors",
+)
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
     "-std=gnu11",
@@ -67,6 +79,10 @@ LIBRARIES = {  # of each face: name, and where its sources are
     "cuda": {"libcuda.so.1": SOURCES},
     "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc"},
 }
+GEMMS = {
+    "cuda": "libcublasLt.so.13",
+    "hip": "libhipblaslt.so",
+}  # in a folder of their own, so that none is found by chance
 USUAL = {"cuda": "arch sm_75", "hip": "arch gfx908; smem 65536 65536 0"}  # settings of a reset
 
 NO_PRIORITY = -1000  # of a launch that asks for none
@@ -88,6 +104,10 @@ def folder(face: str) -> Path:
         for name, home in LIBRARIES[face].items():
             sources = [str(f) for f in files if f.suffix == ".c" and f.parent == home]
             subprocess.run([*COMPILER, *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
+        (aside / "gemms").mkdir()  # all code is in the driver's library: who looks a call up here finds it there
+        of, driver = GEMMS[face], str(aside / next(iter(LIBRARIES[face])))
+        linked = ("-shared", "-Wl,--no-as-needed", f"-Wl,-soname,{of}", "-o", str(aside / "gemms" / of), driver)
+        subprocess.run([*COMPILER, *linked], check=True)
         try:
             aside.rename(target)
         except OSError:  # another process was faster
@@ -127,6 +147,10 @@ class StandIn:
         for name in ("violations", "fired", "priorities", "launches"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
         self.reset("devices 0")
+
+    def gemms(self) -> None:
+        """From here on the process has the vendor's library of GEMMs, too."""
+        self._loaded.append(ctypes.CDLL(str(folder(self.face) / "gemms" / GEMMS[self.face]), mode=ctypes.RTLD_GLOBAL))
 
     def set(self, text: str) -> None:
         self._library.standin_set(text.encode())

@@ -48,6 +48,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "one queue": ("gemm_rs/streamed", "streams", {"chunks": 2}),
     "chain": ("gemm_rs/serial", "graph", {}),
     "traced": ("gemm_rs/serial", "traced", {}),
+    "library": ("gemm_rs/serial", "streams", {}),
 }
 QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where there are few
 
@@ -58,7 +59,8 @@ def made(plan: str) -> DevicePlan:
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
-    lowered = plan_of(build(cases.schedule(name), 2, sizes), machine)
+    schedule = cases.by_library(name) if plan == "library" else cases.schedule(name)
+    lowered = plan_of(build(schedule, 2, sizes), machine)
     placements = {"shared": Placement((0, 0)), "processes": Placement((0, 1), (0, 1))}
     placement = placements.get(plan, Placement((0, 1)))
     features = usual(machine.device.arch)
@@ -595,6 +597,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "traced",
         start_first,
         "the begin of a run: start of the run is recorded, and not right behind the wait for the latch",
+    ),
+    (
+        "a priority of its own",
+        rules.library_calls_are_the_works,
+        "library",
+        lambda p: replace(p, launches=(replace(p.launches[0], priority="high"), *p.launches[1:])),
+        "vendor_gemm knows no flags, no early start and no priority of its own",
     ),
     (
         "work on the latch's stream",

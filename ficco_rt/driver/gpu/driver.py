@@ -20,8 +20,10 @@ import numpy as np
 
 from ...device.build import streams_of
 from ...errors import DeviceError, UsageError
+from ...kernels.catalogue import VENDOR_GEMM
+from ...kernels.families import tuned
 from ...machine.discover import machine as machine_from
-from ...plan.ir import CollectiveCall, Plan
+from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
@@ -65,7 +67,7 @@ class GpuDriver:
         WATCHDOG.watch(self._gpus.tenant)
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
-            self._features = vendor.features(self._device.arch)
+            self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
             layout = self._plans().layout
             streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
@@ -107,7 +109,30 @@ class GpuDriver:
         """The devices in use, for people."""
         names = [d.facts.name for d in self._gpus.devices.values()]
         shared = -(-self._plan.ranks // len(names))
-        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "")
+        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
+
+    def _library(self) -> str:
+        """Which library makes products, if one does, and why where the plan does not say so."""
+        layout = self._plans().layout
+        launches = [launch for launch in layout.launches if launch.config.matmuls]
+        if not launches:
+            return ""
+        commands = (layout.plan.streams[launch.stream].commands[launch.command] for launch in launches)
+        said = all(isinstance(command, Launch) and command.kernel == VENDOR_GEMM for command in commands)
+        products = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+        own = "" if said else f", as no GEMM of ours is made for {self._device.arch}"
+        name = self._launches.library or "the vendor's library"  # it is opened when the first of them is bound
+        return f"; {products} by {name}{own}"
+
+    def _vendors_turn(self) -> bool:
+        """Whether the vendor's library does what it can: it is there, and no GEMM of ours is made for the device."""
+        if tuned(self._device.arch):
+            return False
+        try:
+            self._vendor.gemms()
+        except DeviceError:
+            return False
+        return True
 
     # ---- memory
 

@@ -9,6 +9,7 @@
 // graph.c    capture and replay                                       kernel.c   launches and their blocks
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     cuda_memory.c    cuda_stream.c    cuda_graph.c    hip.c    the vendors' faces
+// gemms.c    cublaslt.c    hipblaslt.c    their libraries of GEMMs
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
@@ -38,7 +39,8 @@ typedef struct Graph Graph;
 typedef struct Exec Exec;
 typedef struct Launch Launch;
 
-typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, KINDS } Kind;
+typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, LIBRARY,
+               DESCRIPTOR, KINDS } Kind;
 
 struct Device {
     int ordinal;
