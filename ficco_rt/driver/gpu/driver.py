@@ -103,6 +103,18 @@ class GpuDriver:
     def timing(self, on: bool) -> None:
         self._gpus.timing = on
 
+    @property
+    def latching(self) -> bool:
+        return self._gpus.plain == "latched"
+
+    @latching.setter
+    def latching(self, on: bool) -> None:
+        self._gpus.plain = "latched" if on else "streams"
+
+    @property
+    def held(self) -> bool:
+        return self._runs.held
+
     def describe(self) -> str:
         """The devices in use, for people."""
         names = [d.facts.name for d in self._gpus.devices.values()]

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import numpy as np
 import numpy.typing as npt
 
-from ...device.ir import Placement
+from ...device.ir import Mode, Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
 from .refused import Closing, Refused, concerning, concerns
@@ -35,6 +35,7 @@ class Gpus:
         self.timeout = timeout
         self.placement = placement
         self.current: Gpu | None = None  # whose context is current, while a run is issued
+        self.plain: Mode = "streams"  # in which a run goes that is neither a graph nor traced: this, or "latched"
         self.tracing = False  # what is issued is recorded for a trace
         self.timing = False  # and timed, if it is on callers' streams; else it always is
         self.hung = False  # something runs that does not end: a call may block for ever
