@@ -20,6 +20,7 @@ from .console import Progress, Style, table
 from .report import print_json
 from .settings import show_params
 
+HOST = " *"  # behind a time that may be the host's
 MOST_GPUS = 8  # that are looked for
 
 
@@ -38,7 +39,8 @@ def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, ou
     clock = OnGpus(vendor)
     base = discover(vendor, gpus or min(MOST_GPUS, device_count(vendor)))
     begun = time.monotonic()
-    series = observed(base, clock, seconds, Progress())
+    with clock.open(base.ranks):
+        series = observed(base, clock, seconds, Progress())
     driver = driver_version(vendor)
     machine = calibrated(series, base, name, driver)
     if output is not None:
@@ -89,9 +91,10 @@ def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[st
         "probes": [
             {
                 "name": s.probe.name, "measures": s.probe.measures, "mode": s.probe.mode, "missing": s.missing,
+                "seconds": s.seconds,
                 "points": [
                     {"params": dict(p.params), "us": p.micros, "least_us": p.least, "most_us": p.most,
-                     "modelled_us": p.modelled, "kernel": p.kernel}
+                     "modelled_us": p.modelled, "kernel": p.kernel, "issued_ahead": p.ahead}
                     for p in s.points
                 ],
             }
@@ -103,7 +106,7 @@ def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[st
 
 
 def _constant(c: Constant) -> dict[str, object]:
-    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual}
+    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host}
 
 
 def _loss(loss: Loss) -> dict[str, object]:
@@ -113,7 +116,13 @@ def _loss(loss: Loss) -> dict[str, object]:
 def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: float, style: Style) -> str:
     found = constants(series, base)
     rows = [
-        (name.replace("_", " "), f"{c.value:.4g}", c.unit, f"{100 * c.residual:.1f} %", c.probe)
+        (
+            name.replace("_", " "),
+            f"{c.value:.4g}",
+            c.unit,
+            f"{100 * c.residual:.1f} %",
+            c.probe + HOST * c.host,
+        )
         for name, c in found.items()
     ]
     parts = [
@@ -125,7 +134,10 @@ def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: f
         table(_times(series), right=frozenset({2, 3, 4})),
     ]
     missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
-    return "\n".join([*parts, *(["not measured:", *missing] if missing else [])]) + "\n"
+    if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
+        parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
+    spent = ", ".join(f"{s.probe.name} {s.seconds:.1f} s" for s in series if s.points)
+    return "\n".join([*parts, *(["not measured:", *missing] if missing else []), f"spent: {spent}"]) + "\n"
 
 
 def _losses(series: Sequence[Series]) -> Iterator[tuple[str, str, str]]:
@@ -143,4 +155,5 @@ def _times(series: Sequence[Series]) -> Iterator[tuple[str, ...]]:
     for s in series:
         for p in s.points:
             spread = f"{100 * (p.most - p.least) / p.micros:.0f} %"
-            yield s.probe.name, show_params(p.params.items()), f"{p.micros:.1f}", spread, f"{p.modelled:.1f}"
+            mark = HOST if s.probe.mode == "streams" and not p.ahead else ""
+            yield s.probe.name, show_params(p.params.items()), f"{p.micros:.1f}{mark}", spread, f"{p.modelled:.1f}"
