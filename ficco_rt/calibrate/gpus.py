@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from math import prod
 
 import numpy as np
@@ -19,7 +20,7 @@ from .probes import Mode
 
 RUNS, WARMUP = 9, 2
 LONG = 20_000.0  # microseconds: of what takes longer, one run is enough
-REST = 2e-3  # seconds between runs, in which a device cools: each run is a single one
+REST = 5e-3  # seconds between runs, in which a device cools: each run is a single one
 TIMEOUT = 30.0
 NORMAL = 1 << 18  # numbers, which inputs repeat: what operands hold decides how much power a product takes
 
@@ -33,24 +34,38 @@ class OnGpus:
         self._backend = backend
         self._normal = np.random.default_rng(0).standard_normal(NORMAL, dtype=np.float32)
         self._blocks: dict[Dtype, Array] = {}
+        self.spent: dict[str, float] = {}  # seconds, by what they went to
 
     def open(self, ranks: int) -> AbstractContextManager[None]:
         """Inside, the GPUs of so many ranks stay open from one plan to the next."""
         return devices_open(self._backend, ranks)
 
     def times(self, plan: Plan, mode: Mode) -> Times:
-        with Executor(plan, self._backend, machine=plan.target, graph=mode == "graph", timeout=TIMEOUT) as executor:
+        with self._to("opening"):
+            executor = Executor(plan, self._backend, machine=plan.target, graph=mode == "graph", timeout=TIMEOUT)
+        with executor:
             executor.latched = True
-            for tensor in plan.tensors:
-                if tensor.kind == "input":
-                    for rank, shape in enumerate(tensor.shapes):
+            with self._to("inputs"):
+                for tensor in plan.tensors:
+                    for rank, shape in enumerate(tensor.shapes if tensor.kind == "input" else ()):
                         executor.write(tensor.name, rank, self._values(tensor.dtype, shape))
             times: list[float] = []
             while len(times) < WARMUP + RUNS and not (len(times) > WARMUP and times[-1] > LONG):
                 time.sleep(REST)
-                executor.run()
+                with self._to("runs" if times else "first runs"):
+                    executor.run()
                 times.append(executor.duration)
-            return Times(tuple(times[WARMUP:]), ahead=executor.held)
+            taken = Times(tuple(times[WARMUP:]), ahead=executor.held)
+            with self._to("closing"):
+                executor.close()
+            return taken
+
+    @contextmanager
+    def _to(self, what: str) -> Iterator[None]:
+        """What is done inside counts as this."""
+        begun = time.monotonic()
+        yield
+        self.spent[what] = self.spent.get(what, 0.0) + time.monotonic() - begun
 
     def _values(self, dtype: Dtype, shape: tuple[int, ...]) -> Array:
         """A view of one block a type: to touch fresh memory of the host for each input takes longer than the runs."""

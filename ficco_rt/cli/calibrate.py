@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from ..calibrate.fit import Constant, Loss, constants, contention, decomposition, machine_of
@@ -50,7 +50,7 @@ def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, ou
     if as_json:
         print_json(record(series, machine, base))
         return 0
-    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout)))
+    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout), clock.spent))
     if output is not None:
         sys.stdout.write(f"\n{output}: written; --machine {output} takes it\n")
     return 0
@@ -113,7 +113,9 @@ def _loss(loss: Loss) -> dict[str, object]:
     return {"params": dict(loss.params), "loss": loss.share}
 
 
-def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: float, style: Style) -> str:
+def render(
+    series: Sequence[Series], machine: Machine, base: Machine, seconds: float, style: Style, spent: Mapping[str, float]
+) -> str:
     found = constants(series, base)
     rows = [
         (
@@ -133,11 +135,14 @@ def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: f
         style("times", "bold"),
         table(_times(series), right=frozenset({2, 3, 4})),
     ]
-    missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
     if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
         parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
-    spent = ", ".join(f"{s.probe.name} {s.seconds:.1f} s" for s in series if s.points)
-    return "\n".join([*parts, *(["not measured:", *missing] if missing else []), f"spent: {spent}"]) + "\n"
+    missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
+    parts += ["not measured:", *missing] if missing else []
+    for what, each in (("probes", {s.probe.name: s.seconds for s in series if s.points}), ("on GPUs", spent)):
+        told = ", ".join(f"{name} {time:.1f}" for name, time in each.items())
+        parts += [f"seconds, {what}: {told}"] if told else []
+    return "\n".join(parts) + "\n"
 
 
 def _losses(series: Sequence[Series]) -> Iterator[tuple[str, str, str]]:

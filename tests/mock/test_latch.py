@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.device import latch
 from ficco_rt.driver.gpu import runs
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.gpu.gpus import Gpus
@@ -104,6 +105,20 @@ def test_a_call_that_fails_lets_the_run_go(
         with pytest.raises(DeviceError, match="the next call fails"):
             executor.run()
     ends_well(executor, library)
+
+
+def test_a_run_too_long_for_a_latch_goes_without(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.reset(f"devices {RANKS}")
+    monkeypatch.setattr(latch, "MOST", 0)
+    machine = discover("cuda", RANKS)
+    name = "gemm_rs/serial"
+    plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
+    with Executor(plan, "cuda", machine=machine, timeout=60) as executor:
+        executor.latched = True
+        assert verified_run(executor, values="exact").ok
+        assert executor.latched
+        assert not executor.held
+    assert not cuda.violations()
 
 
 def test_executors_that_are_opened_meanwhile_take_no_queue_of_the_latch(hip: StandIn) -> None:

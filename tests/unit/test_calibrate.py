@@ -11,7 +11,7 @@ import pytest
 from ficco_rt.calibrate import fit
 from ficco_rt.calibrate.fit import constants, contention, decomposition
 from ficco_rt.calibrate.measure import Series, Times, measure
-from ficco_rt.calibrate.probes import Mode, probes
+from ficco_rt.calibrate.probes import Mode, Probe, probes
 from ficco_rt.cli import calibrate as command
 from ficco_rt.cli.console import Progress, Style
 from ficco_rt.cli.main import execute
@@ -33,6 +33,10 @@ class Modelled:
         if plan.schedule == self.fails:
             raise DeviceError("no such thing")
         return Times((simulate(plan, self.machine, mode).duration,), ahead=mode == "streams" and not self.late)
+
+
+def only(*names: str) -> list[Probe]:
+    return [probe for probe in probes() if probe.name in names]
 
 
 OVERHEADS = {
@@ -96,7 +100,7 @@ def test_what_is_measured_predicts_what_was_measured(base: Machine, series: tupl
 def test_where_launches_do_not_begin_early_a_chain_tells_what_each_costs() -> None:
     machine = profile("mi300x-mesh", 2)
     slower = replace(machine, device=replace(machine.device, launch_time=machine.device.launch_time + 1.5))
-    found = constants(measure([p for p in probes() if p.name == "launches"], machine, Modelled(slower), 1000), machine)
+    found = constants(measure(only("launches"), machine, Modelled(slower), 1000), machine)
     assert found["launch_time"].value == pytest.approx(slower.device.launch_time, abs=0.01)
     assert found["frame"].value == pytest.approx(0.0, abs=0.01)
     assert not found["frame"].host
@@ -104,8 +108,7 @@ def test_where_launches_do_not_begin_early_a_chain_tells_what_each_costs() -> No
 
 def test_runs_that_the_host_issued_late_are_marked(base: Machine) -> None:
     """Their figures say so in the file, and their times in the report; those of graphs rest on differences."""
-    few = [p for p in probes() if p.name.startswith("launches")]
-    late = measure(few, base, Modelled(base, late=True), 1000)
+    late = measure(only("launches", "launches as a graph"), base, Modelled(base, late=True), 1000)
     found = constants(late, base)
     assert {name: c.host for name, c in found.items()} == {
         "launch_behind": True,
@@ -115,7 +118,7 @@ def test_runs_that_the_host_issued_late_are_marked(base: Machine) -> None:
     machine = command.calibrated(late, base, None, "CUDA 13.0")
     assert machine.source_of("device.overheads.frame").startswith("measured with the time of the host in it: probe ")
     with open("/dev/null", "w") as stream:
-        text = command.render(late, machine, base, 3.0, Style(stream))
+        text = command.render(late, machine, base, 3.0, Style(stream), {"runs": 1.25})
     assert "launches *\n" in text
     assert "* the host issued these runs while they ran: the time of a short one is the host's\n" in text
 
@@ -136,8 +139,9 @@ def test_the_file(base: Machine, series: tuple[Series, ...], tmp_path: Path) -> 
 def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:
     machine = command.calibrated(series, base, None, "CUDA 13.0")
     with open("/dev/null", "w") as stream:
-        text = command.render(series, machine, base, 3.0, Style(stream))
+        text = command.render(series, machine, base, 3.0, Style(stream), {"runs": 1.25})
     assert "copy time" in text
+    assert "seconds, on GPUs: runs 1.2\n" in text
     assert "a GEMM beside copies" in text or "copies beside a GEMM" in text
     record = json.loads(json.dumps(command.record(series, machine, base)))
     assert record["constants"]["copy_time"]["unit"] == "µs"
@@ -152,12 +156,13 @@ def test_losses(series: tuple[Series, ...]) -> None:
 
 def test_two_gpus_have_no_incast(base: Machine) -> None:
     two = profile("h200-switch", 2)
-    found = {s.probe.name: s for s in measure(probes(), two, Modelled(two), 1000)}
+    found = {s.probe.name: s for s in measure(only("incast", "push"), two, Modelled(two), 1000)}
     assert found["incast"].missing == "needs 3 GPUs; there are 2"
     assert found["push"].points
 
 
-def test_a_probe_that_fails_is_told_and_the_others_go_on(base: Machine) -> None:
+def test_a_probe_that_fails_is_told_and_the_others_go_on(base: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "probes", lambda: only("push", "hops", "launches", "sum"))
     found = {s.probe.name: s for s in command.observed(base, Modelled(base, fails="hops"), 1000, Progress())}
     assert found["hops"].missing == "no such thing"
     assert found["sum"].points
