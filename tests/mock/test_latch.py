@@ -118,6 +118,11 @@ def test_a_run_too_long_for_a_latch_goes_without(cuda: StandIn, monkeypatch: pyt
         assert verified_run(executor, values="exact").ok
         assert executor.latched
         assert not executor.held
+        executor.traced = True
+        assert verified_run(executor, values="exact").ok
+        assert executor.trace.spans
+        executor.traced = False
+        assert executor.latched
     assert not cuda.violations()
 
 

@@ -35,9 +35,8 @@ class Gpus:
         self.timeout = timeout
         self.placement = placement
         self.current: Gpu | None = None  # whose context is current, while a run is issued
-        self.plain: Mode = "streams"  # in which a run goes that is neither a graph nor traced: this, or "latched"
-        self.tracing = False  # what is issued is recorded for a trace
-        self.timing = False  # and timed, if it is on callers' streams; else it always is
+        self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
+        self.timing = False  # whether runs on callers' streams are timed; all others are
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
         self._callers: Handle = None  # the context that was current before
