@@ -188,7 +188,7 @@ _run_options = _options(
     ),
     click.option(
         "--mode",
-        type=click.Choice(["streams", "graph", "embedded", "traced"]),
+        type=click.Choice(["streams", "graph", "embedded", "traced", "latched"]),
         default=None,
         help="With --emit device-plan: of which mode; embedded graphs are parts of callers' own.  [default: streams]",
     ),

@@ -24,6 +24,7 @@ from ..region import BoxMap, Region
 from .ir import (
     GRAPHS,
     PLACELESS,
+    PLAIN,
     VERSION,
     Action,
     AwaitEvent,
@@ -313,7 +314,7 @@ def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
     for action in plan.body:
         if not isinstance(action, CopyMemory):
             continue
-        if action.batch and (plan.mode != "streams" or not plan.features.copy_batches):
+        if action.batch and (plan.mode not in PLAIN or not plan.features.copy_batches):
             yield _at(action, "a batch of copies where there are none")
         if not action.batch and len(action.moves) + len(action.words) != 1:
             yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")

@@ -76,7 +76,12 @@ _RESETS = {
     "end": "at the end of completion",
 }
 _DOES = {"raise": "raise", "wait": "wait for", "reset": "reset"}
-_USES = {"always": "", "graph": ", in graphs", "embedded": ", in callers' graphs", "traced": ", in traced runs"}
+_USES = {
+    "always": "",
+    "graph": ", in graphs",
+    "embedded": ", in callers' graphs",
+    "latched": ", in traced and latched runs",
+}
 
 
 def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:

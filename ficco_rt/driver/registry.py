@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from ..errors import DeviceError, UsageError
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from .api import Driver, DriverName
 from .gpu.devices import discover as machine_of
+from .gpu.devices import kept_open, placed
 from .gpu.driver import GpuDriver
 from .gpu.vendor import Vendor
 from .host.driver import HostDriver
@@ -60,6 +62,12 @@ def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
     if name == "host":
         raise UsageError(f"the {name} driver has no GPUs to discover")
     return machine_of(_vendor(name), ranks, ranks_per_gpu)
+
+
+def devices_open(name: DriverName, ranks: int) -> AbstractContextManager[None]:
+    """Inside, the GPUs of so many ranks stay open from one executor to the next."""
+    vendor = _vendor(name)
+    return kept_open(vendor, placed(vendor, ranks, 1).ordinals)
 
 
 def driver_version(name: DriverName) -> str:

@@ -617,7 +617,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.latches_open_last,
         "traced",
         lambda p: replace(p, features=replace(p.features, queues=4)),
-        "the latch of a traced run: a latch, and a device is crowded",
+        "the latch of a run: a latch, and a device is crowded",
     ),
 ]
 

@@ -59,6 +59,7 @@ class GpuDriver:
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._closed = False
+        self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         refuse(plan)
@@ -91,11 +92,12 @@ class GpuDriver:
 
     @property
     def tracing(self) -> bool:
-        return self._gpus.tracing
+        return self._tracing
 
     @tracing.setter
     def tracing(self, on: bool) -> None:
-        self._gpus.tracing = on
+        self._tracing = on
+        self._issue()
 
     @property
     def timing(self) -> bool:
@@ -104,6 +106,23 @@ class GpuDriver:
     @timing.setter
     def timing(self, on: bool) -> None:
         self._gpus.timing = on
+
+    @property
+    def latching(self) -> bool:
+        return self._latching
+
+    @latching.setter
+    def latching(self, on: bool) -> None:
+        self._latching = on
+        self._issue()
+
+    def _issue(self) -> None:
+        """The mode of runs that are no graphs, for the next of them."""
+        self._gpus.mode = "traced" if self._tracing else "latched" if self._latching else "streams"
+
+    @property
+    def held(self) -> bool:
+        return self._runs.held
 
     def describe(self) -> str:
         """The devices in use, for people."""
