@@ -182,6 +182,11 @@ _run_options = _options(
     ),
     click.option("--timeline", metavar="FILE.svg|html", help="Draw what happened when."),
     click.option(
+        "--report",
+        metavar="FILE.html",
+        help="Write a page with all of it: what ran and why, verdicts, timeline, where the time went, stages.",
+    ),
+    click.option(
         "--emit",
         type=click.Choice(["graph", "plan", "plan-json", "device-plan", "device-plan-json"]),
         help="Print this instead of running.",
@@ -434,6 +439,20 @@ def timeline(**options: Any) -> int:
     from .timeline import draw_file
 
     return draw_file(**options)
+
+
+@ficco.command("report", short_help="Write a page on one run, or on several side by side.", no_args_is_help=True)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN.json...")
+@click.option("--output", "-o", required=True, metavar="FILE.html", help="The page to write.")
+def report(**options: Any) -> int:
+    """Write one page that needs nothing else on runs that have ended: several stand side by side.
+
+    RUN.json is what `ficco-run --trace FILE.json` wrote, or, for a page without a timeline, what `ficco-run --json`
+    printed.
+    """
+    from .page.write import report
+
+    return report(**options)
 
 
 @ficco.command("explore", short_help="Model many schedules on many sizes and machines.", no_args_is_help=True)

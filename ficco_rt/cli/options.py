@@ -29,6 +29,7 @@ class Options:
     seed: int
     trace: str | None
     timeline: str | None
+    report: str | None
     emit: str | None
     mode: Mode | None
     ranks_per_process: int | None

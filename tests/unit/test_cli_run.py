@@ -18,10 +18,10 @@ from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 
 FIELDS = [
     "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
-    "choice", "verified", "integers", "proven", "unproven", "rel_err",
+    "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "share_of_ideal",
-    "exposed_ms", "exposed_of", "launches", "host_us", "plan_hash", "version",
+    "exposed_ms", "exposed_of", "account", "stages", "modelled", "launches", "host_us", "plan_hash", "version",
 ]  # fmt: skip
 
 
@@ -41,11 +41,12 @@ def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
         "  serial   ",
         "  ideal    ",
         "  exposed  ",
+        "  lost     ",
         "  host     ",
     ]
-    assert all(line.startswith(start) for line, start in zip(lines[4:10], starts, strict=True))
+    assert all(line.startswith(start) for line, start in zip(lines[4:11], starts, strict=True))
     assert lines[5].endswith(" µs modelled for h200-switch, not measured")
-    assert lines[12].startswith("rank 0      dma │")
+    assert lines[13].startswith("rank 0      dma │")
     assert lines[-1].strip() == "A gather   B mm"
 
 
@@ -103,7 +104,7 @@ def test_a_stored_plan_runs_like_its_schedule(run: Callable[..., Ending], here: 
     run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
     stored, fresh = (run("ficco-run", *w, "--json").record for w in (["plan.json"], ["good.ficco", "--gpus", "2"]))
     for name in FIELDS:
-        if name not in ("host_us", "path", "title"):
+        if name not in ("host_us", "path", "title", "why", "warnings"):
             assert stored[name] == fresh[name], name
 
 

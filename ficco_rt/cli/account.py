@@ -1,0 +1,75 @@
+"""Where a run's time went and what its stages did: in words, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..account import Account, PartName, StageUse, account, stage_uses
+from ..machine.model import Machine
+from ..plan.ir import Plan
+from ..trace import Trace
+from .drawing import show_time
+
+# What each part of an account is called, and what it means, by the side that the ideal is of.
+WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
+    "computing": {
+        "ideal": ("ideal", "The products alone, at full rate."),
+        "waves": ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated)."),
+        "slower": ("slower computing", "Computing took longer than alone: smaller pieces, and copies beside it."),
+        "exposed": ("exposed communication", "Data moved and nothing computed."),
+        "waiting": ("waiting", "Nothing but waits for other streams or ranks."),
+        "launch": ("launch", "Launches, signals, and the run's begin and end."),
+    },
+    "moving": {
+        "ideal": ("ideal", "The bytes alone, at the rate of the busiest link."),
+        "waves": ("waves", "Counted where computing is the longer side."),
+        "slower": ("slower moving", "Moving took longer than alone: a cost for each copy, and shared links."),
+        "exposed": ("exposed computing", "Computing ran and nothing moved."),
+        "waiting": ("waiting", "Nothing but waits for other streams or ranks."),
+        "launch": ("launch", "Launches, signals, and the run's begin and end."),
+    },
+}
+
+
+def time_records(
+    trace: Trace, plan: Plan, machine: Machine, compute_alone: float, communication_alone: float
+) -> dict[str, object]:
+    """The account and the stages of a run, as --json has them. The yardsticks are microseconds."""
+    return {
+        "account": account_record(account(trace, plan, machine, compute_alone, communication_alone)),
+        "stages": [stage_record(use) for use in stage_uses(trace)],
+    }
+
+
+def account_record(found: Account) -> dict[str, object]:
+    """What --json says of an account."""
+    parts = [{"name": part.name, "time_us": part.time} for part in found.parts]
+    return {"rank": found.rank, "side": found.side, "time_us": found.time, "parts": parts}
+
+
+def stage_record(use: StageUse) -> dict[str, object]:
+    """What --json says of a stage."""
+    return {
+        "stage": use.name,
+        "kind": use.kind,
+        "place": use.place,
+        "works": use.works,
+        "ranks": use.ranks,
+        "start_us": use.start,
+        "stop_us": use.stop,
+        "busy_us": use.busy,
+        "waited_us": use.waited,
+        "bytes": use.bytes,
+        "flops": use.flops,
+    }
+
+
+def lost_words(found: Account) -> str:
+    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs, on rank 0, which ends last`."""
+    words = WORDS[found.side]
+    lost: Sequence[str] = [
+        f"{words[part.name][0]} {'−' if part.time < 0 else ''}{show_time(abs(part.time))}"
+        for part in found.parts
+        if part.name != "ideal" and abs(part.time) >= found.time / 1000
+    ]
+    return f"{', '.join(lost)}; on rank {found.rank}, which ends last" if lost else "nothing"
