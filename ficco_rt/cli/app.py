@@ -455,6 +455,24 @@ def report(**options: Any) -> int:
     return report(**options)
 
 
+@ficco.command("watch", short_help="Prove and model a schedule again whenever it is saved.", no_args_is_help=True)
+@click.argument("target", metavar="SCHEDULE", shell_complete=_schedules)
+@_gpus("8")
+@_set
+@_machine
+@click.option(
+    "--output", "-o", metavar="FILE.html", help="Write a report page, too, which reloads itself.  [default: none]"
+)
+def watch(**options: Any) -> int:
+    """Prove a schedule, check its plan and model a run, now and whenever its file is saved, until Ctrl-C.
+
+    A wrong schedule is answered with its messages, and the next save has its turn.
+    """
+    from .watch import watch
+
+    return watch(**options)
+
+
 @ficco.command("explore", short_help="Model many schedules on many sizes and machines.", no_args_is_help=True)
 @click.argument("target", metavar="OPERATION|TABLE", shell_complete=_explored)
 @click.option(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..exec.executor import Executor
 
 
-def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
+def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
     """The modelled run: no data is moved, only times are computed."""
     with progress.step("modelling the run"):
         from ..compiler import compilation
@@ -36,8 +36,8 @@ def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
         devices="",
         graph=False,
         plan_hash=content_hash(job.plan),
-        seed=options.seed,
-        order=options.order,
+        seed=seed,
+        order=None,
         verification=None,
         trace=trace,
         times=(trace.duration,),

@@ -55,7 +55,7 @@ def run(options: Options) -> int:
     order = _order(options.order, job)
     warn(job.warnings, job.texts)
     if backend == "sim":
-        result = modelled_run(job, options, progress)
+        result = modelled_run(job, options.seed, progress)
     else:
         result = real_runs(job, options, backend, order or "fifo", progress)
     result = write_outputs(result, options, progress)

@@ -153,7 +153,7 @@ def test_a_run_without_a_trace_has_a_page(folder: Path, capsys: pytest.CaptureFi
     page = read(folder, "facts.html")
     assert "✓ Numbers integers equal; random data off by" in page.text("glance")
     assert "holds no trace; ficco-run --trace FILE.json writes one." in page.text("timeline")
-    assert page.data == {"runs": [None]}
+    assert page.data == {"runs": [None], "watched": False}
 
 
 def test_a_measured_run_stands_beside_its_model(folder: Path) -> None:

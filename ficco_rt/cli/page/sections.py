@@ -227,7 +227,8 @@ def stages(run: PageRun) -> str:
 
 
 def _rate(amount: str, rate: float, unit: str) -> str:
-    return f"{amount}<small>{rate:.3g} {unit}</small>" if rate else ""
+    shown = f"{rate:.0f}" if rate >= 99.5 else f"{rate:.3g}"
+    return f"{amount}<small>{shown} {unit}</small>" if rate else ""
 
 
 def _beside(busy: float, modelled: Facts | None) -> list[str]:
@@ -249,7 +250,7 @@ def against_model(run: PageRun) -> str:
             other = theirs.get(part["name"])
             shown = "" if other is None else signed_time(other)
             rows.append([words[part["name"]][0], signed_time(part["time_us"]), shown])
-    note = "The ideal beside the measured run is measured; the model's is modelled."
+    note = f"The ideal of the measured run is {run.facts['yardsticks'] if run.facts else 'modelled'}."
     return f"{table(['', 'measured', 'modelled'], rows, {1, 2})}<p class='note'>{note}</p>"
 
 

@@ -379,6 +379,19 @@ const nextTheme = () => setTheme(THEMES[(THEMES.indexOf(root.dataset.theme || "s
 themeButton.addEventListener("click", nextTheme);
 document.addEventListener("keydown", (event) => { if (event.key === "t" && !event.ctrlKey && !event.metaKey && !event.altKey) nextTheme(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", readTheme);
-const asked = new URLSearchParams(location.hash.slice(1)).get("theme"); // report.html#theme=dark
-setTheme(THEMES.includes(asked) ? asked : "system");
+// report.html#theme=dark&from=100&to=120: the theme, and a window in microseconds
+const asked = new URLSearchParams(location.hash.slice(1));
+setTheme(THEMES.includes(asked.get("theme")) ? asked.get("theme") : "system");
+if (Number(asked.get("to")) > Number(asked.get("from"))) {
+  view.from = Math.max(0, Number(asked.get("from")));
+  view.to = Math.max(view.from + 1e-3, Math.min(longest, Number(asked.get("to"))));
+}
 for (const place of document.querySelectorAll(".timeline")) timeline(place, data.runs[place.dataset.run], view);
+// `ficco watch` writes the page again: it reloads itself with the same theme and window, unless somebody points at it
+if (data.watched) setInterval(() => {
+  if (card.style.display === "block") return;
+  const kept = new URLSearchParams({ theme: root.dataset.theme || "system" });
+  if (view.to - view.from < view.total) { kept.set("from", view.from); kept.set("to", view.to); }
+  history.replaceState(null, "", "#" + kept);
+  location.reload();
+}, 1500);

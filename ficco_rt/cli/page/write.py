@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
@@ -12,7 +13,7 @@ from ... import __version__
 from ...files import PAGE, check_outputs, write_atomic
 from ...trace import Trace
 from ..common import count
-from ..drawing import about, show_time
+from ..drawing import about, plain, show_time
 from . import sections
 from .lanes import lanes
 from .runs import PageRun, of_run, read_run
@@ -28,14 +29,26 @@ def report(runs: tuple[str, ...], output: str) -> int:
     return 0
 
 
-def page(runs: Sequence[PageRun]) -> str:
-    """The page. The same runs give the same bytes."""
-    first, single = runs[0], len(runs) == 1
-    title = first.schedule if single else " · ".join(dict.fromkeys(run.schedule for run in runs))
-    made = [] if single else _several(runs)
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A page that is written again whenever a file is saved, and reloads itself. `wrong`: what the newest text is
+    answered with; the runs are of the last one that was right."""
+
+    file: str
+    at: str  # time of day
+    wrong: str | None
+
+
+def page(runs: Sequence[PageRun], watched: Watched | None = None) -> str:
+    """The page. The same runs give the same bytes. Only a watched page may have no run yet."""
+    single = len(runs) == 1
+    title = " · ".join(dict.fromkeys(run.schedule for run in runs)) or (watched.file if watched else "")
+    made = _wrong(watched) if watched is not None and watched.wrong is not None else []
+    made += _several(runs) if len(runs) > 1 else []
     for number, run in enumerate(runs):
         made += _run(run, number, single)
-    data = {"runs": [None if run.trace is None else lanes(run.trace) for run in runs]}
+    drawn = [None if run.trace is None else lanes(run.trace) for run in runs]
+    data = {"runs": drawn, "watched": watched is not None}
     # `<` would let a label of a trace end the script
     payload = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     text = _part("report.html")
@@ -43,8 +56,8 @@ def page(runs: Sequence[PageRun]) -> str:
         ("@STYLE@", _part("report.css")),
         ("@SCRIPT@", _part("timeline.js")),
         ("@TITLE@", _markup(title)),
-        ("@LENGTH@", show_time(first.time) if single else f"{len(runs)} runs"),
-        ("@ABOUT@", _markup(_about(runs))),
+        ("@LENGTH@", show_time(runs[0].time) if single else count(len(runs), "run") if runs else "wrong"),
+        ("@ABOUT@", _markup(_about(runs) + (f" · watched, {watched.at}" if watched is not None else ""))),
         ("@VERSION@", __version__),
         ("@SECTIONS@", "\n".join(made).replace("@", "&#64;")),
         ("@DATA@", payload),  # last, so that nothing in it is replaced again
@@ -56,6 +69,12 @@ def page(runs: Sequence[PageRun]) -> str:
 def timeline_page(trace: Trace) -> str:
     """The page of a trace of which nothing else is known."""
     return page([of_run("", None, trace)])
+
+
+def _wrong(watched: Watched) -> list[str]:
+    """The messages that answer a wrong schedule, above what was right before."""
+    words = f"<pre class='bad'>{escape(plain(watched.wrong or ''))}</pre>"
+    return [_section("wrong", f"{watched.file} is wrong; what was right before stands below", words)]
 
 
 def _several(runs: Sequence[PageRun]) -> list[str]:
@@ -89,7 +108,7 @@ def _section(name: str, title: str, content: str) -> str:
 
 
 def _about(runs: Sequence[PageRun]) -> str:
-    if len(runs) > 1:
+    if len(runs) != 1:
         return "; ".join(dict.fromkeys(f"{sections.ranks_of(run)}, {sections.whose(run)}" for run in runs))
     (run,) = runs
     if run.trace is not None:
