@@ -473,6 +473,15 @@ def watch(**options: Any) -> int:
     return watch(**options)
 
 
+@ficco.command("schema", short_help="Show the JSON Schema of what a command prints with --json.")
+@click.argument("name", required=False, metavar="[NAME]")
+def schema(name: str | None) -> int:
+    """Print the JSON Schema of what a command prints with --json: run, check, choose, … Without a name, list them."""
+    from .schema import show_schema
+
+    return show_schema(name)
+
+
 @ficco.command("explore", short_help="Model many schedules on many sizes and machines.", no_args_is_help=True)
 @click.argument("target", metavar="OPERATION|TABLE", shell_complete=_explored)
 @click.option(

@@ -21,6 +21,7 @@ from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace import Arrow, Trace
 from tests import cases
 from tests.mock.standin import StandIn
+from tests.schemas import hold
 
 SIZES = ("--set", "M=64", "--set", "N=64", "--set", "K=64", "--set", "T=fp32")
 SETTINGS: dict[str, Any] = {"M": 64, "N": 64, "K": 64, "T": "fp32"}
@@ -55,6 +56,7 @@ def run(library: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         assert not library.violations()
         found = json.loads(out)
         assert isinstance(found, dict)
+        hold("run" if "time_ms" in found else "error", found)
         return found | {"err": err}
 
     return run

@@ -20,6 +20,7 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.sim.simulate import simulate
+from tests.schemas import hold
 
 
 class Modelled:
@@ -96,6 +97,7 @@ def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:
     assert "copy time" in text
     assert "a GEMM beside copies" in text or "copies beside a GEMM" in text
     record = json.loads(json.dumps(command.record(series, machine, base)))
+    hold("calibrate", record)
     assert record["constants"]["copy_time"]["unit"] == "µs"
     assert len(record["probes"]) == len(series)
 
