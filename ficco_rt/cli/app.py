@@ -169,6 +169,11 @@ _run_options = _options(
         help="On GPUs, measure serial and ideal in turn with the timed runs, or have them modelled.  "
         "[default: --baselines]",
     ),
+    click.option(
+        "--exact",
+        is_flag=True,
+        help="Verify on integers alone, which nothing rounds: results must be equal.  [default: random data, too]",
+    ),
     click.option("--no-verify", is_flag=True, help="Do not compare the result with a reference."),
     click.option(
         "--seed",
@@ -455,7 +460,9 @@ def report(**options: Any) -> int:
     return report(**options)
 
 
-@ficco.command("watch", short_help="Prove and model a schedule again whenever it is saved.", no_args_is_help=True)
+@ficco.command(
+    "watch", short_help="Prove and model a schedule again whenever it is saved.", epilog=_EXITS, no_args_is_help=True
+)
 @click.argument("target", metavar="SCHEDULE", shell_complete=_schedules)
 @_gpus("8")
 @_set

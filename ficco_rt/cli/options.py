@@ -25,6 +25,7 @@ class Options:
     iters: int | None
     warmup: int
     baselines: bool
+    exact: bool
     no_verify: bool
     seed: int
     trace: str | None

@@ -95,6 +95,7 @@ def record(result: Result) -> dict[str, object]:
     compared = result.verification  # None, too, where nothing is claimed: nothing was verified then
     if compared is not None and compared.rel_err is None:
         compared = None
+    rounded = compared is not None and compared.alone != "exact"  # whether random data were compared
     facts: dict[str, object] = {
         "schedule": plan.schedule,
         "path": job.path,
@@ -114,8 +115,8 @@ def record(result: Result) -> dict[str, object]:
         "why": reasons(job),
         "warnings": [diagnostic_record(d) for d in job.warnings],
         "unproven": job.unproven,
-        "rel_err": compared.rel_err if compared else None,
-        "tolerance": compared.tolerance if compared else None,
+        "rel_err": compared.rel_err if rounded and compared else None,
+        "tolerance": compared.tolerance if rounded and compared else None,
         "seed": result.seed,
         "order": result.order,
         "iters": len(result.times),
@@ -261,7 +262,9 @@ def _numbers(result: Result, style: Style) -> str:
     else:
         integers = "integers equal" if found.integers else "integers DIFFER"
         normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"
-        if not found.rel_err and not found.tolerance:
+        if found.alone == "exact":
+            normal = "random data not run"
+        elif not found.rel_err and not found.tolerance:
             normal = "random data equal"
         words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
     unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""

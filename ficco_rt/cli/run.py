@@ -39,6 +39,9 @@ def run(options: Options) -> int:
         )
     if options.backend == "sim" and (options.iters is not None or options.warmup):
         raise UsageError("--iters and --warmup repeat a run, and sim runs nothing: its times are the same every time")
+    if options.exact and (options.no_verify or options.backend == "sim"):
+        other = "--no-verify compares nothing" if options.no_verify else "sim runs nothing"
+        raise UsageError(f"--exact says on what a run is verified, and {other}")
     if options.backend == "sim" and options.order is not None:
         raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
     _order(options.order)  # before the long work; only the plan can say whether the stream exists

@@ -16,6 +16,7 @@ from ficco_rt.errors import DeviceError
 from ficco_rt.machine.profiles import profile
 from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 
+UNCLAIMED = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
 FIELDS = [
     "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
     "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
@@ -98,6 +99,32 @@ def test_iterations_and_no_verification(run: Callable[..., Ending], here: Path) 
     text = run(*words).out
     assert " not measured, median of 3 runs\n" in text
     assert "  numbers  not verified (--no-verify)\n" in run(*words, "--no-verify").out
+
+
+def test_integers_alone(run: Callable[..., Ending], here: Path) -> None:
+    words = ["ficco-run", "good.ficco", "--gpus", "2", "--exact"]
+    assert "  numbers  correct: integers equal, random data not run\n" in run(*words).out
+    facts = run(*words, "--json").record
+    assert [facts[name] for name in ("verified", "integers", "rel_err", "tolerance")] == [True, True, None, None]
+    for option, why in (("--no-verify", "--no-verify compares nothing"), ("--backend=sim", "sim runs nothing")):
+        ending = run(*words, option)
+        assert ending.code == 2
+        assert ending.err == f"ficco-run: --exact says on what a run is verified, and {why}\n"
+
+
+def test_wrong_integers_alone(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ficco_rt.exec import verify
+
+    monkeypatch.setattr(verify, "_same_projected", lambda *_: False)
+    worst = verify.Worst("C", 1, (2, 3), 5.0, 6.0)
+    monkeypatch.setattr(verify, "_worst", lambda *_: (1.0, worst, 8.0))
+    ending = run("ficco-run", "good.ficco", "--gpus", "2", "--exact")
+    assert ending.code == 4
+    assert "  numbers  WRONG: integers DIFFER, random data not run\n" in ending.out
+    assert "C of rank 1, rows 2, columns 3: 5, wanted 6 (on integers that nothing rounds, seed 0)" in ending.err
+    # nothing is claimed, so there is nothing that integers could be held to
+    (here / "un.ficco").write_text(UNCLAIMED)
+    assert "  numbers  not verified: nothing is claimed" in run("ficco-run", "un.ficco", "--gpus", "2", "--exact").out
 
 
 def test_a_stored_plan_runs_like_its_schedule(run: Callable[..., Ending], here: Path) -> None:
@@ -282,8 +309,7 @@ def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkey
 
 
 def test_an_unproven_output_is_named_everywhere(run: Callable[..., Ending], here: Path) -> None:
-    text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
-    (here / "un.ficco").write_text(text)
+    (here / "un.ficco").write_text(UNCLAIMED)
     ending = run("ficco-run", "un.ficco", "--gpus", "2")
     assert ending.code == 0
     assert "UNPROVEN: nothing says what C must hold\n" in ending.out

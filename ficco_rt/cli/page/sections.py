@@ -109,6 +109,8 @@ def _numbers(facts: Facts) -> tuple[bool | None, str]:
     if not verified:
         error = facts.get("error")
         return False, str(error.get("message")) if isinstance(error, Mapping) else "wrong"
+    if facts.get("rel_err") is None:
+        return True, "integers equal; random data not run (--exact)"
     off = f"off by {_short(facts.get('rel_err'))} of {_short(facts.get('tolerance'))} allowed"
     return True, f"integers equal; random data {off}"
 
