@@ -16,6 +16,7 @@ import pytest
 
 from ficco_rt.cli.drawing import _FAMILIES
 from ficco_rt.cli.main import execute
+from tools import report_shots
 
 PAGE = Path(__file__).resolve().parents[2] / "ficco_rt" / "cli" / "page"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -325,6 +326,15 @@ def test_colours_hold_in_both_themes() -> None:
 
 
 # ---------------------------------------------------------------- in a browser
+
+
+def test_pictures_need_a_browser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report_shots.shutil, "which", lambda _: None)
+    assert report_shots.main([str(tmp_path / "shots")]) == 3
+    assert "there is no Chromium; on Debian: apt-get install chromium" in capsys.readouterr().err
+    assert not (tmp_path / "shots").exists()
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node here to read JavaScript")

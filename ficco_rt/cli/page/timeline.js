@@ -12,6 +12,7 @@ const theme = { stamp: 0 };
 
 const time = (us) => us === 0 ? "0 µs" : us < 0.9995 ? (us * 1e3).toPrecision(3) + " ns"
   : us < 999.5 ? us.toPrecision(3) + " µs" : us < 999.5e3 ? (us / 1e3).toPrecision(3) + " ms" : (us / 1e6).toPrecision(3) + " s";
+const figure = (n) => n >= 99.5 ? n.toFixed(0) : n.toPrecision(3);
 const exact = (us) => us.toFixed(2) + " µs";
 function scaled(n, base, units) {
   let i = 0;
@@ -225,7 +226,10 @@ function timeline(root, run, view) {
       dt.textContent = name; dd.textContent = words;
       list.append(dt, dd);
     };
-    const lane = run.lanes[s[LANE]], per = (n, unit) => s[LENGTH] ? " at " + (n / s[LENGTH]).toPrecision(3) + unit : "";
+    const lane = run.lanes[s[LANE]];
+    // works inside a launch share its multiprocessors: their own rates would mislead
+    const inside = s[STAGE] >= 0 && lane.spans.some((w) => w[STAGE] === WHOLE && w[START] <= s[START] && stop(w) >= stop(s));
+    const per = (n, unit) => s[LENGTH] && !inside ? " at " + figure(n / s[LENGTH]) + unit : "";
     const some = (those) => those.slice(0, 3).map((o) => run.texts[o[LABEL]] + " on rank " + run.lanes[o[LANE]].rank).join("; ")
       + (those.length > 3 ? "; and " + (those.length - 3) + " more" : "");
     say("where", "rank " + lane.rank + ", " + lane.name);
