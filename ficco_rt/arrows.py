@@ -1,15 +1,17 @@
-"""Which span of a trace waited for which: the events and flags of a plan, laid over the spans of one of its runs.
+"""Which span of a trace waited for which: the events and flags of a plan, laid over the spans of one of its runs. And
+the critical path: the chain of spans that set the run's time.
 
 Order within a stream needs no arrow: it is the order of the lane.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from .plan.ir import Command, Launch, Plan, Signal, Stream
-from .trace import Arrow, Trace
+from .trace import NO_WORK, Arrow, Trace, base_name
 
 Key: TypeAlias = tuple[int, int]  # of what was done: its stream, and its op in the plan
 Raiser: TypeAlias = tuple[tuple[Key, ...], tuple[Signal, ...]]  # what a signal tells of: works, or signals before it
@@ -79,3 +81,52 @@ def _spans_by_key(trace: Trace) -> Mapping[Key, list[int]]:
             for op in span.ops:
                 found.setdefault((span.stream, op), []).append(number)
     return {**whole, **own}
+
+
+# ---------------------------------------------------------------- the critical path
+
+_SAME = 1e-3  # microseconds: a work that begins so much before another one ends may still have waited for it
+
+
+def critical_path(trace: Trace) -> tuple[int, ...]:
+    """The places of its spans in the trace, the first one first.
+
+    The last span of the run is on the path. Before each span stands one of those that it waited for, or of those that
+    had ended on its stream: the one that ended last. Only works are on the path, no waits and no launches as a whole
+    whose works are told.
+    """
+    spans = trace.spans
+    works = [n for n, span in enumerate(spans) if span.kind not in NO_WORK]
+    if not works:
+        return ()
+    lanes: dict[int, list[int]] = {}
+    for number in sorted(works, key=lambda n: (spans[n].stop, n)):
+        lanes.setdefault(spans[number].stream, []).append(number)
+    stops = {stream: [spans[n].stop for n in numbers] for stream, numbers in lanes.items()}
+    before: dict[int, list[int]] = {}
+    for arrow in trace.arrows:
+        if spans[arrow.before].kind not in NO_WORK:
+            before.setdefault(arrow.after, []).append(arrow.before)
+    found = [max(works, key=lambda n: (spans[n].stop, -n))]
+    seen = set(found)
+    while True:
+        span = spans[found[-1]]
+        ended = bisect_right(stops[span.stream], span.start + _SAME)
+        own = next((n for n in reversed(lanes[span.stream][:ended]) if n not in seen), None)
+        ahead = [n for n in (*before.get(found[-1], ()), *([] if own is None else [own])) if n not in seen]
+        if not ahead:
+            return tuple(reversed(found))
+        found.append(max(ahead, key=lambda n: (spans[n].stop, -n)))
+        seen.add(found[-1])
+
+
+def path_times(trace: Trace) -> dict[str, float]:
+    """How much of the critical path is each stage's, in microseconds: of each span, what is after the span before it.
+    What is missing to the run's duration is between spans."""
+    times: dict[str, float] = {}
+    until = 0.0
+    for span in (trace.spans[number] for number in critical_path(trace)):
+        name = base_name(span.stage)
+        times[name] = times.get(name, 0.0) + max(0.0, span.stop - max(span.start, until))
+        until = max(until, span.stop)
+    return times

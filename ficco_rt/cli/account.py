@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ..account import Account, PartName, StageUse, account, stage_uses
+from ..arrows import arrows, path_times
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace import Trace
@@ -35,9 +37,11 @@ def time_records(
     trace: Trace, plan: Plan, machine: Machine, compute_alone: float, communication_alone: float
 ) -> dict[str, object]:
     """The account and the stages of a run, as --json has them. The yardsticks are microseconds."""
+    if not trace.arrows:
+        trace = replace(trace, arrows=arrows(plan, trace))
     return {
         "account": account_record(account(trace, plan, machine, compute_alone, communication_alone)),
-        "stages": [stage_record(use) for use in stage_uses(trace)],
+        "stages": stage_records(trace),
     }
 
 
@@ -47,8 +51,13 @@ def account_record(found: Account) -> dict[str, object]:
     return {"rank": found.rank, "side": found.side, "time_us": found.time, "parts": parts}
 
 
-def stage_record(use: StageUse) -> dict[str, object]:
-    """What --json says of a stage."""
+def stage_records(trace: Trace) -> list[dict[str, object]]:
+    """What --json says of the stages of a run whose trace has arrows."""
+    path = path_times(trace)
+    return [_stage_record(use, path.get(use.name, 0.0)) for use in stage_uses(trace)]
+
+
+def _stage_record(use: StageUse, path: float) -> dict[str, object]:
     return {
         "stage": use.name,
         "kind": use.kind,
@@ -59,6 +68,7 @@ def stage_record(use: StageUse) -> dict[str, object]:
         "stop_us": use.stop,
         "busy_us": use.busy,
         "waited_us": use.waited,
+        "path_us": path,
         "bytes": use.bytes,
         "flops": use.flops,
     }

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+import ficco_dsl
 import ficco_rt
-from ficco_rt.arrows import arrows
+from ficco_rt import library
+from ficco_rt.arrows import arrows, critical_path, path_times
 from ficco_rt.cli import tracefile
+from ficco_rt.compiler import build
 from ficco_rt.errors import UsageError
-from ficco_rt.plan.ir import Plan, Record, WaitEvent
+from ficco_rt.machine.profiles import chosen
+from ficco_rt.plan.ir import Launch, Plan, Record, WaitEvent
+from ficco_rt.plan.lower import lower
 from ficco_rt.sim.simulate import simulate
-from ficco_rt.trace import Arrow, Trace
+from ficco_rt.trace import NO_WORK, Arrow, Lane, Trace, TraceSpan
 from tests.unit.test_timeline import overlapped
 
 
@@ -66,6 +72,79 @@ def test_a_signal_tells_of_what_its_stream_had_waited_for() -> None:
     (arrow,) = arrows(replace(plan, streams=streams, events=plan.events + 2), trace)
     assert (trace.spans[arrow.before].stage, trace.spans[arrow.after].stage) == ("gather", "mm")
     assert trace.spans[arrow.before].rank == trace.spans[arrow.after].rank == 0
+
+
+# ---------------------------------------------------------------- the critical path
+
+
+def test_the_critical_path_goes_back_along_what_ended_last() -> None:
+    """Rank 1's product stood behind a sum and waited for two copies, of which rank 0's second one ended last."""
+
+    def span(rank: int, stream: int, kind: Any, start: float, stop: float, stage: str) -> TraceSpan:
+        return TraceSpan(rank, stream, kind, stage, stage, start, stop, "x:1")
+
+    spans = (
+        span(0, 0, "copy", 1, 5, "first"),
+        span(0, 0, "copy", 6, 12, "second[1]"),
+        span(1, 1, "copy", 1, 11, "other"),
+        span(1, 2, "reduce", 1, 10, "sum"),
+        span(1, 2, "wait", 10, 13, "mm"),
+        span(1, 2, "gemm", 13, 20, "mm"),
+        span(0, 3, "gemm", 1, 20, "equal"),
+    )
+    lanes = tuple(Lane(n, rank, str(n), "sm") for n, rank in enumerate((0, 1, 1, 0)))
+    trace = Trace("t", "m", "virtual", 2, lanes, spans, (Arrow(1, 5), Arrow(2, 5)))
+    assert critical_path(trace) == (0, 1, 5)
+    assert path_times(trace) == {"first": 4, "second": 6, "mm": 7}
+    assert critical_path(replace(trace, arrows=())) == (3, 5)
+    # a launch whose works are not told began before what it waits for inside: its time counts from there
+    early = replace(trace, spans=(*spans[:5], replace(spans[5], start=2), spans[6]))
+    assert path_times(early) == {"first": 4, "second": 6, "mm": 8}
+    assert critical_path(replace(trace, spans=spans[4:5], arrows=())) == ()
+
+
+@pytest.mark.parametrize("schedule", ["ag_gemm/serial", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/relay"])
+def test_a_path_is_no_longer_than_the_run(schedule: str) -> None:
+    _, trace = drawn(schedule, ranks=4)
+    path = [trace.spans[n] for n in critical_path(trace)]
+    assert path[-1].stop == trace.duration
+    assert all(before.stop <= after.stop for before, after in pairwise(path))
+    works = [span for span in trace.spans if span.kind not in NO_WORK]
+    assert path[0].start == min(span.start for span in works if span.stream == path[0].stream)
+    assert 0 < sum(path_times(trace).values()) <= trace.duration
+
+
+# ---------------------------------------------------------------- every dependency
+
+
+@pytest.mark.parametrize("schedule", ["ag_gemm/streamed", "gemm_rs/streamed", "ag_gemm/shard_ring", "gemm_rs/relay"])
+def test_arrows_and_streams_order_all_that_depends(schedule: str) -> None:
+    """Whatever an op depends on comes before it along streams and arrows."""
+    with library.find(schedule).open("rb") as file:
+        graph = build(ficco_dsl.parse_bytes(file.read(), schedule), 3, {"M": 96, "N": 48, "K": 48})
+    plan = lower(graph, chosen("h200-switch", 3))
+    trace = simulate(plan, plan.target)
+    trace = replace(trace, arrows=arrows(plan, trace))
+    before: dict[int, set[int]] = {}  # of each op, those straight before it
+    for arrow in trace.arrows:
+        for after in trace.spans[arrow.after].ops:
+            before.setdefault(after, set()).update(trace.spans[arrow.before].ops)
+    for stream in plan.streams:
+        done: set[int] = set()
+        for command in stream.commands:
+            ops = {part.op for part in command.parts}
+            for op in ops:
+                before.setdefault(op, set()).update(done - ops)
+            done |= ops
+            if isinstance(command, Launch) and command.streamed:  # its works have no order but flags
+                done -= ops
+    for op, dependencies in enumerate(graph.deps):
+        earlier, ahead = set(), [op]
+        while ahead:
+            found = before.get(ahead.pop(), set()) - earlier
+            earlier |= found
+            ahead += found
+        assert {dependency.before for dependency in dependencies} <= earlier | {op}, graph.ops[op]
 
 
 # ---------------------------------------------------------------- in trace files

@@ -362,7 +362,7 @@ told.parts = [part()];
 for (const name of ["Enter", "0", "+"]) { key(name); told.parts.push(part()); }
 key("Escape"); told.none = document.getElementById("card").style.display;
 legend.click(); told.pressed = legend.getAttribute("aria-pressed");
-key("0");
+key("0"); key("c"); told.path = document.querySelector(".keys button:last-of-type").getAttribute("aria-pressed");
 const at = canvas.getBoundingClientRect();
 canvas.dispatchEvent(new PointerEvent("pointermove", { clientX: at.left + 400, clientY: at.top + 42 }));
 told.hover = shown(); told.over = document.getElementById("card").style.display;
@@ -390,7 +390,7 @@ def test_in_a_browser(folder: Path) -> None:
     assert told["width"] > 800
     assert told["height"] > 100
     assert told["colours"] > 4
-    assert told["legend"] == ["gather", "own", "rest", "waiting", "→ all arrows"]
+    assert told["legend"] == ["gather", "own", "rest", "waiting", "→ all arrows", "critical path"]
     assert (told["page"], told["dark"], told["toggle"]) == ("rgb(255, 255, 255)", "rgb(18, 22, 28)", "theme: dark")
     assert "rank 0, dma" in told["first"]
     assert "waited on by" in told["first"]
@@ -400,6 +400,6 @@ def test_in_a_browser(folder: Path) -> None:
     assert "rank 0, compute" in told["below"]
     assert told["parts"] == [False, True, False, True]
     assert told["none"] == "none"
-    assert told["pressed"] == "true"
+    assert (told["pressed"], told["path"]) == ("true", "true")
     assert "rank 0, dma" in told["hover"]
     assert told["over"] == "block"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...arrows import critical_path
 from ...trace import NO_WORK, SpanKind, Trace, TraceSpan, base_name
 from ..drawing import WHOLE, stack, stage_colours
 
@@ -48,5 +49,6 @@ def lanes(trace: Trace) -> dict[str, object]:
         "whole": [WHOLE.name, WHOLE.colour] if any(span.kind == "launch" for span in trace.spans) else None,
         "texts": list(texts),
         "spans": records,
+        "path": [place[number] for number in critical_path(trace)],
         "arrows": [[place[arrow.before], place[arrow.after]] for arrow in trace.arrows],
     }

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...account import stage_uses
 from ...errors import UsageError
 from ...files import read_text
 from ...trace import Trace
 from .. import tracefile
-from ..account import WORDS, stage_record
+from ..account import WORDS, stage_records
 from ..drawing import clean, plain
 
 Facts = Mapping[str, Any]
@@ -20,7 +19,7 @@ Facts = Mapping[str, Any]
 # The facts that a page computes with or branches on; all others are shown as they are, or left out.
 _TEXTS = ("schedule", "title", "path", "backend", "devices", "machine", "clock", "yardsticks", "plan_hash", "version")
 _NUMBERS = ("time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms", "compute_alone_ms")
-_TIMES = ("start_us", "stop_us", "busy_us", "waited_us", "bytes", "flops", "works", "ranks")
+_TIMES = ("start_us", "stop_us", "busy_us", "waited_us", "path_us", "bytes", "flops", "works", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class PageRun:
     def stages(self) -> Sequence[Facts]:
         if self.facts is not None and "stages" in self.facts:
             return list(self.facts["stages"])
-        return [stage_record(use) for use in stage_uses(self.trace)] if self.trace is not None else []
+        return stage_records(self.trace) if self.trace is not None else []
 
     @property
     def account(self) -> Facts | None:

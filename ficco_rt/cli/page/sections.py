@@ -203,7 +203,7 @@ def stages(run: PageRun) -> str:
     if not run.stages:
         return ""
     modelled = {s["stage"]: s for s in run.modelled["stages"]} if run.modelled is not None else {}
-    head = ["stage", "does", "works", "from – to", "busy", "of the run", "waited", "moves", "computes"]
+    head = ["stage", "does", "works", "from – to", "busy", "of the run", "on the path", "waited", "moves", "computes"]
     head += ["model's busy", "measured ÷ model"] if modelled else []
     rows = []
     for stage in run.stages:
@@ -215,6 +215,7 @@ def stages(run: PageRun) -> str:
             f"{show_time(stage['start_us'])} – {show_time(stage['stop_us'])}",
             show_time(busy),
             _percent(busy / run.time) if run.time else "",
+            show_time(stage["path_us"]),
             show_time(stage["waited_us"]) if stage["waited_us"] else "",
             _rate(show_bytes(stage["bytes"]), stage["bytes"] / ranks / busy / 1e3 if busy else 0.0, "GB/s"),
             _rate(show_flops(stage["flops"]), stage["flops"] / ranks / busy / 1e6 if busy else 0.0, "TFLOP/s"),
@@ -222,10 +223,11 @@ def stages(run: PageRun) -> str:
         if modelled:
             row += _beside(busy, modelled.get(stage["stage"]))
         rows.append(row)
-    note = (
-        "Busy: at least one work of the stage was under way, the mean over its ranks. Rates are of one rank while busy."
-    )
-    return f"{table(head, rows, set(range(2, 11)), escaped=True)}<p class='note'>{note}</p>"
+    note = "Busy: at least one work of the stage is under way, the mean over its ranks. Rates: one rank's while busy. "
+    note += "On the path: of the critical path, the chain of works that set the run's time. "
+    between = (run.trace.duration if run.trace is not None else run.time) - sum(s["path_us"] for s in run.stages)
+    note += f"Between the works of the path are {show_time(max(0.0, between))}: launches, signals, collectives' waits."
+    return f"{table(head, rows, set(range(2, 12)), escaped=True)}<p class='note'>{note}</p>"
 
 
 def _rate(amount: str, rate: float, unit: str) -> str:

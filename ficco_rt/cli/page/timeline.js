@@ -57,6 +57,9 @@ function timeline(root, run, view) {
     before.get(spans[b]).push(spans[a]); after.get(spans[a]).push(spans[b]);
   }
 
+  const path = new Set(run.path.map((i) => spans[i]));
+  let pathOnly = false;
+
   const width = () => canvas.clientWidth;
   const plot = () => width() - LEFT - RIGHT;
   const xOf = (t) => LEFT + (t - view.from) / (view.to - view.from) * plot();
@@ -69,6 +72,7 @@ function timeline(root, run, view) {
     while (a < b) { const m = (a + b) >> 1; if (all[m][START] < goal) a = m + 1; else b = m; }
     return a;
   }
+  const dimmed = (s) => lit !== null && lit !== s[STAGE] || pathOnly && !path.has(s);
   function box(s) {
     const lane = run.lanes[s[LANE]], rows = Math.min(lane.rows, 8), h = lane.h / rows;
     return [lane.y + Math.min(s[ROW], rows - 1) * h, rows > 1 ? h - 1 : h];
@@ -139,7 +143,7 @@ function timeline(root, run, view) {
       const key = s[ROW] * 1000 + s[STAGE];
       if (wide < 0.6 && covered.get(key) >= b) continue;
       const [top, h] = box(s);
-      pen.globalAlpha = lit !== null && lit !== s[STAGE] ? 0.15 : 1;
+      pen.globalAlpha = dimmed(s) ? 0.15 : 1;
       pen.fillStyle = fill(s);
       const shown = wide < 3 ? Math.max(wide, 0.7) : wide - 0.9; // a hair between neighbours
       if (shown > 6 && h > 6) round(a, top, shown, h, 2.5); else pen.fillRect(a, top, shown, h);
@@ -153,7 +157,7 @@ function timeline(root, run, view) {
     pen.globalAlpha = 1;
   }
   function drawLabel(s, left, right, middle) {
-    if (right - left <= 16 || lit !== null && lit !== s[STAGE]) return;
+    if (right - left <= 16 || dimmed(s)) return;
     pen.font = "10.5px " + FONT; pen.textAlign = "center"; pen.textBaseline = "middle"; pen.fillStyle = "#fff";
     const peer = s[PEER] >= 0 ? "→" + s[PEER] : "";
     const words = [run.texts[s[LABEL]], (run.texts[s[STAGE_NAME]] + " " + peer).trim(), peer];
@@ -162,7 +166,11 @@ function timeline(root, run, view) {
   }
   function drawArrows() {
     pen.strokeStyle = pen.fillStyle = theme.arrow;
-    if (all && run.arrows.length) {
+    if (pathOnly) {
+      pen.lineWidth = 1.6;
+      run.path.slice(1).forEach((b, i) => arrow(spans[run.path[i]], spans[b], 5));
+      pen.lineWidth = 1;
+    } else if (all && run.arrows.length) {
       const shown = run.arrows.filter(([a, b]) => stop(spans[a]) >= view.from && spans[b][START] <= view.to).slice(0, MOST_ARROWS);
       pen.globalAlpha = chosen ? 0.12 : Math.max(0.12, Math.min(0.5, 40 / shown.length));
       for (const [a, b] of shown) arrow(spans[a], spans[b], 3.5);
@@ -313,7 +321,7 @@ function timeline(root, run, view) {
       "-": () => zoom(1.4, middle), s: () => zoom(1.4, middle), 0: () => show(0, view.total),
       n: () => choose(beside(1)), p: () => choose(beside(-1)), ArrowDown: () => choose(lane(1)), ArrowUp: () => choose(lane(-1)),
       "[": () => choose(last(before.get(chosen))), "]": () => choose(first(after.get(chosen))),
-      Enter: () => chosen && into(chosen), f: () => arrowsButton.click(), Escape: none,
+      Enter: () => chosen && into(chosen), f: () => arrowsButton.click(), c: () => pathButton.click(), Escape: none,
     }[event.key];
     if (doing) { doing(); event.preventDefault(); }
   });
@@ -347,6 +355,9 @@ function timeline(root, run, view) {
   arrowsButton.hidden = !run.arrows.length;
   arrowsButton.setAttribute("aria-pressed", String(all));
   arrowsButton.onclick = () => { all = !all; arrowsButton.setAttribute("aria-pressed", String(all)); redraw(); };
+  const pathButton = button("critical path", "the chain of works that set the run's time");
+  pathButton.hidden = !run.path.length;
+  pathButton.onclick = () => { pathOnly = !pathOnly; pathButton.setAttribute("aria-pressed", String(pathOnly)); redraw(); };
   const hint = document.createElement("span");
   hint.className = "hint";
   keys.append(hint);
