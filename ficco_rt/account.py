@@ -1,9 +1,10 @@
 """Where a run's time went, read from its trace: what each rank and each stage did, and what stands between the run and
 its ideal.
 
-A run cannot be faster than computing alone or moving alone, whichever is longer: that is the ideal, and it names the
-side that should have been busy all the time. The account takes the rank that ends last and tells each of its moments by
-that side: busy, held up by the other side, waiting, or none of these. So its parts add up to the trace's duration.
+A run cannot be faster than computing alone or moving alone, whichever is longer: that is the ideal. The account takes
+the rank that ends last, and of computing and moving the side that it was busy with for longer. Each moment of the rank
+is told by that side: busy, only the other side busy, waiting, or none of these. So the parts add up to the trace's
+duration.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from .trace import NO_WORK, Trace, TraceSpan, base_name
 
 COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
 MOVE_KINDS = frozenset(("copy", "collective"))
-_NEAR = 0.9  # of the ideal: copies that take less do not hold all that moves, and kernels store the rest
 
 Intervals: TypeAlias = list[tuple[float, float]]
 LongerSide: TypeAlias = Literal["computing", "moving"]
@@ -67,8 +67,9 @@ class Spent:
 class Account:
     """The time of the rank that ends last; the parts add up to `time`, microseconds.
 
-    ideal: the side's work alone. waves: multiprocessors without a tile in the last waves of GEMM launches, estimated
-    from tiles and blocks. slower: how much longer the side's work took otherwise, in pieces and beside the other side.
+    side: what the rank was busy with for longer. ideal: the longer of computing alone and moving alone. waves:
+    multiprocessors without a tile in the last waves of GEMM launches, estimated from tiles and blocks. slower: how much
+    longer than the ideal the side was busy otherwise, by smaller pieces, and beside the other side.
     exposed: the other side's work with none of this side's beside it. waiting: nothing but waits. launch: the rest:
     launches, signals, the run's begin and end.
     """
@@ -137,9 +138,9 @@ def account(trace: Trace, plan: Plan, machine: Machine, compute_alone: float, co
         ends[span.rank] = max(ends.get(span.rank, 0.0), span.stop)
     rank = max(ends, key=lambda r: (ends[r], -r), default=0)
     computing, moving = union(_spans(trace, rank, COMPUTE_KINDS)), union(_spans(trace, rank, MOVE_KINDS))
-    ideal, own, other, side = compute_alone, computing, moving, "computing"
-    if communication_alone > compute_alone and length(moving) >= _NEAR * communication_alone:
-        ideal, own, other, side = communication_alone, moving, computing, "moving"
+    side: LongerSide = "computing" if length(computing) >= length(moving) else "moving"
+    own, other = (computing, moving) if side == "computing" else (moving, computing)
+    ideal = max(compute_alone, communication_alone)
     worked = length(union(own + other))
     told = length(union(own + other + _spans(trace, rank, frozenset(("wait",)))))
     beyond = length(own) - ideal
@@ -153,7 +154,7 @@ def account(trace: Trace, plan: Plan, machine: Machine, compute_alone: float, co
         "launch": trace.duration - told,
     }
     made = tuple(Spent(name, time) for name, time in parts.items())
-    return Account(rank, "computing" if side == "computing" else "moving", trace.duration, made)
+    return Account(rank, side, trace.duration, made)
 
 
 def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
@@ -170,13 +171,14 @@ def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
 
 
 def idle(launch: DeviceLaunch) -> float:
-    """The share of a GEMM launch in which groups of blocks have no tile left: full waves, and one that is not. Works
+    """The share of a GEMM launch in which groups of blocks have no tile: full waves, and one that is not. Works
     that are made as one, along K, have their tiles once; the tiles of the last wave may be made in parts of K."""
     config, tiles = launch.config, 0
     for first, *_ in config.merged or tuple((i,) for i in range(len(launch.works))):
         rows, columns = launch.works[first].tiles or (0, 0)
         tiles += ceil(rows / max(1, config.cluster)) * columns
-    groups, parts = max(1, min(config.wave, config.blocks) if config.wave > 1 else config.blocks), config.split_k.tail
+    # `wave` of the plain kernels has no more groups than there are tiles
+    groups, parts = max(1, config.wave, launch.sms // max(1, config.cluster)), config.split_k.tail
     full, over = divmod(tiles, groups)
     waves = full + (ceil(over * parts / groups) / parts if over else 0)
     return 1 - tiles / groups / waves if waves else 0.0

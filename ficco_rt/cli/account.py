@@ -12,23 +12,23 @@ from ..plan.ir import Plan
 from ..trace import Trace
 from .drawing import show_time
 
-# What each part of an account is called, and what it means, by the side that the ideal is of.
+_OF_BOTH: Mapping[PartName, tuple[str, str]] = {
+    "ideal": ("ideal", "The longer of computing alone and moving alone."),
+    "waves": ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated)."),
+    "waiting": ("waiting", "Nothing but waits for other streams or ranks."),
+    "launch": ("launch", "Launches, signals, and the run's begin and end."),
+}
+# What each part of an account is called, and what it means, by the side that the account goes by.
 WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
     "computing": {
-        "ideal": ("ideal", "The products alone, at full rate."),
-        "waves": ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated)."),
-        "slower": ("slower computing", "Computing took longer than alone: smaller pieces, and copies beside it."),
+        **_OF_BOTH,
+        "slower": ("slower computing", "Computing took longer than the ideal: smaller pieces, and copies beside it."),
         "exposed": ("exposed communication", "Data moved and nothing computed."),
-        "waiting": ("waiting", "Nothing but waits for other streams or ranks."),
-        "launch": ("launch", "Launches, signals, and the run's begin and end."),
     },
     "moving": {
-        "ideal": ("ideal", "The bytes alone, at the rate of the busiest link."),
-        "waves": ("waves", "Counted where computing is the longer side."),
-        "slower": ("slower moving", "Moving took longer than alone: a cost for each copy, and shared links."),
+        **_OF_BOTH,
+        "slower": ("slower moving", "Moving took longer than the ideal: a cost for each copy, and shared links."),
         "exposed": ("exposed computing", "Computing ran and nothing moved."),
-        "waiting": ("waiting", "Nothing but waits for other streams or ranks."),
-        "launch": ("launch", "Launches, signals, and the run's begin and end."),
     },
 }
 
@@ -75,11 +75,16 @@ def _stage_record(use: StageUse, path: float) -> dict[str, object]:
 
 
 def lost_words(found: Account) -> str:
-    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs, on rank 0, which ends last`."""
+    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`."""
     words = WORDS[found.side]
     lost: Sequence[str] = [
-        f"{words[part.name][0]} {'−' if part.time < 0 else ''}{show_time(abs(part.time))}"
+        f"{part_name(words[part.name][0], part.time)} {show_time(abs(part.time))}"
         for part in found.parts
         if part.name != "ideal" and abs(part.time) >= found.time / 1000
     ]
     return f"{', '.join(lost)}; on rank {found.rank}, which ends last" if lost else "nothing"
+
+
+def part_name(words: str, time: float) -> str:
+    """`slower computing`, or `faster computing` of a time below 0."""
+    return words.replace("slower", "faster") if time < 0 else words

@@ -53,19 +53,25 @@ def test_every_moment_of_the_rank_that_ends_last_is_told_once() -> None:
     assert lost_words(found) == f"{words}; on rank 1, which ends last"
 
 
-def test_where_moving_is_longer_it_is_the_side_that_counts() -> None:
-    found = account(small(), PLAN, PLAN.target, 13.0, 14.0)
-    assert found.side == "moving"
-    assert {part.name: part.time for part in found.parts} == {
-        "ideal": 14.0,
-        "waves": 0.0,
-        "slower": 2.0,
-        "exposed": 12.0,  # products with no copy beside them: 12–22 and 24–26
-        "waiting": 2.0,
-        "launch": 2.0,
-    }
-    # where kernels store what moves, copies do not tell of it
-    assert account(small(), PLAN, PLAN.target, 13.0, 40.0).side == "computing"
+def test_the_side_is_what_the_rank_was_busy_with_for_longer() -> None:
+    """Whichever side the ideal is of: pieces may make the other one longer."""
+    trace = small()
+    longer = replace(trace, spans=(*trace.spans[:2], replace(trace.spans[2], start=23, stop=33), *trace.spans[3:]))
+    for alone in ((13.0, 14.0), (14.0, 5.0)):
+        found = account(longer, PLAN, PLAN.target, *alone)
+        assert found.side == "moving"
+        assert {part.name: part.time for part in found.parts} == {
+            "ideal": 14.0,
+            "waves": 0.0,
+            "slower": 6.0,
+            "exposed": 10.0,  # products with no copy beside them: 12–22
+            "waiting": 2.0,
+            "launch": 1.0,
+        }
+    assert lost_words(found).startswith("slower moving 6.00 µs, exposed computing 10.0 µs, ")
+    faster = account(trace, PLAN, PLAN.target, 5.0, 40.0)
+    assert faster.parts[2].time == -24.0
+    assert lost_words(faster).startswith("faster computing 24.0 µs, ")
 
 
 @pytest.mark.parametrize("schedule", ["ag_gemm/serial", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/serial"])
@@ -95,6 +101,9 @@ def test_a_last_wave_has_no_tiles_for_all() -> None:
     assert of(133, 1) == pytest.approx(1 - 133 / 264)
     assert of(133, 1, tail=4) == pytest.approx(1 - 133 / 132 / 1.25)  # the last tile in four parts at once
     assert of(66, 1) == pytest.approx(0.5)
+    assert of(8, 1, tail=8) == pytest.approx(1 - 64 / 132)  # 64 parts at once, and room for more
+    plain = replace(launch, config=replace(config, wave=2, blocks=2), works=(replace(work, tiles=(2, 1)),), sms=132)
+    assert idle(plain) == pytest.approx(1 - 2 / 132)
 
 
 def test_stages() -> None:

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from ...trace import Trace
-from ..account import WORDS
+from ..account import WORDS, part_name
 from ..common import join_words
 from ..drawing import show_bytes, show_flops, show_time
 from ..settings import show_value
@@ -168,12 +168,14 @@ def went(run: PageRun) -> str:
     rows = []
     for part in account["parts"]:
         name, meaning = words[part["name"]]
+        if part["name"] == "waves" and account["side"] == "moving":  # it is no part of moving
+            continue
         if part["time_us"] < 0:
-            name, meaning = name.replace("slower", "faster"), "The run beat its yardstick by this."
+            name, meaning = part_name(name, part["time_us"]), "The run beat the ideal by this."
         chip = f'<i class="part {part["name"]}"></i>{escape(name)}'
         shown = [signed_time(part["time_us"]), _percent(part["time_us"] / time), escape(meaning)]
         rows.append([chip, *shown])
-    note = f"Rank {account['rank']:g} ends last, and its time is told here. The longer side is {account['side']}."
+    note = f"Rank {account['rank']:g} ends last, and its time is told here, by {account['side']}, which took it longer."
     if run.measured:
         note += " These times are of the run with timestamps, which takes a little longer than the timed runs."
     head = ["part", "time", "of the run", "means"]
