@@ -12,23 +12,27 @@ from ..plan.ir import Plan
 from ..trace import Trace
 from .drawing import show_time
 
-_OF_BOTH: Mapping[PartName, tuple[str, str]] = {
-    "ideal": ("ideal", "The longer of computing alone and moving alone."),
-    "waves": ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated)."),
-    "waiting": ("waiting", "Nothing but waits for other streams or ranks."),
-    "launch": ("launch", "Launches, signals, and the run's begin and end."),
-}
+_IDEAL = ("ideal", "The longer of computing alone and moving alone.")
+_WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated).")
+_WAITING = ("waiting", "Nothing but waits for other streams or ranks.")
+_LAUNCH = ("launch", "Launches, signals, and the run's begin and end.")
 # What each part of an account is called, and what it means, by the side that the account goes by.
 WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
     "computing": {
-        **_OF_BOTH,
+        "ideal": _IDEAL,
+        "waves": _WAVES,
         "slower": ("slower computing", "Computing took longer than the ideal: smaller pieces, and copies beside it."),
         "exposed": ("exposed communication", "Data moved and nothing computed."),
+        "waiting": _WAITING,
+        "launch": _LAUNCH,
     },
     "moving": {
-        **_OF_BOTH,
+        "ideal": _IDEAL,
+        "waves": _WAVES,
         "slower": ("slower moving", "Moving took longer than the ideal: a cost for each copy, and shared links."),
         "exposed": ("exposed computing", "Computing ran and nothing moved."),
+        "waiting": _WAITING,
+        "launch": _LAUNCH,
     },
 }
 

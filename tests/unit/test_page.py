@@ -134,6 +134,8 @@ def test_runs_stand_side_by_side(folder: Path) -> None:
     assert "A · ag_gemm_serial B · ag_gemm_hetero_fused_1d" in text
     assert re.search(r"A's time ÷ time 1\.00× \d\.\d\d×", text)
     assert len(page.data["runs"]) == 2
+    parts = r"ideal \S+ µs \S+ µs .*slower moving .*exposed computing .*launch \S+ µs \S+ µs times are"
+    assert re.search(parts, text)  # the serial run goes by moving, the other one by computing
     differs = [line for line in page.source.split("<tr") if line.startswith(" class=differs")]
     assert len(differs) == 1
     assert "chunks" in differs[0]
@@ -174,6 +176,23 @@ def test_a_measured_run_stands_beside_its_model(folder: Path) -> None:
     assert page.text("stages").count(" 2.00") == 3
     assert "measured on h200-switch; median of 3 runs" in page.text("glance")
     assert "the run with timestamps" in page.text("went")
+
+
+def test_facts_of_older_versions_have_a_page(folder: Path) -> None:
+    """They have no account and no stages; those of the trace stand in for these."""
+    data = json.loads((folder / "fused.json").read_text())
+    for name in ("account", "stages", "modelled", "why", "warnings"):
+        del data["otherData"]["run"][name]
+    (folder / "old.json").write_text(json.dumps(data))
+    (folder / "bare.json").write_text(json.dumps(data["otherData"]["run"]))
+    files = [str(folder / f"{name}.json") for name in ("old", "bare", "serial")]
+    assert execute("ficco", ["report", files[0], "-o", str(folder / "old.html")]) == 0
+    assert execute("ficco", ["report", *files, "-o", str(folder / "olds.html")]) == 0
+    page = read(folder, "old.html")
+    assert page.titles[1:] == ["At a glance", "Timeline", "Stages", "What ran, and why"]
+    assert page.text("stages") == read(folder, "fused.html").text("stages")
+    assert "stages-0" in read(folder, "olds.html").texts
+    assert "stages-1" not in read(folder, "olds.html").texts
 
 
 EVIL = "</script><script>alert(1)</script><b onmouseover=x>&@DATA@\x1b]0;x"

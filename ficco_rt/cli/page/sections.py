@@ -306,15 +306,16 @@ def _gain(run: PageRun) -> str:
 
 
 def _parts(runs: Sequence[PageRun]) -> list[list[str]]:
-    """A row for each part of the accounts."""
-    sides = {run.account["side"] for run in runs if run.account is not None}
-    if len(sides) != 1:  # their parts mean different things
-        return []
-    (side,) = sides
-    found = [{p["name"]: p["time_us"] for p in run.account["parts"]} if run.account is not None else {} for run in runs]
+    """A row for each part of the accounts, which may go by different sides."""
+    found: list[dict[str, float]] = []
+    for run in runs:
+        account = run.account or {"parts": [], "side": "computing"}
+        words = WORDS[account["side"]]
+        found.append({words[part["name"]][0]: part["time_us"] for part in account["parts"]})
+    order = dict.fromkeys(words[name][0] for name in WORDS["computing"] for words in WORDS.values())
     return [
-        [words, *(signed_time(parts[name]) if name in parts else "" for parts in found)]
-        for name, (words, _) in WORDS[side].items()
+        [name, *(signed_time(parts[name]) if name in parts else "" for parts in found)]
+        for name in order
         if any(parts.get(name) for parts in found)
     ]
 
