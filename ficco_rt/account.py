@@ -10,15 +10,15 @@ duration.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal, TypeAlias
 
-from .device.build import layout_of, modelled
 from .device.features import usual
 from .device.ir import DeviceLaunch, Placement
+from .device.launches import LaunchPlanner
 from .machine.model import Machine
-from .plan.ir import Plan
+from .plan.ir import Launch, Plan
 from .trace import NO_WORK, Trace, TraceSpan, base_name
 
 COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
@@ -159,8 +159,11 @@ def account(trace: Trace, plan: Plan, machine: Machine, compute_alone: float, co
 
 def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
     """How long GEMM launches of a rank were without tiles for all multiprocessors, about."""
-    layout = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch))
-    launches = modelled(layout, "streams").launches
+    streams = [stream for stream in plan.streams if stream.rank == rank]
+    alone = [replace(s, commands=tuple(c for c in s.commands if isinstance(c, Launch))) for s in streams]
+    own = replace(plan, streams=tuple(alone))  # nothing else has to be known of the plan, and that saves time
+    placement = Placement(tuple(range(plan.ranks)))
+    launches = LaunchPlanner(own, machine.device, placement, usual(machine.device.arch), frozenset()).all()
     of_key = {(launch.stream, work.op): n for n, launch in enumerate(launches) for work in launch.works}
     spans: dict[int, Intervals] = {}
     for span in trace.spans:
