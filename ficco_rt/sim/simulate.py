@@ -265,8 +265,12 @@ class _VirtualClock:
             label = f"{move.stage}  {way(dst, src, stream.rank)}"
             kind: SpanKind = "collective" if move.op in self.calls else "copy"
             peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
-            span = TraceSpan(stream.rank, number, kind, label, move.stage, now, self.now, place, bytes=size, peer=peer)
-            self.spans.append(span)
+            self.spans.append(
+                TraceSpan(
+                    stream.rank, number, kind, label, move.stage, now, self.now, place,
+                    bytes=size, peer=peer, ops=(move.op,),
+                )
+            )  # fmt: skip
             self._copy(stream, moves, index + 1, position, self.now)
 
         begin = now + self._copy_time(move, index > 0 or self._behind_copy(stream, now))

@@ -21,6 +21,7 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from ficco_rt.sim.simulate import simulate
+from tests.schemas import hold
 
 
 class Modelled:
@@ -144,6 +145,7 @@ def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:
     assert "seconds, on GPUs: runs 1.2\n" in text
     assert "a GEMM beside copies" in text or "copies beside a GEMM" in text
     record = json.loads(json.dumps(command.record(series, machine, base)))
+    hold("calibrate", record)
     assert record["constants"]["copy_time"]["unit"] == "µs"
     assert len(record["probes"]) == len(series)
 

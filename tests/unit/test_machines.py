@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.cli.app import _machines
 from ficco_rt.cli.machine import kernels
 from ficco_rt.cli.main import execute
+from ficco_rt.cli.shared_options import complete_machines
 from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.machine import cost, file, tables
 from ficco_rt.machine.cost import collective_time, read_time, transfer_time
@@ -472,7 +472,8 @@ def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
 
 
 def test_shells_complete_machines() -> None:
-    assert [item.value for item in _machines(None, None, "h")] == ["h200-switch", "h200-ring", "h100-switch", "h"]  # type: ignore[arg-type]
+    completed = [item.value for item in complete_machines(None, None, "h")]  # type: ignore[arg-type]
+    assert completed == ["h200-switch", "h200-ring", "h100-switch", "h"]
 
 
 def test_shared_ports_are_named(run: Run) -> None:

@@ -26,6 +26,7 @@ from ficco_rt.select.choose import Choice, choose, question
 from ficco_rt.select.defaults import open_values
 from ficco_rt.select.estimates import ESTIMATES, estimate
 from ficco_rt.select.facts import SHAPES, facts
+from tests.schemas import hold
 from tests.unit.command_line import Ending
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -461,6 +462,7 @@ def test_choose_by_a_file_of_measured_times(run: Callable[..., Ending], tmp_path
     memory.save(remembered(time_of("ag_gemm/oneshot", 50.0)), two)
     done = run("ficco", "tune", "--merge", one, two, "-o", both)
     assert (done.code, done.out) == (0, f"{both}: 2 times of 1 setting\n")
+    hold("tune", run("ficco", "tune", "--merge", one, two, "-o", both, "--json").record)
     words = ("ficco", "choose", "ag_gemm", "--gpus", "2", *sets(SMALL), "--by", "measured")
     assert run(*words, "--measured", both, "--json").record["schedule"] == "ag_gemm/oneshot"
     assert "measured on NVIDIA H200" in run(*words, "--measured", both).out
