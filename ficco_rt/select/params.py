@@ -230,8 +230,8 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         _balanced,
         "shards come slower than they are multiplied: what each further piece costs {f.peers} copies "
         "({f.c.copy_time:.3g} µs each) is weighed against the last piece's part of a shard's GEMM ({f.own:.3g} µs)",
-        "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down to a "
-        "power of two",
+        "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down "
+        "to a power of two",
         (MOST,),
     ),
     ParamRule(
