@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import exp
 
 import numpy as np
 
-from ..machine.cost import Overheads, gemm_rate, overheads, power_of
+from ..machine.cost import Overheads, gemm_rate, overheads
 from ..machine.model import Machine
 from ..machine.tables import Measured
 from .measure import Point, Series
@@ -20,7 +19,6 @@ _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_
 OVERHEADS = tuple(f.name for f in fields(Overheads))
 LEAST = 0.1  # microseconds that anything takes
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
-COOLING = 1200.0  # microseconds of `Power.time`, where nobody knows it: an H200's
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +169,6 @@ class _Fit:
             once, many = single.micros - self.alone(), several.micros - self.alone()
             factor = many / several.params["times"] / once
             self.add("sustained", 1 / factor, "again", 0.0, "of the rate of a single run")
-            self.add("power_share", self._slowing(once, many, factor), "again", 0.0, "of the time")
-
-    def _slowing(self, once: float, many: float, factor: float) -> float:
-        """`Power.share`, if a product takes `factor` times as long in a run of `many` µs as in one of `once` µs: the
-        device cools between runs, and slows down during each."""
-        time = cooling(self.base)
-
-        def warm(micros: float) -> float:
-            return 1 - time * (1 - exp(-micros / time)) / micros
-
-        return min(1.0, max(0.0, (factor - 1) / (warm(many) - factor * warm(once))))
-
-
-def cooling(machine: Machine) -> float:
-    """Microseconds of `Power.time`, which no probe measures."""
-    power = power_of(machine.device)
-    return COOLING if power is None else power.time
 
 
 def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constant]:
@@ -206,18 +187,16 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
     device, links = base.device, base.links
     share = value.get("gemm_rate", 0.0) / gemm_rate(device, "bf16") or 1.0
     own = dict(device.overheads) | {key: value[key] for key in OVERHEADS if key in value}
-    power = (("share", value["power_share"]), ("time", cooling(base))) if "power_share" in value else device.power
     device = replace(
         device,
         memory_rate=value.get("memory_rate", device.memory_rate),
         launch_time=value.get("launch_time", device.launch_time),
         gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
         overheads=tuple(own.items()),
-        power=power,
     )
     links = replace(links, **{key: value.get(key, getattr(links, key)) for key in _LINKS})
     paths = {key: f"tiers[0].{key}" for key in _LINKS} | {key: f"device.{key}" for key in _DEVICE}
-    paths |= {"gemm_rate": "device.gemm_rate.bf16", "power_share": "device.power.share"}
+    paths |= {"gemm_rate": "device.gemm_rate.bf16"}
     paths |= {key: f"device.overheads.{key}" for key in OVERHEADS}
     sources = tuple((path, _source(found[key])) for key, path in paths.items() if key in found)
     return replace(base, name=name, device=device, links=links, source=source, measured=measured, sources=sources)

@@ -55,7 +55,6 @@ def other(machine: Machine) -> Machine:
         gemm_rate=rates,
         memory_rate=0.9 * machine.device.memory_rate,
         overheads=tuple((name, value) for name, value in OVERHEADS.items() if name in fit.OVERHEADS),
-        power=(("share", 0.08), ("time", 1200.0)),
     )
     return replace(machine, device=device, links=links)
 
@@ -79,8 +78,7 @@ def test_the_figures_are_found(base: Machine, series: tuple[Series, ...]) -> Non
     assert "launch_time" not in found  # a launch behind another one is hidden
     assert found["memory_rate"] == pytest.approx(wanted.device.memory_rate, rel=0.05)
     assert found["gemm_rate"] == pytest.approx(wanted.device.gemm_rate[0][1], rel=0.05)
-    assert found["sustained"] == pytest.approx(1 / 1.05, rel=0.02)
-    assert found["power_share"] == pytest.approx(0.08, abs=0.02)
+    assert found["sustained"] == pytest.approx(0.97, abs=0.02)
     for name, value in OVERHEADS.items():
         if name in fit.OVERHEADS:
             assert found[name] == pytest.approx(value, abs=0.02 if name == "beside" else 0.5), name
