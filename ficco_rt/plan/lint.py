@@ -20,7 +20,9 @@ from .kernel_works import kernel_work, symbolic
 from .transfers import phases
 
 _MADE_FOR = "take a machine whose GPUs have one: sm_80, sm_90, gfx90a, gfx942"
-_INSTALL = 'pip install "ficco-rt[{}]" where it runs: the vendor\'s library then takes such products'
+_THEN = "the vendor's library then takes such products"
+_NVIDIA = f'pip install "nvmath-python>=1.0" "nvidia-cublas>=13.0" where it runs: {_THEN}'
+_AMD = f'pip install "hip-python[libraries]>=10" where it runs: {_THEN}'
 _LARGE = 1 << 30  # operations of products whose kernel matters
 
 
@@ -196,8 +198,8 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
         refused_too = VENDOR.fits(request)
         if refused_too is not None:
             return _Slow(plain, share, f"{reason}, and the vendor's library does not do this: {refused_too}", _MADE_FOR)
-        extra = "vendor" if compute_capability(limits.arch) is not None else "hip-vendor"
-        return _Slow(f"without the vendor's library {plain}", share, reason, _INSTALL.format(extra))
+        install = _NVIDIA if compute_capability(limits.arch) is not None else _AMD
+        return _Slow(f"without the vendor's library {plain}", share, reason, install)
     refused = {r.family: r.reason for r in chosen.refused}
     reason = refused[made_for[0].name] if chosen.family != "naive" else refused[made_for[-1].name]
     if any(family.fits(request) is None for family in made_for[:1]):  # but not with these resources

@@ -235,7 +235,8 @@ def test_packages_to_install_are_those_of_the_extras() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and "pip install " in str(node.value):
                 told |= set(re.findall(r'"([^"]+)"', str(node.value).split("pip install ")[1]))
-    assert told == {"cuda-bindings>=13.0", "nvidia-cuda-nvrtc>=13.0", "hip-python>=6.2", "pygls>=2"}
+    vendor = {"nvmath-python>=1.0", "nvidia-cublas>=13.0", "hip-python[libraries]>=10"}
+    assert told == {"cuda-bindings>=13.0", "nvidia-cuda-nvrtc>=13.0", "hip-python>=6.2", "pygls>=2", *vendor}
     assert told <= extras
 
 

@@ -69,11 +69,11 @@ def test_a_residency_that_only_the_plain_kernel_has_does_not_pay() -> None:
         (of("h200-switch"), "", {"T": "fp32"}, "a plain kernel (naive_gemm)", "operands are fp32",
          "take bf16 or fp16 operands"),
         (of("mi300x-mesh", "gfx908"), "", {}, "without the vendor's library a plain kernel (naive_gemm)", "no GEMM of "
-         "ours is made for the tensor cores of gfx908", 'pip install "ficco-rt[hip-vendor]" where it runs'),
+         "ours is made for the tensor cores of gfx908", 'pip install "hip-python[libraries]>=10" where it runs'),
         (of("b200-switch"), "", {}, "without the vendor's library sm80_gemm_256x128", "no GEMM of ours is made for the "
-         "tensor cores of sm_100a", 'pip install "ficco-rt[vendor]" where it runs'),
+         "tensor cores of sm_100a", 'pip install "nvmath-python>=1.0"'),
         (of("h200-switch", "sm_89"), "", {"T": "fp32"}, "without the vendor's library a plain kernel (naive_gemm)",
-         "no GEMM of ours is made for the tensor cores of sm_89", 'pip install "ficco-rt[vendor]" where it runs'),
+         "no GEMM of ours is made for the tensor cores of sm_89", 'pip install "nvmath-python>=1.0"'),
     ],
 )  # fmt: skip
 def test_who_takes_a_slower_kernel_is_told_why(

@@ -18,7 +18,8 @@ _TYPES: dict[Dtype, int] = {"bf16": 14, "fp16": 2, "fp32": 0}  # cudaDataType
 _FP32_SUMS = 68  # CUBLAS_COMPUTE_32F
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)  # alpha and beta, on the host
 
-_INSTALL = 'pip install "ficco-rt[vendor]" brings it and NVIDIA\'s bindings; or leave out kernel = vendor'
+_PACKAGES = 'pip install "nvmath-python>=1.0" "nvidia-cublas>=13.0"'
+_INSTALL = f"{_PACKAGES} brings it and NVIDIA's bindings; or leave out kernel = vendor"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from ..gpu.vendor import DriverCall, Handle, Layout, MatmulPlace, Shape
 _TYPES: dict[Dtype, str] = {"bf16": "HIP_R_16BF", "fp16": "HIP_R_16F", "fp32": "HIP_R_32F"}
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)  # alpha and beta, on the host
 
-_INSTALL = 'pip install "ficco-rt[hip-vendor]" brings AMD\'s bindings, ROCm the library; or leave out kernel = vendor'
+_INSTALL = (
+    'pip install "hip-python[libraries]>=10" brings AMD\'s bindings, ROCm the library; or leave out kernel = vendor'
+)
 
 
 @dataclass(slots=True)
