@@ -249,7 +249,7 @@ class _Checker(Uses):
             if a.name not in allowed:
                 if a.name == "engine":
                     help: str | None = "a queue has one engine; use a queue of the other engine"
-                elif a.name in _OF_COLLECTIVES:
+                elif a.name in OF_COLLECTIVES:
                     help = f"{a.name} is said on a queue with engine = nccl, for all of its collectives"
                 else:
                     help = self.like(a.name, allowed) or f"it may have {_list(allowed)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ..errors import PlanError
@@ -17,7 +17,7 @@ from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
 from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import calls_of, part_of
-from .ir import DeviceLaunch, Features, Placement
+from .ir import Communicator, DeviceLaunch, Features, Placement
 from .words import private_flags
 
 
@@ -31,12 +31,14 @@ class LaunchPlanner:
         placement: Placement,
         features: Features,
         unaligned: frozenset[tuple[int, int]],
+        communicators: Sequence[Communicator] = (),
     ) -> None:
         self.plan = plan
         self.limits = Limits.of(device)
         self.placement = placement
         self.features = features
         self.unaligned = unaligned
+        self.by_library = {c.queue: c.blocks for c in communicators}  # blocks of the vendor's collectives, by queue
         self.look = symbolic(plan.tensors)
         self.private = private_flags(plan)
         self.calls = calls_of(plan)
@@ -60,7 +62,7 @@ class LaunchPlanner:
             for p, command in enumerate(stream.commands):
                 if isinstance(command, Launch):
                     found += self._launch(stream, p, command)
-                elif isinstance(command, CollectiveCall):
+                elif isinstance(command, CollectiveCall) and not self.by_library:
                     found += self._sum(stream, p, command)
         return tuple(found)
 
@@ -155,7 +157,7 @@ class LaunchPlanner:
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
                 if isinstance(c, Launch | CollectiveCall):
-                    least = CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else 1
+                    least = CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else self.by_library.get(stream.queue, 1)
                     needed = max(needed, least if least > want else 0)
                 if isinstance(c, CopyAsync):
                     devices = self.placement.devices

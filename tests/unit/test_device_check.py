@@ -24,6 +24,7 @@ from ficco_rt.device.ir import (
     Frame,
     LaunchGraph,
     LaunchKernel,
+    Library,
     Meet,
     MeetStep,
     Mode,
@@ -48,6 +49,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "one queue": ("gemm_rs/streamed", "streams", {"chunks": 2}),
     "chain": ("gemm_rs/serial", "graph", {}),
     "traced": ("gemm_rs/serial", "traced", {}),
+    "library": ("gemm_ar/serial", "streams", {}),
 }
 QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where there are few
 
@@ -62,7 +64,8 @@ def made(plan: str) -> DevicePlan:
     placements = {"shared": Placement((0, 0)), "processes": Placement((0, 1), (0, 1))}
     placement = placements.get(plan, Placement((0, 1)))
     features = usual(machine.device.arch)
-    features = replace(features, queues=QUEUES.get(plan, features.queues))
+    library: Library = "NCCL" if plan == "library" else ""
+    features = replace(features, queues=QUEUES.get(plan, features.queues), collectives=library)
     return device_plan(layout_of(lowered, machine.device, placement, features), mode)
 
 
@@ -559,6 +562,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "embedded",
         lambda p: replace(p, body=tuple(a for a in p.body if getattr(a, "event", None) != EventName("replayed", 1))),
         "a run records the event 'replayed' of each device once",
+    ),
+    (
+        "no communicator",
+        rules.collectives_are_called_together,
+        "library",
+        lambda p: replace(p, communicators=()),
+        "all_reduce on rank 0 stream vendor: there is no communicator 0",
     ),
     (
         "no graph",
