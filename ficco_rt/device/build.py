@@ -87,8 +87,8 @@ def layout_of(
     short = bool(crowded(placement, streams_of(plan, placement), features))
     if short:
         plan, features = parted(plan), replace(features, early_starts=False)
-    reason = own_way(plan, placement, features, short)
-    communicators = () if reason else communicators_of(plan)[0]
+    reason = own_way(plan, device, placement, features, short)
+    communicators = () if reason else communicators_of(plan, device)[0]
     launches = LaunchPlanner(plan, device, placement, features, unaligned, communicators).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
@@ -123,7 +123,8 @@ class _Builder:
         for i, launch in enumerate(layout.launches):
             self.launches.setdefault((launch.stream, launch.command), []).append(i)
         self.calls = calls_of(self.plan)
-        self.communicator = communicators_of(self.plan)[1] if layout.communicators else {}  # by collective
+        of = communicators_of(self.plan, layout.device)[1]
+        self.communicator = of if layout.communicators else {}  # by collective
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.side_streams = _SideStreams(self) if mode == "streams" else None

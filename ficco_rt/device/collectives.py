@@ -11,6 +11,7 @@ from ficco_dsl.diagnostics import Diagnostic
 
 from ..cells import cells, part
 from ..graph.ir import CollectiveSettings, Reduce
+from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
 from ..region import Region
 from .ir import PLACELESS, CallCollective, Communicator, DevicePlan, Features, Placement
@@ -42,7 +43,10 @@ def calls_of(plan: Plan) -> dict[int, list[CollectiveCall]]:
     return {group: [calls[rank] for rank in sorted(calls)] for group, calls in found.items()}
 
 
-def own_way(plan: Plan, placement: Placement, features: Features, crowded: bool) -> str:
+USUAL_CTAS = 32  # blocks of a library's kernel if nothing is asked (NCCL API, ncclConfig_t: maxCTAs)
+
+
+def own_way(plan: Plan, device: Device, placement: Placement, features: Features, crowded: bool) -> str:
     """Why the plan's collectives are copies and sums. Nothing: the vendor's library makes them."""
     if not features.collectives:
         return "no library of collectives is in use"
@@ -52,17 +56,27 @@ def own_way(plan: Plan, placement: Placement, features: Features, crowded: bool)
         return "ranks are in several processes"
     if plan.ranks < 2:
         return "there is one rank"
-    return "a GPU has fewer hardware queues than streams" if crowded else ""
+    if crowded:
+        return "a GPU has fewer hardware queues than streams"
+    # blocks of two communicators that wait, here for one and there for the other, would wait for ever
+    held = {c.queue: c.blocks for c in communicators_of(plan, device)[0]}
+    if sum(held.values()) > device.sms:
+        said = " + ".join(f"{blocks} of queue '{queue}'" for queue, blocks in held.items())
+        return f"collectives may hold {said} of {device.sms} multiprocessors at once; say ctas on the queues"
+    return ""
 
 
-def communicators_of(plan: Plan) -> tuple[tuple[Communicator, ...], dict[int, int]]:
-    """What the library opens, one for each queue that has collectives, and which of these each collective goes by."""
+def communicators_of(plan: Plan, device: Device) -> tuple[tuple[Communicator, ...], dict[int, int]]:
+    """What the library opens, one for each queue that has collectives, and which of these each collective goes by.
+    NOTE `ctas = 0` asks for no multiprocessor, and the library may take some."""
     found: dict[str, Communicator] = {}
     of: dict[int, str] = {}
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall) and command.group not in of:
             of[command.group] = stream.queue
-            found.setdefault(stream.queue, Communicator(stream.queue, stream.collectives or CollectiveSettings()))
+            asked = stream.collectives or CollectiveSettings()
+            blocks = min(asked.ctas or USUAL_CTAS, device.sms)
+            found.setdefault(stream.queue, Communicator(stream.queue, asked, blocks))
     places = {queue: number for number, queue in enumerate(found)}
     return tuple(found.values()), {group: places[queue] for group, queue in of.items()}
 

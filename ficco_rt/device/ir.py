@@ -37,7 +37,6 @@ Library: TypeAlias = Literal["", "NCCL", "RCCL"]  # of collectives; none
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
 
 PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has asked for
-USUAL_CTAS = 32  # blocks of a library's kernel if nothing is asked (NCCL API, ncclConfig_t: maxCTAs)
 
 # When an action of a frame is issued: `behind` a run that may still be under way, or `alone`, when the host has seen
 # that run's end; where the run is `timed`. "behind others": the run before did not end on the same callers' streams.
@@ -371,16 +370,12 @@ Action: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """What the vendor's library opens for the collectives of a queue: a communicator on every rank's device."""
+    """What the vendor's library opens for the collectives of a queue: a communicator on every rank's device. `blocks`:
+    the multiprocessors of a device that a call may hold while it waits for other ranks."""
 
     queue: str
     settings: CollectiveSettings
-
-    @property
-    def blocks(self) -> int:
-        """Multiprocessors of a device that a call may hold while it waits for other ranks. NOTE `ctas = 0` asks for
-        none, and the library may take some."""
-        return self.settings.ctas or USUAL_CTAS
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)

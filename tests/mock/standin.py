@@ -28,6 +28,8 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
     corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps
+    nccl N               the version of NCCL or RCCL, 22809 for 2.28.9; 0: it cannot be used            [0]
+    lose_collective N CODE   the N-th collective of NCCL from now never ends, and its communicators tell of this error
     stop N               the stream that comes to the N-th command from now stops for ever
 """
 
@@ -49,7 +51,18 @@ Face: TypeAlias = Literal["cuda", "hip"]
 
 SOURCES = Path(__file__).with_name("src")
 HEADERS = Path(__file__).parents[2] / "ficco_rt" / "kernels" / "src"  # of the kernels' structs, which SOURCES include
-KINDS = ("contexts", "streams", "events", "allocations", "modules", "functions", "graphs", "execs", "captures")
+KINDS = (
+    "contexts",
+    "streams",
+    "events",
+    "allocations",
+    "modules",
+    "functions",
+    "graphs",
+    "execs",
+    "captures",
+    "communicators",
+)
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
     "-std=gnu11",
@@ -63,9 +76,9 @@ FLAGS = (
     "-Wl,-Bsymbolic",  # each library is made of the same sources: its calls are its own, whichever was loaded first
     f"-Wl,--version-script={SOURCES}/exports.map",
 )
-LIBRARIES = {  # of each face: name, and where its sources are
-    "cuda": {"libcuda.so.1": SOURCES},
-    "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc"},
+LIBRARIES = {  # of each face: name, and where its sources are; those of `nccl` need the first, which has their calls
+    "cuda": {"libcuda.so.1": SOURCES, "libnccl.so.2": SOURCES / "nccl"},
+    "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc", "librccl.so": SOURCES / "nccl"},
 }
 USUAL = {"cuda": "arch sm_75", "hip": "arch gfx908; smem 65536 65536 0"}  # settings of a reset
 
@@ -87,6 +100,8 @@ def folder(face: str) -> Path:
         aside = Path(tempfile.mkdtemp(prefix="ficco-standin-"))
         for name, home in LIBRARIES[face].items():
             sources = [str(f) for f in files if f.suffix == ".c" and f.parent == home]
+            if home.name == "nccl":
+                sources += ["-Wl,--no-as-needed", str(aside / next(iter(LIBRARIES[face])))]
             subprocess.run([*COMPILER, *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
         try:
             aside.rename(target)
@@ -120,7 +135,7 @@ class StandIn:
         self.face = face
         self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
         self._library = self._loaded[0]
-        for name in ("calls", "commands", "copies", "timed", "early"):
+        for name in ("calls", "commands", "collectives", "copies", "timed", "early"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
         for name in ("mapped", "pooled"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_uint64
@@ -195,6 +210,10 @@ class StandIn:
     def commands(self) -> int:
         """That streams have come to."""
         return int(self._library.standin_commands())
+
+    def collectives(self) -> int:
+        """Of the library of collectives, that ranks have begun."""
+        return int(self._library.standin_collectives())
 
     def copies(self) -> int:
         return int(self._library.standin_copies())

@@ -108,6 +108,20 @@ def test_else_they_are_copies_and_sums(devices: tuple[int, ...], library: Librar
     assert not any(isinstance(a, CallCollective) for a in made.body)
 
 
+def test_communicators_leave_each_other_room() -> None:
+    text = TEXT.replace("stage total on vendor", "queue second {{ engine = nccl }}\nstage total on second")
+    schedule = ficco_dsl.parse(text.format(asked="ctas = 40"), "asked.ficco")
+    machine = profile("h200-switch", 2)
+    plan = compiler.plan_of(compiler.build(schedule, 2), machine)
+    features = replace(usual(machine.device.arch), collectives="NCCL")
+    found = {sms: layout_of(plan, replace(machine.device, sms=sms), Placement((0, 1)), features) for sms in (71, 72)}
+    assert found[71].own_way == (
+        "collectives may hold 40 of queue 'vendor' + 32 of queue 'second' of 71 multiprocessors at once; say ctas on "
+        "the queues"
+    )
+    check_device(device_plan(found[72], "streams"))
+
+
 def _without(number: int) -> Callable[[DevicePlan], DevicePlan]:
     return lambda plan: replace(plan, body=(*plan.body[:number], *plan.body[number + 1 :]))
 

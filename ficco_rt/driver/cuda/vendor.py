@@ -31,6 +31,7 @@ from ..gpu.vendor import (
     WordOp,
 )
 from .call import api, call
+from .nccl import Nccl
 from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
@@ -133,6 +134,9 @@ class Cuda:
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
         if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
+
+    def collectives(self) -> Nccl:
+        return Nccl()
 
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)

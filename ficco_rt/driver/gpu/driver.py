@@ -18,19 +18,22 @@ from itertools import count
 
 import numpy as np
 
-from ...device.build import streams_of
+from ...device.build import Layout, streams_of
+from ...device.ir import Placement
 from ...errors import DeviceError, UsageError
 from ...machine.discover import machine as machine_from
 from ...plan.ir import CollectiveCall, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
-from ..api import Array, Buffer, DeviceArray, Holdings, Memory, OnProgress, Pool
+from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
+from .collectives import Communicators
 from .devices import placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
+from .library import CollectiveLibrary
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady
@@ -49,7 +52,15 @@ _NO_ACCESS = (
 class GpuDriver:
     """See the module. `timeout` is the seconds that `synchronize` waits, and that a call may block; None: for ever."""
 
-    def __init__(self, vendor: Vendor, plan: Plan, *, ranks_per_gpu: int = 1, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        vendor: Vendor,
+        plan: Plan,
+        *,
+        ranks_per_gpu: int = 1,
+        timeout: float | None = None,
+        collectives: CollectivesBy = "auto",
+    ) -> None:
         self.name = vendor.name
         self._vendor = vendor
         self._plan = plan
@@ -59,25 +70,48 @@ class GpuDriver:
         self._closed = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
+        self._collectives = self._by_copies = ""
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
         self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'")
+        self._communicators = Communicators(self._gpus, None, ())
         WATCHDOG.watch(self._gpus.tenant)
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
             self._features = vendor.features(self._device.arch)
+            library, self._by_copies = library_for(vendor, plan, placement, collectives)
+            if library is not None:
+                self._features = replace(self._features, collectives=library.name)
             layout = self._plans().layout
+            self._collectives = self._named(library, layout, collectives)
             streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
             self._resources = RunResources(self._gpus, layout.words.table, waiting)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
-            self._binder = Binder(self._gpus, self._resources, self._launches)
-            self._runs = Runs(self._gpus, self._plans().layout.plan, self._resources, self._binder)
+            self._communicators = Communicators(self._gpus, library, layout.communicators)
+            self._communicators.ready()
+            self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)
+            self._runs = Runs(self._gpus, layout.plan, self._resources, self._binder, self._communicators)
+            if layout.communicators:
+                self._gpus.tenant.ill = self._communicators.ill
+                WATCHDOG.watch(self._gpus.tenant)
         except BaseException:
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
+                    self._communicators.close()
+                with suppress(DeviceError):
                     self._gpus.close()
             raise
+
+    def _named(self, library: CollectiveLibrary | None, layout: Layout, asked: CollectivesBy) -> str:
+        """What makes the collectives. UsageError: the library was asked for, and cannot."""
+        if not any(isinstance(command, CollectiveCall) for _, command in self._plan.commands()):
+            return ""
+        if library is not None and layout.communicators:
+            return library.version()
+        if asked == "library":
+            raise UsageError(f"collectives of a library: {layout.own_way}; take copies and sums (--collectives copies)")
+        return f"copies and sums: {self._by_copies or layout.own_way}"
 
     @property
     def clock(self) -> ClockKind:
@@ -108,6 +142,10 @@ class GpuDriver:
         names = [d.facts.name for d in self._gpus.devices.values()]
         shared = -(-self._plan.ranks // len(names))
         return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "")
+
+    @property
+    def collectives(self) -> str:
+        return self._collectives
 
     # ---- memory
 
@@ -292,7 +330,8 @@ class GpuDriver:
 
     def holdings(self) -> Holdings:
         streams, events, size = self._gpus.held()
-        return Holdings(streams, events, sum(bool(b.graphs) for b in self._binder.bindings), size)
+        graphs = sum(bool(b.graphs) for b in self._binder.bindings)
+        return Holdings(streams, events, graphs, size, self._communicators.count)
 
     def close(self) -> None:
         if self._closed:
@@ -307,6 +346,7 @@ class GpuDriver:
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
                 closing(self._binder.drop_graphs, binding)
+            closing(self._communicators.close)
             closing(self._launches.close)
             closing(self._gpus.close)
         if not told:  # after it calls may fail for the same reason
@@ -320,6 +360,22 @@ class GpuDriver:
                 self.close()
 
         TURNS.later(close)
+
+
+def library_for(
+    vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy
+) -> tuple[CollectiveLibrary | None, str]:
+    """The library for the plan's collectives, or why there is none. DeviceError: it is asked for, and not there."""
+    calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
+    alone = len(set(placement.devices)) == len(placement.devices) > 1
+    if not calls or asked == "copies" or (asked == "auto" and not alone):
+        return None, "they were asked for" if asked == "copies" else ""
+    try:
+        return vendor.collectives(), ""
+    except DeviceError as error:
+        if asked == "library":
+            raise
+        return None, str(error)
 
 
 def refuse(plan: Plan) -> None:

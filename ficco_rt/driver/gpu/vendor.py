@@ -24,6 +24,7 @@ from ...device.ir import Features
 from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
+from .library import CollectiveLibrary
 from .refused import Refused
 
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -174,6 +175,9 @@ class Vendor(Protocol):
         """Which context has to be current when it is made."""
 
     def restore(self, current: Handle) -> None: ...
+
+    def collectives(self) -> CollectiveLibrary:
+        """The library of collectives. DeviceError, with the way out: its package or the library is missing."""
 
     # ---- memory of the current device
 

@@ -39,6 +39,7 @@ from ..gpu.vendor import (
     WordOp,
 )
 from .call import api, call, filled
+from .rccl import Rccl
 
 LOG = logging.getLogger(__name__)
 
@@ -171,6 +172,9 @@ class Hip:
         if came and not np.array_equal(got, sent):
             raise DeviceError(f"copies between {here} and {there} change bytes; is a link or a GPU broken?")
         return came
+
+    def collectives(self) -> Rccl:
+        return Rccl()
 
     def current(self) -> Handle:
         return int(call(self.hip.hipGetDevice))

@@ -16,6 +16,7 @@ static __thread int current;
 static bool initialised;
 
 void hip_reset(void) { current = 0; }
+Device *hip_current(void) { return initialised && current < world.devices ? &devices[current] : NULL; }
 
 #define DEVICE(d) \
     if (!initialised) return NOT_INITIALIZED; \
