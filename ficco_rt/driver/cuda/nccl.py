@@ -48,8 +48,8 @@ class Nccl:
         try:
             return function(*arguments)
         except self._n.NCCLError as error:
-            call = getattr(function, "__name__", "a call of NCCL")
-            raise refused(f"nccl.{call}", self._name(error.status)) from error
+            words = getattr(function, "__name__", "a call").split("_")  # all_reduce is ncclAllReduce
+            raise refused(f"nccl{''.join(map(str.capitalize, words))}", self._name(error.status)) from error
 
     def _name(self, code: int) -> str:
         try:

@@ -278,7 +278,9 @@ class Binder:
                     continue
                 device = self._gpus.device(0)
                 with concerning(device, action.cause.text, action.cause.origin):
-                    call = self._communicators.call(action.communicator, action.kind, tuple(together))
+                    call = self._communicators.call(
+                        action.communicator, action.kind, tuple(together), action.cause.origin
+                    )
                 yield DriverStep(device, *call, f"{action.kind} of all ranks", action.cause.origin)
                 together.clear()
                 continue

@@ -19,7 +19,7 @@ from time import monotonic
 
 from ... import env
 from ...device.ir import Communicator
-from ...errors import DeviceError
+from ...errors import DeviceError, Span
 from ...graph.ir import CollectiveKind
 from ...types import TYPES, Dtype
 from .gpus import Gpus
@@ -62,8 +62,10 @@ class Communicators:
         self._library = library
         self._table = table if library is not None else ()
         self._open: list[list[Handle]] = []  # by number, by rank
+        self._places: dict[int, dict[str, None]] = {}  # by number: the collectives of the plan, for people
         self._wanted: dict[tuple[int, CollectiveKind, Dtype, int], None] = {}  # what calls were made ready for
         self._aborting: list[threading.Thread] = []
+        self._changing = threading.Lock()  # `abort` comes from other threads
 
     @property
     def count(self) -> int:
@@ -104,9 +106,10 @@ class Communicators:
 
     # ---- calls
 
-    def call(self, number: int, kind: CollectiveKind, members: Sequence[Member]) -> DriverCall:
-        """A collective of all ranks; `members` by rank."""
+    def call(self, number: int, kind: CollectiveKind, members: Sequence[Member], place: Span | None) -> DriverCall:
+        """A collective of all ranks, of the schedule's line `place`; `members` by rank."""
         first = members[0]
+        self._places.setdefault(number, {})[f"{kind} ({place.place})" if place is not None else kind] = None
         most = max(1, WARM // TYPES[first.dtype].bytes // len(members))
         wanted = (number, kind, first.dtype, min(first.elements, most))
         if wanted not in self._wanted:
@@ -164,24 +167,28 @@ class Communicators:
     # ---- errors
 
     def ill(self) -> str:
-        """The first asynchronous error of a communicator, and where it is."""
-        for communicators in list(self._open):
+        """The first asynchronous error of a communicator, where it is, and what goes by that communicator."""
+        for number, communicators in enumerate(list(self._open)):
             for rank, communicator in enumerate(communicators):
                 assert self._library is not None
-                code = self._library.error(communicator)
+                with concerning(self._gpus.device(rank)):
+                    code = self._library.error(communicator)
                 if code:
-                    return f"{self._library.name} tells of {code} on {self._gpus.device(rank)}"
+                    calls = ", ".join(self._places.get(number, ()))
+                    queue = f"queue '{self._table[number].queue}'"
+                    return f"{self._library.name} tells of {code} on {self._gpus.device(rank)}, {queue}: {calls}"
         return ""
 
     def abort(self) -> None:
         """Whatever waits in a collective goes on. NOTE from any thread, without a turn: who has it may be waiting for
         this. Its end is not waited for (`settle`). Each queue's communicators have a thread: the last one's abort waits
         for the graphs that hold calls, which may stand behind a collective of another queue."""
-        given, self._open = self._open, []
-        for communicators in given:
-            thread = threading.Thread(target=self._abort, args=(communicators,), name="ficco aborts", daemon=True)
-            self._aborting.append(thread)
-            thread.start()
+        with self._changing:
+            given, self._open = self._open, []
+            for communicators in given:
+                thread = threading.Thread(target=self._abort, args=(communicators,), name="ficco aborts", daemon=True)
+                thread.start()
+                self._aborting.append(thread)
 
     def _abort(self, communicators: Sequence[Handle]) -> None:
         assert self._library is not None
@@ -191,19 +198,24 @@ class Communicators:
 
     def settle(self) -> None:
         """What was aborted is given back. DeviceError: it is not."""
+        with self._changing:
+            aborting, self._aborting = self._aborting, []
         until = monotonic() + SETTLE
-        while self._aborting:
-            self._aborting[-1].join(max(0.0, until - monotonic()))
-            if self._aborting[-1].is_alive():
-                self._gpus.hung = True
-                raise DeviceError(f"the communicators that were aborted are not given back within {SETTLE:.3g} s")
-            self._aborting.pop()
+        for thread in aborting:
+            thread.join(max(0.0, until - monotonic()))
+        if any(thread.is_alive() for thread in aborting):
+            self._gpus.hung = True
+            raise DeviceError(f"the communicators that were aborted are not given back within {SETTLE:.3g} s")
+
+    def _drop(self, rank: int, communicator: Handle) -> None:
+        assert self._library is not None
+        with concerning(self._gpus.device(rank)):
+            self._library.close(communicator)
 
     def close(self) -> None:
         closing = Closing()
         while self._open:
-            for communicator in self._open.pop():
-                assert self._library is not None
-                closing(self._library.close, communicator)
+            for rank, communicator in enumerate(self._open.pop()):
+                closing(self._drop, rank, communicator)
         closing(self.settle)
         closing.end()

@@ -242,13 +242,15 @@ int ncclCommGetAsyncError(void *handle, int *code) {
 }
 
 // The last communicator of a clique that is given back waits for all that was called of it, and for graphs to go.
-static int closed(void *handle, bool aborts, const char *who) {
+static int closed(void *handle, bool aborts, bool lost, const char *who) {
     Comm *comm = comm_of(handle, who);
     if (!comm) return INVALID_ARGUMENT;
     comm->aborted |= aborts;
     Clique *clique = comm->clique;
     handle_gone(comm->handle);
     if (++clique->left < clique->ranks) return SUCCESS;
+    for (int r = 0; r < clique->ranks; r++) lost |= clique->comms[r]->device->sick != OK;
+    if (lost) return UNHANDLED_CUDA_ERROR;
     for (int i = 0; clique->calls && i < HANGS; i++)
         if (!step()) breathe();
     if (!clique->calls) return SUCCESS;
@@ -257,12 +259,12 @@ static int closed(void *handle, bool aborts, const char *who) {
 }
 int ncclCommDestroy(void *comm) {
     CLOSING(ncclCommDestroy);
-    int code = closed(comm, false, "ncclCommDestroy");
+    int code = closed(comm, false, call_.code, "ncclCommDestroy");
     return CLOSED(code) < 7 ? CLOSED(code) : UNHANDLED_CUDA_ERROR;
 }
 int ncclCommAbort(void *comm) {
     CLOSING(ncclCommAbort);
-    int code = closed(comm, true, "ncclCommAbort");
+    int code = closed(comm, true, call_.code, "ncclCommAbort");
     return CLOSED(code) < 7 ? CLOSED(code) : UNHANDLED_CUDA_ERROR;
 }
 
