@@ -77,8 +77,7 @@ class Watchdog:
         except DeviceError as error:
             why = str(error)
         if why:
-            tenant.overdue = "\n".join([f"{tenant.name}: {why}", *told(tenant)])
-            tenant.release()
+            let_go(tenant, "\n".join([f"{tenant.name}: {why}", *told(tenant)]), ill=True)
 
     def _look(self) -> None:
         held = self._turns.held
@@ -123,9 +122,9 @@ def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
         yield str(error)
 
 
-def let_go(tenant: Tenant, why: str) -> None:
+def let_go(tenant: Tenant, why: str, *, ill: bool = False) -> None:
     """Raise the words of a tenant, so that its run ends; it is told why. Not of one that has no limit."""
-    if tenant.timeout is not None:
+    if tenant.timeout is not None or ill:
         tenant.overdue = tenant.overdue or why
         tenant.release()
 
