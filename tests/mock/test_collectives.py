@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from tests.mock import standin
+from tests.mock.test_command_line import Ended, Machine
 
 THERE = "nccl 22809"
 TEXT = """schedule every
@@ -232,3 +234,28 @@ def test_each_call_that_fails_is_told(library: standin.StandIn, name: str) -> No
         with executor(library, plan_of()) as made:
             assert verified_run(made, values="exact").ok
         at_rest(library)
+
+
+# ---------------------------------------------------------------- the command line
+
+SIZES = ("--set", "M=64", "--set", "N=32", "--set", "K=64", "--set", "T=fp32")
+COMMAND = ("gemm_ar/serial", "--gpus", "2", "--no-baselines", "--timeout", "10", *SIZES)
+
+
+def ended(tmp_path: Path, setting: str, *more: str) -> Ended:
+    """`ficco-run` in a process of its own."""
+    machine = Machine(tmp_path)
+    return machine.end(machine.start(f"devices 2; sms 132; query_steps 3000; {setting}", *COMMAND, *more))
+
+
+def test_a_run_says_what_made_its_collectives(tmp_path: Path) -> None:
+    told = ended(tmp_path, THERE, "--graph")
+    assert (told.code, told.left) == (0, {})
+    assert "  collectives  by NCCL 2.28.9\n" in told.out
+
+
+def test_a_collective_that_fails_ends_with_code_3(tmp_path: Path) -> None:
+    told = ended(tmp_path, f"{THERE}; lose_collective 2 6")  # the first one warms the library up
+    assert (told.code, told.left) == (3, {})
+    assert "NCCL tells of ncclRemoteError on stand-in (device 0), queue 'vendor': all_reduce (" in told.err
+    assert "serial.ficco:27)" in told.err
