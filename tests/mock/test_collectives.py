@@ -20,6 +20,7 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
 from tests.mock import standin
 from tests.mock.test_command_line import Ended, Machine
+from tools import nccl_check
 
 THERE = "nccl 22809"
 TEXT = """schedule every
@@ -200,8 +201,9 @@ def test_a_peer_that_never_comes(library: standin.StandIn, graph: bool) -> None:
     with executor(library, plan_of(), timeout=0.2, graph=graph) as made:
         assert verified_run(made, values="exact").ok
         library.set("lose_collective 1 0")  # it hangs, and no error is told
-        with pytest.raises(DeviceError, match=r"the run did not end within 0\.2 s"):
+        with pytest.raises(DeviceError, match=r"the run did not end within 0\.2 s") as told:
             made.run()
+        assert "every.ficco:13" in str(told.value)
         assert verified_run(made, values="exact").ok
     at_rest(library)
 
@@ -234,6 +236,17 @@ def test_each_call_that_fails_is_told(library: standin.StandIn, name: str) -> No
         with executor(library, plan_of()) as made:
             assert verified_run(made, values="exact").ok
         at_rest(library)
+
+
+def test_the_tool_for_real_gpus_finds_all_right(cuda: standin.StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(cuda, "query_steps 3000")
+    assert nccl_check.right(2, "cuda", rows=4, replays=2)
+    said = capsys.readouterr().out
+    assert said.count("graph after 2 replays right") == 5
+    assert "NCCL 2.28.9, bf16, ctas = 0: streams, exact right" in said
+    one = nccl_check.plan_of(2, "cuda", 4, only="all_to_all")
+    assert [t.name for t in one.tensors] == ["A", "X"]
+    at_rest(cuda)
 
 
 # ---------------------------------------------------------------- the command line

@@ -63,8 +63,13 @@ class Nccl:
         try:
             yield
         except BaseException:
-            with suppress(Refused):  # the first error is the one to tell
-                self._made(self._n.group_end)
+            # NOTE ranks missing from the group would be waited for: after a call that fails its end does nothing
+            for spoilt in (
+                (self._n.all_reduce, 0, 0, 0, self._types["fp32"], self._sum, self._n.Comm(0), 0),
+                (self._n.group_end,),
+            ):
+                with suppress(Refused):  # the first error is the one to tell
+                    self._made(*spoilt)
             raise
         self._made(self._n.group_end)
 

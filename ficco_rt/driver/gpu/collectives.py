@@ -24,7 +24,7 @@ from ...graph.ir import CollectiveKind
 from ...types import TYPES, Dtype
 from .gpus import Gpus
 from .library import CollectiveLibrary, Member
-from .refused import Closing, Refused, concerning, concerns
+from .refused import Closing, Refused, concerning
 from .vendor import DriverCall, Handle
 
 WARM = 32 << 20  # bytes, at most, of a collective that is made once before any run
@@ -89,25 +89,24 @@ class Communicators:
     def _make(self, library: CollectiveLibrary, wanted: Communicator) -> None:
         devices = [self._gpus.device(rank) for rank in range(len(self._gpus.placement.devices))]
         made: list[Handle] = []
-        self._open.append(made)
         try:
             with concerning(command=f"the communicators of queue {wanted.queue}"):
                 unique = library.unique()
-                with threads_asked(wanted.settings.threads), library.group():
+                # the library goes back to the context that is current where a group begins
+                with self._gpus.inside(devices[0]), threads_asked(wanted.settings.threads), library.group():
                     for rank, device in enumerate(devices):
                         with self._gpus.inside(device):
                             made.append(library.open(len(devices), rank, unique, wanted.settings))
         except BaseException:
-            self._open.pop()
-            for communicator in made:
-                with suppress(DeviceError):  # the first error is the one to tell
-                    library.abort(communicator)
+            self._abort(made)  # the first error is the one to tell
             raise
+        self._open.append(made)
 
     # ---- calls
 
     def call(self, number: int, kind: CollectiveKind, members: Sequence[Member], place: Span | None) -> DriverCall:
         """A collective of all ranks, of the schedule's line `place`; `members` by rank."""
+        self.ready()
         first = members[0]
         self._places.setdefault(number, {})[f"{kind} ({place.place})" if place is not None else kind] = None
         most = max(1, WARM // TYPES[first.dtype].bytes // len(members))
@@ -139,19 +138,19 @@ class Communicators:
         capture, it must not."""
         gpus, ranks = self._gpus, len(self._gpus.placement.devices)
         size = count * ranks * TYPES[dtype].bytes
-        memory: list[tuple[int, int]] = []
+        memory: list[int] = []
         try:
             members = []
             for rank in range(ranks):
                 device = gpus.device(rank)
-                memory.append((gpus.alloc(device, size, "a first collective"), gpus.alloc(device, size, "its result")))
-                src, dst = memory[-1]
-                members.append(Member(dst, src, count, dtype, gpus.control[device.ordinal]))
+                for what in ("a first collective", "its result"):
+                    memory.append(gpus.alloc(device, size, what))
+                members.append(Member(memory[-1], memory[-2], count, dtype, gpus.control[device.ordinal]))
             with gpus.inside(gpus.device(0)):
                 (error,) = self.collective(number, kind, members)
-            if error:
-                concerns(error, command=f"a first {kind}")
-                raise error
+                if error:
+                    error.what = "a first call"
+                    raise error
             for rank, member in enumerate(members):
                 gpus.finish(gpus.device(rank), member.stream)
         except BaseException:
@@ -159,25 +158,31 @@ class Communicators:
             raise
         finally:
             closing = Closing()
-            for addresses in memory:
-                for address in addresses:
-                    closing(gpus.free, address)
+            for address in memory:
+                closing(gpus.free, address)
         closing.end()
 
     # ---- errors
 
     def ill(self) -> str:
         """The first asynchronous error of a communicator, where it is, and what goes by that communicator."""
-        for number, communicators in enumerate(list(self._open)):
-            for rank, communicator in enumerate(communicators):
-                assert self._library is not None
-                with concerning(self._gpus.device(rank)):
-                    code = self._library.error(communicator)
-                if code:
-                    calls = ", ".join(self._places.get(number, ()))
-                    queue = f"queue '{self._table[number].queue}'"
-                    return f"{self._library.name} tells of {code} on {self._gpus.device(rank)}, {queue}: {calls}"
+        with self._changing:  # none is given back meanwhile
+            for number, communicators in enumerate(self._open):
+                for rank, communicator in enumerate(communicators):
+                    assert self._library is not None
+                    with concerning(self._gpus.device(rank)):
+                        code = self._library.error(communicator)
+                    if code:
+                        where = self._gpus.device(rank)
+                        return f"{self._library.name} tells of {code} on {where}, {self._calls(number)}"
         return ""
+
+    def calls(self) -> list[str]:
+        """What goes by the communicators of each queue, a line each."""
+        return [self._calls(number) for number in range(len(self._table))]
+
+    def _calls(self, number: int) -> str:
+        return f"queue '{self._table[number].queue}': {', '.join(self._places.get(number, ()))}"
 
     def abort(self) -> None:
         """Whatever waits in a collective goes on. NOTE from any thread, without a turn: who has it may be waiting for
@@ -209,13 +214,15 @@ class Communicators:
 
     def _drop(self, rank: int, communicator: Handle) -> None:
         assert self._library is not None
-        with concerning(self._gpus.device(rank)):
+        with self._gpus.inside(self._gpus.device(rank)), concerning(self._gpus.device(rank)):
             self._library.close(communicator)
 
     def close(self) -> None:
         closing = Closing()
-        while self._open:
-            for rank, communicator in enumerate(self._open.pop()):
+        with self._changing:
+            given, self._open = self._open, []
+        for communicators in given:
+            for rank, communicator in enumerate(communicators):
                 closing(self._drop, rank, communicator)
         closing(self.settle)
         closing.end()

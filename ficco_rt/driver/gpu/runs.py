@@ -399,7 +399,8 @@ class Runs:
         through = self._release()
         if replayed and not ahead:
             report = self._report_on_streams() if through else []
-            report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
+            why = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
+            report = report or [*self._communicators.calls(), why]
         busy = " and ".join(self._busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
         raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)

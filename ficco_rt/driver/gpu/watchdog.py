@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from types import FrameType
 from typing import Any, TypeAlias
@@ -76,8 +77,16 @@ class Watchdog:
             why = tenant.ill()
         except DeviceError as error:
             why = str(error)
-        if why:
-            let_go(tenant, "\n".join([f"{tenant.name}: {why}", *told(tenant)]), ill=True)
+        if why:  # the vendor's driver may not answer while another thread is inside it
+            args = (tenant, f"{tenant.name}: {why}")
+            asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
+            asked.start()
+            asked.join(ANSWER)
+
+    @staticmethod
+    def _ails(tenant: Tenant, why: str) -> None:
+        with suppress(DeviceError):  # of a device that is lost; who waits for the run finds that, too
+            let_go(tenant, "\n".join([why, *told(tenant)]), ill=True)
 
     def _look(self) -> None:
         held = self._turns.held

@@ -58,8 +58,13 @@ class Rccl:
         try:
             yield
         except BaseException:
-            with suppress(Refused):  # the first error is the one to tell
-                self._made(self._n.ncclGroupEnd)
+            # NOTE ranks missing from the group would be waited for: after a call that fails its end does nothing
+            for spoilt in (
+                (self._n.ncclAllReduce, None, None, 0, self._types["fp32"], self._sum, None, None),
+                (self._n.ncclGroupEnd,),
+            ):
+                with suppress(Refused):  # the first error is the one to tell
+                    self._made(*spoilt)
             raise
         self._made(self._n.ncclGroupEnd)
 

@@ -185,7 +185,7 @@ static Device *current_device(void) {
     return cuda_current("a library of collectives", &d) ? NULL : d;
 }
 
-static Comm *comm_of(void *handle, const char *who) { return object_of(COMMUNICATOR, handle, who); }
+static Comm *comm_of(void *handle, const char *who) { return handle ? object_of(COMMUNICATOR, handle, who) : NULL; }
 
 int ncclGetVersion(int *version) {
     NCCL(ncclGetVersion);
@@ -291,6 +291,7 @@ int ncclGroupEnd(void) {
     if (!depth) return INVALID_USAGE;
     if (--depth) return SUCCESS;
     int code = !call_.code ? failed : call_.code < 7 ? call_.code : UNHANDLED_CUDA_ERROR;
+    failed = SUCCESS;
     for (Clique *c = cliques; c; c = c->next)
         if (c->joined < c->ranks && !c->left) {
             if (!code) violation("ncclGroupEnd blocks for ever: %d of %d ranks open their communicators", c->joined, c->ranks);
@@ -308,8 +309,8 @@ int ncclGroupEnd(void) {
 static int called(void *handle, void *stream, CollectiveKind kind, uint64_t dst, uint64_t src, uint64_t count, int type,
                   const Message *message, const char *who) {
     Comm *comm = comm_of(handle, who);
-    Stream *s = object_of(STREAM, stream, who);
-    if (!comm || !s || comm->aborted || (type != 6 && type != 7 && type != 9)) return INVALID_ARGUMENT;
+    Stream *s = stream ? object_of(STREAM, stream, who) : NULL;
+    if (!comm || !s || comm->aborted || (type != 6 && type != 7 && type != 9)) return failed = INVALID_ARGUMENT;
     if (s->device->sick) return UNHANDLED_CUDA_ERROR;
     if (grouped_count == (int)(sizeof grouped / sizeof *grouped)) return INTERNAL_ERROR;
     Collective *call = NULL;
