@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from ..errors import DeviceError, UsageError
 from ..machine.model import Machine
@@ -43,6 +44,8 @@ def open_driver(
     `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
     GPU; `timeout` is the seconds that a run may take. `collectives`: what makes these on GPUs.
     """
+    if collectives not in get_args(CollectivesBy):
+        raise UsageError(f"collectives: {collectives!r} is none of {', '.join(map(repr, get_args(CollectivesBy)))}")
     if name == "host":
         if collectives == "library":
             raise UsageError("collectives of a library need GPUs; the host driver has none")

@@ -11,7 +11,7 @@ import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
-from ficco_rt.driver.gpu import collectives, runs
+from ficco_rt.driver.gpu import collectives, runs, watchdog
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
@@ -53,6 +53,7 @@ def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own reads the threads anew; what hangs is given up soon."""
     monkeypatch.setattr(collectives, "_READ", [])
     monkeypatch.setattr(runs, "DRAIN", 0.5)
+    monkeypatch.setattr(watchdog, "HEALTH", 0.01)
 
 
 def executor(
@@ -166,6 +167,10 @@ def test_a_library_that_is_not_there(cuda: standin.StandIn, monkeypatch: pytest.
 
 def test_a_library_that_cannot(cuda: standin.StandIn) -> None:
     fresh(cuda)
+    with pytest.raises(UsageError, match=r"collectives: 'nccl' is none of 'auto', 'library', 'copies'"):
+        executor(cuda, plan_of(), collectives="nccl")
+    with pytest.raises(UsageError, match="the host driver has none"):
+        Executor(plan_of(), collectives="library")
     with pytest.raises(UsageError, match="ranks share a GPU, and NCCL takes one rank a GPU"):
         executor(cuda, plan_of(), collectives="library", ranks_per_gpu=2)
     at_rest(cuda)
@@ -198,10 +203,10 @@ def test_an_asynchronous_error_is_told_and_answered(
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_peer_that_never_comes(library: standin.StandIn, graph: bool) -> None:
     fresh(library, "query_steps 3000")
-    with executor(library, plan_of(), timeout=0.2, graph=graph) as made:
+    with executor(library, plan_of(), timeout=0.1, graph=graph) as made:
         assert verified_run(made, values="exact").ok
         library.set("lose_collective 1 0")  # it hangs, and no error is told
-        with pytest.raises(DeviceError, match=r"the run did not end within 0\.2 s") as told:
+        with pytest.raises(DeviceError, match=r"the run did not end within 0\.1 s") as told:
             made.run()
         assert "every.ficco:13" in str(told.value)
         assert verified_run(made, values="exact").ok

@@ -321,6 +321,9 @@ class Cuda:
         flags = self.cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
         return call(self.cu.cuGraphInstantiate, captured, int(flags))
 
+    def upload(self, graph: Handle, stream: Handle) -> None:
+        call(self.cu.cuGraphUpload, graph, stream)
+
     def destroy_captured(self, captured: Handle) -> None:
         call(self.cu.cuGraphDestroy, captured)
 

@@ -218,6 +218,9 @@ class Runs:
                     continue
                 with concerning(device):
                     binding.graphs[ordinal] = self._instance(recorded.pop(ordinal))
+                    if binding.plans.layout.communicators:
+                        # a launch that blocks would do so behind a kernel that waits for a GPU that is not launched yet
+                        vendor.upload(binding.graphs[ordinal], gpus.control[ordinal])
         except BaseException:  # the first error is the one to tell
             for device in recording:
                 with suppress(DeviceError):

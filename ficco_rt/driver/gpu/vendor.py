@@ -259,6 +259,9 @@ class Vendor(Protocol):
     def instantiate(self, captured: Handle) -> Handle:
         """Kernel nodes keep their priorities."""
 
+    def upload(self, graph: Handle, stream: Handle) -> None:
+        """What a graph's first launch would do for it on its device."""
+
     def destroy_captured(self, captured: Handle) -> None: ...
 
     def destroy_graph(self, graph: Handle) -> None: ...

@@ -326,6 +326,9 @@ class Hip:
         flags = self.hip.hipGraphInstantiateFlags.hipGraphInstantiateFlagUseNodePriority
         return call(self.hip.hipGraphInstantiateWithFlags, captured, int(flags))
 
+    def upload(self, graph: Handle, stream: Handle) -> None:
+        call(self.hip.hipGraphUpload, graph, stream)
+
     def destroy_captured(self, captured: Handle) -> None:
         call(self.hip.hipGraphDestroy, captured)
 

@@ -430,6 +430,12 @@ int hipGraphExecDestroy(Handle exec) {
     exec_destroy(e);
     return CLOSED(OK);
 }
+int hipGraphUpload(Handle exec, Handle stream) {
+    CALL(hipGraphUpload);
+    STREAM_OF(s, stream);
+    if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
+    return object_of(EXEC, exec, called_.name) ? OK : INVALID_HANDLE;
+}
 int hipGraphLaunch(Handle exec, Handle stream) {
     CALL(hipGraphLaunch);
     STREAM_OF(s, stream);
