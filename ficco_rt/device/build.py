@@ -328,9 +328,9 @@ class _Builder:
     # ---- collectives
 
     def _by_library(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
-        """The calls of all ranks side by side; traced, with timestamps before and behind all of them."""
+        """The calls of all ranks, in the order of ranks, side by side; traced, with timestamps before and behind them."""
         calls: list[CallCollective] = []
-        for s, p in members:
+        for s, p in sorted(members, key=lambda place: self.plan.streams[place[0]].rank):
             stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
             assert isinstance(command, CollectiveCall)
             cause = Cause(f"{command.kind} on rank {stream.rank} stream {stream.name}", command.origin)

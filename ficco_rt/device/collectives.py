@@ -136,8 +136,8 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 
 def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
-    """The calls of a collective stand side by side, one a rank, alike, each on its own rank's memory; and the library
-    can take them: every rank has a device of its own, in one process, and no graph goes into a caller's."""
+    """The calls of a collective stand side by side in the order of ranks, alike, each on its own rank's memory; and the
+    library can take them: every rank has a device of its own, in one process, and no graph goes into a caller's."""
     calls = [action for action in plan.body if isinstance(action, CallCollective)]
     if not calls:
         return
@@ -157,9 +157,9 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
     for group, at in places.items():
         members = [action for i in at if isinstance(action := plan.body[i], CallCollective)]
         head = members[0]
-        callers = sorted(rank for m in members if (rank := owners[m.stream]) is not None)
+        callers = [rank for m in members if (rank := owners[m.stream]) is not None]
         if callers != list(range(ranks)) or at[-1] - at[0] != ranks - 1:
-            yield _wrong(head, f"collective {group} is called by ranks {callers}; all call it, side by side")
+            yield _wrong(head, f"collective {group} is called by ranks {callers}; all call it in order, side by side")
         for m in members:
             if (m.kind, m.communicator) != (head.kind, head.communicator) or m.src.shape != head.src.shape:
                 yield _wrong(m, f"collective {group} is another one on rank {owners[m.stream]}")

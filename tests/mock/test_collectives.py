@@ -3,8 +3,10 @@ and leave nothing behind."""
 
 from __future__ import annotations
 
+import random
 import sys
 from functools import cache
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,14 @@ import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.driver.gpu import collectives, runs, watchdog
 from ficco_rt.driver.registry import discover
-from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.errors import DeviceError, PlanError, ScheduleError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.fuzz.schedules import Memory, Orders
+from tests.fuzz.test_orders import inputs, same
 from tests.mock import standin
 from tests.mock.test_command_line import Ended, Machine
 from tools import nccl_check
@@ -89,6 +94,34 @@ def test_every_collective_is_right(library: standin.StandIn, dtype: str) -> None
             for _ in range(2):
                 assert verified_run(made, values="exact").ok
             assert made.driver.holdings().communicators == 6
+        at_rest(library)
+
+
+def values(made: Executor, given: Memory) -> Memory:
+    """All tensors after a run."""
+    for (name, rank), array in given.items():
+        made.write(name, rank, array)
+    made.poison()
+    made.run()
+    return {(t.name, r): made.read(t.name, r) for t in made.plan.tensors for r in range(made.plan.ranks)}
+
+
+def test_random_schedules_mean_what_they_mean_on_the_host(library: standin.StandIn) -> None:
+    """Collectives among copies, products, sums and streamed launches, in any order of ranks."""
+    programs = (Orders(random.Random(seed), bounded=True) for seed in count())
+    for seed, program in enumerate(islice((p for p in programs if "on vendor" in p.text), 60 if cases.ALL else 6)):
+        library.reset(f"devices {program.ranks}; sms 132; {THERE}; seed {seed}; query_steps 3000")
+        try:
+            graph = compiler.build(ficco_dsl.parse(program.text, "orders.ficco"), program.ranks)
+            plan = compiler.plan_of(graph, profile("h200-switch", program.ranks))
+        except (PlanError, ScheduleError):
+            continue
+        given = {(name, r): a for name, arrays in inputs(plan, seed).items() for r, a in enumerate(arrays)}
+        with Executor(plan, "host") as host:
+            wanted = values(host, given)
+        with executor(library, plan) as made:
+            for made.graph, made.traced in ((False, False), (True, False), (False, True)):
+                assert same(values(made, given), wanted), f"{program.text}\ngraph {made.graph}"
         at_rest(library)
 
 

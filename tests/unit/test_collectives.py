@@ -134,15 +134,22 @@ DAMAGE: dict[str, tuple[Callable[[DevicePlan], DevicePlan], str]] = {
     ),
     "another kind": (
         lambda plan: replace(plan, body=(replace(plan.body[0], group=7), *plan.body[1:])),  # type: ignore[arg-type]
-        "all_gather on rank 0 stream vendor: collective 7 is called by ranks [0]; all call it, side by side",
+        "all_gather on rank 0 stream vendor: collective 7 is called by ranks [0]; all call it in order, "
+        "side by side",
     ),
     "no communicator": (
         lambda plan: replace(plan, communicators=()),
         "all_gather on rank 0 stream vendor: there is no communicator 0",
     ),
+    "ranks in another order": (
+        lambda plan: replace(plan, body=(plan.body[1], plan.body[0], *plan.body[2:])),
+        "all_gather on rank 1 stream vendor: collective 0 is called by ranks [1, 0]; all call it in order, "
+        "side by side",
+    ),
     "calls in another order": (
         lambda plan: replace(plan, body=(plan.body[0], plan.body[3], plan.body[2], plan.body[1])),
-        "all_gather on rank 0 stream vendor: collective 0 is called by ranks [0, 1]; all call it, side by side",
+        "all_gather on rank 0 stream vendor: collective 0 is called by ranks [0, 1]; all call it in order, "
+        "side by side",
     ),
 }  # fmt: skip
 

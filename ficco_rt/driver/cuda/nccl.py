@@ -59,8 +59,8 @@ class Nccl:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        self._made(self._n.group_start)
         try:
+            self._made(self._n.group_start)
             yield
         except BaseException:
             # NOTE ranks missing from the group would be waited for: after a call that fails its end does nothing

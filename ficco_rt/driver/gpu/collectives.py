@@ -214,7 +214,7 @@ class Communicators:
 
     def _drop(self, rank: int, communicator: Handle) -> None:
         assert self._library is not None
-        with self._gpus.inside(self._gpus.device(rank)), concerning(self._gpus.device(rank)):
+        with concerning(self._gpus.device(rank)):
             self._library.close(communicator)
 
     def close(self) -> None:

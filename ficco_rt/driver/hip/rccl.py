@@ -54,8 +54,8 @@ class Rccl:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        self._made(self._n.ncclGroupStart)
         try:
+            self._made(self._n.ncclGroupStart)
             yield
         except BaseException:
             # NOTE ranks missing from the group would be waited for: after a call that fails its end does nothing
