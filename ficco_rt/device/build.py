@@ -328,7 +328,7 @@ class _Builder:
     # ---- collectives
 
     def _by_library(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
-        """The calls of all ranks, in the order of ranks, side by side; traced, with timestamps before and behind them."""
+        """The calls of all ranks side by side, in the order of ranks; traced, with timestamps before and behind."""
         calls: list[CallCollective] = []
         for s, p in sorted(members, key=lambda place: self.plan.streams[place[0]].rank):
             stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]

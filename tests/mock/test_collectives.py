@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import sys
 from functools import cache
-from itertools import count, islice
 from pathlib import Path
 
 import pytest
@@ -107,13 +106,15 @@ def values(made: Executor, given: Memory) -> Memory:
 
 
 def test_random_schedules_mean_what_they_mean_on_the_host(library: standin.StandIn) -> None:
-    """Collectives among copies, products, sums and streamed launches, in any order of ranks."""
-    programs = (Orders(random.Random(seed), bounded=True) for seed in count())
-    for seed, program in enumerate(islice((p for p in programs if "on vendor" in p.text), 60 if cases.ALL else 6)):
+    """Collectives among copies, products, sums and streamed launches. In the first ones another rank comes first."""
+    for seed in (78, 118, *range(100 if cases.ALL else 6)):
+        program = Orders(random.Random(seed), bounded=True)
+        if "on vendor" not in program.text:
+            continue
         library.reset(f"devices {program.ranks}; sms 132; {THERE}; seed {seed}; query_steps 3000")
         try:
             graph = compiler.build(ficco_dsl.parse(program.text, "orders.ficco"), program.ranks)
-            plan = compiler.plan_of(graph, profile("h200-switch", program.ranks))
+            plan = compiler.plan_of(graph, discover(library.face, program.ranks))  # type: ignore[arg-type]
         except (PlanError, ScheduleError):
             continue
         given = {(name, r): a for name, arrays in inputs(plan, seed).items() for r, a in enumerate(arrays)}
