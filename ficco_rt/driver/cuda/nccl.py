@@ -28,6 +28,8 @@ class Nccl:
             from nccl.bindings import nccl as bindings
         except ImportError as error:
             raise DeviceError(_NEEDS.format(what="the package nccl4py")) from error
+        if not hasattr(bindings, "Comm"):
+            raise DeviceError("engine = nccl needs nccl4py 0.6, and this is an older one: pip install -U nccl4py")
         self._n: Any = bindings
         try:
             number = int(bindings.get_version())
