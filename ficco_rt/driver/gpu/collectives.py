@@ -13,7 +13,7 @@ so it has a thread of its own, and who gives a run up gives its graphs back (`Ru
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 
@@ -28,7 +28,7 @@ from .refused import Closing, Refused, concerning
 from .vendor import DriverCall, Handle
 
 WARM = 32 << 20  # bytes, at most, of a collective that is made once before any run
-SETTLE = 5.0  # seconds that an abort gets once no run and no graph holds calls
+SETTLE = 5.0  # seconds that communicators get to leave once no run and no graph holds calls
 NTHREADS = "NCCL_NTHREADS"
 _READ: list[int | None] = []  # the threads that the library has read, once a process
 
@@ -64,7 +64,7 @@ class Communicators:
         self._open: list[list[Handle]] = []  # by number, by rank
         self._places: dict[int, dict[str, None]] = {}  # by number: the collectives of the plan, for people
         self._wanted: dict[tuple[int, CollectiveKind, Dtype, int], None] = {}  # what calls were made ready for
-        self._aborting: list[threading.Thread] = []
+        self._leaving: list[threading.Thread] = []
         self._changing = threading.Lock()  # `abort` comes from other threads
 
     @property
@@ -188,12 +188,15 @@ class Communicators:
         """Whatever waits in a collective goes on. NOTE from any thread, without a turn: who has it may be waiting for
         this. Its end is not waited for (`settle`). Each queue's communicators have a thread: the last one's abort waits
         for the graphs that hold calls, which may stand behind a collective of another queue."""
+        self._give_back(self._abort)
+
+    def _give_back(self, by: Callable[[Sequence[Handle]], None]) -> None:
         with self._changing:
             given, self._open = self._open, []
             for communicators in given:
-                thread = threading.Thread(target=self._abort, args=(communicators,), name="ficco aborts", daemon=True)
+                thread = threading.Thread(target=by, args=(communicators,), name="ficco communicators", daemon=True)
                 thread.start()
-                self._aborting.append(thread)
+                self._leaving.append(thread)
 
     def _abort(self, communicators: Sequence[Handle]) -> None:
         assert self._library is not None
@@ -202,27 +205,30 @@ class Communicators:
                 self._library.abort(communicator)
 
     def settle(self) -> None:
-        """What was aborted is given back. DeviceError: it is not."""
+        """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
         with self._changing:
-            aborting, self._aborting = self._aborting, []
+            leaving, self._leaving = self._leaving, []
         until = monotonic() + SETTLE
-        for thread in aborting:
+        for thread in leaving:
             thread.join(max(0.0, until - monotonic()))
-        if any(thread.is_alive() for thread in aborting):
+        if any(thread.is_alive() for thread in leaving):
             self._gpus.hung = True
-            raise DeviceError(f"the communicators that were aborted are not given back within {SETTLE:.3g} s")
+            raise DeviceError(f"communicators are not given back within {SETTLE:.3g} s")
+
+    def close(self) -> None:
+        """Give everything back. NOTE in threads, as it waits for graphs that an interrupt may have left."""
+        closing = Closing()
+
+        def drop(communicators: Sequence[Handle]) -> None:
+            assert self._library is not None
+            for rank, communicator in enumerate(communicators):
+                closing(self._drop, rank, communicator)
+
+        self._give_back(drop)
+        closing(self.settle)
+        closing.end()
 
     def _drop(self, rank: int, communicator: Handle) -> None:
         assert self._library is not None
         with concerning(self._gpus.device(rank)):
             self._library.close(communicator)
-
-    def close(self) -> None:
-        closing = Closing()
-        with self._changing:
-            given, self._open = self._open, []
-        for communicators in given:
-            for rank, communicator in enumerate(communicators):
-                closing(self._drop, rank, communicator)
-        closing(self.settle)
-        closing.end()
