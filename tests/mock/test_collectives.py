@@ -272,7 +272,8 @@ def test_each_call_that_fails_is_told(library: standin.StandIn, name: str) -> No
                 assert verified_run(made, values="exact").ok
         except DeviceError as error:
             told = str(error)
-        assert "ncclInternalError" in told or told == "copies" or not library.fired(), told
+        late = library.fired() == "ncclCommGetAsyncError"  # the watchdog may ask when the run is over
+        assert "ncclInternalError" in told or told == "copies" or late or not library.fired(), told
         library.calm()
         at_rest(library)
         with executor(library, plan_of()) as made:
