@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import ficco_dsl
 from ficco_dsl.diagnostics import Diagnostic
-from ficco_dsl.nodes import Schedule
+from ficco_dsl.nodes import Attribute, Name, QueueDecl, Schedule
 
 from . import files, kernel_files, library
-from .arguments import of_kind, plain, whole
+from .arguments import KERNEL, of_kind, plain, whole
+from .errors import UsageError
 from .graph import ir as graph_ir
 from .graph.bind import bind
 from .graph.budget import one_meter
@@ -35,11 +37,30 @@ def load(name_or_path: str | Path) -> Schedule:
 
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
-    """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`."""
+    """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`. `kernel`, which
+    no param can be called, says `kernel = vendor` on all queues of multiprocessors."""
     number = whole(ranks, "ranks")
     given = {name: plain(value) for name, value in (params or {}).items()}
+    kernel = given.pop(KERNEL, None)
     with compilation(number):
-        return build_graph(schedule, number, given)
+        if kernel is None:
+            return build_graph(schedule, number, given)
+        graph = build_graph(by_library(schedule, kernel), number, given)
+        return replace(graph, params=(*graph.params, (KERNEL, kernel)))
+
+
+def by_library(schedule: Schedule, kernel: object = "vendor") -> Schedule:
+    """The schedule with all products by the vendor's library, as if its queues said so."""
+    if kernel != "vendor":
+        raise UsageError(f"kernel = {kernel}: a schedule's products are by its own kernels, or kernel = vendor")
+
+    def said(queue: QueueDecl) -> QueueDecl:
+        engine = next((a.value for a in queue.attributes if a.name == "engine"), None)
+        if engine != Name("sm", queue.span) or any(a.name == KERNEL for a in queue.attributes):
+            return queue
+        return replace(queue, attributes=(*queue.attributes, Attribute(KERNEL, Name("vendor", queue.span), queue.span)))
+
+    return replace(schedule, queues=tuple(map(said, schedule.queues)))
 
 
 def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -47,7 +68,8 @@ def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
     Raises ScheduleError, UsageError."""
     number = whole(ranks, "ranks")
     with compilation(number):
-        return dict(bind(schedule, number, {name: plain(value) for name, value in (params or {}).items()}).params)
+        given = {name: plain(value) for name, value in (params or {}).items() if name != KERNEL}
+        return dict(bind(schedule, number, given).params)
 
 
 def plan_of(graph: graph_ir.Graph, machine: Machine, *, trusted: bool = False) -> plan_ir.Plan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 ClockKind: TypeAlias = Literal["device", "virtual"]
 # `launch`: a streamed launch as a whole, whose works and their waits are spans of their own.
@@ -41,7 +41,7 @@ class TraceSpan:
     flops: int = 0
     peer: int | None = None
     launched: Launched | None = None
-    ops: tuple[int, ...] = ()  # the plan's, of a streamed launch, of a work of it, or of what a work waited for
+    ops: tuple[int, ...] = ()  # the plan's: of what was done, or of a streamed launch's work that waited
     waited: float = 0.0  # of such a launch or wait: how long blocks waited for flags, the mean over all blocks
     within: float = 0.0  # of such a launch: its works' times may be off by so much against the other spans
 
@@ -56,9 +56,17 @@ class Lane:
     engine: str
 
 
+class Arrow(NamedTuple):
+    """Span `after` of a trace waited for span `before` to end, by event or flag. Both are places in `Trace.spans`."""
+
+    before: int
+    after: int
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A run's record. `clock` says whether times were measured on a device or modelled for a machine."""
+    """A run's record. `clock` says whether times were measured on a device or modelled for a machine. `arrows` are
+    drawn from the plan where they are asked for (`ficco_rt.arrows`)."""
 
     schedule: str
     machine: str
@@ -66,6 +74,7 @@ class Trace:
     ranks: int
     lanes: tuple[Lane, ...]
     spans: tuple[TraceSpan, ...]
+    arrows: tuple[Arrow, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Trace of {self.schedule} on {self.machine}: {len(self.spans)} spans, {self.duration:.1f} µs>"

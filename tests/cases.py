@@ -21,6 +21,12 @@ def schedule(name: str) -> Schedule:
     return compiler.load(library.find(name))
 
 
+@cache
+def by_library(name: str) -> Schedule:
+    """A shipped schedule whose products the vendor's library makes."""
+    return compiler.by_library(compiler.load(library.find(name)))
+
+
 def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
     """Small sizes of a shipped schedule. Even ones divide among ranks and chunks; the others divide among ranks
     only, where the text asks for it: pieces then differ by one, and some may be empty."""

@@ -9,7 +9,7 @@ HERE = Path(__file__).parent
 # Folders and files. Those of host and mock: the host driver, and both vendors' drivers on the stand-ins.
 QUICK = ("unit", "errors", "host/test_driver_host.py", "mock/test_requests.py")
 
-# They compile kernels, simulate large schedules, or start many processes.
+# They compile kernels, simulate large schedules, or start many processes or a browser.
 SLOW = frozenset(
     {
         "unit/test_calibrate.py",
@@ -20,6 +20,7 @@ SLOW = frozenset(
         "unit/test_memory_order.py",
         "unit/test_mfma_gemm.py",
         "unit/test_naive_amd.py",
+        "unit/test_page.py",
         "unit/test_plan_check.py",
         "unit/test_readme.py",
         "unit/test_sm80_gemm.py",

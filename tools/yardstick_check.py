@@ -85,7 +85,7 @@ def traced(plan: Plan, machine: Machine, backend: str) -> tuple[float, float, De
 
 
 def has_latch(plan: DevicePlan) -> bool:
-    return any(word.used == "traced" for word in plan.words)
+    return plan.has_latch
 
 
 def longest(plan: DevicePlan) -> int:

@@ -24,9 +24,9 @@ FUNCTIONS: Mapping[str, tuple[int, int | None, str]] = {
 }
 
 # What stands after an attribute's `=`: one of these words, a string, or (all others) a number.
-WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto")}
+WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("text", "auto"), "kernel": ("vendor",)}
 STRINGS = ("host",)
-RESOURCES = ("priority", "smem", "residency", "sms", "order")
+RESOURCES = ("priority", "smem", "residency", "sms", "order", "kernel")
 ON_QUEUE = ("engine", *RESOURCES)
 OF_COLLECTIVES = ("ctas", "threads")  # on a queue of the vendor's collectives alone
 ON_KERNEL = ("host", "grid", "block", "smem")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from ..machine.cost import gemm_rate
+from ..machine.cost import Overheads, gemm_rate, overheads
 from ..machine.model import Machine
 from ..machine.tables import Measured
 from .measure import Point, Series
@@ -16,6 +16,7 @@ from .probes import ROW
 
 BYTES = 2  # of an element
 _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
+OVERHEADS = tuple(f.name for f in fields(Overheads))
 LEAST = 0.1  # microseconds that anything takes
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
@@ -23,53 +24,160 @@ LARGE = 0.1  # of the operations of the largest product: those that go by the ra
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times
-    differ from what the figure says."""
+    differ from what the figure says. `host`: the host issued the probe's runs while they ran, so that the figure may be
+    the time of the host."""
 
     value: float
     unit: str
     probe: str
     residual: float = 0.0
+    host: bool = False
+
+
+class _Fit:
+    """Finds constants one after another: each is what its probe's times tell beyond those found before. `base` is the
+    machine that the plans were made for: what the probes say of the way that a figure takes part in a time is how much
+    the times differ from the model's."""
+
+    def __init__(self, measured: Sequence[Series], base: Machine) -> None:
+        self.series = {s.probe.name: s.points for s in measured if len(s.points) > 1}
+        self.modes = {s.probe.name: s.probe.mode for s in measured}
+        self.base, self.known = base, overheads(base.device)
+        self.found: dict[str, Constant] = {}
+
+    def add(self, name: str, value: float, probe: str, off: float = 0.0, unit: str = "µs") -> None:
+        least = LEAST if unit == "µs" and name not in OVERHEADS else 0.0
+        host = self.modes[probe] == "streams" and not all(p.ahead for p in self.series[probe])
+        self.found[name] = Constant(max(least, value), unit, probe, off, host)
+
+    def more(self, name: str, before: float) -> float:
+        """By how much a figure is greater than what it was before it was measured; 0 if it was not."""
+        return self.found[name].value - before if name in self.found else 0.0
+
+    def alone(self) -> float:
+        """What a run of one kernel takes beside the kernel."""
+        launch, frame = self.base.device.launch_time, self.known.frame
+        return launch + self.more("launch_time", launch) + frame + self.more("frame", frame)
+
+    def beyond(self, probe: str, rows: Sequence[Callable[[Mapping[str, int]], float]]) -> tuple[list[float], float]:
+        """How much longer a run takes than the model says: at all, and for each of what `rows` count; the residual."""
+        points = self.series[probe]
+        matrix = [(1.0, *(row(p.params) for row in rows)) for p in points]
+        found, off = _weighted(matrix, points)
+        modelled, _ = _weighted(matrix, [replace(p, micros=p.modelled) for p in points])
+        return [a - b for a, b in zip(found, modelled, strict=True)], off
+
+    # ---- kernels and runs
+
+    def launches(self) -> None:
+        """A chain of small kernels tells what a run costs at all: nearly nothing else is in a run of one kernel.
+
+        Where launches begin early, a kernel behind another one hides its launch. The time of a launch then shows
+        only together with what is before it, the frame of a run or an event. It stays what it is, and these are what
+        is left."""
+        for probe, prefix in (("launches", ""), ("launches as a graph", "graph_")):
+            if probe in self.series:
+                points = self.series[probe]
+                (_, each), off = _weighted([(1.0, p.params["count"] - 1) for p in points], points)
+                self.add(f"{prefix}launch_behind", each, probe, off)
+        if "launches" in self.series:
+            (start, more), off = self.beyond("launches", [lambda p: p["count"] - 1])
+            before = self.base.device.launch_time
+            if not any(p.early for p in self.series["launches"]):
+                self.add("launch_time", before + more, "launches", off)
+            self.add("frame", self.known.frame + start - self.more("launch_time", before), "launches", off)
+
+    def products(self) -> None:
+        if "sum" in self.series:
+            (_, rate), off = _weighted(
+                [(1.0, (p.params["terms"] + 1) * copied(p.params)) for p in self.series["sum"]], self.series["sum"]
+            )
+            self.add("memory_rate", 1 / rate, "sum", off, "bytes a µs")
+        if "product" not in self.series:
+            return
+        # what a run costs beside its product is known by now
+        beside = self.base.device.launch_time + self.known.frame
+        more = self.alone() - beside
+        most = max(operations(p.params) for p in self.series["product"])
+        large = [p for p in self.series["product"] if operations(p.params) >= LARGE * most]
+        shares = [max(0.1, p.modelled - beside) / max(0.1, p.micros - beside - more) for p in large]
+        share = statistics.median(shares)
+        off = statistics.median(abs(s / share - 1) for s in shares)
+        self.add("gemm_rate", gemm_rate(self.base.device, "bf16") * share, "product", off, "operations a µs")
+
+    # ---- copies
+
+    def copies(self) -> None:
+        """A run of one copy costs the frame of a run and the latency of a lone copy. Every further piece of it costs
+        what a copy right behind another one does."""
+        for probe, name in (("push", "copy_behind"), ("push as a graph", "graph_copy_behind")):
+            if len({p.params["pieces"] for p in self.series.get(probe, ())}) < 2:
+                continue
+            (_, each, rate), off = self._pieces(probe, 1)
+            self.add(name, each, probe, off)
+            if probe == "push":
+                self.add("rate", 1 / rate, probe, off, "bytes a µs")
+                (start, *_), off = self.beyond(probe, [_further, copied])
+                before = self.base.links.copy_time
+                self.add("copy_time", before + start - self.more("frame", self.known.frame), probe, off)
+        if len({p.params["pieces"] for p in self.series.get("inside", ())}) > 1:
+            (_, each, rate), off = self._pieces("inside", 2)
+            self.add("inside_rate", 1 / rate, "inside", off, "bytes a µs")
+            self.add("inside_behind", each, "inside", off)
+        if "records" in self.series and "copy_behind" in self.found:
+            points = self.series["records"]
+            (_, each), off = _weighted([(1.0, _further(p.params)) for p in points], points)
+            self.add("record", each - self.found["copy_behind"].value, "records", off)
+        if "stores" in self.series and "rate" in self.found:
+            best = max(copied(p.params) / max(0.1, p.micros - self.alone()) for p in self.series["stores"])
+            self.add("stores", best / self.found["rate"].value, "stores", 0.0, "of the rate of copy engines")
+
+    def _pieces(self, probe: str, times: int) -> tuple[list[float], float]:
+        """What a run takes at all, each further piece, and each byte that goes so many times; the residual."""
+        points = self.series[probe]
+        return _weighted([(1.0, _further(p.params), times * copied(p.params)) for p in points], points)
+
+    # ---- waits
+
+    def waits(self) -> None:
+        for probe, prefix in (("hops", ""), ("hops as a graph", "graph_")):
+            if probe in self.series and "copy_time" in self.found:
+                (_, each), off = self.beyond(probe, [lambda p: p["hops"]])
+                each -= self.more("copy_time", self.base.links.copy_time)
+                self.add(f"{prefix}signal_time", self.base.links.signal_time + each, probe, off)
+        if "copy turns" in self.series and "copy_time" in self.found:
+            (_, each), off = self.beyond("copy turns", [lambda p: p["turns"]])
+            each -= self.more("copy_time", self.base.links.copy_time)
+            self.add("event_to_copy", self.known.event_to_copy + each, "copy turns", off)
+        if "kernel turns" in self.series and "frame" in self.found:
+            (_, each), off = self.beyond("kernel turns", [lambda p: p["turns"]])
+            each -= self.more("launch_time", self.base.device.launch_time)
+            self.add("event_to_kernel", self.known.event_to_kernel + each, "kernel turns", off)
+
+    # ---- what kernels keep
+
+    def shares(self) -> None:
+        kept = [
+            1 / (1 + max(0.0, both.micros - product.micros) / copies.micros)
+            for copies, product, both in _threes(self.series.get("beside", ()))
+            if 0.5 * product.micros < copies.micros <= product.micros
+        ]
+        if kept:
+            self.add("beside", statistics.median(kept), "beside", 0.0, "of a kernel's speed")
+        if "again" in self.series:
+            single, several = self.series["again"]
+            once, many = single.micros - self.alone(), several.micros - self.alone()
+            factor = many / several.params["times"] / once
+            self.add("sustained", 1 / factor, "again", 0.0, "of the rate of a single run")
 
 
 def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constant]:
     """By name, as many as the probes tell. Times in microseconds, rates in bytes or operations a microsecond. `machine`
-    is what the plans were made for: its rate of GEMMs, its launches and its signals change by as much as what was
-    measured differs from the model."""
-    series = {s.probe.name: s.points for s in measured if len(s.points) > 1}
-    found: dict[str, Constant] = {}
-    found |= _copies(series, "push", "")
-    found |= _copies(series, "push as a graph", "graph_")
-    if "inside" in series:
-        _, rate, off = _line(series["inside"], lambda p: 2 * copied(p))
-        found["inside_rate"] = Constant(1 / rate, "bytes a µs", "inside", off)
-    for name, prefix in (("launches", ""), ("launches as a graph", "graph_")):
-        if name in series:
-            more, off = _beyond(series[name], lambda p: p["count"])
-            found[f"{prefix}launch_time"] = Constant(max(LEAST, machine.device.launch_time + more), "µs", name, off)
-    for name, prefix in (("hops", ""), ("hops as a graph", "graph_")):
-        if name in series and "copy_time" in found:
-            more, off = _beyond(series[name], lambda p: p["hops"])
-            more -= found["copy_time"].value - machine.links.copy_time
-            found[f"{prefix}signal_time"] = Constant(max(LEAST, machine.links.signal_time + more), "µs", name, off)
-    if "sum" in series:
-        _, rate, off = _line(series["sum"], lambda p: (p["terms"] + 1) * BYTES * ROW * p["height"])
-        found["memory_rate"] = Constant(1 / rate, "bytes a µs", "sum", off)
-    launch = found["launch_time"].value if "launch_time" in found else 0.0
-    if "product" in series:
-        most = max(operations(p.params) for p in series["product"])
-        large = [p for p in series["product"] if operations(p.params) >= LARGE * most]
-        shares = [max(0.1, p.modelled - machine.device.launch_time) / max(0.1, p.micros - launch) for p in large]
-        share = statistics.median(shares)
-        off = statistics.median(abs(s / share - 1) for s in shares)
-        found["gemm_rate"] = Constant(gemm_rate(machine.device, "bf16") * share, "operations a µs", "product", off)
-    if "stores" in series and "rate" in found:
-        best = max(copied(p.params) / max(0.1, p.micros - launch) for p in series["stores"])
-        found["stores"] = Constant(best / found["rate"].value, "of the rate of copy engines", "stores")
-    if "again" in series:
-        once, many = series["again"]
-        share = (many.micros / many.params["times"]) / once.micros
-        found["sustained"] = Constant(1 / share, "of the rate of a single run", "again")
-    return found
+    is what the plans were made for."""
+    fit = _Fit(measured, machine)
+    for step in (fit.launches, fit.copies, fit.waits, fit.products, fit.shares):
+        step()
+    return fit.found
 
 
 def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: str, measured: Measured) -> Machine:
@@ -78,20 +186,25 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
     value = {key: constant.value for key, constant in found.items()}
     device, links = base.device, base.links
     share = value.get("gemm_rate", 0.0) / gemm_rate(device, "bf16") or 1.0
+    own = dict(device.overheads) | {key: value[key] for key in OVERHEADS if key in value}
     device = replace(
         device,
         memory_rate=value.get("memory_rate", device.memory_rate),
         launch_time=value.get("launch_time", device.launch_time),
         gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
+        overheads=tuple(own.items()),
     )
     links = replace(links, **{key: value.get(key, getattr(links, key)) for key in _LINKS})
     paths = {key: f"tiers[0].{key}" for key in _LINKS} | {key: f"device.{key}" for key in _DEVICE}
-    sources = tuple(
-        (path, f"measured: probe '{found[key].probe}', times off by {100 * found[key].residual:.1f} % in the median")
-        for key, path in paths.items()
-        if key in found
-    )
+    paths |= {"gemm_rate": "device.gemm_rate.bf16"}
+    paths |= {key: f"device.overheads.{key}" for key in OVERHEADS}
+    sources = tuple((path, _source(found[key])) for key, path in paths.items() if key in found)
     return replace(base, name=name, device=device, links=links, source=source, measured=measured, sources=sources)
+
+
+def _source(constant: Constant) -> str:
+    how = "measured with the time of the host in it" if constant.host else "measured"
+    return f"{how}: probe '{constant.probe}', times off by {100 * constant.residual:.1f} % in the median"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,35 +236,9 @@ class Beside(Loss):
 def contention(measured: Sequence[Series]) -> Iterator[Beside]:
     """The probe has each alone, then both."""
     points = next((s.points for s in measured if s.probe.name == "beside"), ())
-    for copies, product, both in zip(points[::3], points[1::3], points[2::3], strict=False):
+    for copies, product, both in _threes(points):
         longer = max(copies.micros, product.micros)
         yield Beside(both.params, both.micros / longer - 1, copies.micros > product.micros)
-
-
-def _copies(series: Mapping[str, Sequence[Point]], name: str, prefix: str) -> dict[str, Constant]:
-    """A copy's own time and the rate of its bytes: the time is a run's, a piece's each, and a byte's each."""
-    points = series.get(name, ())
-    if len({p.params["pieces"] for p in points}) < 2:
-        return {}
-    rows = [(1.0, p.params["pieces"], copied(p.params)) for p in points]
-    (_, each, rate), off = _weighted(rows, points)
-    found = {f"{prefix}copy_time": Constant(each, "µs", name, off)}
-    if not prefix:
-        found["rate"] = Constant(1 / rate, "bytes a µs", name, off)
-    return found
-
-
-def _line(points: Sequence[Point], of: Callable[[Mapping[str, int]], float]) -> tuple[float, float, float]:
-    """The time at 0 and the time of each, and the residual."""
-    (start, each), off = _weighted([(1.0, of(p.params)) for p in points], points)
-    return start, each, off
-
-
-def _beyond(points: Sequence[Point], of: Callable[[Mapping[str, int]], float]) -> tuple[float, float]:
-    """How much longer each takes than the model says, and the residual."""
-    _, each, off = _line(points, of)
-    _, modelled, _ = _line([replace(p, micros=p.modelled) for p in points], of)
-    return each - modelled, off
 
 
 def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> tuple[list[float], float]:
@@ -161,6 +248,16 @@ def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> tuple
     scale = matrix.max(axis=0)
     factors = np.linalg.lstsq(matrix / scale / times[:, None], np.ones(len(points)), rcond=None)[0] / scale
     return [float(f) for f in factors], float(np.median(np.abs(matrix @ factors / times - 1)))
+
+
+def _threes(points: Sequence[Point]) -> Iterator[tuple[Point, Point, Point]]:
+    """Copies alone, the product alone, both."""
+    yield from zip(points[::3], points[1::3], points[2::3], strict=False)
+
+
+def _further(params: Mapping[str, int]) -> int:
+    """Pieces behind the first."""
+    return params["pieces"] - 1
 
 
 def copied(params: Mapping[str, int]) -> int:

@@ -22,9 +22,19 @@ from .probes import Mode, Params, Probe
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """Microseconds of each of a few runs. `ahead`: each began when the host had issued all of it. Where that is not so,
+    the time of a short run is the host's."""
+
+    micros: tuple[float, ...]
+    ahead: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """Microseconds of a run with these params: the median, the least and the greatest, and what the machine that the
-    plan was made for says of it. `kernel` is the first launch's, empty if there is none."""
+    plan was made for says of it. `kernel` is the first launch's, empty if there is none. `early`: a launch begins while
+    the one before it ends. `ahead`: see `Times`."""
 
     params: Params
     micros: float
@@ -32,22 +42,25 @@ class Point:
     most: float
     modelled: float
     kernel: str = ""
+    early: bool = False
+    ahead: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What a probe has measured, or why it has not."""
+    """What a probe has measured, or why it has not; and how many seconds that took."""
 
     probe: Probe
     points: tuple[Point, ...]
     missing: str = ""
+    seconds: float = 0.0
 
 
 class Clock(Protocol):
     """Takes the time of a plan's runs."""
 
-    def times(self, plan: Plan, mode: Mode) -> list[float]:
-        """Microseconds of each of a few runs. DeviceError: it cannot be run."""
+    def times(self, plan: Plan, mode: Mode) -> Times:
+        """Of a few runs. DeviceError: the plan cannot be run."""
 
 
 OnProgress = Callable[[Probe, int, int], None]  # a probe's points so far, of all
@@ -65,7 +78,7 @@ def measure(
             found.append(Series(probe, (), f"needs {probe.ranks} GPUs; there are {machine.ranks}"))
             continue
         points: list[Point] = []
-        missing = ""
+        missing, started = "", time.monotonic()
         schedule = ficco_dsl.parse(probe.text, f"{probe.name.replace(' ', '_')}.ficco")
         for params in probe.points:
             if time.monotonic() - begun > seconds:
@@ -74,9 +87,11 @@ def measure(
             try:
                 plan = plan_of(build(schedule, machine.ranks, params), machine)
                 times = clock.times(plan, probe.mode)
-                modelled = simulate(plan, machine).duration
-                middle = statistics.median(times)
-                points.append(Point(params, middle, min(times), max(times), modelled, _kernel(plan, machine)))
+                modelled = simulate(plan, machine, probe.mode).duration
+                few, launched = times.micros, _launched(plan, machine)
+                points.append(
+                    Point(params, statistics.median(few), min(few), max(few), modelled, *launched, times.ahead)
+                )
             except ScheduleError as error:  # the machine has not what this point asks for
                 missing = missing or error.diagnostics[0].message
                 continue
@@ -84,11 +99,12 @@ def measure(
                 missing = str(error)
                 break
             progress(probe, len(points), len(probe.points))
-        found.append(Series(probe, tuple(points), missing))
+        found.append(Series(probe, tuple(points), missing, time.monotonic() - started))
     return tuple(found)
 
 
-def _kernel(plan: Plan, machine: Machine) -> str:
+def _launched(plan: Plan, machine: Machine) -> tuple[str, bool]:
+    """The first launch's kernel, and whether a launch begins early."""
     placement = Placement(tuple(range(machine.ranks)))
     launches = layout_of(plan, machine.device, placement, usual(machine.device.arch)).launches
-    return launches[0].config.entry if launches else ""
+    return launches[0].config.entry if launches else "", any(launch.early for launch in launches)

@@ -42,6 +42,23 @@ stage move on dma {
 }
 """
 
+_RECORDS = """
+schedule records  # from the next rank, rows in pieces; another queue waits for each piece, and copies a part of it
+param height = 64
+param pieces = 1 where pieces >= 1
+input   A[height, 4096] : bf16
+scratch G[height, 4096] : bf16
+scratch H[pieces, 64]   : bf16
+queue dma   { engine = copy  priority = high }
+queue aside { engine = copy  priority = low }
+stage move on dma {
+  for c in 0..pieces { copy G.rows(c of pieces) <- A.rows(c of pieces) @ (rank + 1) % ranks }
+}
+stage take on aside {
+  for c in 0..pieces { copy H[c:c + 1] <- G[c * height / pieces:c * height / pieces + 1, 0:64] }
+}
+"""
+
 _INCAST = """
 schedule incast  # every rank to the first one, at once
 param height = 64
@@ -54,12 +71,15 @@ stage move on dma {
 """
 
 _INSIDE = """
-schedule within_gpu  # in a GPU's own memory
+schedule within_gpu  # in a GPU's own memory, rows in pieces
 param height = 64
+param pieces = 1 where pieces >= 1
 input  A[height, 4096] : bf16
 output G[height, 4096] : bf16 unproven
 queue dma { engine = copy }
-stage move on dma { copy G <- A }
+stage move on dma {
+  for c in 0..pieces { copy G.rows(c of pieces) <- A.rows(c of pieces) }
+}
 """
 
 _STORES = """
@@ -95,6 +115,35 @@ output C[64 * count, 64] : bf16 unproven
 queue compute { engine = sm }
 stage mm on compute {
   for i in 0..count { gemm C.rows(i of count) = A * B }
+}
+"""
+
+_COPY_TURNS = """
+schedule copy_turns  # small copies by two queues of a GPU, each behind an event of the other queue
+param turns = 8 where turns >= 1
+input   A[1, 64]         : bf16
+scratch X[turns + 1, 64] : bf16
+queue one { engine = copy }
+queue two { engine = copy }
+stage begin on one { copy X[0:1] <- A }
+step s in 0..turns {
+  stage odd on two { if s % 2 == 0 { copy X[s + 1:s + 2] <- X[s:s + 1] } }
+  stage even on one { if s % 2 == 1 { copy X[s + 1:s + 2] <- X[s:s + 1] } }
+}
+"""
+
+_KERNEL_TURNS = """
+schedule kernel_turns  # small products by two queues of a GPU, each behind an event of the other queue
+param turns = 8 where turns >= 1
+input   A[64, 64]               : bf16
+input   B[64, 64]               : bf16
+scratch X[64 * (turns + 1), 64] : bf16
+queue one { engine = sm }
+queue two { engine = sm }
+stage begin on one { gemm X[0:64] = A * B }
+step s in 0..turns {
+  stage odd on two { if s % 2 == 0 { gemm X[64 * s + 64:64 * s + 128] = X[64 * s:64 * s + 64] * B } }
+  stage even on one { if s % 2 == 1 { gemm X[64 * s + 64:64 * s + 128] = X[64 * s:64 * s + 64] * B } }
 }
 """
 
@@ -177,14 +226,18 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     cut = tuple({"height": _height(middle), "pieces": pieces} for pieces in (4, 16, 64))
     yield Probe("push", "copies to the next rank by copy engines, of all ranks at once", _PUSH, whole + cut, ranks=2)
     yield Probe("push as a graph", "the same as nodes of a graph", _PUSH, whole[2:5] + cut, "graph", ranks=2)
+    yield Probe("records", "copies from the next rank, with an event between each two of them", _RECORDS, cut, ranks=2)
     yield Probe("incast", "copies of all ranks to one", _INCAST, ({"height": _height(middle)},), ranks=3)
-    inside = tuple({"height": _height(size)} for size in sizes[1:])
+    inside = tuple({"height": _height(size), "pieces": 1} for size in sizes[1:]) + cut[:2]
     yield Probe("inside", "copies in a GPU's memory", _INSIDE, inside)
     widths = ({"height": _height(middle // 2), "width": width} for width in (4, 8, 16, 32))
     yield Probe("stores", "copies to the next rank by multiprocessors", _STORES, tuple(widths), ranks=2)
     hops = ({"hops": 4}, {"hops": 36})
     yield Probe("hops", "a small copy behind another rank's", _HOPS, hops, ranks=2)
     yield Probe("hops as a graph", "the same from graph to graph", _HOPS, hops, "graph", ranks=2)
+    turns = ({"turns": 4}, {"turns": 36})
+    yield Probe("copy turns", "a small copy behind an event of another stream of the GPU", _COPY_TURNS, turns)
+    yield Probe("kernel turns", "a small kernel behind an event of another stream of the GPU", _KERNEL_TURNS, turns)
     counts = ({"count": 4}, {"count": 68})
     yield Probe("launches", "small kernels one after another", _LAUNCHES, counts)
     yield Probe("launches as a graph", "the same as nodes of a graph", _LAUNCHES, counts, "graph")
@@ -225,7 +278,7 @@ def _without_pieces(points: Iterable[dict[str, int]]) -> Iterator[Params]:
 def _pairs(smaller: int) -> Iterator[Params]:
     """Each alone, and both; in some the copies take longer than the GEMM on today's machines."""
     height = _height(64 * MIB // smaller)
-    for shape, copies in (((8192, 8192, 4096), 4), ((8192, 1024, 8192), 2), ((1024, 8192, 8192), 1)):
+    for shape, copies in (((8192, 8192, 4096), 3), ((8192, 1024, 8192), 2), ((1024, 8192, 8192), 1)):
         (sizes,) = _without_pieces([_product(*shape, smaller)])
         for c, p in ((copies, 0), (0, 1), (copies, 1)):
             yield {**sizes, "height": height, "copies": c, "products": p}

@@ -22,10 +22,11 @@ from .fit import Constant, contention, copied, operations
 from .measure import Point, Series
 
 _COSTS: tuple[tuple[str, CostName, CostMode], ...] = (
-    ("copy_time", "copy", "streams"),
-    ("graph_copy_time", "copy", "graph"),
-    ("launch_time", "launch", "streams"),
-    ("graph_launch_time", "launch", "graph"),
+    ("copy_behind", "copy", "streams"),
+    ("graph_copy_behind", "copy", "graph"),
+    ("record", "record_event", "streams"),
+    ("launch_behind", "launch", "streams"),
+    ("graph_launch_behind", "launch", "graph"),
     ("signal_time", "wait_event", "streams"),
     ("graph_signal_time", "wait_flag", "graph"),
 )
@@ -56,13 +57,13 @@ def measured_of(
 def _copies(by: Mapping[str, Sequence[Point]], machine: Machine) -> Iterator[CopyTimes]:
     node = machine.links.name
     pattern: Pattern = "both_ways" if machine.ranks == 2 else "staggered"
-    whole = [p for p in by.get("push", ()) if p.params["pieces"] == 1]
+    whole, inside = ([p for p in by.get(name, ()) if p.params["pieces"] == 1] for name in ("push", "inside"))
     if whole:
         yield CopyTimes(node, "copy", pattern, _sized(whole))
     if by.get("incast"):
         yield CopyTimes(node, "copy", "incast", _sized(by["incast"]), senders=machine.ranks - 1)
-    if by.get("inside"):
-        yield CopyTimes("device", "copy", "one", _sized(by["inside"]))
+    if inside:
+        yield CopyTimes("device", "copy", "one", _sized(inside))
     for point in by.get("stores", ()):
         yield CopyTimes(node, "sm", pattern, _sized([point]), sms=point.params["width"])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from ..calibrate.fit import Constant, Loss, constants, contention, decomposition, machine_of
@@ -20,6 +20,7 @@ from .console import Progress, Style, table
 from .report import print_json
 from .settings import show_params
 
+HOST = " *"  # behind a time that may be the host's
 MOST_GPUS = 8  # that are looked for
 
 
@@ -38,7 +39,8 @@ def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, ou
     clock = OnGpus(vendor)
     base = discover(vendor, gpus or min(MOST_GPUS, device_count(vendor)))
     begun = time.monotonic()
-    series = observed(base, clock, seconds, Progress())
+    with clock.open(base.ranks):
+        series = observed(base, clock, seconds, Progress())
     driver = driver_version(vendor)
     machine = calibrated(series, base, name, driver)
     if output is not None:
@@ -48,7 +50,7 @@ def calibrate(gpus: int | None, backend: str, seconds: int, name: str | None, ou
     if as_json:
         print_json(record(series, machine, base))
         return 0
-    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout)))
+    sys.stdout.write(render(series, machine, base, time.monotonic() - begun, Style(sys.stdout), clock.spent))
     if output is not None:
         sys.stdout.write(f"\n{output}: written; --machine {output} takes it\n")
     return 0
@@ -89,9 +91,10 @@ def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[st
         "probes": [
             {
                 "name": s.probe.name, "measures": s.probe.measures, "mode": s.probe.mode, "missing": s.missing,
+                "seconds": s.seconds,
                 "points": [
                     {"params": dict(p.params), "us": p.micros, "least_us": p.least, "most_us": p.most,
-                     "modelled_us": p.modelled, "kernel": p.kernel}
+                     "modelled_us": p.modelled, "kernel": p.kernel, "issued_ahead": p.ahead}
                     for p in s.points
                 ],
             }
@@ -103,17 +106,25 @@ def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[st
 
 
 def _constant(c: Constant) -> dict[str, object]:
-    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual}
+    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host}
 
 
 def _loss(loss: Loss) -> dict[str, object]:
     return {"params": dict(loss.params), "loss": loss.share}
 
 
-def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: float, style: Style) -> str:
+def render(
+    series: Sequence[Series], machine: Machine, base: Machine, seconds: float, style: Style, spent: Mapping[str, float]
+) -> str:
     found = constants(series, base)
     rows = [
-        (name.replace("_", " "), f"{c.value:.4g}", c.unit, f"{100 * c.residual:.1f} %", c.probe)
+        (
+            name.replace("_", " "),
+            f"{c.value:.4g}",
+            c.unit,
+            f"{100 * c.residual:.1f} %",
+            c.probe + HOST * c.host,
+        )
         for name, c in found.items()
     ]
     parts = [
@@ -124,8 +135,14 @@ def render(series: Sequence[Series], machine: Machine, base: Machine, seconds: f
         style("times", "bold"),
         table(_times(series), right=frozenset({2, 3, 4})),
     ]
+    if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
+        parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
     missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
-    return "\n".join([*parts, *(["not measured:", *missing] if missing else [])]) + "\n"
+    parts += ["not measured:", *missing] if missing else []
+    for what, each in (("probes", {s.probe.name: s.seconds for s in series if s.points}), ("on GPUs", spent)):
+        told = ", ".join(f"{name} {time:.1f}" for name, time in each.items())
+        parts += [f"seconds, {what}: {told}"] if told else []
+    return "\n".join(parts) + "\n"
 
 
 def _losses(series: Sequence[Series]) -> Iterator[tuple[str, str, str]]:
@@ -143,4 +160,5 @@ def _times(series: Sequence[Series]) -> Iterator[tuple[str, ...]]:
     for s in series:
         for p in s.points:
             spread = f"{100 * (p.most - p.least) / p.micros:.0f} %"
-            yield s.probe.name, show_params(p.params.items()), f"{p.micros:.1f}", spread, f"{p.modelled:.1f}"
+            mark = HOST if s.probe.mode == "streams" and not p.ahead else ""
+            yield s.probe.name, show_params(p.params.items()), f"{p.micros:.1f}{mark}", spread, f"{p.modelled:.1f}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..machine.model import Machine
     from ..plan.ir import Plan
     from ..select.choose import Choice
-    from ..select.rules import Given
+    from ..select.params import Given
 
 MAX_GPUS = 1024
 DEFAULT_GPUS = 8

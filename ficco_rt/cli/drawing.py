@@ -1,21 +1,23 @@
-"""What every drawing of a trace shares: colours, rows, round numbers, and how busy a rank is."""
+"""What every drawing of a trace shares: colours, rows, round numbers."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
+from ..account import length, rank_uses, union
 from ..trace import NO_WORK, Trace, TraceSpan, base_name
 
 # Colours say what kind of work a stage is: moving is cool, multiplying is warm, summing is green.
-# White text is readable on each, and each on white and on near-black.
+# White text is readable on each, and each on white and on near-black. Colour-blind readers can tell the first two of
+# each kind apart (tests/unit/test_page.py); for further ones the label and the description say the stage.
 _FAMILIES = {
-    "moves": ("#2f6fb8", "#1d8a99", "#6a5acd", "#4a86a8", "#3556a8", "#7b6fb0"),
-    "computes": ("#dc7430", "#b9517c", "#b08a1c", "#c4504a", "#8f6b4a", "#9c4fa0"),
-    "sums": ("#4f8a3d", "#2f8f6b", "#7a8f2e"),
+    "moves": ("#2f6fb8", "#5f2bbd", "#1d8a99", "#4a86a8", "#3556a8", "#7b6fb0"),
+    "computes": ("#dc7430", "#9c2f5f", "#7d5a12", "#c4504a", "#8f6b4a", "#9c4fa0"),
+    "sums": ("#3f9a5c", "#1f5a34", "#7a8f2e"),
 }
 _FAMILY_OF = {
     "copy": "moves",
@@ -26,8 +28,6 @@ _FAMILY_OF = {
 }
 # What XML has no place for, and what a terminal would obey.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
-MOVE_KINDS = frozenset(("copy", "collective"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,6 @@ def clean(trace: Trace) -> Trace:
     lanes = tuple(replace(lane, name=plain(lane.name)) for lane in trace.lanes)
     spans = tuple(map(cleaned, trace.spans))
     return replace(trace, schedule=plain(trace.schedule), machine=plain(trace.machine), lanes=lanes, spans=spans)
-
-
-@dataclass(frozen=True, slots=True)
-class RankUse:
-    """How one rank spent the run, in microseconds."""
-
-    compute: float  # at least one stream computed
-    moving: float  # at least one stream moved data
-    exposed: float  # data moved, nothing computed
 
 
 def stage_colours(trace: Trace) -> tuple[StageColour, ...]:
@@ -113,23 +104,6 @@ def stack(spans: Sequence[TraceSpan]) -> list[int]:
     return rows
 
 
-def rank_uses(trace: Trace) -> tuple[RankUse, ...]:
-    """What each rank that has a stream did with its time, by rank."""
-    computing: dict[int, list[tuple[float, float]]] = {lane.rank: [] for lane in trace.lanes}
-    moving: dict[int, list[tuple[float, float]]] = {lane.rank: [] for lane in trace.lanes}
-    for span in trace.spans:
-        if span.kind in COMPUTE_KINDS:
-            computing[span.rank].append((span.start, span.stop))
-        elif span.kind in MOVE_KINDS:
-            moving[span.rank].append((span.start, span.stop))
-    uses = []
-    for rank in sorted(computing):
-        compute = _length(_union(computing[rank]))
-        both = _length(_union(computing[rank] + moving[rank]))
-        uses.append(RankUse(compute, _length(_union(moving[rank])), both - compute))
-    return tuple(uses)
-
-
 def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
     """The share of the run that each (rank, stream) worked, waiting left out."""
     work: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -138,7 +112,7 @@ def lane_use(trace: Trace) -> dict[tuple[int, int], float]:
             work.setdefault((span.rank, span.stream), []).append((span.start, span.stop))
     total = trace.duration or 1.0
     keys = [(lane.rank, lane.stream) for lane in trace.lanes]
-    return {key: _length(_union(work.get(key, ()))) / total for key in keys}
+    return {key: length(union(work.get(key, ()))) / total for key in keys}
 
 
 def show_time(microseconds: float) -> str:
@@ -206,17 +180,3 @@ def tick_labels(times: Sequence[float]) -> list[str]:
     step = (times[1] - times[0]) / scale if len(times) > 1 else 1.0
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
     return [f"{t / scale:.{digits}f}" + (f" {unit}" if i in (0, len(times) - 1) else "") for i, t in enumerate(times)]
-
-
-def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for start, stop in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def _length(intervals: Iterable[tuple[float, float]]) -> float:
-    return sum(stop - start for start, stop in intervals)

@@ -103,9 +103,11 @@ def _doing(does: Facts) -> str:
         shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
         adding = ", adding up" if does["accumulates"] else ""
         adding += f", with a sum of {_terms(does)}" if any(does["terms"]) else ""
-        return (
-            f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {_spread_of(does['flops_a_rank'], show_flops)}"
-        )
+        library = does["by_library"]
+        of_them = "" if library == a_rank else f"{_spread_of(library, str)} of them "
+        by = f", {of_them}by the vendor's library" if library[1] else ""
+        flops = _spread_of(does["flops_a_rank"], show_flops)
+        return f"{_spread(a_rank, 'GEMM')} of {shapes} (m × n × k){adding}, {flops}{by}"
     if kind == "reduce":
         shapes = _some(" × ".join(map(str, s)) for s in does["shapes"])
         return f"{_spread(a_rank, 'sum')} of {_terms(does)} of {shapes}"

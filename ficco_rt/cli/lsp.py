@@ -12,7 +12,7 @@ def lsp(tcp: int | None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("pygls", "lsprotocol"):
             raise
-        raise UsageError('ficco lsp needs the package pygls: pip install "ficco-rt[lsp]"') from error
+        raise UsageError('ficco lsp needs the package pygls: pip install "pygls>=2"') from error
     try:
         serve(tcp)
     except OSError as error:

@@ -16,9 +16,10 @@ from .result import GPUS, Result
 
 if TYPE_CHECKING:
     from ..exec.executor import Executor
+    from ..exec.inputs import InputValues
 
 
-def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
+def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
     """The modelled run: no data is moved, only times are computed."""
     with progress.step("modelling the run"):
         from ..compiler import compilation
@@ -38,8 +39,8 @@ def modelled_run(job: Job, options: Options, progress: Progress) -> Result:
         collectives="copies and sums: the model has no library of collectives" if calls_of(job.plan) else "",
         graph=False,
         plan_hash=content_hash(job.plan),
-        seed=options.seed,
-        order=options.order,
+        seed=seed,
+        order=None,
         verification=None,
         trace=trace,
         times=(trace.duration,),
@@ -93,8 +94,9 @@ def real_runs(
                         executor.write(name, rank, array)
         else:
             with progress.step("running and verifying"):
-                verification = verified_run(executor, seed=options.seed, progress=progress.report)
-                del host[:-1]  # the run on normal data is the timed one
+                values: InputValues | None = "exact" if options.exact and job.plan.claims else None
+                verification = verified_run(executor, seed=options.seed, values=values, progress=progress.report)
+                del host[:-1]  # the run on normal data is the timed one, where there are two
         right = verification is None or verification.ok
         times = [executor.duration] if verification else []
         executor.graph = bool(options.graph)

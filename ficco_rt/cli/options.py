@@ -27,10 +27,12 @@ class Options:
     iters: int | None
     warmup: int
     baselines: bool
+    exact: bool
     no_verify: bool
     seed: int
     trace: str | None
     timeline: str | None
+    report: str | None
     emit: str | None
     mode: Mode | None
     ranks_per_process: int | None

@@ -98,16 +98,17 @@ def warn(diagnostics: Iterable[Diagnostic], texts: Mapping[str, str]) -> None:
 
 def print_json(value: object) -> None:
     """One object on stdout, on one line; numbers that JSON does not have become null."""
-    sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain_json(value), ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _plain(value: object) -> object:
+def plain_json(value: object) -> object:
+    """The value as JSON has it: numbers that JSON does not have are null."""
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain_json(v) for v in value]
     return value
 
 

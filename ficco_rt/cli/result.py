@@ -8,14 +8,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
+from ..account import Account, account, rank_uses
 from ..errors import NumbersError
+from .account import lost_words, time_records
 from .check import proof_words
 from .choosing import reasons
 from .choosing import record as choice_record
 from .common import Job, count, join_words
 from .console import Style, table
-from .drawing import rank_uses, show_time
-from .report import error_record
+from .drawing import show_time
+from .report import diagnostic_record, error_record
 from .settings import show_params
 from .works import launch_records, summary
 
@@ -44,6 +46,14 @@ class Result:
     times: tuple[float, ...]
     host: tuple[float, ...]
     yardsticks: Yardsticks
+    modelled: Trace | None = None  # of a measured run: the same plan on the virtual clock
+
+    @property
+    def account(self) -> Account:
+        """Where the time of the trace went."""
+        yardsticks = self.yardsticks
+        alone = yardsticks.compute_alone, yardsticks.communication_alone
+        return account(self.trace, self.job.plan, self.job.machine, *alone)
 
     @property
     def time(self) -> float:
@@ -86,6 +96,7 @@ def record(result: Result) -> dict[str, object]:
     compared = result.verification  # None, too, where nothing is claimed: nothing was verified then
     if compared is not None and compared.rel_err is None:
         compared = None
+    rounded = compared is not None and compared.alone != "exact"  # whether random data were compared
     facts: dict[str, object] = {
         "schedule": plan.schedule,
         "path": job.path,
@@ -103,9 +114,11 @@ def record(result: Result) -> dict[str, object]:
         "verified": compared.ok if compared else None,
         "integers": compared.integers if compared else None,
         "proven": job.proven,
+        "why": reasons(job),
+        "warnings": [diagnostic_record(d) for d in job.warnings],
         "unproven": job.unproven,
-        "rel_err": compared.rel_err if compared else None,
-        "tolerance": compared.tolerance if compared else None,
+        "rel_err": compared.rel_err if rounded and compared else None,
+        "tolerance": compared.tolerance if rounded and compared else None,
         "seed": result.seed,
         "order": result.order,
         "iters": len(result.times),
@@ -122,6 +135,8 @@ def record(result: Result) -> dict[str, object]:
         "share_of_ideal": result.share_of_ideal,
         "exposed_ms": result.exposed / 1e3,
         "exposed_of": result.exposed_of,
+        **_times(result, result.trace, yardsticks),
+        "modelled": _modelled(result),
         "launches": launch_records(result.trace),
         "host_us": median(result.host),
         "plan_hash": result.plan_hash,
@@ -130,6 +145,21 @@ def record(result: Result) -> dict[str, object]:
     if result.error:
         facts["error"] = error_record(result.error)
     return facts
+
+
+def _times(result: Result, trace: Trace, yardsticks: Yardsticks) -> dict[str, object]:
+    job = result.job
+    return time_records(trace, job.plan, job.machine, yardsticks.compute_alone, yardsticks.communication_alone)
+
+
+def _modelled(result: Result) -> dict[str, object] | None:
+    """What the model says of the run, beside what was measured; None where it was not asked, or is all there is."""
+    from .baselines import modelled
+
+    if result.modelled is None:
+        return None
+    yardsticks = modelled(result.job.plan, result.job.machine)
+    return {"time_us": result.modelled.duration, **_times(result, result.modelled, yardsticks)}
 
 
 def report(result: Result, style: Style) -> str:
@@ -154,6 +184,7 @@ def report(result: Result, style: Style) -> str:
         ("serial", _serial(result)),
         ("ideal", _ideal(result)),
         ("exposed", _exposed(result)),
+        ("lost", lost_words(result.account)),
         *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
         ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
         ("plan", f"{result.plan_hash[:16]}{proof}"),
@@ -234,7 +265,9 @@ def _numbers(result: Result, style: Style) -> str:
     else:
         integers = "integers equal" if found.integers else "integers DIFFER"
         normal = f"random data off by {found.rel_err:.1e} of {found.tolerance:.1e} allowed"
-        if not found.rel_err and not found.tolerance:
+        if found.alone == "exact":
+            normal = "random data not run"
+        elif not found.rel_err and not found.tolerance:
             normal = "random data equal"
         words = [style("correct", "green") if found.ok else style("WRONG", "red"), f"{integers}, {normal}"]
     unproven = f"; {join_words(found.unproven)} unproven and not compared" if found.unproven else ""

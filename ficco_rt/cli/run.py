@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError
-from ..files import PICTURE, TRACE, check_outputs, write_atomic
+from ..files import PAGE, PICTURE, TRACE, check_outputs
 from .choosing import chosen, is_operation, settings_of
 from .common import DEFAULT_GPUS, Job, Request, compile_job, machine_of, read
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
 from .measure import modelled_run, real_runs
 from .options import Options
+from .outputs import write_outputs
 from .report import error_text, print_json, say, warn
 from .result import GPUS, Result, record, report
 
@@ -38,11 +39,14 @@ def run(options: Options) -> int:
         )
     if options.backend == "sim" and (options.iters is not None or options.warmup):
         raise UsageError("--iters and --warmup repeat a run, and sim runs nothing: its times are the same every time")
+    if options.exact and (options.no_verify or options.backend == "sim"):
+        other = "--no-verify compares nothing" if options.no_verify else "sim runs nothing"
+        raise UsageError(f"--exact says on what a run is verified, and {other}")
     if options.backend == "sim" and options.order is not None:
         raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
     _order(options.order)  # before the long work; only the plan can say whether the stream exists
     source = read(options.target)
-    check_outputs([(TRACE, options.trace), (PICTURE, options.timeline)], [source.file])
+    check_outputs([(TRACE, options.trace), (PICTURE, options.timeline), (PAGE, options.report)], [source.file])
     progress = Progress()
     request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
@@ -54,17 +58,10 @@ def run(options: Options) -> int:
     order = _order(options.order, job)
     warn(job.warnings, job.texts)
     if backend == "sim":
-        result = modelled_run(job, options, progress)
+        result = modelled_run(job, options.seed, progress)
     else:
         result = real_runs(job, options, backend, order or "fifo", progress)
-    if options.trace:
-        from .tracefile import to_json
-
-        write_atomic(options.trace, to_json(result.trace))
-    if options.timeline:
-        from .timeline import write_picture
-
-        write_picture(result.trace, options.timeline)
+    result = write_outputs(result, options, progress)
     if options.as_json:
         print_json(record(result))
     else:
@@ -150,6 +147,6 @@ def _tell(result: Result, options: Options) -> None:
         from .timeline import sketch
 
         sys.stdout.write("\n" + sketch(result.trace, style))
-    for path in (options.trace, options.timeline):
+    for path in (options.trace, options.timeline, options.report):
         if path:
             sys.stdout.write(f"wrote {path}\n")

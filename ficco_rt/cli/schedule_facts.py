@@ -107,6 +107,8 @@ def _does(graph: Graph, kind: type[Body], ops: Sequence[Op]) -> Facts:
             size[op.where.rank] += _flops(gemm)
         facts["shapes"] = _distinct(map(_mnk, bodies))
         facts["flops_a_rank"] = least_and_most(size[r] for r in range(graph.ranks))
+        library = Counter(op.where.rank for op in ops if op.where.resources.kernel == "vendor")
+        facts["by_library"] = least_and_most(library[r] for r in range(graph.ranks))
         facts["accumulates"] = any(gemm.accumulate for gemm in bodies)
         facts["terms"] = _distinct(len(gemm.addends) for gemm in bodies)
     elif kind is Reduce:

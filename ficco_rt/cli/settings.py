@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import TypeAlias
 
+from ..arguments import KERNEL
 from ..errors import UsageError
 from ..types import TYPES
 
@@ -31,7 +32,7 @@ def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
             raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384")
         if name in settings:
             raise UsageError(f"--set {text}: {name} is set twice")
-        settings[name] = _value(f"--set {text}", value)
+        settings[name] = value.strip() if name == KERNEL else _value(f"--set {text}", value)
     return settings
 
 

@@ -43,9 +43,11 @@ def draw_file(trace: str, output: str | None, works: bool = False, against: str 
 
 def write_picture(trace: Trace, path: str) -> None:
     """The picture in the form that its name asks for, the same of a run and of its trace file."""
-    from . import html, svg
+    from .page.write import timeline_page
+    from .svg import draw
 
-    write_atomic(path, (svg if Path(path).suffix.lower() == ".svg" else html).draw(tracefile.kept(trace)))
+    made = draw if Path(path).suffix.lower() == ".svg" else timeline_page
+    write_atomic(path, made(tracefile.kept(trace)))
 
 
 def sketch(trace: Trace, style: Style, columns: int | None = None) -> str:

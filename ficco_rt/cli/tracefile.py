@@ -1,28 +1,30 @@
 """Traces as files: the JSON that Perfetto (ui.perfetto.dev) and chrome://tracing open, read back to a `Trace`.
 
 A process is a rank, a thread is a stream. Works of a streamed launch may run at the same time, which a thread
-of that format cannot show: they get threads of their own next to the stream's.
+of that format cannot show: they get threads of their own next to the stream's. Arrows are flow events, from what was
+waited for to what waited.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast, get_args
 
 from ..errors import UsageError
-from ..trace import ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
+from ..trace import Arrow, ClockKind, Lane, Launched, SpanKind, Trace, TraceSpan
 from .drawing import stack
+from .report import plain_json
 
 FORMAT = "ficco-trace"
-VERSION = 2
-_READ = (1, 2)  # 1 had no launches with works inside
+VERSION = 3
+_READ = (1, 2, 3)  # 1 had no launches with works inside, 2 no arrows and no facts of the run
 _DIGITS = 6  # of a microsecond
 
 
-def to_json(trace: Trace) -> str:
-    """The trace as text, an event a line."""
+def to_json(trace: Trace, run: Mapping[str, object] | None = None) -> str:
+    """The trace as text, an event a line. `run`: what `ficco-run --json` says of the run, for `ficco report`."""
     trace = kept(trace)
     events: list[dict[str, object]] = []
     for rank in range(trace.ranks):
@@ -45,6 +47,8 @@ def to_json(trace: Trace) -> str:
         for number, row in zip(numbers, rows, strict=True):
             thread_of[number] = threads[row]
     events += [_event(span, thread) for span, thread in zip(trace.spans, thread_of, strict=True)]
+    for number, arrow in enumerate(trace.arrows):
+        events += _flow(number, arrow, trace, thread_of)
     other = {
         "format": FORMAT,
         "version": VERSION,
@@ -53,9 +57,10 @@ def to_json(trace: Trace) -> str:
         "clock": trace.clock,
         "ranks": trace.ranks,
         "lanes": [[lane.rank, lane.stream, lane.name, lane.engine] for lane in trace.lanes],
+        **({} if run is None else {"run": run}),
     }
     lines = ",\n".join(json.dumps(event, ensure_ascii=False) for event in events)
-    head = json.dumps(other, ensure_ascii=False)
+    head = json.dumps(plain_json(other), ensure_ascii=False, allow_nan=False)
     return f'{{"displayTimeUnit": "ns",\n"otherData": {head},\n"traceEvents": [\n{lines}\n]}}\n'
 
 
@@ -69,16 +74,20 @@ def from_json(text: str, path: str) -> Trace:
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
     if other.get("version") not in _READ:
-        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads version 1 and 2")
+        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads versions 1 to 3")
     read = _TraceReader(path)
     ranks = read.field(other, "ranks", _count)
     lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))
     known = {(lane.rank, lane.stream) for lane in lanes}
-    spans = []
+    spans: list[TraceSpan] = []
+    arrows: list[Arrow] = []
     for number, event in enumerate(read.field(data, "traceEvents", _list)):
-        if isinstance(event, dict) and event.get("ph") == "M":
-            continue
-        spans.append(_span(_TraceReader(f"{path}: event {number}"), event, known))
+        phase = event.get("ph") if isinstance(event, dict) else None
+        place = _TraceReader(f"{path}: event {number}")
+        if phase == "s":
+            arrows.append(_arrow(place, event, len(spans)))
+        elif phase not in ("M", "f"):
+            spans.append(_span(place, event, known))
     return Trace(
         schedule=read.field(other, "schedule", _text),
         machine=read.field(other, "machine", _text),
@@ -86,6 +95,7 @@ def from_json(text: str, path: str) -> Trace:
         ranks=ranks,
         lanes=lanes,
         spans=tuple(spans),
+        arrows=tuple(arrows),
     )
 
 
@@ -123,6 +133,18 @@ def _event(span: TraceSpan, thread: int) -> dict[str, object]:
             args[name] = time
     times = {"ts": span.start, "dur": round(span.stop - span.start, _DIGITS)}
     return {"ph": "X", "name": span.label, "cat": span.kind, "pid": span.rank, "tid": thread, **times, "args": args}
+
+
+def _flow(number: int, arrow: Arrow, trace: Trace, thread_of: Sequence[int]) -> Iterator[dict[str, object]]:
+    """The two ends of an arrow. A viewer looks for the event that runs at an end's time, and draws from its stop to the
+    start of the other."""
+    before, after = trace.spans[arrow.before], trace.spans[arrow.after]
+    same = {"name": "waited for", "cat": "wait", "id": number}
+    thread = {"pid": before.rank, "tid": thread_of[arrow.before]}
+    yield {"ph": "s", **same, **thread, "ts": before.start, "args": arrow._asdict()}
+    # an end before its beginning is dropped: a launch that waits inside began before what it waits for
+    at = min(max(before.start, after.start), after.stop)
+    yield {"ph": "f", "bp": "e", **same, "pid": after.rank, "tid": thread_of[arrow.after], "ts": at}
 
 
 # ---------------------------------------------------------------- reading
@@ -199,6 +221,14 @@ def _launched(read: _TraceReader, entry: dict[str, Any]) -> Launched:
 
     kernel, smem = read.field(entry, "kernel", _text), read.field(entry, "smem", _count)
     return Launched(kernel, smem, maybe("residency"), maybe("blocks"))
+
+
+def _arrow(read: _TraceReader, event: dict[str, Any], spans: int) -> Arrow:
+    args = read.field(event, "args", _record)
+    arrow = Arrow(read.field(args, "before", _count), read.field(args, "after", _count))
+    if max(arrow) >= spans:
+        raise UsageError(f"{read.place}: an arrow to event {max(arrow)} of {spans} that took time")
+    return arrow
 
 
 def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> TraceSpan:

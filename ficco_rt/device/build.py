@@ -29,6 +29,8 @@ from .collectives import calls_of, communicators_of, own_way, part_of
 from .frames import Frames
 from .ir import (
     GRAPHS,
+    LATCHED,
+    PLAIN,
     VERSION,
     Action,
     AwaitEvent,
@@ -98,7 +100,8 @@ def layout_of(
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
     """The device plan of a mode: on `streams`; as a `graph` for each device; with these graphs `embedded` in callers'
-    graphs; `traced`, on streams, with timestamps around everything that does something."""
+    graphs; `traced`, on streams, with timestamps around everything that does something; `latched`, as on streams, but
+    not before the host has issued all of it."""
     return _Builder(layout, mode).made()
 
 
@@ -127,13 +130,13 @@ class _Builder:
         self.communicator = of if layout.communicators else {}  # by collective
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
-        self.side_streams = _SideStreams(self) if mode == "streams" else None
+        self.side_streams = _SideStreams(self) if mode in PLAIN else None
         self.latched = False
         self.crowded = crowded(layout.placement, self._streams(), self.features)
         if self.crowded and self.side_streams is not None:
             self.side_streams = None
             self.crowded = crowded(layout.placement, self._streams(), self.features)
-        self.latched = mode == "traced" and self.words.latch is not None and not self.crowded
+        self.latched = mode in LATCHED and self.words.latch is not None and not self.crowded
         if self.latched and crowded(layout.placement, self._streams(), self.features):
             self.latched = False
         self.timestamps = [0] * len(self.plan.streams)
@@ -247,7 +250,7 @@ class _Builder:
         alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
         words = self.side_streams.with_copy(s, p) if self.side_streams is not None else ()
-        together = self.mode == "streams" and self.features.copy_batches and len(runs) + len(words) > 1
+        together = self.mode in PLAIN and self.features.copy_batches and len(runs) + len(words) > 1
         if not together or not runs:
             return alone
         batch: tuple[Action, ...] = (CopyMemory(name, runs, words, True, cause),)

@@ -181,7 +181,7 @@ class _Walk:
 
     def _launch(self, node: Node, number: int, ready: deque[int]) -> object | None:
         launch = self.plan.launches[number]
-        if node.done == 0 and self._kept_out(node, launch.config.cluster):
+        if node.done == 0 and self._kept_out(node, launch.config.together):
             return ("processors", self.runs.devices[node.queue])
         self._leave(node, ready)
         groups = self.runs.groups[number]
@@ -271,7 +271,7 @@ class _Walk:
                 text = f"the multiprocessors of device {device}"
                 needed = 1
                 if isinstance(node.action, LaunchKernel):
-                    needed = self.plan.launches[node.action.launch].config.cluster
+                    needed = self.plan.launches[node.action.launch].config.together
                 elif isinstance(node.action, CallCollective):
                     needed = self.plan.communicators[node.action.communicator].blocks
                 for holder in self._kept_out(node, needed):

@@ -7,7 +7,7 @@ one that it has nothing to do with: an event of another device takes ten microse
 two. Where timestamps are taken, or nobody calls, all devices begin together: they wait for one start on the first
 device.
 
-A traced run begins when the host has issued all of it (`latch`), if it has a latch.
+A traced run, and one of the mode `latched`, begins when the host has issued all of it (`latch`), if it has a latch.
 
 Each device completes a run behind all of its streams, when its words are reset.
 
@@ -25,6 +25,7 @@ from typing import Literal
 from ..graph.budget import Budget
 from ..plan.ir import Plan, Stream
 from .ir import (
+    LATCHED,
     Action,
     AwaitEvent,
     Cause,
@@ -102,7 +103,7 @@ class Frames:
     def _begin(self, called: bool) -> Iterator[Action]:
         first, *_ = devices = self.placement.ordinals
         ranks = range(self.plan.ranks) if called else range(0)
-        together = (self.mode == "traced" or not called) and not self.placement.others(first)
+        together = (self.mode in LATCHED or not called) and not self.placement.others(first)
         for rank in ranks:
             yield RecordEvent(StreamName("caller", rank), EventName("caller", rank), BEGIN)
         if together:

@@ -31,10 +31,13 @@ from ..region import Region
 VERSION = 2
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
-# callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin.
-Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced"]
+# callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as
+# on streams, behind a latch (`latch`).
+Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced", "latched"]
 Library: TypeAlias = Literal["", "NCCL", "RCCL"]  # of collectives; none
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
+PLAIN: tuple[Mode, ...] = ("streams", "latched")  # on streams, nothing between commands
+LATCHED: tuple[Mode, ...] = ("traced", "latched")  # behind a latch, where there can be one
 
 PLACELESS = Span("device plan", 1, 1, 1, 1)  # of what no line of a schedule has asked for
 
@@ -109,6 +112,7 @@ class Features:
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device: streams beyond that number share them
     collectives: Library = ""  # the vendor's library, which makes collectives where `collectives.own_way` lets it
+    vendor_gemms: bool = False  # the vendor's library of GEMMs is installed, and does what no tuned kernel is there for
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -191,24 +195,24 @@ class Word:
 
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
     right `behind` that kernel, at the `completion` of the run, or, if it tells that another device is through, at the
-    `end` of the completion. `used`: in all modes, in graphs, in graphs that are embedded, or, as a latch, in traced
-    runs."""
+    `end` of the completion. `used`: in all modes, in graphs, in graphs that are embedded, or, as a latch, in the
+    modes that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
     reset: Literal["kernel", "behind", "completion", "end"]
-    used: Literal["always", "graph", "embedded", "traced"] = "always"
+    used: Literal["always", "graph", "embedded", "latched"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
-        if self.used == "traced":
-            return mode == "traced"
+        if self.used == "latched":
+            return mode in LATCHED
         return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
 
     @property
     def purpose(self) -> str:
-        if self.used == "traced":
+        if self.used == "latched":
             return "latch"
         return f"flag {self.flag}" if self.point is None else f"semaphore of {self.point}"
 
@@ -447,6 +451,11 @@ class DevicePlan:
     def actions(self) -> Iterator[Action]:
         """All of them: of both frames, and the body."""
         yield from (*self.own.begin, *self.called.begin, *self.body, *self.own.end, *self.called.end)
+
+    @property
+    def has_latch(self) -> bool:
+        """Whether a run begins when the host has issued all of it."""
+        return any(word.used == "latched" for word in self.words)
 
     @property
     def queues(self) -> dict[int, int]:

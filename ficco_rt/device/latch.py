@@ -1,8 +1,9 @@
-"""The latch of a traced run: a word that holds back the run until the host has issued all of it.
+"""The latch of a run: a word that holds back the run until the host has issued all of it. Traced runs have one, and
+those in the mode `latched`.
 
-Without a latch, actions that the host issues late would begin late, and the trace would show the delay of the host as a
-delay of the plan. The start of the run stands behind the latch, on the first device. A stream that waits for nothing
-else of the run raises the latch, by the last call of the run.
+Without a latch, actions that the host issues late would begin late, and the trace, or the time of a short run, would
+show the delay of the host as a delay of the plan. The start of the run stands behind the latch, on the first device. A
+stream that waits for nothing else of the run raises the latch, by the last call of the run.
 
 NOTE the actions that are issued meanwhile fill the hardware queues. A call that finds its queue full blocks the host,
 which has not raised the latch yet. So a run of more than `MOST` actions on a stream has no latch. On a crowded device
@@ -36,7 +37,7 @@ from .ir import (
 
 MOST = 400  # actions of a run's body on a stream: a hardware queue holds some thousand calls
 START = EventName("start", 0)
-LATCH = Cause("the latch of a traced run")
+LATCH = Cause("the latch of a run")
 
 
 def short(body: Iterable[Action]) -> bool:
@@ -69,7 +70,7 @@ def latches_open_last(plan: DevicePlan) -> Iterator[Diagnostic]:
     """The last action of a run raises its latch, on a stream that otherwise waits for the run before only. The start
     stands right behind the wait for the latch, and is recorded nowhere else. A run with a latch is short, and its
     devices are not crowded."""
-    latches = {i for i, word in enumerate(plan.words) if word.used == "traced"}
+    latches = {i for i, word in enumerate(plan.words) if word.used == "latched"}
     if not latches and not any(stream.name.kind == "latch" for stream in plan.streams):
         return
     if not short(plan.body) or plan.crowded:

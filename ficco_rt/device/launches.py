@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..errors import PlanError
 from ..graph.budget import COLLECTED, OPERANDS, WORKS, Budget
 from ..graph.ir import Gemm, KernelCall
-from ..kernels.catalogue import CLUSTERS, COPY, REDUCE
-from ..kernels.families import configure, plain
-from ..kernels.family import KernelConfig, LaunchRequest
+from ..kernels.catalogue import CLUSTERS, COPY, REDUCE, TILES
+from ..kernels.families import configure, plain, tuned
+from ..kernels.family import MOST_CLUSTER, KernelConfig, LaunchRequest
 from ..kernels.occupancy import Limits
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
@@ -102,7 +103,9 @@ class LaunchPlanner:
 
     def _configs(self, request: LaunchRequest, unaligned: bool, rank: int, command: Launch) -> tuple[KernelConfig, ...]:
         """Launches without flags are made alike on all ranks: NOTE the graph holds each part's axes once."""
-        make = plain if unaligned else configure
+        a = command.attributes
+        vendor = self.features.vendor_gemms and (a.residency, a.sms, a.priority) == (None, None, None)
+        make = plain if unaligned else partial(configure, vendor=vendor)
         if request.streamed or len(command.works) > 1:
             return make(request, self.limits)
         (work,) = command.works
@@ -115,7 +118,7 @@ class LaunchPlanner:
             how = (body.left_transposed, body.right_transposed, body.accumulate)
         elif isinstance(body, KernelCall):
             how = body
-        key = (request.kernel, request.sms, request.smem, unaligned, regions, how)
+        key = (request.kernel, request.sms, request.smem, unaligned, vendor, regions, how)
         if key not in self.known:
             self.known[key] = make(request, self.limits)
         return self.known[key]
@@ -157,7 +160,7 @@ class LaunchPlanner:
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
                 if isinstance(c, Launch | CollectiveCall):
-                    least = CLUSTERS.get(c.kernel, 1) if isinstance(c, Launch) else self.by_library.get(stream.queue, 1)
+                    least = self._side_by_side(c) if isinstance(c, Launch) else self.by_library.get(stream.queue, 1)
                     needed = max(needed, least if least > want else 0)
                 if isinstance(c, CopyAsync):
                     devices = self.placement.devices
@@ -166,6 +169,12 @@ class LaunchPlanner:
         alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))
         return _Room(left, sum(wanted), sum(wanted) <= left or (alone and not concurrent))
+
+    def _side_by_side(self, command: Launch) -> int:
+        """Blocks of a launch that begin together: a cluster of its kernel, or of one that the vendor's library has in
+        its place."""
+        library = self.features.vendor_gemms and not command.streamed and not tuned(self.limits.arch)
+        return max(CLUSTERS.get(command.kernel, 1), MOST_CLUSTER if library and command.kernel in TILES else 1)
 
     def _wanted(self, stream: Stream) -> int:
         """Multiprocessors that the streamed launches of a stream, one after another, want at most."""

@@ -66,7 +66,7 @@ def rooms(plan: DevicePlan) -> Rooms:
         device = devices[action.stream]
         if isinstance(action, LaunchKernel):
             launch = plan.launches[action.launch]
-            blocks, cluster = launch.config.blocks, launch.config.cluster
+            blocks, cluster = launch.config.blocks, launch.config.together
             clusters[device] = max(clusters[device], cluster)
             if launch.spins:
                 holds[device].setdefault(action.stream, set()).add(Held(blocks, cluster))

@@ -15,12 +15,17 @@ from ficco_dsl.diagnostics import Diagnostic
 from ..errors import PlanError
 from ..graph.budget import CHECKED, Budget
 from ..graph.ir import Gemm
+from ..kernels.family import LaunchRequest
+from ..kernels.occupancy import Limits
+from ..kernels.vendor import VENDOR
 from ..plan.ir import Work
+from ..plan.kernel_works import kernel_work, symbolic
 from ..region import BoxMap, Region
 from .collectives import collectives_are_called_together
 from .ir import (
     GRAPHS,
     PLACELESS,
+    PLAIN,
     VERSION,
     Action,
     AwaitEvent,
@@ -248,6 +253,27 @@ def launches_fit(plan: DevicePlan) -> Iterator[Diagnostic]:
             )
 
 
+def library_calls_are_the_works(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A call of the vendor's library multiplies what its work says. Its kernels know no flags, have their stream's
+    priority, and begin behind what stands before them. Taken on trust: they write nothing but the output and their
+    workspace, and begin where MOST_CLUSTER multiprocessors are free, as of a user's kernel one."""
+    look = symbolic(plan.tensors)
+    for launch in plan.launches:
+        c = launch.config
+        if (c.family == VENDOR.name) != bool(c.matmuls):
+            yield Diagnostic(launch.origin, f"{c.entry} of the family {c.family}, with {len(c.matmuls)} library calls")
+        if not c.matmuls:
+            continue
+        works = [kernel_work(w.body, look, w.waits, w.signals) for w in launch.works]
+        asks = VENDOR.configure(
+            LaunchRequest(c.kernel, tuple(works), launch.sms, streamed=launch.spins), Limits.of(plan.device)
+        )
+        if isinstance(asks, str) or asks != (c,):
+            yield Diagnostic(launch.origin, f"{c.entry}: its calls of the library are not what its work asks for")
+        if launch.early or launch.priority is not None or any(w.waits or w.signals for w in launch.works):
+            yield Diagnostic(launch.origin, f"{c.entry} knows no flags, no early start and no priority of its own")
+
+
 def early_starts_are_safe(plan: DevicePlan) -> Iterator[Diagnostic]:
     """A launch may begin while the one before it ends only right behind that one, with a kernel that waits itself; and
     what it reads before it waits, nothing of the run writes."""
@@ -293,7 +319,7 @@ def batches_have_no_order(plan: DevicePlan) -> Iterator[Diagnostic]:
     for action in plan.body:
         if not isinstance(action, CopyMemory):
             continue
-        if action.batch and (plan.mode != "streams" or not plan.features.copy_batches):
+        if action.batch and (plan.mode not in PLAIN or not plan.features.copy_batches):
             yield _at(action, "a batch of copies where there are none")
         if not action.batch and len(action.moves) + len(action.words) != 1:
             yield _at(action, f"{len(action.moves)} copies and {len(action.words)} words that are no batch")
@@ -529,6 +555,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     processes_share_no_events,
     launches_stand_once,
     launches_fit,
+    library_calls_are_the_works,
     early_starts_are_safe,
     batches_have_no_order,
     copied_words_are_for_kernels_elsewhere,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..kernels.family import Operand
 from ..plan.text import settings_words, work_text
 from .ir import (
     Action,
@@ -40,6 +41,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         "side waits": f.side_waits,
         "early starts": f.early_starts,
         "embedded graphs": f.embeds,
+        "the vendor's GEMMs": f.vendor_gemms,
     }
     yield f"  {', '.join(name for name, there in has.items() if there) or 'no batches'}"
     for i, communicator in enumerate(plan.communicators):
@@ -80,11 +82,28 @@ _RESETS = {
     "end": "at the end of completion",
 }
 _DOES = {"raise": "raise", "wait": "wait for", "reset": "reset"}
-_USES = {"always": "", "graph": ", in graphs", "embedded": ", in callers' graphs", "traced": ", in traced runs"}
+_USES = {
+    "always": "",
+    "graph": ", in graphs",
+    "embedded": ", in callers' graphs",
+    "latched": ", in traced and latched runs",
+}
 
 
 def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str]:
     c = launch.config
+    if c.matmuls:
+        calls = f"{len(c.matmuls)} call{'s' if len(c.matmuls) > 1 else ''}"
+        yield (
+            f"launch {number} {c.entry}: {calls} of the vendor's library, workspace {c.workspace}; may hold "
+            f"{c.blocks} multiprocessors, begins where {c.together} are free  :{launch.origin.line}"
+        )
+        for m in c.matmuls:
+            sides = ", ".join(f"{n} {_operand(o)}" for n, o in (("left", m.left), ("right", m.right), ("out", m.out)))
+            factors = f"alpha 1, beta {int(m.accumulate)}"
+            yield f"  matmul {m.m} × {m.n} × {m.k} {m.dtype} to {m.out_dtype}, {factors}: {sides}"
+        yield f"  {work_text(launch.works[0])}"
+        return
     yield (
         f"launch {number} {c.entry}: {c.blocks} × {c.threads} threads"
         f"{f' in clusters of {c.cluster}' if c.cluster > 1 else ''}, {c.resident} a multiprocessor; "
@@ -114,6 +133,10 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
             waits = "".join(f" wait flag {flag}" for flag in work.waits)
             signals = "".join(f" signal flag {flag}" for flag in work.signals)
             yield f"  {'+ ' if place else ''}{work_text(work)}{waits}{signals}"
+
+
+def _operand(operand: Operand) -> str:
+    return f"at {operand.offset} pitch {operand.pitch}{' transposed' if operand.transposed else ''}"
 
 
 def _frame(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:

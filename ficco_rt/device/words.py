@@ -3,7 +3,7 @@
 The layout is the same in every mode, so that one set of words serves all runs of an executor. On each device those that
 the completion of a run resets come first, in one piece: flags, then semaphores, those of every mode before those of
 graphs and those of embedded graphs; then those that its end resets, in the same order; then those that kernels reset.
-The latch of traced runs is the last of all.
+The latch is the last of all.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def words_of(
     latch = None
     if not placement.others(first):
         latch = len(table)
-        table.append(Word(first, len(wanted[first]), None, None, "completion", "traced"))
+        table.append(Word(first, len(wanted[first]), None, None, "completion", "latched"))
     return Words(tuple(table), tuple(flags), found, places, latch)
 
 

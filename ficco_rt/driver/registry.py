@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import get_args
 
 from ..errors import DeviceError, UsageError
@@ -10,6 +11,7 @@ from ..machine.model import Machine
 from ..plan.ir import Plan
 from .api import CollectivesBy, Driver, DriverName
 from .gpu.devices import discover as machine_of
+from .gpu.devices import kept_open, placed
 from .gpu.driver import GpuDriver
 from .gpu.vendor import Vendor
 from .host.driver import HostDriver
@@ -68,9 +70,24 @@ def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
     return machine_of(_vendor(name), ranks, ranks_per_gpu)
 
 
+def devices_open(name: DriverName, ranks: int) -> AbstractContextManager[None]:
+    """Inside, the GPUs of so many ranks stay open from one executor to the next."""
+    vendor = _vendor(name)
+    return kept_open(vendor, placed(vendor, ranks, 1).ordinals)
+
+
 def driver_version(name: DriverName) -> str:
     """The vendor's driver on this machine: `CUDA 13.0`. DeviceError: there is none."""
     return _vendor(name).version()
+
+
+def has_gemms(name: DriverName) -> bool:
+    """Whether the vendor's library of GEMMs is there for the driver `name`."""
+    try:
+        _vendor(name).gemms()
+    except DeviceError:
+        return False
+    return True
 
 
 def _vendor(name: DriverName) -> Vendor:

@@ -260,6 +260,23 @@ class Executor:
             self._recorder.timing = on
 
     @property
+    def latched(self) -> bool:
+        """Whether a run on streams begins when the host has issued all of it, so that `duration` of a short run is time
+        of the GPUs alone; a traced run always does. A caller's stream is then held up as long as the host issues."""
+        return self._recorder is not None and self._recorder.latching
+
+    @latched.setter
+    def latched(self, on: bool) -> None:
+        if self._recorder is not None:
+            self._recorder.latching = on
+
+    @property
+    def held(self) -> bool:
+        """Whether the last run began when the host had issued all of it. Graphs do not, nor do long runs and runs on
+        devices with few hardware queues (docs/gpus.md)."""
+        return self._recorder is not None and self._recorder.held
+
+    @property
     def trace(self) -> Trace:
         """The record of the last run that ended."""
         self._open()

@@ -54,6 +54,7 @@ class Verification:
     worst: Worst | None  # None if nothing was compared element by element
     unproven: tuple[str, ...]
     integers: bool | None = None  # whether the run on integers gave what is claimed; None: there was none
+    alone: InputValues | None = None  # the one run that was asked for; None: both, or the one that there is
 
 
 def verified_run(
@@ -68,7 +69,9 @@ def verified_run(
     Raises what `Executor.run` raises. Wrong numbers are no error here but a result.
     """
     if values is not None or not executor.plan.claims:
-        return _one_run(executor, seed, values or "normal", progress)
+        found = _one_run(executor, seed, values or "normal", progress)
+        integers = found.ok if values == "exact" and executor.plan.claims else None
+        return replace(found, integers=integers, alone=values)
     exact = _one_run(executor, seed, "exact", progress)
     normal = _one_run(executor, seed, "normal", progress)
     shown = normal if exact.ok else replace(normal, worst=exact.worst)

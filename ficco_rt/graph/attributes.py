@@ -17,6 +17,7 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "engine": ("copy", "sm", "nccl"),
     "priority": ("high", "normal", "low"),
     "order": ("text", "auto"),
+    "kernel": ("vendor",),
 }
 _LEAST = {"smem": 0, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
 _MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}

@@ -43,6 +43,7 @@ class Resources:
     residency: int | None = None  # blocks a multiprocessor
     sms: int | None = None  # multiprocessors that a persistent grid may use
     order: Literal["text", "auto"] | None = None  # may transfers be reordered
+    kernel: Literal["vendor"] | None = None  # whose products: of the vendor's library
 
 
 @dataclass(frozen=True, slots=True)

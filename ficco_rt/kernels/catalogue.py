@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from .families import FAMILIES
+from .families import NAMED
 from .naive.family import COPY, GEMM, REDUCE
+from .vendor import GEMM as VENDOR_GEMM
 
-__all__ = ["CLUSTERS", "COPY", "GEMM", "REDUCE", "TILES", "copy_sms"]
+__all__ = ["CLUSTERS", "COPY", "GEMM", "REDUCE", "TILES", "VENDOR_GEMM", "copy_sms"]
 
 COPY_SMS = 64  # the most multiprocessors that copies take if the text states none
 
 # Rows and columns of an output tile of every kernel that a plan may name for a GEMM.
-TILES: dict[str, tuple[int, int]] = {v.name: v.tile for f in FAMILIES for v in f.variants}
+TILES: dict[str, tuple[int, int]] = {v.name: v.tile for f in NAMED for v in f.variants}
 
 # Blocks that start together, on multiprocessors side by side
-CLUSTERS: dict[str, int] = {v.name: v.cluster for f in FAMILIES for v in f.variants}
+CLUSTERS: dict[str, int] = {v.name: v.cluster for f in NAMED for v in f.variants}
 
 
 def copy_sms(sms: int) -> int:

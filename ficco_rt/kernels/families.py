@@ -15,12 +15,15 @@ from .pace import Pace
 from .sm80 import cost as sm80_cost
 from .sm80.family import SM80
 from .sm90.family import SM90
+from .target import compute_capability
 from .user import USER
+from .vendor import VENDOR
 from .works import Work
 
-FAMILIES: tuple[Family, ...] = (SM90, SM80, MFMA, NAIVE)
-_BY_KERNEL: dict[str, Family] = {v.name: f for f in FAMILIES for v in f.variants} | {REDUCE: NAIVE, COPY: NAIVE}
-_BY_NAME: dict[str, Family] = {f.name: f for f in (*FAMILIES, USER)}
+FAMILIES: tuple[Family, ...] = (SM90, SM80, MFMA, NAIVE)  # whose kernels are chosen; the vendor's are asked for
+NAMED: tuple[Family, ...] = (*FAMILIES, VENDOR)  # whose kernels plans name for products
+_BY_KERNEL: dict[str, Family] = {v.name: f for f in NAMED for v in f.variants} | {REDUCE: NAIVE, COPY: NAIVE}
+_BY_NAME: dict[str, Family] = {f.name: f for f in (*NAMED, USER)}
 
 
 def family_of(kernel: str) -> Family:
@@ -47,6 +50,8 @@ def reached(kernel: str, device: Device, dtype: str) -> float:
 def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
     """The kernel of the first family that takes the works with the attributes of the text; a text if no family does,
     and why."""
+    if request.vendor:
+        return VENDOR.choose(request, limits)
     asked = request.sms, request.residency, request.smem
     reason = out_of_limits(*asked, limits)
     if reason is not None:
@@ -66,10 +71,18 @@ def choose(request: GemmRequest, limits: Limits) -> Chosen | str:
     return refused[-1].reason
 
 
-def configure(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
-    """The launches that do the works, one after another. Works that the kernel does not take go to the naive one."""
-    family = family_of(request.kernel)
-    found = family.configure(request, limits)
+def tuned(arch: str) -> bool:
+    """Whether a GEMM of ours is made for the architecture. NVIDIA's later ones run Ampere's, far below their rate."""
+    capability = compute_capability(arch)
+    return MFMA.serves(arch) if capability is None else 80 <= capability < 89 or capability == 90
+
+
+def configure(request: LaunchRequest, limits: Limits, *, vendor: bool = False) -> tuple[KernelConfig, ...]:
+    """The launches that do the works, one after another. Works that the kernel does not take go to the naive one.
+    `vendor`: the vendor's library is there; on GPUs that no GEMM of ours is made for, it does what it can."""
+    found = VENDOR.configure(request, limits) if vendor and not tuned(limits.arch) else ""
+    if isinstance(found, str):
+        found = family_of(request.kernel).configure(request, limits)
     if isinstance(found, str):
         found = NAIVE.configure(request, limits)
     return found

@@ -14,10 +14,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy.typing as npt
 
 from ..machine.model import Device
+from ..types import Dtype
 from .occupancy import Limits
 from .pace import Pace
 from .tile_table import WHOLE_K, SplitK
 from .works import Work
+
+MOST_CLUSTER = 8  # blocks of a cluster, on every GPU that has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ class GemmRequest:
     streamed: bool = False
     arrival: float = 0.0  # µs from the launch's start until the last piece from another rank is there; 0: none comes
     private: frozenset[int] = frozenset()  # flags that nothing but this launch waits for
+    vendor: bool = False  # the text says `kernel = vendor`
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,34 @@ class LaunchRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Operand:
+    """A row-major matrix inside a tensor, in elements: where it begins, and from row to row."""
+
+    offset: int
+    pitch: int
+    transposed: bool = False  # it is stored the other way
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """A call of the vendor's library: out = left · right, or out += left · right, of m × k and k × n elements. Sums are
+    in fp32, and the factor is 1."""
+
+    m: int
+    n: int
+    k: int
+    dtype: Dtype
+    out_dtype: Dtype
+    left: Operand
+    right: Operand
+    out: Operand
+    accumulate: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """How a kernel is launched; no addresses."""
+    """How a kernel is launched; no addresses. With `matmuls` it is no kernel of ours: the vendor's library is called,
+    with `workspace` bytes at most, and `blocks` is what its kernels are taken to hold."""
 
     family: str
     kernel: str
@@ -100,6 +130,13 @@ class KernelConfig:
     band: int | None = None  # rows of clusters' tiles that are walked together; None: a wave is about square
     split_k: SplitK = WHOLE_K
     merged: tuple[tuple[int, ...], ...] = ()  # works that are made as one; empty: every work stands for itself
+    matmuls: tuple[Matmul, ...] = ()
+    workspace: int = 0
+
+    @property
+    def together(self) -> int:
+        """Blocks that begin side by side or not at all. Of a library's kernel nobody tells: as many as may be."""
+        return MOST_CLUSTER if self.matmuls else self.cluster
 
 
 @dataclass(frozen=True, slots=True)

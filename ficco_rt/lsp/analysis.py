@@ -23,7 +23,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "scratch": "declares memory of each rank that begins unwritten",
     "computes": "claims what an output holds; it is proven before anything runs",
     "queue": "declares a stream on every rank: engine = copy, sm or nccl",
-    "kernel": "declares a kernel of yours",
+    "kernel": "declares a kernel of yours; kernel = vendor: gemms are made by the vendor's library",
     "stage": "a part of the work, on a queue; stages happen in the order written, as far as data asks for it",
     "streamed": "one launch a rank, whose tiles wait for the pieces that they read",
     "step": "a loop that all ranks take together, turn by turn",
@@ -43,7 +43,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "all": "all ranks, as a set",
     "peers": "the other ranks, from rank + 1 on, wrapping",
     "after": "the stage begins behind these stages, whatever data say",
-    "with": "sets priority, smem, residency, sms or order",
+    "with": "sets priority, smem, residency, sms, order or kernel",
     "within": "types that the claimed value may be rounded to on its way",
     "unproven": "no claim is made for this output",
     "priority": "high, normal or low",
@@ -58,10 +58,15 @@ WORDS = {  # what the language's words mean, for hovers and completion
 }
 
 _AFTER_DOT = ("rows", "cols", "T")
-_VALUES = {"engine": ("copy", "sm", "nccl"), "priority": ("high", "normal", "low"), "order": ("text", "auto")}
+_VALUES = {
+    "engine": ("copy", "sm", "nccl"),
+    "priority": ("high", "normal", "low"),
+    "order": ("text", "auto"),
+    "kernel": ("vendor",),
+}
 _ON_QUEUE = re.compile(r"^\s*stage\s+\w+\s+on\s+\w*$")
 _AFTER = re.compile(r"^\s*stage\b.*\bafter\s+[\w\s,]*$")
-_VALUE = re.compile(r"\b(engine|priority|order)\s*=\s*\w*$")
+_VALUE = re.compile(r"\b(engine|priority|order|kernel)\s*=\s*\w*$")
 _DOT = re.compile(r"\.\w*$")
 
 

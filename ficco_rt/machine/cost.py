@@ -2,14 +2,14 @@
 
 They price one thing at a time: nothing here knows what else runs. The virtual clock prices products by their kernels
 (`kernels/pace.py`) and finds itself what others leave (`sim/sharing.py`). docs/internals/model.md has it all in one
-place. The constants that stand here by architecture or by a device's name are a machine's, and could stand in its
-profile.
+place. The constants that stand here by architecture or by a device's name are a machine's: `overheads` and `power`
+of its file come before those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Literal, TypeAlias
 
@@ -81,7 +81,8 @@ OVERHEADS = {
 
 
 def overheads(device: Device) -> Overheads:
-    return OVERHEADS.get(device.arch, Overheads())
+    """The architecture's, with those of the machine's own in their place."""
+    return replace(OVERHEADS.get(device.arch, Overheads()), **dict(device.overheads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +99,14 @@ class Power:
 POWER = {"NVIDIA H200": Power(0.05, 1200.0)}
 
 
+def power_of(device: Device) -> Power | None:
+    """The machine's own, or the one of the device's name."""
+    return Power(**dict(device.power)) if device.power else POWER.get(device.name)
+
+
 def slowed(device: Device, before: float, time: float) -> float:
     """How many times as long a GEMM of `time` µs takes on a device that has multiplied for `before` µs."""
-    power = POWER.get(device.name)
+    power = power_of(device)
     if power is None or time <= 0:
         return 1.0
     cool = power.time * (exp(-before / power.time) - exp(-(before + time) / power.time)) / time

@@ -97,6 +97,8 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         memory_rate=memory_rate,
         gemm_rate=gemm_rate,
         launch_time=launch_time,
+        overheads=known.device.overheads if known is not None else (),
+        power=known.device.power if known is not None else (),
     )
     return Machine(f"{len(devices)}×{first.name}{shared}", device, inner, ranks, source, tuple(outer))
 

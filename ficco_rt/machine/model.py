@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 from .tables import Measured
-from .units import ByteRate, Bytes, Count, CountOrNone, OperationRate, SomeBytes, Time
+from .units import ByteRate, Bytes, Count, CountOrNone, OperationRate, SomeBytes, Time, TimeOrShare
 
 TopologyKind: TypeAlias = Literal["switch", "mesh", "ring"]
 
@@ -39,6 +39,10 @@ class Device:
     memory_rate: ByteRate
     gemm_rate: tuple[tuple[str, OperationRate], ...]  # by dtype
     launch_time: Time  # that a kernel launch costs on its stream
+    # Figures of this device, by the names of `cost.Overheads` and `cost.Power`. What is not here is the architecture's,
+    # or of the device's name (`cost.OVERHEADS`, `cost.POWER`).
+    overheads: tuple[tuple[str, TimeOrShare], ...] = ()
+    power: tuple[tuple[str, TimeOrShare], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

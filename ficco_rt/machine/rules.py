@@ -16,6 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from .cost import Overheads, Power
 from .model import Machine
 from .units import MOST, Unit
 
@@ -172,6 +173,26 @@ def gemm_rates_are_there(machine: Machine) -> Iterator[Mistake]:
         yield Mistake(f"device.gemm_rate.{name}", "stands there twice")
 
 
+def figures_have_names(machine: Machine) -> Iterator[Mistake]:
+    """Overheads and power have the names that the model of time knows, each once. `beside` and `share` are shares."""
+    for table, cls, whole in (("overheads", Overheads, False), ("power", Power, True)):
+        known = [f.name for f in dataclasses.fields(cls)]
+        found = getattr(machine.device, table)
+        names = [name for name, _ in found]
+        for name in dict.fromkeys(names):
+            if name not in known:
+                yield Mistake(f"device.{table}.{name}", f"is no key here; keys are {', '.join(known)}")
+            elif names.count(name) > 1:
+                yield Mistake(f"device.{table}.{name}", "stands there twice")
+        for name in known if whole and names else ():
+            if name not in names:
+                yield Mistake(f"device.{table}", f"has no '{name}'; it needs {' and '.join(known)}")
+        for name, value in found:
+            if (name in ("beside", "share") and value > 1) or (name in ("beside", "time") and value <= 0):
+                allowed = {"beside": "above 0, and 1 at most", "share": "1 at most", "time": "above 0"}[name]
+                yield Mistake(f"device.{table}.{name}", f"is {shown(value)}; it must be {allowed}")
+
+
 def a_block_fits(machine: Machine) -> Iterator[Mistake]:
     """What one block may ask for is no more than a multiprocessor has."""
     device = machine.device
@@ -248,6 +269,7 @@ def tables_can_be_read(machine: Machine) -> Iterator[Mistake]:
 RULES: tuple[Callable[[Machine], Iterator[Mistake]], ...] = (
     it_has_names,
     gemm_rates_are_there,
+    figures_have_names,
     a_block_fits,
     tiers_nest,
     measurements_say_when,

@@ -80,6 +80,13 @@ class _Chooser:
     def _gemm(self, where: ir.Where, ops: Sequence[int]) -> Chosen | str:
         """The kernel of a launch that holds products."""
         asked, streamed = where.resources, self.graph.stages[where.stage].streamed
+        vendor = asked.kernel == "vendor"
+        queue = self.graph.queue(self.graph.stages[where.stage].queue)
+        if vendor and asked.priority != queue.resources.priority:
+            return (
+                f"priority = {asked.priority} cannot be had of the vendor's kernels, which have their stream's; say it "
+                f"on queue '{queue.name}'"
+            )
         sms = self.draft.shares.get(LaunchKey(where.stage, where.rank), asked.sms)
         bodies = [self.graph.ops[i].body for i in ops]
         gemms = [body for body in bodies if isinstance(body, ir.Gemm)]
@@ -93,7 +100,7 @@ class _Chooser:
                 for body, f in zip(bodies, flags, strict=True)
                 if not isinstance(body, ir.Collective)
             )
-            request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private)
+            request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private, vendor)
             self.known[key] = choose(request, self.limits)
         return self.known[key]
 

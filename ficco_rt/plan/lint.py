@@ -9,14 +9,20 @@ from dataclasses import dataclass
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir
-from ..kernels.families import choose, reached, tensor_core_families
+from ..kernels.families import choose, reached, tensor_core_families, tuned
 from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
+from ..kernels.target import compute_capability
+from ..kernels.vendor import VENDOR
 from ..machine.model import Device, Machine
 from ..types import TYPES
 from .kernel_works import kernel_work, symbolic
 from .transfers import phases
 
+_MADE_FOR = "take a machine whose GPUs have one: sm_80, sm_90, gfx90a, gfx942"
+_THEN = "the vendor's library then takes such products"
+_NVIDIA = f'pip install "nvmath-python>=1.0" "nvidia-cublas>=13.0" where it runs: {_THEN}'
+_AMD = f'pip install "hip-python[libraries]>=10" where it runs: {_THEN}'
 _LARGE = 1 << 30  # operations of products whose kernel matters
 
 
@@ -144,7 +150,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     told: set[tuple[str, str]] = set()
     for op in graph.ops:
         g = op.body
-        if not isinstance(g, ir.Gemm):
+        if not isinstance(g, ir.Gemm) or op.where.resources.kernel == "vendor":
             continue
         stage, asked = graph.stages[op.where.stage], op.where.resources
         regions = (g.left, g.right, g.out, *g.addends)
@@ -182,13 +188,18 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
     error."""
     chosen = choose(request, limits)
     made_for = tensor_core_families(limits.arch)
-    if isinstance(chosen, str) or (made_for and chosen.family == made_for[0].name):
+    ours = tuned(limits.arch)
+    if isinstance(chosen, str) or (ours and chosen.family == made_for[0].name):
         return None
     share = reached(chosen.kernel, device, dtype)
     plain = f"a plain kernel ({chosen.kernel})" if chosen.family == "naive" else chosen.kernel
-    if not made_for:
-        reason = f"there is no kernel for the tensor cores of {limits.arch}"
-        return _Slow(plain, share, reason, "take a machine whose GPUs have one: sm_80 and later, gfx90a, gfx942")
+    if not ours:
+        reason = f"no GEMM of ours is made for the tensor cores of {limits.arch}"
+        refused_too = VENDOR.fits(request)
+        if refused_too is not None:
+            return _Slow(plain, share, f"{reason}, and the vendor's library does not do this: {refused_too}", _MADE_FOR)
+        install = _NVIDIA if compute_capability(limits.arch) is not None else _AMD
+        return _Slow(f"without the vendor's library {plain}", share, reason, install)
     refused = {r.family: r.reason for r in chosen.refused}
     reason = refused[made_for[0].name] if chosen.family != "naive" else refused[made_for[-1].name]
     if any(family.fits(request) is None for family in made_for[:1]):  # but not with these resources

@@ -16,7 +16,9 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..graph import ir as graph_ir
 from ..graph import rules as graph_rules
-from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES
+from ..kernels.catalogue import COPY, GEMM, REDUCE, TILES, VENDOR_GEMM
+from ..kernels.family import GemmRequest
+from ..kernels.vendor import VENDOR
 from ..machine.rules import mistakes
 from ..region import Box, Region
 from ..types import TYPES
@@ -31,6 +33,7 @@ from .ir import (
     Stream,
     Transfer,
 )
+from .kernel_works import kernel_work, symbolic
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
 MOST_DIMENSIONS = 8
@@ -293,6 +296,21 @@ def kernels_exist(plan: Plan) -> Iterator[Diagnostic]:
                 )
 
 
+def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
+    """A launch by the vendor's library is a product that it makes, and asks for nothing that it has not."""
+    look = symbolic(plan.tensors)
+    for _, launch in plan.launches():
+        if launch.kernel != VENDOR_GEMM:
+            continue
+        a = launch.attributes
+        if a.smem or (a.residency, a.sms, a.priority) != (None, None, None):
+            yield Diagnostic(launch.origin, f"{VENDOR_GEMM} has no smem, residency, sms or priority of its own")
+        works = tuple(kernel_work(work.body, look, work.waits, work.signals) for work in launch.works)
+        reason = VENDOR.fits(GemmRequest(works, streamed=launch.streamed))
+        if reason is not None:
+            yield Diagnostic(launch.origin, f"{VENDOR_GEMM} does not do this: {reason}")
+
+
 def tiles(out: Region, tile: tuple[int, int]) -> tuple[int, int]:
     """The grid of output tiles that a kernel makes of a matrix: no tile goes over the end of a segment."""
     if len(out.boxes) == 1:
@@ -396,6 +414,7 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
     launches_are_whole,
     works_fit,
     kernels_exist,
+    library_calls_fit,
     ops_stand_once,
     signals_are_single,
     flags_are_awaited_at_home,

@@ -16,7 +16,8 @@ from ..arguments import plain
 from ..errors import UsageError
 from ..graph.bind import names_in
 from .facts import Facts
-from .rules import MOST, Given, given
+from .figures import MOST
+from .params import Given, given
 
 BASELINE = "serial"  # of every operation: do not overlap; its params are the operation's sizes
 

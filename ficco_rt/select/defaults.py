@@ -19,7 +19,7 @@ from ..machine.profiles import AnyMachine, chosen
 from ..plan import ir as plan_ir
 from .candidates import BASELINE, by_rules, text_of
 from .facts import SHAPES, facts
-from .rules import Given
+from .params import Given
 
 
 def open_values(file: Path | str, ranks: int, params: Mapping[str, object], machine: Machine) -> tuple[Given, ...]:

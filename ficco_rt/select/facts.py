@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from ..machine.cost import STORES, gemm_rate
 from ..machine.model import Machine, TopologyKind
 from ..types import TYPES
 
 Sizes = Mapping[str, object]
+
+TILE = 256  # rows that a large GEMM's blocks make together: tiles of 256, or pairs of tiles of 128
+WIDE = 128  # the columns of a tile of so many rows
+HALF = 1.17  # how much longer a product of half as many rows takes, for its operations (docs/choose.md, `filled`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +130,34 @@ class Facts:
         return self.gemm / self.ranks
 
     @property
+    def rows(self) -> float:
+        """The rows of a shard."""
+        return self.shape.m / self.ranks
+
+    @property
+    def balance(self) -> float:
+        """The rows for which a product takes as long as reading its second operand from memory."""
+        return self.c.gemm_rate * self.item / (2 * self.c.memory_rate)
+
+    def stretch(self, rows: float) -> float:
+        """How much longer a product of so many rows takes than its operations: whole tiles are computed, and all of the
+        second operand is read."""
+        half = rows <= TILE / 2
+        tile = TILE / 2 if half else TILE
+        return max(ceil(rows / tile) * tile / rows * (HALF if half else 1.0), self.balance / rows)
+
+    @property
+    def ragged(self) -> float:
+        """How much longer the GEMM takes in shards than whole, as a part of its time."""
+        return max(0.0, self.stretch(self.rows) / self.stretch(self.shape.m) - 1)
+
+    @property
+    def unfilled(self) -> float:
+        """How much longer the whole GEMM takes because its last wave of tiles is not full, as a part of its time."""
+        waves = ceil(self.shape.m / TILE) * ceil(self.shape.n / WIDE) / self.c.sms
+        return ceil(waves) / waves - 1
+
+    @property
     def shard(self) -> float:
         """The bytes that a peer is sent, on their way."""
         return self.way(self.shape.sent)
@@ -156,9 +189,19 @@ class Facts:
         return instead / sent if instead is not None and sent else float("inf")
 
     @property
+    def saved(self) -> float:
+        """How much longer the usual copies take than the GEMM and a stationary schedule's copies."""
+        return self.copies - max(self.gemm, self.smaller * self.copies)
+
+    @property
+    def stored(self) -> float:
+        """What is sent to all peers, stored by multiprocessors in place of copies."""
+        return self.peers * self.shard / STORES
+
+    @property
     def everything(self) -> float:
         """Every peer's whole product, read by multiprocessors: what an all-reduce in one shot takes."""
-        return self.peers * self.ranks * self.shard / STORES
+        return self.ranks * self.stored
 
     @property
     def two_passes(self) -> float:

@@ -10,13 +10,15 @@ from statistics import median
 from typing import Literal
 
 from .. import compiler
-from ..driver.registry import device_count, discover
+from ..arguments import KERNEL
+from ..driver.api import DriverName
+from ..driver.registry import device_count, discover, has_gemms
 from ..errors import DeviceError, NumbersError, UsageError
 from ..exec.executor import Executor
 from ..exec.inputs import fresh_inputs
 from ..exec.verify import verified_run
 from ..plan.ir import Plan
-from .candidates import Candidate
+from .candidates import BASELINE, Candidate
 from .choose import question, ranked
 from .memory import MODES, Memory, Setting, Time, setting
 
@@ -92,7 +94,7 @@ def tune(
     asked = question(operation, number, machine, candidates, sizes)
     with step("ranking candidates"):
         best = [r.candidate for r in ranked(asked).ranked]
-    best = best if candidates is not None else best[: effort.best]
+    best = best if candidates is not None else [*best[: effort.best], *_by_library(operation, driver)]
     where = setting(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
 
     plans: dict[Candidate, Plan] = {}
@@ -132,6 +134,12 @@ def tune(
         for (candidate, mode), runs in taken.items()
     ]
     return Tuned(where, tuple(sorted(times, key=lambda t: t.median)), tuple(failed))
+
+
+def _by_library(operation: str, driver: DriverName) -> tuple[Candidate, ...]:
+    """What people have without this project, where the vendor's library of GEMMs is there: whole shards, then the
+    product by it. No model ranks it: which kernels the library has is not known."""
+    return (Candidate(f"{operation}/{BASELINE}", ((KERNEL, "vendor"),)),) if has_gemms(driver) else ()
 
 
 def _prepare(executor: Executor, candidate: Candidate, verify: bool) -> None:

@@ -306,7 +306,7 @@ class LaunchRun:
                 flops=price.flops,
                 peer=price.peer,
                 launched=self._launched(),
-                ops=self._ops(index),
+                ops=(work.op,),
             )
         )
         self.drawn = max(self.drawn, stop)

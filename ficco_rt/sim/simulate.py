@@ -29,7 +29,7 @@ from ..device.ir import (
     StreamName,
 )
 from ..errors import PlanError, Span, UsageError
-from ..graph.budget import SHARED, Budget
+from ..graph.budget import MODELLED, SHARED, Budget
 from ..machine.cost import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
@@ -93,6 +93,7 @@ class _VirtualClock:
         self.behind: dict[StreamName, float] = {}  # until when what a stream does next stands right behind a copy
         budget = Budget(SHARED, PlanError)
         place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
+        Budget(MODELLED, PlanError).spend(sum(1 for _ in plan.parts()), place)
         self.sharing = Sharing(
             self.prices.limit, machine.device.sms, self.at, self.overheads.beside, lambda n: budget.spend(n, place)
         )
@@ -265,8 +266,12 @@ class _VirtualClock:
             label = f"{move.stage}  {way(dst, src, stream.rank)}"
             kind: SpanKind = "collective" if move.op in self.calls else "copy"
             peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
-            span = TraceSpan(stream.rank, number, kind, label, move.stage, now, self.now, place, bytes=size, peer=peer)
-            self.spans.append(span)
+            self.spans.append(
+                TraceSpan(
+                    stream.rank, number, kind, label, move.stage, now, self.now, place,
+                    bytes=size, peer=peer, ops=(move.op,),
+                )
+            )  # fmt: skip
             self._copy(stream, moves, index + 1, position, self.now)
 
         begin = now + self._copy_time(move, index > 0 or self._behind_copy(stream, now))

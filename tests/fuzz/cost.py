@@ -3,7 +3,7 @@
     python -m tests.fuzz.cost --minutes 60 --seed 1     # by hand: figures, and what went beyond a limit
     python -m tests.fuzz.cost --one 12345               # one program: its text, and where its time goes
 
-The limits go with FICCO_MAX_OPS: 20 s and 2 GB at its default. The time grows as the compiler's does, to 60 s from 64
+The limits go with FICCO_MAX_OPS: 20 s and 2 GB at its default. The time grows as the compiler's does, to 60 s from 16
 to 256 ranks, and no further; the memory does not.
 """
 

@@ -199,7 +199,7 @@ ACCESS_BOMBS = {
     ),
     "one write after all reads": Bomb(
         stages(
-            "stage more on dma { for c in 0..<OPS/3> { copy Y[c % 60000] <- Z[0] } } stage end on dma { copy Z <- X }"
+            "stage more on dma { for c in 0..<OPS/4> { copy Y[c % 60000] <- Z[0] } } stage end on dma { copy Z <- X }"
         ),
         None,
     ),
@@ -241,7 +241,7 @@ PROOF_BOMBS = {
     "a product of doubled copies": Bomb(
         proven(f"reduce P = sum(A) for i in 0..40 {{ {DOUBLED} }} gemm C = P * B"), TERMS
     ),
-    "one product over and over": Bomb(proven("for i in 0..<OPS/4> { gemm C += A * B }"), TERMS),
+    "one product over and over": Bomb(proven("for i in 0..<OPS/5> { gemm C += A * B }"), TERMS),
     "all pieces wrong": Bomb(
         proven("for i in 0..<OPS/4> { gemm C.rows(i of <OPS/4>) = A.rows(<OPS/4> - 1 - i of <OPS/4>) * B }", "<OPS/4>"),
         "lacks",

@@ -54,10 +54,13 @@ OF_COMMANDS = {
     "hipModuleLaunchKernel", "hipStreamWaitValue32", "hipModuleLoadData", "hipModuleGetFunction",
     "ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclSend", "ncclRecv",
     "hipFuncGetAttribute", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", "hipStreamGetDevice",
+    *(f"{vendor}Lt{call}" for vendor in ("cublas", "hipblas") for call in (
+        "Create", "MatrixLayoutCreate", "MatmulDescCreate", "MatmulDescSetAttribute", "MatmulPreferenceCreate",
+        "MatmulPreferenceSetAttribute", "MatmulAlgoGetHeuristic", "Matmul")),
 }  # fmt: skip
 OF_NO_DEVICE = {"cuDriverGetVersion", "cuDeviceGetCount", "hipGetDeviceCount", "ncclGetUniqueId"}
 WITHOUT = {"ncclGetVersion", "ncclCommGetAsyncError"}  # where these fail, there is another way; or the watchdog asked
-CODES = {"cuda": "CUDA_ERROR_", "hip": "hipError"}
+CODES = {"cuda": ("CUDA_ERROR_", "CUBLAS_STATUS_"), "hip": ("hipError", "HIPBLAS_STATUS_")}
 ALLOCATIONS = {"cuMemAlloc", "hipMalloc", "hipExtMallocWithFlags"}
 
 Kind = Literal["call", "interrupt", "stop", "corrupt", "delay", "lost", "memory"]
@@ -190,12 +193,13 @@ class Campaign:
             yield f"left {live}"
         if end != "error":
             return
-        code = "nccl" if fired.startswith("nccl") else CODES[library.face]
-        if kind in ("call", "lost") and fired not in WITHOUT and (fired not in text or code not in text):
+        codes = ("nccl",) if fired.startswith("nccl") else CODES[library.face]
+        told = fired in text and any(code in text for code in codes)
+        if kind in ("call", "lost") and fired not in WITHOUT and not told:
             yield f"the error does not name {fired} and its code"
         if kind in ("call", "lost", "stop", "memory") and "device " not in text and fired not in OF_NO_DEVICE:
             yield "the error names no device"
-        of_command = fired in OF_COMMANDS and "the latch of a traced run" not in text
+        of_command = fired in OF_COMMANDS and "the latch of a run" not in text
         if kind in ("call", "lost") and of_command and f"{self.name.split('/')[1]}.ficco:" not in text:
             yield "the error does not name the schedule's line"
         if kind == "stop" and "--timeout" not in text:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS
+from ficco_rt.select import tune
 from tests.mock import standin
 
 
@@ -18,6 +20,13 @@ def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled once for all of the session's processes."""
     folder = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-kernels"
     monkeypatch.setenv("FICCO_CACHE", os.environ.get("FICCO_CACHE") or str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _no_library_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GEMM of ours is made for the usual devices here, and another test may have brought the library."""
+    monkeypatch.setattr(GpuDriver, "_vendors_turn", lambda driver: False)
+    monkeypatch.setattr(tune, "has_gemms", lambda name: False)
 
 
 @pytest.fixture

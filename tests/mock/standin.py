@@ -62,6 +62,8 @@ KINDS = (
     "execs",
     "captures",
     "communicators",
+    "libraries",
+    "descriptors",
 )
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (
@@ -80,6 +82,10 @@ LIBRARIES = {  # of each face: name, and where its sources are; those of `nccl` 
     "cuda": {"libcuda.so.1": SOURCES, "libnccl.so.2": SOURCES / "nccl"},
     "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc", "librccl.so": SOURCES / "nccl"},
 }
+GEMMS = {
+    "cuda": "libcublasLt.so.13",
+    "hip": "libhipblaslt.so",
+}  # in a folder of their own, so that none is found by chance
 USUAL = {"cuda": "arch sm_75", "hip": "arch gfx908; smem 65536 65536 0"}  # settings of a reset
 
 NO_PRIORITY = -1000  # of a launch that asks for none
@@ -103,6 +109,10 @@ def folder(face: str) -> Path:
             if home.name == "nccl":
                 sources += ["-Wl,--no-as-needed", str(aside / next(iter(LIBRARIES[face])))]
             subprocess.run([*COMPILER, *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
+        (aside / "gemms").mkdir()  # all code is in the driver's library: who looks a call up here finds it there
+        of, driver = GEMMS[face], str(aside / next(iter(LIBRARIES[face])))
+        linked = ("-shared", "-Wl,--no-as-needed", f"-Wl,-soname,{of}", "-o", str(aside / "gemms" / of), driver)
+        subprocess.run([*COMPILER, *linked], check=True)
         try:
             aside.rename(target)
         except OSError:  # another process was faster
@@ -142,6 +152,10 @@ class StandIn:
         for name in ("violations", "fired", "priorities", "launches"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_char_p
         self.reset("devices 0")
+
+    def gemms(self) -> None:
+        """From here on the process has the vendor's library of GEMMs, too."""
+        self._loaded.append(ctypes.CDLL(str(folder(self.face) / "gemms" / GEMMS[self.face]), mode=ctypes.RTLD_GLOBAL))
 
     def set(self, text: str) -> None:
         self._library.standin_set(text.encode())

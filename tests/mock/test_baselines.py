@@ -10,14 +10,21 @@ from typing import Any, TypeAlias
 import pytest
 
 import ficco_rt
+from ficco_rt.arrows import arrows
+from ficco_rt.cli import tracefile
 from ficco_rt.cli.baselines import baseline_plans, turns_among
 from ficco_rt.cli.main import execute
+from ficco_rt.driver.registry import discover
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.machine.profiles import profile
+from ficco_rt.sim.simulate import simulate
+from ficco_rt.trace import Arrow, Trace
 from tests import cases
 from tests.mock.standin import StandIn
+from tests.schemas import hold
 
 SIZES = ("--set", "M=64", "--set", "N=64", "--set", "K=64", "--set", "T=fp32")
+SETTINGS: dict[str, Any] = {"M": 64, "N": 64, "K": 64, "T": "fp32"}
 SQUARED = """
 schedule squared  # no schedule of the library has this form
 input  A[8, 16] : fp32
@@ -49,6 +56,7 @@ def run(library: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         assert not library.violations()
         found = json.loads(out)
         assert isinstance(found, dict)
+        hold("run" if "time_ms" in found else "error", found)
         return found | {"err": err}
 
     return run
@@ -68,6 +76,29 @@ def test_serial_and_ideal_are_measured(run: Run, words: tuple[str, ...]) -> None
     assert facts["ideal_ms"] == max(facts["compute_alone_ms"], facts["communication_alone_ms"])
     assert facts["exposed_ms"] == pytest.approx(facts["time_ms"] - facts["compute_alone_ms"])
     assert facts["exposed_of"] == "timed runs"
+
+
+def test_a_measured_run_tells_of_its_model_and_its_arrows(run: Run, tmp_path: Path) -> None:
+    """In its trace and on its page; the arrows of a measured run are those of the modelled one."""
+    page, trace = tmp_path / "run.html", tmp_path / "run.json"
+    facts = run("gemm_rs/streamed", *SIZES, "--report", str(page), "--trace", str(trace))
+    kept = json.loads(trace.read_text(encoding="utf-8"))
+    assert kept["otherData"]["run"] == {name: value for name, value in facts.items() if name != "err"}
+    assert {part["name"] for part in facts["account"]["parts"]} > {"ideal", "exposed", "waiting"}
+    assert sum(part["time_us"] for part in facts["account"]["parts"]) == pytest.approx(facts["account"]["time_us"])
+    stages = {stage["stage"] for stage in facts["stages"]}
+    assert {stage["stage"] for stage in facts["modelled"]["stages"]} == stages
+    assert "<h2>Modelled against measured</h2>" in page.read_text(encoding="utf-8")
+    measured = tracefile.from_json(trace.read_text(encoding="utf-8"), "run.json")
+    plan = ficco_rt.compile("gemm_rs/streamed", 2, discover(facts["backend"], 2), **SETTINGS)
+    modelled = simulate(plan, plan.target)
+    assert _ops(measured, measured.arrows) == _ops(modelled, arrows(plan, modelled)) != set()
+
+
+def _ops(trace: Trace, found: tuple[Arrow, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The ops at the ends of arrows between works; those of whole launches are not told alike."""
+    ends = [(trace.spans[arrow.before], trace.spans[arrow.after]) for arrow in found]
+    return {(a.ops, b.ops) for a, b in ends if "launch" not in (a.kind, b.kind)}
 
 
 def test_the_report_says_what_was_measured(run: Run, library: StandIn, capsys: pytest.CaptureFixture[str]) -> None:

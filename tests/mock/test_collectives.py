@@ -187,8 +187,8 @@ def test_a_library_that_is_not_there(cuda: standin.StandIn, monkeypatch: pytest.
         assert made.driver.collectives.startswith("copies and sums: NCCL does not tell its version")
     monkeypatch.setitem(sys.modules, "nccl.bindings", None)
     why = (
-        'engine = nccl needs the package nccl4py: pip install "ficco-rt[nccl]"; without it collectives are copies '
-        "and sums"
+        'engine = nccl needs the package nccl4py: pip install "nccl4py>=0.6,<0.7"; without it collectives are '
+        "copies and sums"
     )
     with executor(cuda, plan_of()) as made:
         assert made.driver.collectives == f"copies and sums: {why}"

@@ -1,4 +1,4 @@
-"""Traced runs stand behind their latch until the host has issued all of them; whatever goes wrong opens it."""
+"""Runs behind a latch do not begin before the host has issued all of them; whatever goes wrong opens the latch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ficco_rt.compiler import build, plan_of
+from ficco_rt.device import latch
 from ficco_rt.driver.gpu import runs
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.gpu.gpus import Gpus
@@ -22,16 +23,18 @@ from tests.mock.standin import StandIn
 RANKS = 2
 
 
-@pytest.fixture(params=["ag_gemm/streamed", "gemm_rs/serial"])
+@pytest.fixture(params=[("ag_gemm/streamed", "traced"), ("gemm_rs/serial", "traced"), ("gemm_rs/serial", "latched")])
 def executor(library: StandIn, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executor:
-    """A traced one that has run."""
+    """A traced or a latched one that has run."""
+    name, mode = request.param
     monkeypatch.setattr(runs, "DRAIN", 0.3)
     library.reset(f"devices {RANKS}; call_steps 16")
     machine = discover(library.face, RANKS)
-    plan = plan_of(build(cases.schedule(request.param), RANKS, cases.sizes(request.param, RANKS, even=True)), machine)
+    plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
     made = Executor(plan, library.face, machine=machine, timeout=60)
-    made.traced = True
+    made.traced, made.latched = mode == "traced", mode == "latched"
     assert verified_run(made, values="exact").ok
+    assert made.held
     return made
 
 
@@ -39,8 +42,9 @@ def ends_well(executor: Executor, library: StandIn) -> None:
     for seed in range(3):
         library.set(f"seed {seed}")
         assert verified_run(executor, values="exact", seed=seed).ok
-    executor.traced = False
+    executor.traced = executor.latched = False
     assert verified_run(executor, values="exact").ok
+    assert not executor.held
     executor.close()
     assert not library.violations()
     assert not library.live()
@@ -101,6 +105,25 @@ def test_a_call_that_fails_lets_the_run_go(
         with pytest.raises(DeviceError, match="the next call fails"):
             executor.run()
     ends_well(executor, library)
+
+
+def test_a_run_too_long_for_a_latch_goes_without(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.reset(f"devices {RANKS}")
+    monkeypatch.setattr(latch, "MOST", 0)
+    machine = discover("cuda", RANKS)
+    name = "gemm_rs/serial"
+    plan = plan_of(build(cases.schedule(name), RANKS, cases.sizes(name, RANKS, even=True)), machine)
+    with Executor(plan, "cuda", machine=machine, timeout=60) as executor:
+        executor.latched = True
+        assert verified_run(executor, values="exact").ok
+        assert executor.latched
+        assert not executor.held
+        executor.traced = True
+        assert verified_run(executor, values="exact").ok
+        assert executor.trace.spans
+        executor.traced = False
+        assert executor.latched
+    assert not cuda.violations()
 
 
 def test_executors_that_are_opened_meanwhile_take_no_queue_of_the_latch(hip: StandIn) -> None:

@@ -11,6 +11,7 @@ import pytest
 from ficco_rt.cli.main import execute
 from ficco_rt.select import memory, tune
 from tests.mock.standin import StandIn
+from tests.schemas import hold
 from tools import choice_check
 
 SIZES = ("--set", "M=96", "--set", "N=48", "--set", "K=96", "--set", "T=fp32")
@@ -25,7 +26,9 @@ def record(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     def call(program: str, *words: str) -> Any:
         code = execute(program, [*words, "--json"])
         out, err = capsys.readouterr()
-        return {"code": code, "err": err, **json.loads(out)}
+        found = json.loads(out)
+        hold("run" if "time_ms" in found else "error" if "error" in found else words[0], found)
+        return {"code": code, "err": err, **found}
 
     return call
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
+import re
 import signal
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ import pytest
 from ficco_rt import files
 from ficco_rt.cli.settings import parse_settings, show_value
 from ficco_rt.errors import DeviceError, InternalError, NumbersError, UsageError
-from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
+from tests.unit.command_line import ENVIRONMENT, GOOD, ROOT, Ending, command
 
 # ---------------------------------------------------------------- help, version, usage
 
@@ -221,6 +224,21 @@ def test_our_bugs_say_so(run: Callable[..., Ending], monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FICCO_DEBUG", "1")
     assert "Traceback" in run("ficco", "list").err
     assert run("ficco", "list", "--json").record["error"]["exit_code"] == 5
+
+
+def test_packages_to_install_are_those_of_the_extras() -> None:
+    """By their own names: ficco itself comes from a checkout, and from no registry."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {line.split(";")[0] for lines in project["optional-dependencies"].values() for line in lines}
+    told = set()
+    for path in (ROOT / "ficco_rt").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and "pip install " in str(node.value):
+                told |= set(re.findall(r'"([^"]+)"', str(node.value).split("pip install ")[1]))
+    vendor = {"nvmath-python>=1.0", "nvidia-cublas>=13.0", "hip-python[libraries]>=10"}
+    nccl = {"nccl4py>=0.6,<0.7", "rocm-bindings-systems>=10"}
+    assert told == {"cuda-bindings>=13.0", "nvidia-cuda-nvrtc>=13.0", "hip-python>=6.2", "pygls>=2", *vendor, *nccl}
+    assert told <= extras
 
 
 def test_ctrl_c(run: Callable[..., Ending], monkeypatch: pytest.MonkeyPatch) -> None:

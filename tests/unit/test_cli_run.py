@@ -16,12 +16,13 @@ from ficco_rt.errors import DeviceError
 from ficco_rt.machine.profiles import profile
 from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 
+UNCLAIMED = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
 FIELDS = [
-    "schedule", "path", "title", "backend", "devices", "graph", "machine", "clock", "ranks", "params", "given",
-    "choice", "verified", "integers", "proven", "unproven", "rel_err",
+    "schedule", "path", "title", "backend", "devices", "collectives", "graph", "machine", "clock", "ranks", "params",
+    "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "share_of_ideal",
-    "exposed_ms", "exposed_of", "launches", "host_us", "plan_hash", "version",
+    "exposed_ms", "exposed_of", "account", "stages", "modelled", "launches", "host_us", "plan_hash", "version",
 ]  # fmt: skip
 
 
@@ -41,11 +42,12 @@ def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
         "  serial   ",
         "  ideal    ",
         "  exposed  ",
+        "  lost     ",
         "  host     ",
     ]
-    assert all(line.startswith(start) for line, start in zip(lines[4:10], starts, strict=True))
+    assert all(line.startswith(start) for line, start in zip(lines[4:11], starts, strict=True))
     assert lines[5].endswith(" µs modelled for h200-switch, not measured")
-    assert lines[12].startswith("rank 0      dma │")
+    assert lines[13].startswith("rank 0      dma │")
     assert lines[-1].strip() == "A gather   B mm"
 
 
@@ -99,11 +101,37 @@ def test_iterations_and_no_verification(run: Callable[..., Ending], here: Path) 
     assert "  numbers  not verified (--no-verify)\n" in run(*words, "--no-verify").out
 
 
+def test_integers_alone(run: Callable[..., Ending], here: Path) -> None:
+    words = ["ficco-run", "good.ficco", "--gpus", "2", "--exact"]
+    assert "  numbers  correct: integers equal, random data not run\n" in run(*words).out
+    facts = run(*words, "--json").record
+    assert [facts[name] for name in ("verified", "integers", "rel_err", "tolerance")] == [True, True, None, None]
+    for option, why in (("--no-verify", "--no-verify compares nothing"), ("--backend=sim", "sim runs nothing")):
+        ending = run(*words, option)
+        assert ending.code == 2
+        assert ending.err == f"ficco-run: --exact says on what a run is verified, and {why}\n"
+
+
+def test_wrong_integers_alone(run: Callable[..., Ending], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ficco_rt.exec import verify
+
+    monkeypatch.setattr(verify, "_same_projected", lambda *_: False)
+    worst = verify.Worst("C", 1, (2, 3), 5.0, 6.0)
+    monkeypatch.setattr(verify, "_worst", lambda *_: (1.0, worst, 8.0))
+    ending = run("ficco-run", "good.ficco", "--gpus", "2", "--exact")
+    assert ending.code == 4
+    assert "  numbers  WRONG: integers DIFFER, random data not run\n" in ending.out
+    assert "C of rank 1, rows 2, columns 3: 5, wanted 6 (on integers that nothing rounds, seed 0)" in ending.err
+    # nothing is claimed, so there is nothing that integers could be held to
+    (here / "un.ficco").write_text(UNCLAIMED)
+    assert "  numbers  not verified: nothing is claimed" in run("ficco-run", "un.ficco", "--gpus", "2", "--exact").out
+
+
 def test_a_stored_plan_runs_like_its_schedule(run: Callable[..., Ending], here: Path) -> None:
     run("ficco", "compile", "good.ficco", "--gpus", "2", "-o", "plan.json")
     stored, fresh = (run("ficco-run", *w, "--json").record for w in (["plan.json"], ["good.ficco", "--gpus", "2"]))
     for name in FIELDS:
-        if name not in ("host_us", "path", "title"):
+        if name not in ("host_us", "path", "title", "why", "warnings"):
             assert stored[name] == fresh[name], name
 
 
@@ -172,7 +200,7 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
         refused = run("ficco-run", "good.ficco", "--gpus", "2", *given)
         assert (refused.code, refused.out) == (2, "")
         assert message in refused.err
-    for mode in ("streams", "graph", "embedded", "traced"):
+    for mode in ("streams", "graph", "embedded", "traced", "latched"):
         wanted = ("--emit", "device-plan", "--mode", mode, "--ranks-per-process", "1")
         text = run("ficco-run", "good.ficco", "--gpus", "2", *wanted).out
         assert f"mode {mode}" in text
@@ -281,8 +309,7 @@ def test_wrong_numbers_are_code_4(run: Callable[..., Ending], here: Path, monkey
 
 
 def test_an_unproven_output_is_named_everywhere(run: Callable[..., Ending], here: Path) -> None:
-    text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
-    (here / "un.ficco").write_text(text)
+    (here / "un.ficco").write_text(UNCLAIMED)
     ending = run("ficco-run", "un.ficco", "--gpus", "2")
     assert ending.code == 0
     assert "UNPROVEN: nothing says what C must hold\n" in ending.out

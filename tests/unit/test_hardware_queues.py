@@ -41,7 +41,7 @@ def layout(name: str, devices: tuple[int, ...], queues: int) -> Layout:
 def test_one_queue(name: str, devices: tuple[int, ...]) -> None:
     shape = layout(name, devices, 1)
     assert not any(launch.early or len(set(launch.stages)) > 1 for launch in shape.launches)
-    modes: tuple[Mode, ...] = get_args(Mode) if devices == (0, 1) else ("streams", "traced", "graph")
+    modes: tuple[Mode, ...] = get_args(Mode) if devices == (0, 1) else ("streams", "traced", "latched", "graph")
     for mode in modes:
         made = device_plan(shape, mode)
         assert made.crowded

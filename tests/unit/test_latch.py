@@ -1,4 +1,4 @@
-"""A traced run begins when all of it is issued, where that cannot block the host."""
+"""A traced or latched run begins when all of it is issued, where that cannot block the host."""
 
 from __future__ import annotations
 
@@ -29,24 +29,32 @@ def made(mode: Mode = "traced", queues: int = 32, processes: tuple[int, ...] = (
 
 
 def latched(plan: DevicePlan) -> bool:
-    words = [word for word in plan.words if word.used == "traced"]
+    words = [word for word in plan.words if word.used == "latched"]
     streams = [stream for stream in plan.streams if stream.name.kind == "latch"]
     assert len(words) == len(streams) <= 1
     return bool(words)
 
 
-def test_traced_runs_have_a_latch_and_no_others() -> None:
+def test_traced_and_latched_runs_have_a_latch_and_no_others() -> None:
     assert {mode: latched(made(mode)) for mode in get_args(Mode)} == {
         "streams": False,
         "graph": False,
         "embedded": False,
         "traced": True,
+        "latched": True,
     }
+
+
+def test_a_latched_run_does_what_one_on_streams_does() -> None:
+    plain, behind = made("streams"), made("latched")
+    assert behind.body == plain.body
+    assert behind.has_latch
+    assert not plain.has_latch
 
 
 def test_the_text_tells_of_it() -> None:
     text = to_text(made())
-    assert ": latch, reset at completion, in traced runs\n" in text
+    assert ": latch, reset at completion, in traced and latched runs\n" in text
     number = len(made().words) - 1
     assert text.count(f"  control 0: wait for word {number}\n  control 0: record start of the run\n") == 2
     assert text.count(f"  latch 0: raise word {number}\n") == 2

@@ -235,4 +235,4 @@ def test_without_pygls(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     monkeypatch.delitem(sys.modules, "ficco_rt.lsp.server", raising=False)
     monkeypatch.setitem(sys.modules, "pygls.lsp.server", None)
     assert execute("ficco", ["lsp"]) == 2
-    assert 'pip install "ficco-rt[lsp]"' in capsys.readouterr().err
+    assert 'pip install "pygls>=2"' in capsys.readouterr().err

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.cli.app import _machines
 from ficco_rt.cli.machine import kernels
 from ficco_rt.cli.main import execute
+from ficco_rt.cli.shared_options import complete_machines
 from ficco_rt.errors import PlanError, UsageError
-from ficco_rt.machine import file, tables
+from ficco_rt.machine import cost, file, tables
 from ficco_rt.machine.cost import collective_time, read_time, transfer_time
 from ficco_rt.machine.discover import DeviceFacts
 from ficco_rt.machine.discover import machine as discovered
@@ -84,6 +84,41 @@ def test_a_file_holds_all_of_a_machine(tmp_path: Path) -> None:
     assert "points = [  # bytes, microseconds\n  [4_096, 8.25],\n" in text
     assert "points = [  # m, n, k, operations a microsecond\n  [1, 2, 3, 760e6],\n" in text
     assert os.listdir(tmp_path) == ["m.toml"]
+
+
+def test_overheads_and_power_of_a_file_come_before_the_architectures(tmp_path: Path) -> None:
+    """One that is not there stays the architecture's; a plan keeps what the file says."""
+    h200 = stored("h200-switch")
+    own = replace(h200.device, overheads=(("frame", 9.5), ("beside", 0.9)), power=(("share", 0.1), ("time", 500.0)))
+    machine = replace(h200, ranks=2, device=own)
+    ficco.save_machine(machine, tmp_path / "m.toml")
+    assert ficco.load_machine(tmp_path / "m.toml") == machine
+    assert "[device.overheads]  # microseconds or a share\nframe = 9.5\n" in (tmp_path / "m.toml").read_text()
+    assert cost.overheads(own) == replace(cost.overheads(h200.device), frame=9.5, beside=0.9)
+    assert cost.slowed(own, 1e6, 1.0) == pytest.approx(1.1)
+    assert cost.slowed(h200.device, 1e6, 1.0) == pytest.approx(1 + cost.POWER["NVIDIA H200"].share)
+    plan = ficco.compile(NAME, 2, machine, **SIZES)
+    assert codec.from_json(codec.to_json(plan)).target == machine
+
+
+@pytest.mark.parametrize(
+    ("overheads", "power", "message"),
+    [
+        ((("frmae", 1.0),), (), "device.overheads.frmae: is no key here; keys are event_to_copy, "),
+        ((("frame", 1.0), ("frame", 2.0)), (), "device.overheads.frame: stands there twice"),
+        ((("frame", -1.0),), (), "device.overheads.frame: is -1.0 (microseconds or a share); it must be 0 or more"),
+        ((("beside", 0.0),), (), "device.overheads.beside: is 0.0; it must be above 0, and 1 at most"),
+        ((), (("share", 0.1),), "device.power: has no 'time'; it needs share and time"),
+        ((), (("share", 1.1), ("time", 1.0)), "device.power.share: is 1.1; it must be 1 at most"),
+        ((), (("share", 0.1), ("time", 0.0)), "device.power.time: is 0.0; it must be above 0"),
+    ],
+)
+def test_mistakes_of_overheads_and_power(
+    overheads: tuple[tuple[str, float], ...], power: tuple[tuple[str, float], ...], message: str
+) -> None:
+    h200 = stored("h200-switch")
+    found = mistakes(replace(h200, device=replace(h200.device, overheads=overheads, power=power)))
+    assert str(found[0]).startswith(message)
 
 
 def test_a_date_may_be_a_date() -> None:
@@ -437,7 +472,8 @@ def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
 
 
 def test_shells_complete_machines() -> None:
-    assert [item.value for item in _machines(None, None, "h")] == ["h200-switch", "h200-ring", "h100-switch", "h"]  # type: ignore[arg-type]
+    completed = [item.value for item in complete_machines(None, None, "h")]  # type: ignore[arg-type]
+    assert completed == ["h200-switch", "h200-ring", "h100-switch", "h"]
 
 
 def test_shared_ports_are_named(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The model held against kept measurements of scenarios that nothing was fitted to: a fair sample of them, by a seed.
+"""The model held against kept measurements of scenarios that nothing was fitted to: those of two ranks.
 
 `python -m tools.model_check` does all of them, and every way of choosing; docs/internals/model.md has its table.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import random
 
 from tools.bench import families, kept
 from tools.model_check.cases import cases, label
@@ -14,7 +13,6 @@ from tools.model_check.choosers import modelled_best
 from tools.model_check.figures import figures
 
 FILE = kept.FOLDER / "h200x2_campaign.json"
-COUNT = 12  # cases
 
 
 def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
@@ -23,15 +21,14 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
         label(row.scenario, row.ranks, row.on_two)
         for row in kept.read(FILE).rows
         if splits.get((row.scenario.operation, row.scenario.m, row.scenario.n, row.scenario.k)) == "unseen"
-        and (row.ranks <= 4 or "FICCO_ALL" in os.environ)
+        and (row.ranks == 2 or "FICCO_ALL" in os.environ)  # the others cost more
     }
-    drawn = sorted(unseen) if "FICCO_ALL" in os.environ else random.Random(1).sample(sorted(unseen), COUNT)
-    found, notes = cases([FILE], drawn, "h200-switch", 1)
+    found, notes = cases([FILE], sorted(unseen), "h200-switch", 1)
     assert not notes
     assert all(case.split == "unseen" for case in found)
     whole = figures(found, {"model": modelled_best})
     assert whole.errors.median < 0.03
-    assert whole.errors.p90 < 0.12
+    assert whole.errors.p90 < 0.1
     assert whole.ranks.median is not None
     assert whole.ranks.median > 0.8
     lost = whole.choices["model"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ficco_rt.errors import UsageError
+from ficco_rt.machine.file import save
+from ficco_rt.machine.profiles import stored
 from tools.bench import families, kept, selected
 from tools.bench.kept import Figure, Kept, Measurement
 from tools.bench.scenarios import Scenario
@@ -94,6 +97,16 @@ def test_cases_of_files(tmp_path: Path) -> None:
     assert note.startswith("a.json: ag x, streamed chunk=2 graph: ")
 
 
+def test_a_machine_of_a_file_is_held_against_them(tmp_path: Path) -> None:
+    kept.write(tmp_path / "a.json", Kept(ABOUT, (row(AG, "ag_gemm/serial", 50.0),), {}))
+    here = stored("h200-switch")
+    links = replace(here.links, copy_time=60.0)
+    save(replace(here, name="here", links=links, ranks=2), tmp_path / "here.toml")
+    named, filed = (cases([tmp_path / "a.json"], [], m, 1)[0][0] for m in ("h200-switch", str(tmp_path / "here.toml")))
+    assert filed.variants[0].modelled > named.variants[0].modelled + 40
+    assert set(choosers.choosers(str(tmp_path / "here.toml"))) == set(choosers.choosers("h200-switch"))
+
+
 def test_a_rank_of_r_beside_r_gpus(tmp_path: Path) -> None:
     rows = (
         row(AG, "ag_gemm/serial", 50.0, ranks=4, screening=True),
@@ -132,6 +145,7 @@ def test_the_tool_on_kept_files(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["/nowhere/x.json"], "/nowhere/x.json: there is no such file"),
         (["--only", "zzz"], "no shipped schedule was measured in these files, or in no case of --only"),
         (["--machine", "abacus"], "no machine is called 'abacus'; stored are "),
+        (["--machine", "/nowhere/x.toml"], "/nowhere/x.toml: there is no such file"),
         (["--json", "/nowhere/x.json"], "/nowhere/x.json: there is no directory '/nowhere'"),
     ],
 )

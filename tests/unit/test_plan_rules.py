@@ -401,6 +401,15 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     ),
     "other group": (f"{CALL}.group", 1, "ruled.ficco:20:33: all_reduce is called by ranks [0]; all take part once"),
     "call on a peer": (f"{CALL}.dst.rank", 1, "ruled.ficco:20:33: all_reduce of rank 0 works on another rank's memory"),
+    "shared memory of a library": (
+        f"{GEMMS}.kernel", "vendor_gemm",
+        "ruled.ficco:17:47: vendor_gemm has no smem, residency, sms or priority of its own",
+    ),
+    "a streamed launch by a library": (
+        GEMMS, lambda c: replace(c, kernel="vendor_gemm", attributes=replace(c.attributes, smem=0)),
+        "ruled.ficco:17:47: vendor_gemm does not do this: the stage is streamed, and the library's kernels wait for no "
+        "pieces; leave out 'streamed'",
+    ),
     "call's shapes": (
         f"{CALL}.src", box("A", 0, FIRST, FIRST),
         "ruled.ficco:20:33: all_reduce of A, 4 × 4, gives 4 × 4, but S is 8 × 4",

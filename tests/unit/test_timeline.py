@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ficco_rt.cli import html, svg, tracefile
+from ficco_rt.account import rank_uses
+from ficco_rt.cli import svg, tracefile
 from ficco_rt.cli.console import Style
 from ficco_rt.cli.drawing import (
     lane_use,
-    rank_uses,
     show_bytes,
     show_flops,
     show_time,
@@ -26,6 +26,7 @@ from ficco_rt.cli.drawing import (
     tick_labels,
     ticks,
 )
+from ficco_rt.cli.page.write import timeline_page
 from ficco_rt.cli.timeline import draw_file, sketch
 from ficco_rt.cli.works import summary
 from ficco_rt.errors import UsageError
@@ -135,7 +136,7 @@ def edit(**changes: Any) -> str:
         ("[" * 100_000, "t.json: is not JSON: "),
         ("[]", "t.json: is not a trace of ours; `ficco-run --trace FILE` writes one"),
         ('{"traceEvents": []}', "t.json: is not a trace of ours; `ficco-run --trace FILE` writes one"),
-        (edit(version=7), "t.json: is a trace of version 7; this ficco reads version 1 and 2"),
+        (edit(version=7), "t.json: is a trace of version 7; this ficco reads versions 1 to 3"),
         (edit(ranks="two"), "t.json: 'ranks' is missing or not a count"),
         (edit(ranks=True), "t.json: 'ranks' is missing or not a count"),
         (edit(clock="sundial"), "t.json: 'clock' is missing or not one of device, virtual"),
@@ -242,7 +243,7 @@ def test_a_measured_trace_says_so() -> None:
     trace = dataclasses.replace(overlapped(ranks=2), clock="device", machine="2×H200")
     assert "2 ranks · measured on 2×H200 · " in svg.draw(trace)
     assert "modelled" not in svg.draw(trace)
-    assert "2 ranks · measured on 2×H200 · computing " in html.draw(trace)
+    assert "2 ranks · measured on 2×H200 · computing " in timeline_page(trace)
 
 
 def test_markup_in_names_stays_text() -> None:
@@ -252,7 +253,7 @@ def test_markup_in_names_stays_text() -> None:
     lanes = tuple(dataclasses.replace(lane, name=evil) for lane in base.lanes)
     trace = dataclasses.replace(base, schedule=evil, machine=evil, spans=spans, lanes=lanes)
     ET.fromstring(svg.draw(trace))
-    page = html.draw(trace)
+    page = timeline_page(trace)
     assert page.count("<script") == page.count("</script>") == 2
     assert page.count("alert(1)</script>") == 0
     assert payload(page)["texts"][0] == evil
@@ -267,7 +268,7 @@ def test_control_characters_in_names_are_shown_as_such(tmp_path: Path) -> None:
     lanes = tuple(dataclasses.replace(lane, name=evil) for lane in base.lanes)
     trace = dataclasses.replace(base, schedule=evil, machine=evil, spans=spans, lanes=lanes)
     ET.fromstring(svg.draw(trace))
-    for drawn in (svg.draw(trace), html.draw(trace), sketch(trace, Style(io.StringIO()))):
+    for drawn in (svg.draw(trace), timeline_page(trace), sketch(trace, Style(io.StringIO()))):
         assert "\ufffd]0;x" in drawn
         assert not {"\x1b", "\x07", "\x00", "\\u001b"} & set(drawn)
 
@@ -275,13 +276,14 @@ def test_control_characters_in_names_are_shown_as_such(tmp_path: Path) -> None:
 def payload(page: str) -> Any:
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert match
-    return json.loads(match[1])
+    (run,) = json.loads(match[1])["runs"]
+    return run
 
 
 def test_html_needs_nothing_else_and_holds_every_span() -> None:
     trace = overlapped()
-    page = html.draw(trace)
-    assert html.draw(trace) == page
+    page = timeline_page(trace)
+    assert timeline_page(trace) == page
     assert not re.search(r"(src|href)\s*=|https?://|@import|url\(", page)
     assert not re.search(r"@[A-Z]+@", page)
     assert "<title>ag_gemm_test · " in page
@@ -298,7 +300,7 @@ def test_small_and_empty_traces_draw(ranks: int) -> None:
     for spans in ((), (TraceSpan(0, 0, "gemm", "g", "mm", 0.0, 0.0, "x:1"),)):
         trace = Trace("t", "m", "virtual", ranks, lanes, spans)
         ET.fromstring(svg.draw(trace))
-        html.draw(trace)
+        timeline_page(trace)
         assert "rank 0  compute │" in sketch(trace, Style(io.StringIO()), 60)
 
 
@@ -340,7 +342,7 @@ def test_draw_file(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
         assert draw_file(str(source), str(tmp_path / name)) == 0
         assert capsys.readouterr().out.endswith(f"{name}: ag_gemm_test, 4 ranks, 111 µs modelled for h200-switch\n")
     assert (tmp_path / "t.svg").read_text() == svg.draw(rounded(overlapped()))
-    assert (tmp_path / "t.html").read_text() == html.draw(rounded(overlapped()))
+    assert (tmp_path / "t.html").read_text() == timeline_page(rounded(overlapped()))
     with pytest.raises(UsageError, match=r"t\.png: a picture's name ends in \.svg or \.html"):
         draw_file(str(source), str(tmp_path / "t.png"))
     with pytest.raises(UsageError, match=r"there is no directory"):
@@ -402,7 +404,7 @@ def test_a_launch_stands_above_its_works_in_pictures() -> None:
     titles = [title.text or "" for title in root.iter(f"{SVG}title")]
     words = "blocks waited 6.00 µs, the mean over all blocks\nits works' times are within 1.50 µs"
     assert [words in title for title in titles] == [True] + [False] * 6
-    data = payload(html.draw(trace))
+    data = payload(timeline_page(trace))
     assert data["whole"][0] == "launch, above its works"
     assert sorted((span[2], span[11]) for span in data["spans"])[:4] == [(-2, 6), (-1, 2), (-1, 4), (0, 0)]
     works = dataclasses.replace(trace, spans=trace.spans[1:])

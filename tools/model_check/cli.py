@@ -28,6 +28,7 @@ choices lose. Needs no GPU.
 
     python -m tools.model_check                        # all of tools/bench/measured
     python -m tools.model_check out.json --worst 20    # a run's own file
+    python -m tools.model_check --machine here.toml     # the model of a machine that `ficco calibrate` has measured
 
 A variant's measured time is the median of single runs in the better of its modes. "unseen" are scenarios to which
 nothing may be fitted (tools/bench/scenarios_wide.json); all others count as fitted.
@@ -43,7 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help="measurements, or folders (default: tools/bench/measured)")
-    add("--machine", default=DEFAULT, metavar="NAME", help=f"the machine of the model ({DEFAULT})")
+    add("--machine", default=DEFAULT, metavar="NAME|FILE", help=f"the machine of the model ({DEFAULT})")
     add("--only", action="append", default=[], metavar="TEXT", help="cases whose label contains TEXT; repeatable")
     add("--worst", type=int, default=10, metavar="N", help="rows with the greatest errors, and misses, to list (10)")
     add("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes that model (one a core)")

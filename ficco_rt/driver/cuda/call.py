@@ -16,7 +16,8 @@ def api() -> Any:
         from cuda.bindings import driver
     except ImportError as error:
         raise DeviceError(
-            'the cuda backend needs the package cuda-bindings: pip install "ficco-rt[cuda]", or take --backend host'
+            "the cuda backend needs the package cuda-bindings: "
+            'pip install "cuda-bindings>=13.0" "nvidia-cuda-nvrtc>=13.0", or take --backend host'
         ) from error
     try:
         (code,) = driver.cuInit(0)

@@ -10,12 +10,12 @@ from ...device.ir import Library
 from ...errors import DeviceError
 from ...graph.ir import CollectiveKind, CollectiveSettings
 from ...types import TYPES, Dtype
-from ..gpu.library import ZERO_CTAS, Member, refused
+from ..gpu.collective_library import ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
 from ..gpu.vendor import Handle
 
 _TYPES: dict[Dtype, str] = {"bf16": "Bfloat16", "fp16": "Float16", "fp32": "Float32"}
-_NEEDS = 'engine = nccl needs {what}: pip install "ficco-rt[nccl]"; without it collectives are copies and sums'
+_NEEDS = 'engine = nccl needs {what}: pip install "nccl4py>=0.6,<0.7"; without it collectives are copies and sums'
 
 
 class Nccl:

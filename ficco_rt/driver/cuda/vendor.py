@@ -23,6 +23,7 @@ from ..gpu.vendor import (
     Current,
     DriverCall,
     DriverFunction,
+    GemmLibrary,
     Grid,
     Handle,
     LinearCopy,
@@ -31,6 +32,7 @@ from ..gpu.vendor import (
     WordOp,
 )
 from .call import api, call
+from .library import CublasLt
 from .nccl import Nccl
 from .tensor_map import encode
 
@@ -355,6 +357,9 @@ class Cuda:
 
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         return int(call(self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor, function, threads, smem, what=what))
+
+    def gemms(self) -> GemmLibrary:
+        return CublasLt()
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
         return encode(wanted)

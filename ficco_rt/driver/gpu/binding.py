@@ -44,10 +44,10 @@ from ...plan.ir import Plan
 from ...region import Region
 from ...trace import Launched
 from ...types import TYPES
+from .collective_library import Member
 from .collectives import Communicators
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
-from .library import Member
 from .refused import Closing, concerning
 from .resources import RunResources
 from .steps import ENTERS, DriverStep, entered
@@ -313,7 +313,7 @@ class Binder:
                     yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
             case LaunchKernel(launch=launch):
                 marks = plan.marks(plan.launches[launch])
-                yield (self._marked(binding, launch) if marks else binding.launches[launch]).call(stream)
+                yield from (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)
             case Meet(steps=steps):
                 listed = [Step(resources.addresses[s.first], s.count, KINDS[s.does]) for s in steps]
                 yield self._launches.meeting(device, listed)(stream)

@@ -22,8 +22,8 @@ from ...device.ir import Communicator
 from ...errors import DeviceError, Span
 from ...graph.ir import CollectiveKind
 from ...types import TYPES, Dtype
+from .collective_library import CollectiveLibrary, Member
 from .gpus import Gpus
-from .library import CollectiveLibrary, Member
 from .refused import Closing, Refused, concerning
 from .vendor import DriverCall, Handle
 

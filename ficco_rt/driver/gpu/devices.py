@@ -100,6 +100,17 @@ def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
     closing.end()
 
 
+@contextmanager
+def kept_open(vendor: Vendor, ordinals: tuple[int, ...]) -> Iterator[None]:
+    """Inside, the devices keep their contexts when the last executor on them closes. Making a context and giving the
+    others access to its memory takes far longer than all else that opening an executor does."""
+    devices = open_devices(vendor, ordinals)
+    try:
+        yield
+    finally:
+        close_devices(vendor, devices)
+
+
 def _release(vendor: Vendor, device: Gpu) -> None:
     with concerning(device):
         vendor.release(device.ordinal)

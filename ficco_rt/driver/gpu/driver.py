@@ -21,19 +21,21 @@ import numpy as np
 from ...device.build import Layout, streams_of
 from ...device.ir import Placement
 from ...errors import DeviceError, UsageError
+from ...kernels.catalogue import VENDOR_GEMM
+from ...kernels.families import tuned
 from ...machine.discover import machine as machine_from
-from ...plan.ir import CollectiveCall, Plan
+from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
+from .collective_library import CollectiveLibrary
 from .collectives import Communicators
 from .devices import placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
-from .library import CollectiveLibrary
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady
@@ -68,6 +70,7 @@ class GpuDriver:
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._closed = False
+        self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         self._collectives = self._by_copies = ""
@@ -78,7 +81,7 @@ class GpuDriver:
         WATCHDOG.watch(self._gpus.tenant)
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
-            self._features = vendor.features(self._device.arch)
+            self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
             library, self._by_copies = library_for(vendor, plan, placement, collectives)
             if library is not None:
                 self._features = replace(self._features, collectives=library.name)
@@ -123,11 +126,12 @@ class GpuDriver:
 
     @property
     def tracing(self) -> bool:
-        return self._gpus.tracing
+        return self._tracing
 
     @tracing.setter
     def tracing(self, on: bool) -> None:
-        self._gpus.tracing = on
+        self._tracing = on
+        self._issue()
 
     @property
     def timing(self) -> bool:
@@ -137,11 +141,51 @@ class GpuDriver:
     def timing(self, on: bool) -> None:
         self._gpus.timing = on
 
+    @property
+    def latching(self) -> bool:
+        return self._latching
+
+    @latching.setter
+    def latching(self, on: bool) -> None:
+        self._latching = on
+        self._issue()
+
+    def _issue(self) -> None:
+        """The mode of runs that are no graphs, for the next of them."""
+        self._gpus.mode = "traced" if self._tracing else "latched" if self._latching else "streams"
+
+    @property
+    def held(self) -> bool:
+        return self._runs.held
+
     def describe(self) -> str:
         """The devices in use, for people."""
         names = [d.facts.name for d in self._gpus.devices.values()]
         shared = -(-self._plan.ranks // len(names))
-        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "")
+        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
+
+    def _library(self) -> str:
+        """Which library makes products, if one does, and why where the plan does not say so."""
+        layout = self._plans().layout
+        launches = [launch for launch in layout.launches if launch.config.matmuls]
+        if not launches:
+            return ""
+        commands = (layout.plan.streams[launch.stream].commands[launch.command] for launch in launches)
+        said = all(isinstance(command, Launch) and command.kernel == VENDOR_GEMM for command in commands)
+        products = f"{len(launches)} launch{'es' if len(launches) > 1 else ''}"
+        own = "" if said else f", as no GEMM of ours is made for {self._device.arch}"
+        name = self._launches.library or "the vendor's library"  # it is opened when the first of them is bound
+        return f"; {products} by {name}{own}"
+
+    def _vendors_turn(self) -> bool:
+        """Whether the vendor's library does what it can: it is there, and no GEMM of ours is made for the device."""
+        if tuned(self._device.arch):
+            return False
+        try:
+            self._vendor.gemms()
+        except DeviceError:
+            return False
+        return True
 
     @property
     def collectives(self) -> str:

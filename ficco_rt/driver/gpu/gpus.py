@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import numpy as np
 import numpy.typing as npt
 
-from ...device.ir import Placement
+from ...device.ir import Mode, Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
 from .refused import Closing, Refused, concerning, concerns
@@ -35,8 +35,8 @@ class Gpus:
         self.timeout = timeout
         self.placement = placement
         self.current: Gpu | None = None  # whose context is current, while a run is issued
-        self.tracing = False  # what is issued is recorded for a trace
-        self.timing = False  # and timed, if it is on callers' streams; else it always is
+        self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
+        self.timing = False  # whether runs on callers' streams are timed; all others are
         self.hung = False  # something runs that does not end: a call may block for ever
         self._issuing = False
         self._callers: Handle = None  # the context that was current before

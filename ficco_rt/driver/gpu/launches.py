@@ -16,12 +16,14 @@ from ...kernels.families import tables
 from ...kernels.family import KernelConfig, TileWorks
 from ...kernels.marks import MARK, Marks, marking
 from ...kernels.target import options
-from ...kernels.works import View, Work
+from ...kernels.works import Product, View, Work
 from ...plan.kernel_works import kernel_work
 from ...region import Region
 from ...trace import Launched
 from .gpus import Gpus
+from .library import LibraryCalls
 from .modules import LoadedKernel, Modules
+from .refused import Closing
 from .tensors import DeviceTensor
 from .vendor import DriverCall, Gpu, Grid, Handle
 
@@ -31,13 +33,13 @@ _ALIGNED = 256  # bytes
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundLaunch:
     """A launch that is ready to be made. Its table lies at `table`; `counters` words from `scratch` on must be 0 before
-    a run, as a whole run leaves them."""
+    a run, as a whole run leaves them. A launch by the vendor's library has neither."""
 
     device: Gpu
     table: int
     scratch: int
     counters: int
-    call: Callable[[Handle], DriverCall]  # of the stream
+    calls: Callable[[Handle], Sequence[DriverCall]]  # of the stream
     launched: Launched
     arguments: Sequence[bytes]
     tile_works: TileWorks  # see `Tables`
@@ -49,7 +51,7 @@ class MarkedLaunch:
 
     bound: BoundLaunch
     address: int
-    call: Callable[[Handle], DriverCall]  # of the stream
+    calls: Callable[[Handle], Sequence[DriverCall]]  # of the stream
 
 
 class LaunchBinder:
@@ -59,11 +61,20 @@ class LaunchBinder:
         self._gpus = gpus
         self._kernels = kernels
         self._modules = Modules(gpus)
+        self._library = LibraryCalls(gpus)
         self._meetings: dict[tuple[int, tuple[meet.Step, ...]], int] = {}  # by device and steps: the list's address
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
 
+    @property
+    def library(self) -> str:
+        """The vendor's library that makes products, if one does."""
+        return self._library.name
+
     def close(self) -> None:
-        self._modules.close()
+        closing = Closing()
+        closing(self._library.close)
+        closing(self._modules.close)
+        closing.end()
 
     def bind(
         self,
@@ -74,6 +85,8 @@ class LaunchBinder:
     ) -> BoundLaunch:
         """`flags` are their addresses."""
         config = launch.config
+        if config.matmuls:
+            return self._by_library(launch, device, memory)
         entry = self._entry(launch, device)
         what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
         self._fits(config, entry, device, what)
@@ -93,13 +106,22 @@ class LaunchBinder:
         with self._gpus.inside(device):
             arguments = made.arguments(address, address + scratch_at, self._gpus.vendor.tensor_map)
 
-        def call(stream: Handle) -> DriverCall:
-            return self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
+        def calls(stream: Handle) -> Sequence[DriverCall]:
+            return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
 
         launched = Launched(entry.name, config.smem, config.resident, config.blocks)
         return BoundLaunch(
-            device, address, address + scratch_at, made.counters, call, launched, arguments, made.tile_works
+            device, address, address + scratch_at, made.counters, calls, launched, arguments, made.tile_works
         )
+
+    def _by_library(
+        self, launch: DeviceLaunch, device: Gpu, memory: Mapping[tuple[str, int], DeviceTensor]
+    ) -> BoundLaunch:
+        (product,) = works_of(launch, memory, {})
+        assert isinstance(product, Product)
+        calls = self._library.bind(launch.config, product, device, launch.stream)
+        launched = Launched(self._library.name, 0, None, None)
+        return BoundLaunch(device, 0, 0, 0, calls, launched, (), ())
 
     def marked(self, launch: DeviceLaunch, bound: BoundLaunch) -> MarkedLaunch:
         """A bound launch that is to mark. It works on the same table."""
@@ -116,10 +138,10 @@ class LaunchBinder:
             raise
         arguments = [*bound.arguments, address.to_bytes(8, "little")]
 
-        def call(stream: Handle) -> DriverCall:
-            return self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
+        def calls(stream: Handle) -> Sequence[DriverCall]:
+            return (self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream),)
 
-        return MarkedLaunch(bound, address, call)
+        return MarkedLaunch(bound, address, calls)
 
     def meeting(self, device: Gpu, steps: Sequence[meet.Step]) -> Callable[[Handle], DriverCall]:
         """The launch, on a stream, of the kernel that takes these steps. Its list stays as long as the devices."""
@@ -133,7 +155,8 @@ class LaunchBinder:
         return lambda stream: self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
 
     def release(self, bound: BoundLaunch) -> None:
-        self._gpus.free(bound.table)
+        if bound.table:
+            self._gpus.free(bound.table)
 
     def release_marks(self, marked: MarkedLaunch) -> None:
         self._gpus.free(marked.address)

@@ -1,61 +1,115 @@
-"""What a vendor's library of collectives gives: NCCL and RCCL, whose calls are alike."""
+"""Launches by the vendor's library of GEMMs: each matrix product of a device plan becomes one call of cuBLASLt or
+hipBLASLt, which the executor makes like any other call.
+
+The libraries take matrices column by column, so they are asked for the transposed product: out^T = right^T · left^T.
+How they make a product of one shape is asked once; its descriptors and its algorithm stay until the driver is closed.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
 
-from ...device.ir import Library
-from ...graph.ir import CollectiveKind, CollectiveSettings
-from ...types import Dtype
-from .refused import Refused
+from ...kernels.family import KernelConfig, Matmul, Operand
+from ...kernels.works import Product
+from ...types import TYPES, Dtype
+from .gpus import Gpus
+from .refused import Closing, Refused
+from .vendor import DriverCall, GemmLibrary, Gpu, Handle, Layout, MatmulPlace, Shape
 
-ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO: copy engines where that is possible
-
-_ADVICE = {
-    "ncclUnhandledCudaError": "a call of CUDA or HIP failed inside; NCCL_DEBUG=WARN tells which",
-    "ncclSystemError": "a call of the operating system failed inside; NCCL_DEBUG=WARN tells which",
-    "ncclInternalError": "NCCL_DEBUG=WARN tells more",
-    "ncclRemoteError": "another rank failed, or left",
-}
+_ALIGNED = 256  # bytes: no more of an address's alignment counts
 
 
-def refused(call: str, code: str) -> Refused:
-    """The error of a call that gave `code`, by its C name."""
-    return Refused(call, code, "", _ADVICE.get(code, ""))
+class LibraryCalls:
+    """The calls of one driver, whose library is opened when the first of them is bound."""
+
+    def __init__(self, gpus: Gpus) -> None:
+        self._gpus = gpus
+        self._library: GemmLibrary | None = None
+        self._handles: dict[int, Handle] = {}  # by device
+        self._planned: dict[tuple[int, Shape], Handle] = {}
+        self._workspaces: dict[tuple[int, int], int] = {}  # by device and stream of the plan: addresses
+
+    @property
+    def name(self) -> str:
+        """Of the library, with its version; nothing where no call is bound."""
+        return "" if self._library is None else self._library.name
+
+    def bind(
+        self, config: KernelConfig, product: Product, device: Gpu, stream: int
+    ) -> Callable[[Handle], Sequence[DriverCall]]:
+        """The calls of a launch on a stream. `stream` is the plan's: its calls come one after another, and share a
+        workspace."""
+        library = self._library = self._library or self._gpus.vendor.gemms()
+        key = (device.ordinal, stream)
+        if key not in self._workspaces:
+            what = f"the workspace of {library.name} for stream {stream}"
+            self._workspaces[key] = self._gpus.alloc(device, config.workspace, what)
+        with self._gpus.inside(device):
+            if device.ordinal not in self._handles:
+                self._handles[device.ordinal] = library.open()
+            handle = self._handles[device.ordinal]
+            made = []
+            for matmul in config.matmuls:
+                place = _place(matmul, product, self._workspaces[key], config.workspace)
+                made.append((self._plan(library, handle, device, shape_of(matmul, place), config.workspace), place))
+        return lambda at: [library.matmul_action(handle, planned, place, at) for planned, place in made]
+
+    def _plan(self, library: GemmLibrary, handle: Handle, device: Gpu, shape: Shape, workspace: int) -> Handle:
+        key = (device.ordinal, shape)
+        if key not in self._planned:
+            found = library.plan(handle, shape, workspace)
+            if found is None:
+                a, out = shape.first, shape.out
+                k = a.rows if shape.transposed[0] else a.columns
+                what = f"{out.columns} × {out.rows} × {k} of {a.dtype} to {out.dtype}"
+                raise Refused(library.name, "no algorithm", what, "leave out kernel = vendor")
+            self._planned[key] = found
+        return self._planned[key]
+
+    def close(self) -> None:
+        """Give handles and descriptors back; workspaces are the devices' memory, and go with it."""
+        closing = Closing()
+        library = self._library
+        for ordinal in [*self._handles]:
+            if library is not None:
+                closing(self._close, library, ordinal)
+        closing.end()
+
+    def _close(self, library: GemmLibrary, ordinal: int) -> None:
+        closing = Closing()
+        with self._gpus.inside(self._gpus.devices[ordinal]):
+            for key in [key for key in self._planned if key[0] == ordinal]:
+                closing(library.drop, self._planned.pop(key))
+            closing(library.close, self._handles.pop(ordinal))
+            closing.end()
 
 
-class Member(NamedTuple):
-    """A rank's call: addresses, and elements of the rank's own part (all_to_all: of the piece for each rank)."""
+def _place(matmul: Matmul, product: Product, workspace: int, size: int) -> MatmulPlace:
+    def address(tensor: int, operand: Operand, dtype: Dtype) -> int:
+        return tensor + operand.offset * TYPES[dtype].bytes
 
-    dst: int
-    src: int
-    elements: int
-    dtype: Dtype
-    stream: Any
+    return MatmulPlace(
+        first=address(product.right.address, matmul.right, matmul.dtype),
+        second=address(product.left.address, matmul.left, matmul.dtype),
+        out=address(product.out.address, matmul.out, matmul.out_dtype),
+        workspace=workspace,
+        size=size,
+    )
 
 
-class CollectiveLibrary(Protocol):
-    """What NCCL and RCCL give. Each method makes calls, and raises Refused. `call` and `open` stand in a `group`."""
+def shape_of(matmul: Matmul, place: MatmulPlace) -> Shape:
+    """A product by rows as the library makes it by columns: a matrix that is stored by rows is its transpose, stored by
+    columns."""
 
-    name: Library
+    def layout(operand: Operand, rows: int, columns: int, dtype: Dtype, address: int) -> Layout:
+        rows, columns = (columns, rows) if operand.transposed else (rows, columns)
+        alignment = min(_ALIGNED, address & -address)
+        return Layout(dtype, columns, rows, operand.pitch, alignment)
 
-    def version(self) -> str: ...
-
-    def group(self) -> AbstractContextManager[None]:
-        """The calls inside are made at its end, together."""
-
-    def unique(self) -> Any:
-        """What the communicators of several ranks have in common."""
-
-    def open(self, ranks: int, rank: int, unique: Any, settings: CollectiveSettings) -> Any:
-        """A communicator on the current device."""
-
-    def call(self, kind: CollectiveKind, communicator: Any, rank: int, ranks: int, member: Member) -> None: ...
-
-    def error(self, communicator: Any) -> str:
-        """The asynchronous error of a communicator, by its name; nothing if all is well."""
-
-    def abort(self, communicator: Any) -> None: ...
-
-    def close(self, communicator: Any) -> None: ...
+    return Shape(
+        first=layout(matmul.right, matmul.k, matmul.n, matmul.dtype, place.first),
+        second=layout(matmul.left, matmul.m, matmul.k, matmul.dtype, place.second),
+        out=layout(matmul.out, matmul.m, matmul.n, matmul.out_dtype, place.out),
+        transposed=(matmul.right.transposed, matmul.left.transposed),
+        accumulate=matmul.accumulate,
+    )

@@ -52,17 +52,23 @@ class Runs:
         """What the last run ran, if it was recorded."""
         return self._last if self._setting is not None and self._setting.mode == "traced" else None
 
+    @property
+    def held(self) -> bool:
+        """Whether the last run began behind a latch."""
+        last, setting = self._last, self._setting
+        return last is not None and setting is not None and last.plans.of(setting.mode).has_latch
+
     # ---- issuing
 
     def run(self, binding: BoundPlan, callers: Callers, *, graph: bool) -> bool:
-        """On streams, recorded if `Gpus.tracing`; or by the binding's graphs. Whether it has become a part of the
-        graphs that the callers capture on their streams, to run when these are replayed."""
+        """On streams, in the mode `Gpus.mode`; or by the binding's graphs. Whether it has become a part of the graphs
+        that the callers capture on their streams, to run when these are replayed."""
         gpus, tenant = self._gpus, self._tenant
         if callers and gpus.vendor.capturing(callers):
             with gpus.uncaptured():
                 self._embed(binding, callers)
             return True
-        mode: Mode = "graph" if graph else "traced" if gpus.tracing else "streams"
+        mode: Mode = "graph" if graph else gpus.mode
         taken = False
         try:
             self._prepare()
@@ -281,7 +287,7 @@ class Runs:
             )
         if not binding.plans.layout.features.embeds:
             raise UsageError(f"streams: {gpus.vendor.name} runs no plan inside a graph that its caller captures")
-        if gpus.tracing:
+        if gpus.mode == "traced":
             raise UsageError("a run in a caller's graph takes no times of its commands: set executor.traced = False")
         captures: dict[int, int] = {}  # by device
         for rank, stream in enumerate(callers):

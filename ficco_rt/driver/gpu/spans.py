@@ -89,21 +89,25 @@ def _timed(
     if isinstance(command, CopyAsync):
         for t, start, stop in zip(command.transfers, times, times[1:], strict=False):
             label, peer = f"{stage}  {way(t.dst, t.src, rank)}", peer_of(t.dst, t.src, rank)
-            place = t.origin.place
-            yield TraceSpan(rank, number, "copy", label, stage, start, stop, place, bytes=size(t.src), peer=peer)
+            yield TraceSpan(
+                rank, number, "copy", label, stage, start, stop, t.origin.place,
+                bytes=size(t.src), peer=peer, ops=(t.op,),
+            )  # fmt: skip
         return
     start, stop, place = times[0], times[-1], command.origin.place
+    ops = tuple(dict.fromkeys(part.op for part in command.parts))
     if isinstance(command, CollectiveCall):
         label = f"{stage}  {command.kind} {command.src.tensor} → {command.dst.tensor}"
         moved = size(command.dst if command.kind == "all_gather" else command.src)
-        yield TraceSpan(rank, number, "collective", label, stage, start, stop, place, bytes=moved)
+        yield TraceSpan(rank, number, "collective", label, stage, start, stop, place, bytes=moved, ops=ops)
         return
     moved, flops, peer = _done(command.works, rank, dtypes)
     kind, label = _launch(command, rank)
     label = f"{_stages(command)}  {label}"
     yield TraceSpan(
-        rank, number, kind, label, stage, start, stop, place, bytes=moved, flops=flops, peer=peer, launched=how
-    )
+        rank, number, kind, label, stage, start, stop, place,
+        bytes=moved, flops=flops, peer=peer, launched=how, ops=ops,
+    )  # fmt: skip
 
 
 def _size(dtypes: Mapping[str, str], region: Region) -> int:

@@ -24,7 +24,8 @@ from ...device.ir import Features
 from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
-from .library import CollectiveLibrary
+from ...types import Dtype
+from .collective_library import CollectiveLibrary
 from .refused import Refused
 
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -114,6 +115,59 @@ class Opened(Protocol):
     def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None: ...
 
     def finish(self, device: Gpu, stream: Handle) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A matrix that is stored column by column, `pitch` elements from column to column."""
+
+    dtype: Dtype
+    rows: int
+    columns: int
+    pitch: int
+    alignment: int  # bytes, of its address
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed."""
+
+    first: Layout
+    second: Layout
+    out: Layout
+    transposed: tuple[bool, bool]
+    accumulate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulPlace:
+    """Where a product's matrices lie: addresses of their first elements; and the workspace, whose size is in bytes."""
+
+    first: int
+    second: int
+    out: int
+    workspace: int
+    size: int
+
+
+class GemmLibrary(Protocol):
+    """What differs between cuBLASLt and hipBLASLt. A handle is of the current device."""
+
+    name: str  # with its version: cuBLASLt 13.1
+
+    def open(self) -> Handle: ...
+
+    def close(self, handle: Handle) -> None: ...
+
+    def plan(self, handle: Handle, shape: Shape, workspace: int) -> Handle | None:
+        """Descriptors and the algorithm that the heuristics like best, of at most so much workspace; None: they know
+        none."""
+
+    def drop(self, planned: Handle) -> None:
+        """Give back the descriptors."""
+
+    def matmul_action(self, handle: Handle, planned: Handle, place: MatmulPlace, stream: Handle) -> DriverCall:
+        """The call, which a context has to be current for."""
 
 
 class Vendor(Protocol):
@@ -287,6 +341,9 @@ class Vendor(Protocol):
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
         """A tensor map as kernels take it; only kernels of the vendor's own devices ask for any."""
+
+    def gemms(self) -> GemmLibrary:
+        """The vendor's library of GEMMs. DeviceError: it, or its bindings, are not installed."""
 
     # ---- actions
 

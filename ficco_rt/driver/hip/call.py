@@ -18,7 +18,7 @@ def api() -> Any:
         from hip import hip as bindings
     except ImportError as error:
         raise DeviceError(
-            'the hip backend needs the package hip-python: pip install "ficco-rt[hip]", or take --backend host'
+            'the hip backend needs the package hip-python: pip install "hip-python>=6.2", or take --backend host'
         ) from error
     hip: Any = bindings
     try:

@@ -11,14 +11,15 @@ from ...device.ir import Library
 from ...errors import DeviceError
 from ...graph.ir import CollectiveKind, CollectiveSettings
 from ...types import TYPES, Dtype
-from ..gpu.library import ZERO_CTAS, Member, refused
+from ..gpu.collective_library import ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
 from ..gpu.vendor import DriverFunction, Handle
 
 _TYPES: dict[Dtype, str] = {"bf16": "ncclBfloat16", "fp16": "ncclFloat16", "fp32": "ncclFloat32"}
 _MAGIC, _UNDEFINED = 0xCAFEBEEF, -(2**31)  # of a config (rccl.h, NCCL_CONFIG_INITIALIZER)
 _NEEDS = (
-    'engine = nccl needs {what}: pip install "ficco-rt[rccl]" beside ROCm; without it collectives are copies and sums'
+    'engine = nccl needs {what}: pip install "rocm-bindings-systems>=10" beside ROCm; without it collectives are '
+    "copies and sums"
 )
 
 

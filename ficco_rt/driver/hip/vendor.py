@@ -30,6 +30,7 @@ from ..gpu.vendor import (
     Current,
     DriverCall,
     DriverFunction,
+    GemmLibrary,
     Gpu,
     Grid,
     Handle,
@@ -39,6 +40,7 @@ from ..gpu.vendor import (
     WordOp,
 )
 from .call import api, call, filled
+from .library import HipblasLt
 from .rccl import Rccl
 
 LOG = logging.getLogger(__name__)
@@ -358,6 +360,9 @@ class Hip:
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(occupancy, function, threads, smem, what=what))
+
+    def gemms(self) -> GemmLibrary:
+        return HipblasLt()
 
     def tensor_map(self, wanted: TensorMap) -> bytes:
         raise InternalError(f"a kernel asks for the tensor map {wanted}, and AMD's devices have none")

@@ -22,6 +22,7 @@ int cuda_current(const char *who, Device **d) {
     *d = device_of(stack[depth - 1], who);
     return *d ? (*d)->sick : INVALID_CONTEXT;
 }
+Device *cuda_here(void) { return depth ? device_of(stack[depth - 1], "a library of GEMMs") : NULL; }
 int cuda_stream_of(Handle handle, const char *who, Stream **s) {
     if (!handle) {
         Device *d = NULL;

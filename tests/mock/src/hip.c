@@ -18,6 +18,8 @@ static bool initialised;
 void hip_reset(void) { current = 0; }
 Device *hip_current(void) { return initialised && current < world.devices ? &devices[current] : NULL; }
 
+Device *hip_here(void) { return initialised && current < world.devices ? &devices[current] : NULL; }
+
 #define DEVICE(d) \
     if (!initialised) return NOT_INITIALIZED; \
     if (current >= world.devices) return INVALID_DEVICE; \

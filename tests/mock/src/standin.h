@@ -10,6 +10,7 @@
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     cuda_memory.c    cuda_stream.c    cuda_graph.c    hip.c    the vendors' faces
 // collective.c                                                        NCCL's and RCCL's face
+// gemms.c    cublaslt.c    hipblaslt.c    their libraries of GEMMs
 #pragma once
 #include <pthread.h>
 #include <stdbool.h>
@@ -42,7 +43,8 @@ typedef struct Comm Comm;
 typedef struct Clique Clique;
 typedef struct Collective Collective;
 
-typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, COMMUNICATOR, KINDS } Kind;
+typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, COMMUNICATOR, LIBRARY,
+               DESCRIPTOR, KINDS } Kind;
 
 struct Device {
     int ordinal;

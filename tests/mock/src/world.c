@@ -12,7 +12,8 @@
 World world;
 Device devices[MAX_DEVICES];
 const char *const kind_names[KINDS] = {"contexts", "streams", "events",  "allocations",
-                                       "modules",  "functions", "graphs", "execs", "captures", "communicators"};
+                                       "modules",  "functions", "graphs", "execs", "captures",
+                                       "communicators", "libraries", "descriptors"};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Called *all_called;

@@ -1,0 +1,210 @@
+"""Where a run's time went, read from its trace: what each rank and each stage did, and what stands between the run and
+its ideal.
+
+A run cannot be faster than computing alone or moving alone, whichever is longer: that is the ideal. The account takes
+the rank that ends last, and of computing and moving the side that it was busy with for longer. Each moment of the rank
+is told by that side: busy, only the other side busy, waiting, or none of these. So the parts add up to the trace's
+duration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal, TypeAlias
+
+from .device.features import usual
+from .device.ir import DeviceLaunch, Placement
+from .device.launches import LaunchPlanner
+from .machine.model import Machine
+from .plan.ir import Launch, Plan
+from .trace import NO_WORK, Trace, TraceSpan, base_name
+
+COMPUTE_KINDS = frozenset(("gemm", "kernel", "reduce"))
+MOVE_KINDS = frozenset(("copy", "collective"))
+
+Intervals: TypeAlias = list[tuple[float, float]]
+LongerSide: TypeAlias = Literal["computing", "moving"]
+PartName: TypeAlias = Literal["ideal", "waves", "slower", "exposed", "waiting", "launch"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """How one rank spent the run, in microseconds."""
+
+    compute: float  # at least one stream computed
+    moving: float  # at least one stream moved data
+    exposed: float  # data moved, nothing computed
+
+
+@dataclass(frozen=True, slots=True)
+class StageUse:
+    """What a stage (all its iterations) did, on all ranks. Times in microseconds from the run's start."""
+
+    name: str
+    kind: str  # of most of its works
+    place: str  # file:line of the schedule
+    works: int
+    ranks: int  # that it runs on
+    start: float
+    stop: float
+    busy: float  # at least one of its works was under way: the mean over its ranks
+    waited: float  # its streams waited, or blocks of its launches: on the rank where that is most
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A part of a run's time, in microseconds; `slower` is negative where the run beat its yardstick."""
+
+    name: PartName
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The time of the rank that ends last; the parts add up to `time`, microseconds.
+
+    side: what the rank was busy with for longer. ideal: the longer of computing alone and moving alone. waves:
+    multiprocessors without a tile in the last waves of GEMM launches, estimated from tiles and blocks. slower: how much
+    longer than the ideal the side was busy otherwise, by smaller pieces, and beside the other side.
+    exposed: the other side's work with none of this side's beside it. waiting: nothing but waits. launch: the rest:
+    launches, signals, the run's begin and end.
+    """
+
+    rank: int
+    side: LongerSide
+    time: float
+    parts: tuple[Spent, ...]
+
+
+# ---------------------------------------------------------------- of ranks and stages
+
+
+def rank_uses(trace: Trace) -> tuple[RankUse, ...]:
+    """What each rank that has a stream did with its time, by rank."""
+    uses = []
+    for rank in sorted({lane.rank for lane in trace.lanes}):
+        computing, moving = _spans(trace, rank, COMPUTE_KINDS), _spans(trace, rank, MOVE_KINDS)
+        compute = length(union(computing))
+        uses.append(RankUse(compute, length(union(moving)), length(union(computing + moving)) - compute))
+    return tuple(uses)
+
+
+def stage_uses(trace: Trace) -> tuple[StageUse, ...]:
+    """Every stage that did something, in the order of first works."""
+    by_stage: dict[str, list[TraceSpan]] = {}
+    for span in trace.spans:
+        by_stage.setdefault(base_name(span.stage), []).append(span)
+    uses = [_stage(name, spans) for name, spans in by_stage.items() if any(s.kind not in NO_WORK for s in spans)]
+    return tuple(sorted(uses, key=lambda use: (use.start, use.stop)))
+
+
+def _stage(name: str, spans: Sequence[TraceSpan]) -> StageUse:
+    works = [span for span in spans if span.kind not in NO_WORK]
+    busy: dict[int, Intervals] = {}
+    kinds: dict[str, float] = {}
+    waited: dict[int, float] = {}
+    for span in works:
+        busy.setdefault(span.rank, []).append((span.start, span.stop))
+        kinds[span.kind] = kinds.get(span.kind, 0.0) + span.stop - span.start
+    for span in spans:
+        if span.kind == "wait":
+            waited[span.rank] = waited.get(span.rank, 0.0) + (span.waited or span.stop - span.start)
+    return StageUse(
+        name=name,
+        kind=max(kinds, key=lambda kind: (kinds[kind], kind)),
+        place=works[0].place,
+        works=len(works),
+        ranks=len(busy),
+        start=min(span.start for span in works),
+        stop=max(span.stop for span in works),
+        busy=sum(length(union(found)) for found in busy.values()) / len(busy),
+        waited=max(waited.values(), default=0.0),
+        bytes=sum(span.bytes for span in works),
+        flops=sum(span.flops for span in works),
+    )
+
+
+# ---------------------------------------------------------------- against the ideal
+
+
+def account(trace: Trace, plan: Plan, machine: Machine, compute_alone: float, communication_alone: float) -> Account:
+    """The account of a run of the plan, by yardsticks in microseconds."""
+    ends = {lane.rank: 0.0 for lane in trace.lanes}
+    for span in trace.spans:
+        ends[span.rank] = max(ends.get(span.rank, 0.0), span.stop)
+    rank = max(ends, key=lambda r: (ends[r], -r), default=0)
+    computing, moving = union(_spans(trace, rank, COMPUTE_KINDS)), union(_spans(trace, rank, MOVE_KINDS))
+    side: LongerSide = "computing" if length(computing) >= length(moving) else "moving"
+    own, other = (computing, moving) if side == "computing" else (moving, computing)
+    ideal = max(compute_alone, communication_alone)
+    worked = length(union(own + other))
+    told = length(union(own + other + _spans(trace, rank, frozenset(("wait",)))))
+    beyond = length(own) - ideal
+    waves = min(_waves(trace, rank, plan, machine), max(0.0, beyond)) if side == "computing" else 0.0
+    parts: dict[PartName, float] = {
+        "ideal": ideal,
+        "waves": waves,
+        "slower": beyond - waves,
+        "exposed": worked - length(own),
+        "waiting": told - worked,
+        "launch": trace.duration - told,
+    }
+    made = tuple(Spent(name, time) for name, time in parts.items())
+    return Account(rank, side, trace.duration, made)
+
+
+def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
+    """How long GEMM launches of a rank were without tiles for all multiprocessors, about."""
+    streams = [stream for stream in plan.streams if stream.rank == rank]
+    alone = [replace(s, commands=tuple(c for c in s.commands if isinstance(c, Launch))) for s in streams]
+    own = replace(plan, streams=tuple(alone))  # nothing else has to be known of the plan, and that saves time
+    placement = Placement(tuple(range(plan.ranks)))
+    launches = LaunchPlanner(own, machine.device, placement, usual(machine.device.arch), frozenset()).all()
+    of_key = {(launch.stream, work.op): n for n, launch in enumerate(launches) for work in launch.works}
+    spans: dict[int, Intervals] = {}
+    for span in trace.spans:
+        number = of_key.get((span.stream, span.ops[0])) if span.rank == rank and span.ops else None
+        if number is not None and span.kind == "gemm":
+            spans.setdefault(number, []).append((span.start, span.stop))
+    return sum(length(union(found)) * idle(launches[number]) for number, found in spans.items())
+
+
+def idle(launch: DeviceLaunch) -> float:
+    """The share of a GEMM launch in which groups of blocks have no tile: full waves, and one that is not. Works
+    that are made as one, along K, have their tiles once; the tiles of the last wave may be made in parts of K."""
+    config, tiles = launch.config, 0
+    for first, *_ in config.merged or tuple((i,) for i in range(len(launch.works))):
+        rows, columns = launch.works[first].tiles or (0, 0)
+        tiles += ceil(rows / max(1, config.cluster)) * columns
+    # `wave` of the plain kernels has no more groups than there are tiles
+    groups, parts = max(1, config.wave, launch.sms // max(1, config.cluster)), config.split_k.tail
+    full, over = divmod(tiles, groups)
+    waves = full + (ceil(over * parts / groups) / parts if over else 0)
+    return 1 - tiles / groups / waves if waves else 0.0
+
+
+# ---------------------------------------------------------------- intervals
+
+
+def _spans(trace: Trace, rank: int, kinds: frozenset[str]) -> Intervals:
+    return [(span.start, span.stop) for span in trace.spans if span.rank == rank and span.kind in kinds]
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> Intervals:
+    """Intervals that overlap put together, in order."""
+    merged: Intervals = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def length(intervals: Iterable[tuple[float, float]]) -> float:
+    """The sum of their lengths."""
+    return sum(stop - start for start, stop in intervals)

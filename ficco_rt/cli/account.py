@@ -1,0 +1,94 @@
+"""Where a run's time went and what its stages did: in words, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..account import Account, PartName, StageUse, account, stage_uses
+from ..arrows import arrows, path_times
+from ..machine.model import Machine
+from ..plan.ir import Plan
+from ..trace import Trace
+from .drawing import show_time
+
+_IDEAL = ("ideal", "The longer of computing alone and moving alone.")
+_WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated).")
+_WAITING = ("waiting", "Nothing but waits for other streams or ranks.")
+_LAUNCH = ("launch", "Launches, signals, and the run's begin and end.")
+# What each part of an account is called, and what it means, by the side that the account goes by.
+WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
+    "computing": {
+        "ideal": _IDEAL,
+        "waves": _WAVES,
+        "slower": ("slower computing", "Computing took longer than the ideal: smaller pieces, and copies beside it."),
+        "exposed": ("exposed communication", "Data moved and nothing computed."),
+        "waiting": _WAITING,
+        "launch": _LAUNCH,
+    },
+    "moving": {
+        "ideal": _IDEAL,
+        "waves": _WAVES,
+        "slower": ("slower moving", "Moving took longer than the ideal: a cost for each copy, and shared links."),
+        "exposed": ("exposed computing", "Computing ran and nothing moved."),
+        "waiting": _WAITING,
+        "launch": _LAUNCH,
+    },
+}
+
+
+def time_records(
+    trace: Trace, plan: Plan, machine: Machine, compute_alone: float, communication_alone: float
+) -> dict[str, object]:
+    """The account and the stages of a run, as --json has them. The yardsticks are microseconds."""
+    if not trace.arrows:
+        trace = replace(trace, arrows=arrows(plan, trace))
+    return {
+        "account": account_record(account(trace, plan, machine, compute_alone, communication_alone)),
+        "stages": stage_records(trace),
+    }
+
+
+def account_record(found: Account) -> dict[str, object]:
+    """What --json says of an account."""
+    parts = [{"name": part.name, "time_us": part.time} for part in found.parts]
+    return {"rank": found.rank, "side": found.side, "time_us": found.time, "parts": parts}
+
+
+def stage_records(trace: Trace) -> list[dict[str, object]]:
+    """What --json says of the stages of a run whose trace has arrows."""
+    path = path_times(trace)
+    return [_stage_record(use, path.get(use.name, 0.0)) for use in stage_uses(trace)]
+
+
+def _stage_record(use: StageUse, path: float) -> dict[str, object]:
+    return {
+        "stage": use.name,
+        "kind": use.kind,
+        "place": use.place,
+        "works": use.works,
+        "ranks": use.ranks,
+        "start_us": use.start,
+        "stop_us": use.stop,
+        "busy_us": use.busy,
+        "waited_us": use.waited,
+        "path_us": path,
+        "bytes": use.bytes,
+        "flops": use.flops,
+    }
+
+
+def lost_words(found: Account) -> str:
+    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`."""
+    words = WORDS[found.side]
+    lost: Sequence[str] = [
+        f"{part_name(words[part.name][0], part.time)} {show_time(abs(part.time))}"
+        for part in found.parts
+        if part.name != "ideal" and abs(part.time) >= found.time / 1000
+    ]
+    return f"{', '.join(lost)}; on rank {found.rank}, which ends last" if lost else "nothing"
+
+
+def part_name(words: str, time: float) -> str:
+    """`slower computing`, or `faster computing` of a time below 0."""
+    return words.replace("slower", "faster") if time < 0 else words

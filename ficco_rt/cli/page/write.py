@@ -1,0 +1,125 @@
+"""A report page, put together of its sections, its style and its script."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+
+from ... import __version__
+from ...files import PAGE, check_outputs, write_atomic
+from ...trace import Trace
+from ..common import count
+from ..drawing import about, plain, show_time
+from . import sections
+from .lanes import lanes
+from .runs import PageRun, of_run, read_run
+
+
+def report(runs: tuple[str, ...], output: str) -> int:
+    """Write the page of the runs that files tell of."""
+    check_outputs([(PAGE, output)], runs)
+    found = [read_run(path) for path in runs]
+    write_atomic(output, page(found))
+    names = ", ".join(dict.fromkeys(run.schedule for run in found))
+    sys.stdout.write(f"{output}: {count(len(found), 'run')} of {names}\n")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A page that is written again whenever a file is saved, and reloads itself. `wrong`: what the newest text is
+    answered with; the runs are of the last one that was right."""
+
+    file: str
+    at: str  # time of day
+    wrong: str | None
+
+
+def page(runs: Sequence[PageRun], watched: Watched | None = None) -> str:
+    """The page. The same runs give the same bytes. Only a watched page may have no run yet."""
+    single = len(runs) == 1
+    title = " · ".join(dict.fromkeys(run.schedule for run in runs)) or (watched.file if watched else "")
+    made = _wrong(watched) if watched is not None and watched.wrong is not None else []
+    made += _several(runs) if len(runs) > 1 else []
+    for number, run in enumerate(runs):
+        made += _run(run, number, single)
+    drawn = [None if run.trace is None else lanes(run.trace) for run in runs]
+    data = {"runs": drawn, "watched": watched is not None}
+    # `<` would let a label of a trace end the script
+    payload = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = _part("report.html")
+    for mark, words in (
+        ("@STYLE@", _part("report.css")),
+        ("@SCRIPT@", _part("timeline.js")),
+        ("@TITLE@", _markup(title)),
+        ("@LENGTH@", show_time(runs[0].time) if single else count(len(runs), "run") if runs else "wrong"),
+        ("@ABOUT@", _markup(_about(runs) + (f" · watched, {watched.at}" if watched is not None else ""))),
+        ("@VERSION@", __version__),
+        ("@SECTIONS@", "\n".join(made).replace("@", "&#64;")),
+        ("@DATA@", payload),  # last, so that nothing in it is replaced again
+    ):
+        text = text.replace(mark, words)
+    return text
+
+
+def timeline_page(trace: Trace) -> str:
+    """The page of a trace of which nothing else is known."""
+    return page([of_run("", None, trace)])
+
+
+def _wrong(watched: Watched) -> list[str]:
+    """The messages that answer a wrong schedule, above what was right before."""
+    words = f"<pre class='bad'>{escape(plain(watched.wrong or ''))}</pre>"
+    return [_section("wrong", f"{watched.file} is wrong; what was right before stands below", words)]
+
+
+def _several(runs: Sequence[PageRun]) -> list[str]:
+    """Runs side by side, and their timelines below each other."""
+    drawn = "".join(sections.timeline(run, number, single=False) for number, run in enumerate(runs))
+    return [
+        _section("compare", "Side by side", sections.comparison(runs)),
+        _section("timelines", "Timelines", drawn),
+    ]
+
+
+def _run(run: PageRun, number: int, single: bool) -> list[str]:
+    """The sections of one run; its letter stands before their titles where there are several runs."""
+    letter = "" if single else f"{sections.letter(number)} · "
+    top = f"{sections.cards(run)}{sections.verdicts(run)}"
+    overview = f"{letter}{run.schedule}" if letter else "At a glance"
+    parts = [
+        ("glance", overview, top if run.facts is not None else ""),
+        ("went", f"{letter}Where the time went", sections.went(run)),
+        ("timeline", "Timeline", sections.timeline(run, number) if single else ""),
+        ("stages", f"{letter}Stages", sections.stages(run)),
+        ("model", f"{letter}Modelled against measured", sections.against_model(run)),
+        ("why", f"{letter}What ran, and why", sections.why(run)),
+    ]
+    suffix = "" if single else f"-{number}"
+    return [_section(f"{name}{suffix}", title, content) for name, title, content in parts if content]
+
+
+def _section(name: str, title: str, content: str) -> str:
+    return f'<section id="{name}"><h2>{escape(title)}</h2>{content}</section>'
+
+
+def _about(runs: Sequence[PageRun]) -> str:
+    if len(runs) != 1:
+        return "; ".join(dict.fromkeys(f"{sections.ranks_of(run)}, {sections.whose(run)}" for run in runs))
+    (run,) = runs
+    if run.trace is not None:
+        return about(run.trace)
+    return f"{sections.ranks_of(run)} · {sections.whose(run)}"
+
+
+def _part(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _markup(text: str) -> str:
+    """Text that is neither markup nor one of the page's own marks."""
+    return escape(text).replace("@", "&#64;")

@@ -1,0 +1,195 @@
+"""Products by the vendor's library, cuBLASLt or hipBLASLt. A launch of this family is no kernel of ours: it is one call
+of the library for each matrix product, or several, which the device plan holds in full.
+
+Which of its kernels the library takes, its heuristics say when memory is bound. So nothing is known of the blocks,
+registers and shared memory of a call: it may take all multiprocessors, as a user's kernel may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from ..machine.cost import gemm_rate
+from ..machine.model import Device
+from ..types import TYPES
+from . import tiles
+from .family import (
+    MOST_CLUSTER,
+    Chosen,
+    Encode,
+    GemmRequest,
+    KernelConfig,
+    LaunchRequest,
+    Matmul,
+    Operand,
+    Tables,
+)
+from .occupancy import Limits
+from .pace import Pace
+from .tile_table import MAX_SPLITS, SplitK
+from .works import Product, View, Work
+
+GEMM = "vendor_gemm"
+WORKSPACE = 32 << 20  # bytes of a stream's calls: what NVIDIA's libraries take on Hopper, of which others need less
+MOST_CALLS = 16  # of one product: each is a launch, and more of them are slower than a kernel that takes all pieces
+
+_TILE = (128, 128)  # by which the virtual clock prices a call
+_ENDS, _SPLIT = 0.85, (3.0, 0.65)  # µs: a tile's start and store, and a split of K: half of a 128 × 256 tile on Hopper
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryGemm:
+    """What stands in plans for whatever kernel the library takes. Its tile is that of the plain kernel, so that a plan
+    says how large its products are."""
+
+    name: str = GEMM
+    tile: tuple[int, int] = _TILE
+    cluster: int = MOST_CLUSTER
+
+
+@dataclass(frozen=True, slots=True)
+class VendorLibrary:
+    name: str = "vendor"
+    source: str = ""
+    variants: tuple[LibraryGemm, ...] = (LibraryGemm(),)
+
+    def serves(self, arch: str) -> bool:
+        return True
+
+    def fits(self, request: GemmRequest) -> str | None:
+        found = _product(request.works, request.streamed)
+        if isinstance(found, str):
+            return found
+        made = matmuls_of(found)
+        return made if isinstance(made, str) else None
+
+    def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
+        asked = {"residency": request.residency, "smem": request.smem, "sms": request.sms}
+        said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
+        if said:
+            return f"{said} cannot be had of the vendor's kernels; leave it out, or leave out kernel = vendor"
+        reason = self.fits(request)
+        if reason is not None:
+            return f"kernel = vendor does not do this: {reason}"
+        return Chosen(self.name, GEMM, (*_TILE, tiles.DEPTH), 1, 0, None, None)
+
+    def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
+        product = _product(request.works, request.streamed)
+        if isinstance(product, str):
+            return product
+        if request.sms < limits.sms:
+            return f"sms = {request.sms} cannot be had of the vendor's kernels"
+        matmuls = matmuls_of(product)
+        if isinstance(matmuls, str):
+            return matmuls
+        count = sum(ceil(m.m / _TILE[0]) * ceil(m.n / _TILE[1]) for m in matmuls)
+        return (
+            KernelConfig(
+                family=self.name,
+                kernel=GEMM,
+                entry=GEMM,
+                source=self.source,
+                options=(),
+                threads=1,
+                registers=0,
+                smem=0,
+                static_smem=0,
+                blocks=limits.sms,
+                cluster=1,
+                resident=1,
+                tiles=count,
+                works=(0, 1),
+                tile=_TILE,
+                wave=limits.sms,
+                split_k=SplitK(tail=_splits(matmuls[0].k, count, limits.sms)),
+                matmuls=matmuls,
+                workspace=WORKSPACE,
+            ),
+        )
+
+    def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
+        """By the machine's rate of large GEMMs, which the vendor's library reaches: no call of it was measured."""
+        m, n = _TILE
+        step = 2.0 * m * n * tiles.DEPTH * device.sms / gemm_rate(device, dtype)
+        return Pace(groups=device.sms, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
+
+    def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
+        """None: what a call reads stands in `config.matmuls`."""
+
+        def arguments(constants: int, scratch: int, encode: Encode) -> list[bytes]:
+            return []
+
+        return Tables(b"", 0, 0, arguments)
+
+
+def matmuls_of(product: Product) -> tuple[Matmul, ...] | str:
+    """The products of whole matrices that a product is, one after another; a text says why the library does not make
+    them. Pieces of rows and columns are products of their own; pieces of K add to what the output holds, which rounds
+    it in between."""
+    dtype, out_dtype, transposed = product.left.dtype, product.out.dtype, product.transposed
+    if product.scales:
+        return "operands have scales"
+    if product.addends:
+        return "terms are added to the product; add them by a reduce, or by gemm … += into what holds them"
+    if product.stored_afar:
+        return "its result lies on another rank; take a tensor of this rank, and a copy"
+    work = tiles.work_of(product)
+    if work is None:
+        return "an operand's columns are not side by side"
+    left_m, right_n = (
+        work.left_columns if transposed[0] else work.left_rows,
+        work.right_rows if transposed[1] else work.right_columns,
+    )
+    rows, columns = tiles.common(left_m, work.out_rows), tiles.common(right_n, work.out_columns)
+    depths = tiles.common(*tiles.depths_of(work, *transposed))
+    if not (rows and columns and depths):
+        return "it is empty"
+    if len(depths) > 1 and out_dtype != "fp32":
+        return (
+            f"K comes in {len(depths)} pieces, between which the sum would be rounded to {out_dtype}; write to an fp32 "
+            "tensor, or a gemm for each piece"
+        )
+    calls = len(rows) * len(columns) * len(depths)
+    if calls > MOST_CALLS:
+        return f"it comes in {calls} pieces; the library is called for {MOST_CALLS} at most"
+
+    def at(view: View, matrix: tiles.Matrix, row: int, column: int, turned: bool = False) -> Operand:
+        row, column = (column, row) if turned else (row, column)
+        first = (matrix.address - view.address) // TYPES[view.dtype].bytes
+        return Operand(first + row * matrix.pitch + column, matrix.pitch, turned)
+
+    return tuple(
+        Matmul(
+            m=m,
+            n=n,
+            k=k,
+            dtype=dtype,
+            out_dtype=out_dtype,
+            left=at(product.left, work.left, left_row, left_k, transposed[0]),
+            right=at(product.right, work.right, right_k, right_column, transposed[1]),
+            out=at(product.out, work.out, out_row, out_column),
+            accumulate=product.accumulate or number > 0,
+        )
+        for left_row, out_row, m in rows
+        for right_column, out_column, n in columns
+        for number, (left_k, right_k, k) in enumerate(depths)
+    )
+
+
+def _product(works: Sequence[Work], streamed: bool) -> Product | str:
+    if streamed:
+        return "the stage is streamed, and the library's kernels wait for no pieces; leave out 'streamed'"
+    if len(works) != 1 or not isinstance(works[0], Product):
+        return "the launch holds more than one product"
+    return works[0]
+
+
+def _splits(depth: int, count: int, groups: int) -> int:
+    """Into how many parts the clock takes K of the last wave's tiles to go: they keep all multiprocessors busy."""
+    tail, steps = count % groups, ceil(depth / tiles.DEPTH)
+    return max(1, min(groups // tail, steps // 4, MAX_SPLITS)) if tail else 1
+
+
+VENDOR = VendorLibrary()

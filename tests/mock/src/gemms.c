@@ -1,0 +1,195 @@
+// See gemms.h.
+#include "gemms.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TOKENS = 64, NO_TYPE = -1 };
+
+typedef struct {                     // the kernel's one argument
+    uint64_t at[4], workspace;       // A, B, C, D
+    MatrixLayout layout[4];
+    int transposed[2];
+    float beta;
+} Call_;
+
+static int type_at(int type) { return type == 14 ? (int)BF16 : type == 2 ? (int)FP16 : type == 0 ? (int)FP32 : NO_TYPE; }
+
+// ---------------------------------------------------------------- descriptors
+
+static int made_of(Kind kind, void *object, void **handle_in_object, void **made) {
+    *made = *handle_in_object = handle_of(kind, object);
+    return GEMM_OK;
+}
+int library_new(Device *d, void **made) {
+    if (!d) return GEMM_FAILED;
+    Library *l = calloc(1, sizeof *l);
+    l->device = d;
+    return made_of(LIBRARY, l, &l->handle, made);
+}
+int library_gone(void *handle, const char *who) {
+    Library *l = object_of(LIBRARY, handle, who);
+    if (!l) return GEMM_BAD;
+    handle_gone(handle);
+    free(l);
+    return GEMM_OK;
+}
+int layout_new(int type, uint64_t rows, uint64_t columns, int64_t pitch, void **made) {
+    if (type_at(type) == NO_TYPE || !rows || !columns || pitch < (int64_t)rows) return GEMM_BAD;
+    MatrixLayout *l = calloc(1, sizeof *l);
+    l->type = type, l->rows = rows, l->columns = columns, l->pitch = pitch;
+    return made_of(DESCRIPTOR, l, &l->handle, made);
+}
+int product_new(void **made) {
+    Product *p = calloc(1, sizeof *p);
+    return made_of(DESCRIPTOR, p, &p->handle, made);
+}
+int preference_new(void **made) {
+    Preference *p = calloc(1, sizeof *p);
+    p->reductions = 7;               // cuBLASLt: none; in place, in the output's type; in the computation's; in the output's
+    for (int i = 0; i < 4; i++) p->alignment[i] = 256;   // as cuBLASLt takes it where nobody says
+    return made_of(DESCRIPTOR, p, &p->handle, made);
+}
+int descriptor_gone(void *handle, const char *who) {
+    void *object = object_of(DESCRIPTOR, handle, who);
+    if (!object) return GEMM_BAD;
+    handle_gone(handle);
+    free(object);
+    return GEMM_OK;
+}
+
+// ---------------------------------------------------------------- algorithms
+
+static bool all_of(void *product, void *const layouts[4], const char *who, Product **p, MatrixLayout *l[4]) {
+    *p = object_of(DESCRIPTOR, product, who);
+    for (int i = 0; i < 4; i++) l[i] = object_of(DESCRIPTOR, layouts[i], who);
+    return *p && l[0] && l[1] && l[2] && l[3];
+}
+
+// Whether matrices of these layouts can be multiplied: their extents, and the types that both libraries take.
+static int fitting(const Product *p, MatrixLayout *const l[4]) {
+    uint64_t m = p->transposed[0] ? l[0]->columns : l[0]->rows, k = p->transposed[0] ? l[0]->rows : l[0]->columns;
+    uint64_t n = p->transposed[1] ? l[1]->rows : l[1]->columns, depth = p->transposed[1] ? l[1]->columns : l[1]->rows;
+    if (k != depth || l[3]->rows != m || l[3]->columns != n) return GEMM_BAD;
+    if (l[2]->rows != m || l[2]->columns != n || l[2]->type != l[3]->type) return GEMM_BAD;
+    if (l[0]->type != l[1]->type) return GEMM_UNSUPPORTED;
+    return l[3]->type == l[0]->type || l[3]->type == 0 ? GEMM_OK : GEMM_UNSUPPORTED;
+}
+
+static uint16_t hash_of(const Product *p, MatrixLayout *const l[4]) {
+    uint64_t h = (uint64_t)(p->transposed[0] + 2 * p->transposed[1]) + 1;
+    for (int i = 0; i < 4; i++) {
+        const uint64_t parts[] = {(uint64_t)l[i]->type, l[i]->rows, l[i]->columns, (uint64_t)l[i]->pitch};
+        for (int j = 0; j < 4; j++) h = (h ^ parts[j]) * 0x100000001B3ull;
+    }
+    return (uint16_t)(h >> 32);
+}
+
+int algorithm_found(void *library, void *product, void *const layouts[4], void *preference, Algorithm *found,
+                    const char *who) {
+    const Library *l = object_of(LIBRARY, library, who);
+    const Preference *wanted = object_of(DESCRIPTOR, preference, who);
+    Product *p;
+    MatrixLayout *matrices[4];
+    if (!l || !wanted || !all_of(product, layouts, who, &p, matrices)) return GEMM_BAD;
+    memset(found, 0, sizeof *found);
+    int code = fitting(p, matrices);
+    if (code == GEMM_UNSUPPORTED || wanted->workspace < TOKENS) return GEMM_OK;
+    if (code) return code;
+    if (wanted->reductions & 5 && matrices[3]->type) violation("%s: partial sums may be rounded", who);
+    *found = (Algorithm){(uint16_t)l->device->ordinal, hash_of(p, matrices), {0}, 1, TOKENS};
+    for (int i = 0; i < 3; i++) found->alignment[i] = (uint16_t)wanted->alignment[i < 2 ? i : 3];
+    return GEMM_OK;
+}
+
+// ---------------------------------------------------------------- the kernel
+
+static int open_call(Launch *l) {
+    const Call_ *c = (const Call_ *)l->arguments;
+    uint64_t *token = l->state = malloc(sizeof *token);
+    *token = drawn(1ull << 32) << 1 | 1;
+    return memory_reach(l->device, c->workspace, TOKENS) ? ILLEGAL_ADDRESS : OK;
+}
+static int part_of(Launch *l, int block, int round) {
+    (void)l, (void)block;
+    return round < 3 ? round : -1;
+}
+static bool always(Launch *l, int tile) { return (void)l, (void)tile, true; }
+
+static int element(const Launch *l, const Call_ *c, int side, uint64_t row, uint64_t column, uint64_t *at) {
+    const MatrixLayout *m = &c->layout[side];
+    int item = type_bytes((Type)type_at(m->type));
+    *at = c->at[side] + (row + column * (uint64_t)m->pitch) * (uint64_t)item;
+    return memory_reach(l->device, *at, (uint64_t)item) ? ILLEGAL_ADDRESS : OK;
+}
+
+static int multiply(Launch *l, const Call_ *c) {
+    const MatrixLayout *a = &c->layout[0], *d = &c->layout[3];
+    Type in = (Type)type_at(a->type), out = (Type)type_at(d->type);
+    uint64_t depth = c->transposed[0] ? a->rows : a->columns, at;
+    memory_settle();   // a kernel that begins sees what came before it
+    for (uint64_t j = 0; j < d->columns; j++)
+        for (uint64_t i = 0; i < d->rows; i++) {
+            float sum = 0;
+            for (uint64_t k = 0; k < depth; k++) {
+                if (element(l, c, 0, c->transposed[0] ? k : i, c->transposed[0] ? i : k, &at)) return ILLEGAL_ADDRESS;
+                float x = number_load(in, (void *)at);
+                if (element(l, c, 1, c->transposed[1] ? j : k, c->transposed[1] ? k : j, &at)) return ILLEGAL_ADDRESS;
+                sum += x * number_load(in, (void *)at);
+            }
+            if (element(l, c, 3, i, j, &at)) return ILLEGAL_ADDRESS;
+            kernel_store(l, out, at, c->beta != 0 ? sum + c->beta * number_load(out, (void *)at) : sum);
+        }
+    return OK;
+}
+
+static int run_part(Launch *l, int part) {
+    const Call_ *c = (const Call_ *)l->arguments;
+    uint64_t *workspace = (uint64_t *)c->workspace;
+    if (part == 0) *workspace = *(uint64_t *)l->state;
+    if (part == 2 && *workspace != *(uint64_t *)l->state) violation("products at work at once share a workspace");
+    return part == 1 ? multiply(l, c) : OK;
+}
+
+static const KernelCode code_of_calls = {
+    "library_matmul", false, {sizeof(Call_)}, open_call, part_of, always, run_part, false, NULL, NULL};
+
+static Function *function_of(Device *d) {
+    static Module modules[MAX_DEVICES];
+    static Function functions[MAX_DEVICES];
+    Function *f = &functions[d->ordinal];
+    modules[d->ordinal].device = d;
+    f->module = &modules[d->ordinal];
+    f->code = &code_of_calls;
+    strcpy(f->name, code_of_calls.name);
+    return f;
+}
+
+int product_submitted(void *library, void *product, const float *alpha, const float *beta, uint64_t const at[4],
+                      void *const layouts[4], const Algorithm *algorithm, uint64_t workspace, uint64_t bytes, Device *current,
+                      void *stream, const char *who) {
+    const Library *library_ = object_of(LIBRARY, library, who);
+    Stream *s = object_of(STREAM, stream, who);
+    Product *p;
+    MatrixLayout *l[4];
+    if (!library_ || !s || !all_of(product, layouts, who, &p, l)) return GEMM_BAD;
+    if (s->device->sick) return GEMM_FAILED;
+    if (library_->device != s->device || current != s->device)
+        violation("%s: the handle, the stream and the current device are not of one device", who);
+    if (!algorithm || algorithm->kind != 1 || algorithm->ld_hash != hash_of(p, l) ||
+        algorithm->device != s->device->ordinal || bytes < algorithm->workspace || fitting(p, l))
+        return GEMM_BAD;
+    for (int i = 0; i < 3; i++)
+        if (at[i < 2 ? i : 3] % algorithm->alignment[i]) violation("%s: an operand is aligned less than was said", who);
+    if (*alpha != 1 || (*beta != 0 && *beta != 1) || at[2] != at[3]) violation("%s: alpha, beta or C", who);
+    Call_ call = {{at[0], at[1], at[2], at[3]}, workspace, {{0}}, {p->transposed[0], p->transposed[1]}, *beta};
+    for (int i = 0; i < 4; i++) call.layout[i] = *l[i];
+    void *values[] = {&call};
+    Launch *made = NULL;
+    int code = launch_new(function_of(s->device), s, 1, 128, 0, 1, NULL, values, NULL, 0, &made);
+    if (code) return GEMM_FAILED;
+    launch_noted(made, false);
+    Command *c = command_new(LAUNCH, s->device);
+    c->launch = made;
+    return stream_submit(s, c) ? GEMM_FAILED : GEMM_OK;
+}

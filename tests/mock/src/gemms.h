@@ -1,0 +1,29 @@
+// The vendors' libraries of GEMMs: what cuBLASLt and hipBLASLt have in common, for launches that call them. Matrices are
+// stored column by column. A product is a kernel of one block: it takes its workspace, multiplies, and finds its
+// workspace as it has left it. So two products that share one show.
+#pragma once
+#include "standin.h"
+
+typedef struct { void *handle; Device *device; } Library;
+typedef struct { void *handle; int type; uint64_t rows, columns; int64_t pitch; } MatrixLayout;
+typedef struct { void *handle; int transposed[2]; } Product;
+typedef struct { void *handle; uint64_t workspace; uint32_t alignment[4], reductions; } Preference;
+typedef struct {                     // what an algorithm was found for: it serves nothing else
+    uint16_t device, ld_hash, alignment[3];
+    uint16_t kind;
+    uint32_t workspace;
+} Algorithm;                         // 16 bytes: as hipBLASLt has them
+
+int library_new(Device *d, void **made);
+int library_gone(void *handle, const char *who);
+int layout_new(int type, uint64_t rows, uint64_t columns, int64_t pitch, void **made);
+int product_new(void **made);
+int preference_new(void **made);
+int descriptor_gone(void *handle, const char *who);
+// `kind` 0: nothing is known for it
+int algorithm_found(void *library, void *product, void *const layouts[4], void *preference, Algorithm *found,
+                    const char *who);
+int product_submitted(void *library, void *product, const float *alpha, const float *beta, uint64_t const at[4],
+                      void *const layouts[4], const Algorithm *algorithm, uint64_t workspace, uint64_t bytes, Device *current,
+                      void *stream, const char *who);
+enum { GEMM_OK, GEMM_BAD, GEMM_UNSUPPORTED, GEMM_FAILED };  // a face has its own codes for these

@@ -1,0 +1,199 @@
+"""Launches by the vendor's library of GEMMs, through the vendors' bindings on libraries that stand in for theirs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ficco_dsl
+from ficco_rt.compiler import build, compile_schedule, plan_of
+from ficco_rt.driver import registry
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.kernels import vendor
+from ficco_rt.plan.ir import Plan
+from ficco_rt.select import tune
+from tests import cases
+from tests.mock import campaign, standin
+from tests.mock import test_callers_graphs as callers
+
+BINDINGS = {"cuda": ("nvmath.bindings", "cublasLt"), "hip": ("hip", "hipblaslt")}
+TUNED = {"cuda": "arch sm_90", "hip": "arch gfx942"}
+
+# Pieces of rows and of K, operands that are stored the other way, sums into what is there, two queues of one device.
+TEXT = """
+schedule mixed
+type T = bf16
+type R = bf16
+input   A[24, 40]   : T
+input   B[40, 16]   : T
+input   F[16, 40]   : T
+input   H[40, 24]   : T
+output  C[24, 16]   : R
+output  D[24, 16]   : R
+output  E[24, 16]   : fp32
+output  X[24, 16]   : R
+output  Y[24, 16]   : R
+computes C = A * B
+computes D = A * B within R
+computes E = A * B
+computes X = A * F.T
+computes Y = H.T * B
+queue one { engine = sm  kernel = vendor }
+queue two { engine = sm }
+stage pieces on one {
+  gemm C.rows([0, 2] of 3) = A.rows([0, 2] of 3) * B
+  gemm C.rows(1 of 3) = A.rows(1 of 3) * B
+  gemm D = A.cols(0 of 2) * B.rows(0 of 2)
+  gemm D += A.cols(1 of 2) * B.rows(1 of 2)
+}
+stage turned on two with kernel = vendor {
+  gemm E = A.cols([2, 0, 1] of 5) * B.rows([2, 0, 1] of 5)
+  gemm E += A.cols(3..5 of 5) * B.rows(3..5 of 5)
+  gemm X = A * F.T
+  gemm Y = H.T * B
+}
+"""
+
+
+@pytest.fixture
+def gemms(library: standin.StandIn) -> Iterator[standin.StandIn]:
+    """Either driver's library, with its library of GEMMs. Nothing is left of a test, nothing was misused."""
+    package, module = BINDINGS[library.face]
+    pytest.importorskip(f"{package}.{module}" if package != "hip" else "rocm.bindings.hipblaslt")
+    library.gemms()
+    library.reset("devices 2")
+    yield library
+    assert (library.live(), library.violations()) == ({}, "")
+
+
+def mixed(library: standin.StandIn, ranks: int = 1, **params: object) -> Plan:
+    return plan_of(build(ficco_dsl.parse(TEXT, "mixed.ficco"), ranks, params), discover(library.face, ranks))
+
+
+@pytest.mark.parametrize("types", [{}, {"T": "fp16", "R": "fp32"}, {"T": "fp32", "R": "fp32"}], ids=str)
+@pytest.mark.parametrize("graph", [False, True], ids=["streams", "graph"])
+def test_products_of_all_kinds_are_right_in_any_order(
+    gemms: standin.StandIn, types: dict[str, object], graph: bool
+) -> None:
+    plan = mixed(gemms, 2, **types)
+    for seed in range(6):
+        gemms.reset(f"devices 2; seed {seed}; {TUNED[gemms.face]}")
+        with Executor(plan, gemms.face, timeout=5) as executor:
+            executor.graph = graph
+            assert verified_run(executor, values="exact").ok
+            assert " by " in executor.driver.describe()
+            assert "made for" not in executor.driver.describe()  # the text says so
+    called = [a for a in gemms.launches() if a.entry == "library_matmul"]
+    assert len(called) % 2 == 0
+    assert called
+
+
+def test_each_stream_has_a_workspace_and_each_shape_one_algorithm(gemms: standin.StandIn) -> None:
+    plan = mixed(gemms)
+    with Executor(plan, gemms.face, timeout=5) as executor:
+        verified_run(executor, values="exact")
+        counts = {name.partition("Lt")[2]: n for name, n in gemms.called().items() if "Lt" in name}
+        assert counts["Create"] == 1
+        products = sum(len(x.config.matmuls) for x in executor.driver._plans().layout.launches)
+        assert counts["MatmulAlgoGetHeuristic"] < products == 10  # some are alike
+        held = executor.driver.holdings().size
+        assert 2 * vendor.WORKSPACE < held < 2.1 * vendor.WORKSPACE
+        before = gemms.called()
+        executor.traced = True
+        verified_run(executor, values="exact")
+        assert [s.launched.kernel for s in executor.trace.spans if s.launched is not None]
+        asked = "MatmulAlgoGetHeuristic"
+        assert [n for name, n in gemms.called().items() if asked in name] == [
+            n for name, n in before.items() if asked in name
+        ]
+
+
+def test_gpus_without_a_gemm_of_ours_take_the_library(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # of the fixture that keeps it away
+    machine = discover(gemms.face, 2)
+    plan = plan_of(build(cases.schedule("ag_gemm/serial"), 2, cases.sizes("ag_gemm/serial", 2, True)), machine)
+    with Executor(plan, gemms.face, machine=machine, timeout=5) as executor:
+        assert verified_run(executor, values="exact").ok
+        assert executor.driver.describe().endswith(f"as no GEMM of ours is made for {machine.device.arch}")
+        assert {a.entry for a in gemms.launches()} == {"library_matmul"}
+    gemms.reset(f"devices 2; {TUNED[gemms.face]}")
+    with Executor(plan, gemms.face, timeout=5) as executor:  # for these there is one
+        assert verified_run(executor, values="exact").ok
+        assert " by " not in executor.driver.describe()
+    streamed = plan_of(build(cases.schedule("ag_gemm/streamed"), 2, cases.sizes("ag_gemm/streamed", 2, True)), machine)
+    gemms.reset("devices 2")
+    with Executor(streamed, gemms.face, machine=machine, timeout=5) as executor:
+        assert verified_run(executor, values="exact").ok
+        assert "library_matmul" not in {a.entry for a in gemms.launches()}
+
+
+def test_tune_measures_the_serial_schedule_by_the_library_too(
+    gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "has_gemms", registry.has_gemms)
+    effort = tune.Effort(best=1, rounds=1, iters=1, warmup=1)
+    sizes = {"M": 96, "N": 48, "K": 96, "T": "fp32"}
+    found = tune.tune("ag_gemm", 2, sizes, gemms.face, effort=effort)
+    labels = {time.candidate.label for time in found.times}
+    assert len(labels) == 2
+    assert "ag_gemm/serial kernel=vendor" in labels
+    (times,) = found.memory.times.values()
+    by_library = next(t.candidate for t in times if t.candidate.label.endswith("kernel=vendor"))
+    plan = compile_schedule(by_library.schedule, 2, {**sizes, **dict(by_library.params)})
+    assert {launch.kernel for _, launch in plan.launches()} == {"vendor_gemm"}
+
+
+def test_who_has_no_library_is_told_what_to_install(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, module = BINDINGS[gemms.face]
+    plan = mixed(gemms)
+    monkeypatch.delattr(importlib.import_module(package), module, raising=False)
+    monkeypatch.setitem(sys.modules, f"{package}.{module}", None)
+    with Executor(plan, gemms.face) as executor, pytest.raises(DeviceError) as refused:
+        verified_run(executor)
+    told = str(refused.value)
+    packages = {"cuda": '"nvmath-python>=1.0" "nvidia-cublas>=13.0"', "hip": '"hip-python[libraries]>=10"'}[gemms.face]
+    assert told.startswith("mixed.ficco:22: ")
+    assert ": not installed" in told
+    assert f"pip install {packages} brings" in told
+
+
+def test_a_product_without_an_algorithm_is_refused_by_its_sizes(
+    gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vendor, "WORKSPACE", 16)
+    with Executor(mixed(gemms), gemms.face) as executor, pytest.raises(DeviceError) as refused:
+        verified_run(executor)
+    told = str(refused.value)
+    assert told.startswith("mixed.ficco:22: ")
+    assert told.endswith("8 × 16 × 40 of bf16 to bf16, stand-in (device 0)): no algorithm: leave out kernel = vendor")
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["one graph", "a graph each"])
+def test_calls_become_parts_of_callers_graphs(
+    gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """The first run of all is one that is captured."""
+    if gemms.face == "hip":
+        pytest.skip("HIP embeds no graphs")
+    monkeypatch.setattr(cases, "schedule", cases.by_library)
+    callers.test_a_layer_that_its_caller_captures(gemms, "ag_gemm/uniform_fused_1d", joined, 1)
+    assert "library_matmul" in {a.entry for a in gemms.launches()}
+
+
+def test_every_call_of_the_library_may_fail(gemms: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "schedule", cases.by_library)
+    monkeypatch.setattr(campaign.runs, "DRAIN", campaign.TIMEOUT)
+    struck = campaign.Campaign(gemms, "gemm_rs/serial")
+    score = campaign.Score()
+    faults: list[tuple[Any, str, str]] = [("call", *f) for f in struck.faults("call", 0.01) if "Lt" in f[0]]
+    for kind, what, setting in [*faults, *(("stop", *f) for f in struck.faults("stop", 0.01))]:
+        struck.strike(kind, what, setting, score)
+    assert score.wrong == []
+    assert score.ends["error"] >= len(faults) >= 12

@@ -1,0 +1,196 @@
+"""Products by the vendor's library: what it takes, how its calls stand in device plans, and where it comes unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ficco_dsl
+from ficco_dsl.diagnostics import ScheduleError
+from ficco_rt.cli.explain import explain
+from ficco_rt.cli.settings import parse_settings
+from ficco_rt.compiler import build, compile_schedule, plan_of
+from ficco_rt.device.build import device_plan, layout_of
+from ficco_rt.device.check import check
+from ficco_rt.device.codec import from_json, to_json
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import DevicePlan, Placement
+from ficco_rt.device.text import to_text
+from ficco_rt.errors import PlanError, UsageError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.graph.ir import Gemm
+from ficco_rt.kernels.families import tuned
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+from ficco_rt.sim.simulate import simulate
+from tools import vendor_check
+
+TEXT = """\
+schedule one
+param M = 256
+param N = 256
+param K = 256
+type T = bf16
+input   A[M, K] : T
+input   B[K, N] : T
+input   Z[M, N] : T
+output  C[M, N] : T unproven
+queue lib {{ engine = sm  kernel = vendor }}
+stage mm on lib{stage} {{ {gemm} }}
+"""
+
+
+def compiled(gemm: str, stage: str = "", machine: str = "h200-switch", **params: object) -> Plan:
+    text = TEXT.format(gemm=gemm, stage=stage)
+    return plan_of(build(ficco_dsl.parse(text, "one.ficco"), 2, params), profile(machine, 2))
+
+
+def on_device(plan: Plan, library: bool = False) -> DevicePlan:
+    device = plan.target.device
+    features = replace(usual(device.arch), vendor_gemms=library)
+    return device_plan(layout_of(plan, device, Placement(tuple(range(plan.ranks))), features), "streams")
+
+
+@pytest.mark.parametrize(
+    ("stage", "gemm", "message"),
+    [
+        (" streamed", "gemm C = A * B", "kernel = vendor does not do this: the stage is streamed, and the library's "
+         "kernels wait for no pieces; leave out 'streamed'"),
+        (" with sms = 64, residency = 1", "gemm C = A * B", "residency = 1 and sms = 64 cannot be had of the vendor's "
+         "kernels; leave it out, or leave out kernel = vendor"),
+        ("", "gemm C = A * B with priority = high", "priority = high cannot be had of the vendor's kernels, which have "
+         "their stream's; say it on queue 'lib'"),
+        ("", "gemm C = A.cols([2, 0] of 4) * B.rows([2, 0] of 4)", "kernel = vendor does not do this: K comes in 2 "
+         "pieces, between which the sum would be rounded to bf16; write to an fp32 tensor, or a gemm for each piece"),
+        ("", "gemm C = A.T * B let p = [2 * i for i in 0..17] gemm C.rows(p of 64) = A.rows(p of 64) * B",
+         "kernel = vendor does not do this: it comes in 17 pieces; the library is called for 16 at most"),
+        ("", "let p = 1 - rank gemm C = A * B step i in 0..1 { gemm C.rows(rank of 2) @ p = A.rows(rank of 2) * B }",
+         "kernel = vendor does not do this: its "
+         "result lies on another rank; take a tensor of this rank, and a copy"),
+        ("", "gemm C = A * B + sum(Z)", "kernel = vendor does not do this: terms are added to the product; add them by "
+         "a reduce, or by gemm … += into what holds them"),
+    ],
+)  # fmt: skip
+def test_what_the_library_does_not_do_is_refused_with_a_way_out(stage: str, gemm: str, message: str) -> None:
+    with pytest.raises(ScheduleError) as refused:
+        compiled(gemm, stage)
+    (told,) = refused.value.diagnostics
+    assert told.message == f"{message} (NVIDIA H200)"
+    assert told.span.line == 11
+
+
+def test_a_call_stands_in_the_device_plan_with_all_that_it_is_made_with() -> None:
+    plan = compiled("gemm C = A * B gemm C.rows([0, 2] of 4) += A.rows([0, 2] of 4).cols(1 of 2) * B.rows(1 of 2)")
+    made = on_device(plan)
+    check(made)
+    lines = to_text(made).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("launch 1"))
+    assert lines[at : at + 3] == [
+        "launch 1 vendor_gemm: 2 calls of the vendor's library, workspace 33554432; may hold 132 multiprocessors, "
+        "begins where 8 are free  :11",
+        "  matmul 64 × 256 × 128 bf16 to bf16, alpha 1, beta 1: left at 128 pitch 256, right at 32768 pitch 256, "
+        "out at 0 pitch 256",
+        "  matmul 64 × 256 × 128 bf16 to bf16, alpha 1, beta 1: left at 32896 pitch 256, right at 32768 pitch 256, "
+        "out at 32768 pitch 256",
+    ]
+    assert from_json(to_json(made)) == made
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (
+            lambda calls: (replace(calls[0], k=64), *calls[1:]),
+            "its calls of the library are not what its work asks for",
+        ),
+        (lambda calls: calls[:1] * 2, "its calls of the library are not what its work asks for"),
+        (lambda calls: (), " of the family vendor, with 0 library calls"),
+    ],
+)
+def test_calls_that_are_not_the_works_are_no_device_plan(calls: Callable[[Any], Any], message: str) -> None:
+    two = "gemm C.rows([0, 2] of 4) = A.rows([0, 2] of 4) * B gemm C.rows([1, 3] of 4) = A.rows(0 of 2) * B"
+    made = on_device(compiled(two))
+    launch = made.launches[0]
+    config = replace(launch.config, matmuls=calls(launch.config.matmuls))
+    with pytest.raises(PlanError) as refused:
+        check(replace(made, launches=(replace(launch, config=config), *made.launches[1:])))
+    told = refused.value.diagnostics[0].message
+    assert told.startswith("vendor_gemm")
+    assert told.endswith(message)
+
+
+def test_the_host_driver_runs_it_as_any_product() -> None:
+    text = TEXT.format(gemm="gemm C = A * B", stage="").replace(" unproven", "\ncomputes C = A * B")
+    plan = plan_of(build(ficco_dsl.parse(text, "one.ficco"), 2, {}), profile("h200-switch", 2))
+    with Executor(plan) as executor:
+        assert verified_run(executor, values="exact").ok
+        assert verified_run(executor).ok
+
+
+@pytest.mark.parametrize("sizes", [(8192, 8192, 8192), (5000, 1000, 3000), (64, 7168, 4096)], ids=str)
+def test_the_virtual_clock_prices_it_about_as_our_own_kernel(sizes: tuple[int, int, int]) -> None:
+    params = dict(zip("MNK", sizes, strict=True))
+    ours = TEXT.replace("  kernel = vendor", "").format(gemm="gemm C = A * B", stage="")
+    own = plan_of(build(ficco_dsl.parse(ours, "one.ficco"), 2, params), profile("h200-switch", 2))
+    assert {launch.kernel for _, launch in own.launches()} != {"vendor_gemm"}
+    times = [simulate(plan, plan.target).duration for plan in (compiled("gemm C = A * B", **params), own)]
+    assert times[0] == pytest.approx(times[1], rel=0.25)
+
+
+def test_where_no_gemm_of_ours_is_made_for_the_gpu_the_library_does_what_it_can() -> None:
+    assert [arch for arch in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a") if tuned(arch)] == [
+        "sm_80",
+        "sm_86",
+        "sm_90a",
+    ]
+    assert [arch for arch in ("gfx90a", "gfx942", "gfx950", "gfx1100") if tuned(arch)] == ["gfx90a", "gfx942"]
+    both = "gemm C.rows(0 of 2) = A.rows(0 of 2) * B }\nqueue held { engine = sm  sms = 120 }\n"
+    both += "stage rest on held streamed { gemm C.rows(1 of 2) = A.rows(1 of 2) * B"
+    text = TEXT.replace("  kernel = vendor", "").format(gemm=both, stage="")
+    for machine, library, kernels in (
+        ("b200-switch", True, {"vendor", "sm80"}),
+        ("b200-switch", False, {"sm80"}),
+        ("h200-switch", True, {"sm90"}),
+    ):
+        plan = plan_of(build(ficco_dsl.parse(text, "one.ficco"), 2, {}), profile(machine, 2))
+        made = on_device(plan, library)
+        check(made)
+        assert {launch.config.family for launch in made.launches} == kernels
+        assert "vendor_gemm" not in {launch.kernel for _, launch in plan.launches()}  # the plan is as it was
+    assert on_device(plan).features == usual("sm_90a")
+
+
+def test_explain_says_which_products_the_library_makes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "one.ficco"
+    both = "gemm C = A * B }\nqueue own { engine = sm }\nstage rest on own { "
+    both += "gemm C.rows(0 of 2) = A.rows(0 of 2) * B with kernel = vendor gemm C.rows(1 of 2) = A.rows(1 of 2) * B"
+    path.write_text(TEXT.format(gemm=both, stage=""))
+    assert explain(str(path), 2, (), None, False) == 0
+    told = capsys.readouterr().out
+    assert "1 GEMM of 256 × 256 × 256 (m × n × k), 33.6 MFLOP, by the vendor's library\n" in told
+    assert "2 GEMMs of 128 × 256 × 256 (m × n × k), 33.6 MFLOP, 1 of them by the vendor's library\n" in told
+
+
+@pytest.mark.parametrize("case", vendor_check.CASES, ids=str)
+def test_the_tools_cases_are_schedules(case: vendor_check.Case) -> None:
+    machine = profile("h200-switch", 1)
+    library, own = (case.plan(machine, kernel) for kernel in ("  kernel = vendor", ""))
+    assert {launch.kernel for _, launch in library.launches()} == {"vendor_gemm"}
+    assert len(list(own.launches())) == (1 if case.gathered else case.pieces)
+
+
+def test_set_kernel_says_it_of_a_whole_schedule() -> None:
+    sizes = {"M": 256, "N": 256, "K": 256}
+    plan = compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": "vendor"})
+    assert {launch.kernel for _, launch in plan.launches() if isinstance(launch.works[0].body, Gemm)} == {"vendor_gemm"}
+    assert plan.params[-1] == ("kernel", "vendor")
+    assert parse_settings(["kernel = vendor", "M=256"]) == {"kernel": "vendor", "M": 256}
+    with pytest.raises(UsageError, match="kernel = ours: a schedule's products are by its own kernels"):
+        compile_schedule("gemm_rs/serial", 2, {**sizes, "kernel": "ours"})
+    with pytest.raises(ScheduleError, match="the stage is streamed"):
+        compile_schedule("gemm_rs/streamed", 2, {**sizes, "kernel": "vendor"})
