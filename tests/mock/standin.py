@@ -143,7 +143,9 @@ class StandIn:
 
     def __init__(self, face: Face) -> None:
         self.face = face
-        self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
+        self._loaded: list[ctypes.CDLL] = []
+        for name in LIBRARIES[face]:
+            self._load(name)
         self._library = self._loaded[0]
         for name in ("calls", "commands", "collectives", "copies", "timed", "early"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
@@ -155,7 +157,13 @@ class StandIn:
 
     def gemms(self) -> None:
         """From here on the process has the vendor's library of GEMMs, too."""
-        self._loaded.append(ctypes.CDLL(str(folder(self.face) / "gemms" / GEMMS[self.face]), mode=ctypes.RTLD_GLOBAL))
+        self._load(f"gemms/{GEMMS[self.face]}")
+
+    def _load(self, name: str) -> None:
+        """NOTE NVIDIA's bindings look among the process's global symbols first, and both faces have all calls: those of
+        `hip` must not be found there."""
+        mode = ctypes.RTLD_GLOBAL if self.face == "cuda" else ctypes.RTLD_LOCAL
+        self._loaded.append(ctypes.CDLL(str(folder(self.face) / name), mode=mode))
 
     def set(self, text: str) -> None:
         self._library.standin_set(text.encode())
