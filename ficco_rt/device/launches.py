@@ -159,12 +159,14 @@ class LaunchPlanner:
         needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the device
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
-                if isinstance(c, Launch | CollectiveCall):
-                    least = self._side_by_side(c) if isinstance(c, Launch) else self.by_library.get(stream.queue, 1)
+                if isinstance(c, Launch) or (isinstance(c, CollectiveCall) and not self.by_library):
+                    least = self._side_by_side(c) if isinstance(c, Launch) else 1
                     needed = max(needed, least if least > want else 0)
                 if isinstance(c, CopyAsync):
                     devices = self.placement.devices
                     local = local or any(devices[t.src.rank] == devices[t.dst.rank] for t in c.transfers)
+        # the library's collectives hold their blocks while they wait for other ranks, those of all queues at once
+        needed += sum(self.by_library.get(stream.queue, 0) for stream in here)
         concurrent = sum(map(bool, wanted)) > 1
         alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))

@@ -12,7 +12,7 @@ from ficco_rt import compiler
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check as check_device
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import AwaitEvent, CallCollective, DevicePlan, Library, Placement
+from ficco_rt.device.ir import AwaitEvent, CallCollective, DevicePlan, Library, Mode, Placement
 from ficco_rt.device.text import to_text as device_text
 from ficco_rt.errors import PlanError
 from ficco_rt.graph.ir import CollectiveSettings
@@ -120,6 +120,44 @@ def test_communicators_leave_each_other_room() -> None:
         "the queues"
     )
     check_device(device_plan(found[72], "streams"))
+
+
+CROWD = """
+schedule crowd
+input   A[8192, 128] : bf16
+input   B[128, 8192] : bf16
+input   D[128, 128] : bf16
+output  C[8192 * ranks, 8192] : bf16
+output  F[128, 128] : bf16
+output  G[128, 128] : bf16
+output  H[128, 8192] : bf16
+scratch X[8192 * ranks, 128] : bf16
+computes C = all_gather(A, rows) * B
+computes F = all_reduce(D)
+computes G = all_reduce(D)
+computes H = D * B
+queue dma     { engine = copy }
+queue compute { engine = sm }
+queue library { engine = sm  kernel = vendor }
+queue first   { engine = nccl }
+queue second  { engine = nccl }
+stage one    on first { all_reduce F <- D }
+stage two    on second { all_reduce G <- D }
+stage single on library { gemm H = D * B }
+stage gather on dma { for i in 0..ranks { copy X.rows(rank of ranks) @ i <- A } }
+stage mm     on compute streamed { for i in 0..ranks { gemm C.rows(i of ranks) = X.rows(i of ranks) * B } }
+"""
+
+
+@pytest.mark.parametrize("mode", ["streams", "latched"])
+def test_launches_that_spin_leave_room_for_all_collectives_and_for_a_product_of_the_library(mode: Mode) -> None:
+    plan = compiler.plan_of(compiler.build(ficco_dsl.parse(CROWD, "crowd.ficco"), 2), profile("h200-switch", 2))
+    made = device_plan(layout(plan), mode)
+    assert {launch.sms for launch in made.launches if launch.spins} == {132 - 2 * 32 - 8}
+    check_device(made)
+    text = device_text(made)
+    assert "communicator 1 of NCCL on each device, queue second: its own choice of blocks" in text
+    assert "1 call of the vendor's library" in text
 
 
 def _without(number: int) -> Callable[[DevicePlan], DevicePlan]:
