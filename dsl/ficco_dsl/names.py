@@ -31,7 +31,19 @@ from .nodes import (
     Statement,
 )
 from .uses import MAX_MISTAKES, Declared, Uses, indefinite, spot
-from .vocabulary import BUILTINS, DTYPES, ENGINES, ENGINES_OF, FUNCTIONS, ON_KERNEL, ON_QUEUE, RESOURCES, STRINGS, WORDS
+from .vocabulary import (
+    BUILTINS,
+    DTYPES,
+    ENGINES,
+    ENGINES_OF,
+    FUNCTIONS,
+    OF_COLLECTIVES,
+    ON_KERNEL,
+    ON_QUEUE,
+    RESOURCES,
+    STRINGS,
+    WORDS,
+)
 
 MAX_DIMENSIONS = 8
 
@@ -77,7 +89,9 @@ class _Checker(Uses):
             self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:
-            self.attributes(queue.attributes, ON_QUEUE, f"queue '{queue.name}'")
+            collects = any(isinstance(a.value, Name) and a.value.id == "nccl" for a in queue.attributes)
+            allowed = (*ON_QUEUE, *OF_COLLECTIVES) if collects else ON_QUEUE
+            self.attributes(queue.attributes, allowed, f"queue '{queue.name}'")
             if all(a.name != "engine" for a in queue.attributes):
                 self.mistake(
                     spot(queue.name, queue.span),
@@ -235,6 +249,8 @@ class _Checker(Uses):
             if a.name not in allowed:
                 if a.name == "engine":
                     help: str | None = "a queue has one engine; use a queue of the other engine"
+                elif a.name in OF_COLLECTIVES:
+                    help = f"{a.name} is said on a queue with engine = nccl, for all of its collectives"
                 else:
                     help = self.like(a.name, allowed) or f"it may have {_list(allowed)}"
                 self.mistake(spot(a.name, a.span), f"{place} has no attribute '{a.name}'", help=help)

@@ -28,6 +28,7 @@ WORDS = {"engine": ENGINES, "priority": ("high", "normal", "low"), "order": ("te
 STRINGS = ("host",)
 RESOURCES = ("priority", "smem", "residency", "sms", "order", "kernel")
 ON_QUEUE = ("engine", *RESOURCES)
+OF_COLLECTIVES = ("ctas", "threads")  # on a queue of the vendor's collectives alone
 ON_KERNEL = ("host", "grid", "block", "smem")
 
 ENGINES_OF: Mapping[type, tuple[str, ...]] = {

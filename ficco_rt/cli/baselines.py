@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from ..driver.api import Pool
+    from ..driver.api import CollectivesBy, Pool
     from ..exec.executor import Executor
     from ..exec.operation import Exchange, Multiplication, Operation
     from ..machine.model import Machine
@@ -108,7 +108,13 @@ class Baselines:
     """The executors of such plans, and how long their runs took. To be closed; before the first turn, `warm`."""
 
     def __init__(
-        self, plans: BaselinePlans, backend: str, machine: Machine, ranks_per_gpu: int, timeout: float
+        self,
+        plans: BaselinePlans,
+        backend: str,
+        machine: Machine,
+        ranks_per_gpu: int,
+        timeout: float,
+        collectives: CollectivesBy,
     ) -> None:
         from ..exec.executor import Executor
         from ..exec.inputs import noise
@@ -119,7 +125,14 @@ class Baselines:
         self._open = ExitStack()
         with ExitStack() as opening:
             for key, plan in plans.there.items():
-                executor = Executor(plan, backend, machine=machine, ranks_per_gpu=ranks_per_gpu, timeout=timeout)  # type: ignore[arg-type]
+                executor = Executor(
+                    plan,
+                    backend,  # type: ignore[arg-type]
+                    machine=machine,
+                    ranks_per_gpu=ranks_per_gpu,
+                    timeout=timeout,
+                    collectives=collectives,
+                )
                 self._executors[key] = opening.enter_context(executor)
                 for name, rank, array in noise(plan):
                     executor.write(name, rank, array)

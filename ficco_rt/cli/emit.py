@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
     from ..device.check import checked
-    from ..device.features import here, queue_switch
+    from ..device.features import here, library_of, queue_switch
     from ..device.ir import Placement
     from ..plan.codec import content_hash
 
@@ -80,9 +81,15 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     placement = Placement(
         tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
     )
-    switch = env.others(queue_switch(device.arch).name)
+    features = here(device.arch, env.others(queue_switch(device.arch).name))
+    if options.collectives == "library":
+        features = replace(features, collectives=library_of(device.arch))
     with compilation(job.plan.ranks):
-        layout = layout_of(job.plan, device, placement, here(device.arch, switch), content_hash(job.plan))
+        layout = layout_of(job.plan, device, placement, features, content_hash(job.plan))
+        if options.collectives == "library" and layout.own_way:
+            raise UsageError(f"--collectives library: {layout.own_way}")
+        if mode == "embedded" and layout.communicators:
+            raise UsageError(f"--mode embedded: {features.collectives} has no part in callers' graphs")
         if mode == "embedded" and not layout.features.embeds:
             raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
         made = checked(device_plan(layout, mode))

@@ -63,6 +63,7 @@ def _stage_lines(facts: Facts) -> list[str]:
     engines = {"copy": "copy engine", "sm": "multiprocessors", "nccl": "vendor collectives"}
     for number, stage in enumerate(facts["stages"], 1):
         where = f"on queue {stage['queue']} ({engines[stage['engine']]}"
+        where += "".join(f", {name} {n}" for name, n in (stage["asked_of_the_library"] or {}).items() if n is not None)
         where += f", priority {stage['priority']})" if stage["priority"] else ")"
         more = [f"line {stage['line']}"]
         if stage["iterations"] > 1:
@@ -168,7 +169,9 @@ def _traffic_lines(facts: Facts) -> list[str]:
         lines.append(f"  copies within ranks: {show_bytes(traffic['within_ranks'])} over all ranks")
     calls = [d for s in facts["stages"] for d in s["does"] if d["kind"] == "collective"]
     if calls:
-        lines.append(f"  besides what {count(sum(d['a_rank'][1] for d in calls), 'collective')} a rank move")
+        lines.append(f"  besides what {count(sum(d['a_rank'][1] for d in calls), 'collective')} a rank move:")
+        lines.append("    by NCCL or RCCL where it is installed and each rank has a GPU of its own, else by copies and")
+        lines.append("    sums; a run says which")
     return lines or ["  nothing"]
 
 

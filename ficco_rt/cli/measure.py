@@ -23,6 +23,7 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
     """The modelled run: no data is moved, only times are computed."""
     with progress.step("modelling the run"):
         from ..compiler import compilation
+        from ..device.collectives import calls_of
         from ..plan.codec import content_hash
         from ..sim.simulate import simulate
 
@@ -35,6 +36,7 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
         job=job,
         backend="sim",
         devices="",
+        collectives="copies and sums: the model has no library of collectives" if calls_of(job.plan) else "",
         graph=False,
         plan_hash=content_hash(job.plan),
         seed=seed,
@@ -74,7 +76,15 @@ def real_runs(
     shared, timeout = options.ranks_per_gpu, float(options.timeout)
     with ExitStack() as opened:
         executor = opened.enter_context(
-            Timed(job.plan, backend, machine=job.machine, order=order, ranks_per_gpu=shared, timeout=timeout)
+            Timed(
+                job.plan,
+                backend,
+                machine=job.machine,
+                order=order,
+                ranks_per_gpu=shared,
+                timeout=timeout,
+                collectives=options.collectives,
+            )
         )
         verification = None
         if options.no_verify:
@@ -116,12 +126,13 @@ def real_runs(
                 executor.run(progress=progress.report)
                 host.pop()
         trace = executor.trace
-        devices = executor.driver.describe()
+        devices, collectives = executor.driver.describe(), executor.driver.collectives
         yardsticks = baselines.yardsticks(median(times)) if baselines else modelled(job.plan, job.machine, shared)
     return Result(
         job=job,
         backend=backend,
         devices=devices,
+        collectives=collectives,
         graph=bool(options.graph),
         plan_hash=plan_hash,
         seed=options.seed,
@@ -152,7 +163,9 @@ def _baselines(
         if why:
             say(f"warning: serial and ideal are modelled, as there is no room to measure them: {why} (--no-baselines)")
             return None
-        found = Baselines(plans, backend, job.machine, options.ranks_per_gpu, float(options.timeout))
+        found = Baselines(
+            plans, backend, job.machine, options.ranks_per_gpu, float(options.timeout), options.collectives
+        )
         opened.enter_context(found)
         found.warm(graph=bool(options.graph))
     return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..device.ir import Mode
+    from ..driver.api import CollectivesBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class Options:
     backend: str
     ranks_per_gpu: int
     graph: bool | None  # None: as is chosen, or on streams
+    collectives: CollectivesBy
     timeout: int
     machine: str | None
     order: str | None

@@ -36,6 +36,7 @@ class Result:
     job: Job
     backend: str
     devices: str
+    collectives: str  # what makes them; nothing where the plan has none
     graph: bool
     plan_hash: str
     seed: int
@@ -102,6 +103,7 @@ def record(result: Result) -> dict[str, object]:
         "title": job.title,
         "backend": result.backend,
         "devices": result.devices,
+        "collectives": result.collectives or None,
         "graph": result.graph,
         "machine": job.machine.name,
         "clock": result.trace.clock,
@@ -175,6 +177,7 @@ def report(result: Result, style: Style) -> str:
     rows = [
         *(("why" if i == 0 else "", reason) for i, reason in enumerate(reasons(job))),
         ("backend", _backend(result)),
+        *([("collectives", f"by {result.collectives}")] if result.collectives else []),
         ("params", show_params(plan.params) or "none"),
         ("numbers", _numbers(result, style)),
         ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),

@@ -98,7 +98,7 @@ def _named(options: Options) -> tuple[Options, Choice | None]:
 def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
     """The backend to use. `auto` means that of the GPUs, if there are any and no option asks for the host."""
     backend = options.backend
-    for_gpus = bool(options.graph) or options.ranks_per_gpu != 1
+    for_gpus = bool(options.graph) or options.ranks_per_gpu != 1 or options.collectives == "library"
     if backend == "auto":
         from ..driver.registry import device_count
 
@@ -111,7 +111,7 @@ def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
             raise UsageError("--order steps the host backend; GPUs run in the order that the plan leaves them")
         return "hip" if backend == "hip" else "cuda"
     if for_gpus:
-        name = "--graph" if options.graph else "--ranks-per-gpu"
+        name = "--graph" if options.graph else "--ranks-per-gpu" if options.ranks_per_gpu != 1 else "--collectives"
         raise UsageError(f"{name} is for GPUs: --backend cuda, or hip")
     return "sim" if backend == "sim" else "host"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
@@ -65,6 +66,7 @@ def _stages(graph: Graph, plan: Plan) -> list[Facts]:
                 "queue": queue.name,
                 "engine": queue.engine,
                 "priority": queue.resources.priority,
+                "asked_of_the_library": None if queue.collectives is None else asdict(queue.collectives),
                 "streamed": own[0].streamed,
                 "iterations": len(own),
                 "phases": len({(op.where.stage, op.where.phase) for op in ops}),

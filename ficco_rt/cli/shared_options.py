@@ -135,6 +135,13 @@ run_options = all_of(
         help="Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",
     ),
     click.option(
+        "--collectives",
+        type=click.Choice(["auto", "library", "copies"]),
+        default="auto",
+        help="What makes those of the plan on GPUs: NCCL or RCCL, or copies and sums of ours.  [default: auto, the "
+        "library where it is installed and each rank has a GPU of its own]",
+    ),
+    click.option(
         "--timeout",
         type=whole_number(1, 1_000_000),
         default=60,

@@ -25,7 +25,7 @@ from ..plan.ir import (
 from ..plan.issue import issue_order
 from ..region import Region
 from .chain import chained, parted, postponed
-from .collectives import calls_of, part_of
+from .collectives import calls_of, communicators_of, own_way, part_of
 from .frames import Frames
 from .ir import (
     GRAPHS,
@@ -34,8 +34,10 @@ from .ir import (
     VERSION,
     Action,
     AwaitEvent,
+    CallCollective,
     Cause,
     ChangeWords,
+    Communicator,
     CopyMemory,
     DeviceLaunch,
     DevicePlan,
@@ -60,7 +62,8 @@ from .words import Words, words_of
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the device plans of all modes share: words, and launches by the place of their commands in the plan."""
+    """What the device plans of all modes share: words, and launches by the place of their commands in the plan.
+    `communicators`: what the vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
 
     plan: Plan
     plan_hash: str
@@ -69,6 +72,8 @@ class Layout:
     features: Features
     words: Words
     launches: tuple[DeviceLaunch, ...]
+    communicators: tuple[Communicator, ...]
+    own_way: str
 
 
 def layout_of(
@@ -81,13 +86,16 @@ def layout_of(
 ) -> Layout:
     """`plan_hash` stands in the device plans, which say so what they were made of. `unaligned`: the launches (stream,
     command) that plain kernels do, because tuned ones cannot take the memory that the tensors lie in."""
-    if crowded(placement, streams_of(plan, placement), features):
+    short = bool(crowded(placement, streams_of(plan, placement), features))
+    if short:
         plan, features = parted(plan), replace(features, early_starts=False)
-    launches = LaunchPlanner(plan, device, placement, features, unaligned).all()
+    reason = own_way(plan, device, placement, features, short)
+    communicators = () if reason else communicators_of(plan, device)[0]
+    launches = LaunchPlanner(plan, device, placement, features, unaligned, communicators).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
-    words = words_of(plan, placement, by_kernel, unraised)
-    return Layout(plan, plan_hash, device, placement, features, words, launches)
+    words = words_of(plan, placement, by_kernel, unraised, meetings=bool(reason))
+    return Layout(plan, plan_hash, device, placement, features, words, launches, communicators, reason)
 
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
@@ -118,6 +126,8 @@ class _Builder:
         for i, launch in enumerate(layout.launches):
             self.launches.setdefault((launch.stream, launch.command), []).append(i)
         self.calls = calls_of(self.plan)
+        of = communicators_of(self.plan, layout.device)[1]
+        self.communicator = of if layout.communicators else {}  # by collective
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
         self.side_streams = _SideStreams(self) if mode in PLAIN else None
@@ -167,13 +177,14 @@ class _Builder:
             body=tuple(body),
             own=frames.frame(called=False) if framed else Frame((), ()),
             called=frames.frame(called=True) if framed else Frame((), ()),
+            communicators=self.layout.communicators,
         )
 
     def _written(self) -> tuple[int, ...]:
         """Elements that each op writes. A collective's call writes what its part says, on other ranks too."""
         written: Counter[int] = Counter()
         for stream, command in self.plan.commands():
-            if isinstance(command, CollectiveCall):
+            if isinstance(command, CollectiveCall) and not self.communicator:
                 part = part_of(stream.rank, self.calls[command.group])
                 sums = [] if part.sum is None else [part.sum.out]
                 written[command.op] += sum(region.elements for region in (*sums, *(pair.dst for pair in part.copies)))
@@ -194,7 +205,8 @@ class _Builder:
             members = self.arrived.setdefault(command.group, [])
             members.append((s, p))
             if len(members) == self.plan.ranks:
-                yield from self._collective(command.group, members)
+                make = self._by_library if self.communicator else self._collective
+                yield from make(command.group, members)
         elif isinstance(command, CopyAsync):
             yield from self._timed(s, self._copies(s, p, command, cause), cause)
         else:
@@ -221,10 +233,13 @@ class _Builder:
         """The actions; traced, with a timestamp before the first piece and behind each."""
         for piece in [(), *pieces]:
             yield from piece
-            if self.mode == "traced":
-                event = EventName("timestamp", s, self.timestamps[s])
-                self.timestamps[s] += 1
-                yield RecordEvent(StreamName("plan", s), event, cause)
+            yield from self._timestamp(s, cause)
+
+    def _timestamp(self, s: int, cause: Cause) -> Iterator[Action]:
+        if self.mode == "traced":
+            event = EventName("timestamp", s, self.timestamps[s])
+            self.timestamps[s] += 1
+            yield RecordEvent(StreamName("plan", s), event, cause)
 
     # ---- copies
 
@@ -314,6 +329,24 @@ class _Builder:
             yield ChangeWords(name, awaited, cause)
 
     # ---- collectives
+
+    def _by_library(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
+        """The calls of all ranks side by side, in the order of ranks; traced, with timestamps before and behind."""
+        calls: list[CallCollective] = []
+        for s, p in sorted(members, key=lambda place: self.plan.streams[place[0]].rank):
+            stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
+            assert isinstance(command, CollectiveCall)
+            cause = Cause(f"{command.kind} on rank {stream.rank} stream {stream.name}", command.origin)
+            calls.append(
+                CallCollective(
+                    StreamName("plan", s), self.communicator[group], command.kind, group, command.dst, command.src,
+                    command.op, command.stage, cause,
+                )
+            )  # fmt: skip
+        for actions in ([], calls, []):
+            yield from actions
+            for call in calls if actions is not calls else ():
+                yield from self._timestamp(call.stream.number, call.cause)
 
     def _collective(self, group: int, members: Sequence[tuple[int, int]]) -> Iterator[Action]:
         """The parts of all ranks, whose streams are held together before and behind them."""
@@ -448,6 +481,9 @@ def _together(body: Sequence[Action]) -> Iterator[Action]:
         if isinstance(action, ChangeWords):
             open_.setdefault(action.stream, []).append(action)
             continue
+        if isinstance(action, CallCollective):  # nothing comes between the calls of all ranks
+            yield from map(_as_one, open_.values())
+            open_.clear()
         if action.stream in open_:
             yield _as_one(open_.pop(action.stream))
         yield action

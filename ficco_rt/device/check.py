@@ -28,6 +28,7 @@ from ..region import Region
 from .features import too_few_queues
 from .ir import (
     GRAPHS,
+    CallCollective,
     ChangeWords,
     CopyMemory,
     DevicePlan,
@@ -98,6 +99,7 @@ class _Walk:
         self.left = dict.fromkeys(crowded, 0)  # nodes that have left the device's hardware queue
         self.at = [0] * len(runs.queues)
         self.up: set[int] = set()
+        self.called: dict[tuple[int, int], int] = {}  # collectives of runs: how many ranks have begun
         self.order: list[tuple[Node, int]] = []
         self.sleepers: dict[object, list[int]] = {}
         self.blocked: dict[int, object] = {}
@@ -149,6 +151,8 @@ class _Walk:
                 return None
             case Meet(steps=steps):
                 return self._meet(node, steps, ready)
+            case CallCollective():
+                return self._call(node, node.action, ready)
             case CopyMemory(words=words):
                 if any(self._local(move.dst, move.src) for move in node.action.moves) and self._kept_out(node, 1):
                     return ("processors", self.runs.devices[node.queue])
@@ -190,6 +194,21 @@ class _Walk:
                 self._raise(word, ready)
             self._did(node)
         self.up.difference_update(self.runs.words(launch.config.resets))
+        self._wake(("processors", self.runs.devices[node.queue]), ready)
+        return None
+
+    def _call(self, node: Node, call: CallCollective, ready: deque[int]) -> object | None:
+        """It begins where it finds its multiprocessors, and ends when it has begun on all ranks."""
+        key = (node.run, call.group)
+        if node.done == 0:
+            if self._kept_out(node, self.plan.communicators[call.communicator].blocks):
+                return ("processors", self.runs.devices[node.queue])
+            self.called[key] = self.called.get(key, 0) + 1
+            self._did(node)
+        if self.called[key] < len(self.plan.placement.devices):
+            return ("collective", key)
+        self._wake(("collective", key), ready)
+        self._did(node)
         self._wake(("processors", self.runs.devices[node.queue]), ready)
         return None
 
@@ -240,6 +259,9 @@ class _Walk:
                     text = "a graph"
             case ("word", int(word)):
                 text = f"word {word} ({self.plan.words[word].purpose})"
+            case ("collective", _):
+                assert isinstance(node.action, CallCollective)
+                text = f"the other ranks' calls of collective {node.action.group}"
             case ("hardware queue", int(device)):
                 text = f"a hardware queue of device {device}"
                 first = self.runs.issued[device][self.left[device]]
@@ -250,6 +272,8 @@ class _Walk:
                 needed = 1
                 if isinstance(node.action, LaunchKernel):
                     needed = self.plan.launches[node.action.launch].config.together
+                elif isinstance(node.action, CallCollective):
+                    needed = self.plan.communicators[node.action.communicator].blocks
                 for holder in self._kept_out(node, needed):
                     name = self.runs.names[holder.node.queue][0]
                     notes.append(

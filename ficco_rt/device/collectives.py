@@ -1,15 +1,20 @@
-"""Collectives of all ranks, made of copies and sums, so that they run wherever plans run: for ranks that share a GPU,
-too."""
+"""Collectives of all ranks: calls of the vendor's library, or copies and sums, which run wherever plans run: for ranks
+that share a GPU, too."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..cells import part
-from ..graph.ir import Reduce
+from ficco_dsl.diagnostics import Diagnostic
+
+from ..cells import cells, part
+from ..graph.ir import CollectiveSettings, Reduce
+from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
 from ..region import Region
+from .ir import PLACELESS, CallCollective, Communicator, DevicePlan, Features, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,44 @@ def calls_of(plan: Plan) -> dict[int, list[CollectiveCall]]:
             if isinstance(command, CollectiveCall):
                 found.setdefault(command.group, {})[stream.rank] = command
     return {group: [calls[rank] for rank in sorted(calls)] for group, calls in found.items()}
+
+
+USUAL_CTAS = 32  # blocks of a library's kernel if nothing is asked (NCCL API, ncclConfig_t: maxCTAs)
+
+
+def own_way(plan: Plan, device: Device, placement: Placement, features: Features, crowded: bool) -> str:
+    """Why the plan's collectives are copies and sums. Nothing: the vendor's library makes them."""
+    if not features.collectives:
+        return "no library of collectives is in use"
+    if len(set(placement.devices)) < len(placement.devices):
+        return f"ranks share a GPU, and {features.collectives} takes one rank a GPU"
+    if placement.processes and len(set(placement.processes)) > 1:
+        return "ranks are in several processes"
+    if plan.ranks < 2:
+        return "there is one rank"
+    if crowded:
+        return "a GPU has fewer hardware queues than streams"
+    # blocks of two communicators that wait, here for one and there for the other, would wait for ever
+    held = {c.queue: c.blocks for c in communicators_of(plan, device)[0]}
+    if sum(held.values()) > device.sms:
+        said = " + ".join(f"{blocks} of queue '{queue}'" for queue, blocks in held.items())
+        return f"collectives may hold {said} of {device.sms} multiprocessors at once; say ctas on the queues"
+    return ""
+
+
+def communicators_of(plan: Plan, device: Device) -> tuple[tuple[Communicator, ...], dict[int, int]]:
+    """What the library opens, one for each queue that has collectives, and which of these each collective goes by.
+    NOTE `ctas = 0` asks for no multiprocessor, and the library may take some."""
+    found: dict[str, Communicator] = {}
+    of: dict[int, str] = {}
+    for stream, command in plan.commands():
+        if isinstance(command, CollectiveCall) and command.group not in of:
+            of[command.group] = stream.queue
+            asked = stream.collectives or CollectiveSettings()
+            blocks = min(asked.ctas or USUAL_CTAS, device.sms)
+            found.setdefault(stream.queue, Communicator(stream.queue, asked, blocks))
+    places = {queue: number for number, queue in enumerate(found)}
+    return tuple(found.values()), {group: places[queue] for group, queue in of.items()}
 
 
 def part_of(rank: int, calls: Sequence[CollectiveCall]) -> CollectivePart:
@@ -87,3 +130,54 @@ def _starts(sizes: Sequence[int]) -> list[int]:
     for n in sizes:
         starts.append(starts[-1] + n)
     return starts
+
+
+# ---------------------------------------------------------------- a rule of device plans
+
+
+def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """The calls of a collective stand side by side in the order of ranks, alike, each on its own rank's memory; and the
+    library can take them: every rank has a device of its own, in one process, and no graph goes into a caller's."""
+    calls = [action for action in plan.body if isinstance(action, CallCollective)]
+    if not calls:
+        return
+    first, ranks = calls[0], len(plan.placement.devices)
+    if not plan.features.collectives:
+        yield _wrong(first, "a call of the vendor's library, and there is none")
+    if len(set(plan.placement.devices)) < ranks or len(set(plan.placement.processes)) > 1:
+        yield _wrong(first, "the vendor's library takes one rank a device, and all in one process")
+    if plan.mode == "embedded" or plan.crowded:
+        yield _wrong(first, "the vendor's library has no part in callers' graphs, and none on crowded devices")
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, action in enumerate(plan.body):
+        if isinstance(action, CallCollective):
+            places[action.group].append(place)
+    owners = {stream.name: stream.rank for stream in plan.streams}
+    shapes = {t.name: t.shapes for t in plan.tensors}
+    for group, at in places.items():
+        members = [action for i in at if isinstance(action := plan.body[i], CallCollective)]
+        head = members[0]
+        callers = [rank for m in members if (rank := owners[m.stream]) is not None]
+        if callers != list(range(ranks)) or at[-1] - at[0] != ranks - 1:
+            yield _wrong(head, f"collective {group} is called by ranks {callers}; all call it in order, side by side")
+        for m in members:
+            if (m.kind, m.communicator) != (head.kind, head.communicator) or m.src.shape != head.src.shape:
+                yield _wrong(m, f"collective {group} is another one on rank {owners[m.stream]}")
+            if not 0 <= m.communicator < len(plan.communicators):
+                yield _wrong(m, f"there is no communicator {m.communicator}")
+            if m.stream.kind != "plan" or not owners[m.stream] == m.dst.rank == m.src.rank:
+                yield _wrong(m, f"{m.stream} calls it on another rank's memory")
+            given, made = _SIZES.get(m.kind, (1, 1))
+            if m.src.elements * (ranks if made > given else 1) != m.dst.elements * (ranks if given > made else 1):
+                yield _wrong(m, f"{m.kind} of {m.src.elements} elements gives {m.dst.elements}")
+            for region in (m.dst, m.src):
+                found = list(cells([region], [shapes[region.tensor][region.rank]]))
+                if len(found) != 1 or found[0].rows != 1:
+                    yield _wrong(m, f"{region} is not one run of memory")
+
+
+_SIZES = {"all_gather": (1, 2), "reduce_scatter": (2, 1)}  # which side has the parts of all ranks: the one with 2
+
+
+def _wrong(call: CallCollective, message: str) -> Diagnostic:
+    return Diagnostic(call.cause.origin or PLACELESS, f"{call.cause.text}: {message}")

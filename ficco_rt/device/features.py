@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..kernels.target import chains, compute_capability
-from .ir import GRAPHS, DevicePlan, Features
+from .ir import GRAPHS, DevicePlan, Features, Library
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,11 @@ def here(arch: str, switch: str | None) -> Features:
     """The usual ones, with the hardware queues of a process whose environment says `switch` of them, if anything."""
     found = usual(arch)
     return found if switch is None else replace(found, queues=queue_switch(arch).number(switch))
+
+
+def library_of(arch: str) -> Library:
+    """The vendor's library of collectives, which a process may have or not."""
+    return "RCCL" if compute_capability(arch) is None else "NCCL"
 
 
 # ---------------------------------------------------------------- words for people

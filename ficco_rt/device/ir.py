@@ -9,6 +9,7 @@ What orders what:
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a word of memory is 0 when a run begins; whoever waits for it goes on once it is 1; it is reset once a run;
 - members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
+- a call of a collective (`CallCollective`) ends on any rank only after it has begun on all;
 - the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers.
 """
 
@@ -21,7 +22,7 @@ from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
-from ..graph.ir import Priority, Tensor
+from ..graph.ir import CollectiveKind, CollectiveSettings, Priority, Tensor
 from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Work
@@ -33,6 +34,7 @@ VERSION = 2
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as
 # on streams, behind a latch (`latch`).
 Mode: TypeAlias = Literal["streams", "graph", "embedded", "traced", "latched"]
+Library: TypeAlias = Literal["", "NCCL", "RCCL"]  # of collectives; none
 GRAPHS: tuple[Mode, ...] = ("graph", "embedded")
 PLAIN: tuple[Mode, ...] = ("streams", "latched")  # on streams, nothing between commands
 LATCHED: tuple[Mode, ...] = ("traced", "latched")  # behind a latch, where there can be one
@@ -109,6 +111,7 @@ class Features:
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device: streams beyond that number share them
+    collectives: Library = ""  # the vendor's library, which makes collectives where `collectives.own_way` lets it
     vendor_gemms: bool = False  # the vendor's library of GEMMs is installed, and does what no tuned kernel is there for
 
 
@@ -330,6 +333,23 @@ class Meet:
 
 
 @dataclass(frozen=True, slots=True)
+class CallCollective:
+    """A rank's call of collective `group` by the vendor's library. The calls of all ranks stand side by side, and are
+    made together. The call reads and writes memory of its own rank alone."""
+
+    stream: StreamName
+    communicator: int  # of the device plan's table
+    kind: CollectiveKind
+    group: int
+    dst: Region
+    src: Region
+    op: int  # of the plan
+    stage: str
+    cause: Cause
+    when: When = "always"
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchGraph:
     """The actions of the body that belong to a device, as its graph: launched, or as a part of the caller's graph."""
 
@@ -339,7 +359,27 @@ class LaunchGraph:
     when: When = "always"
 
 
-Action: TypeAlias = RecordEvent | AwaitEvent | ChangeWords | CopyMemory | LaunchKernel | ResetWords | Meet | LaunchGraph
+Action: TypeAlias = (
+    RecordEvent
+    | AwaitEvent
+    | ChangeWords
+    | CopyMemory
+    | LaunchKernel
+    | ResetWords
+    | Meet
+    | CallCollective
+    | LaunchGraph
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """What the vendor's library opens for the collectives of a queue: a communicator on every rank's device. `blocks`:
+    the multiprocessors of a device that a call may hold while it waits for other ranks."""
+
+    queue: str
+    settings: CollectiveSettings
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +432,7 @@ class DevicePlan:
     body: tuple[Action, ...]
     own: Frame
     called: Frame
+    communicators: tuple[Communicator, ...] = ()
 
     def __repr__(self) -> str:
         return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from ..machine.model import Device
 from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Stream, Work
 from ..plan.kernel_works import kernel_work, symbolic
 from .collectives import calls_of, part_of
-from .ir import DeviceLaunch, Features, Placement
+from .ir import Communicator, DeviceLaunch, Features, Placement
 from .words import private_flags
 
 
@@ -32,12 +32,14 @@ class LaunchPlanner:
         placement: Placement,
         features: Features,
         unaligned: frozenset[tuple[int, int]],
+        communicators: Sequence[Communicator] = (),
     ) -> None:
         self.plan = plan
         self.limits = Limits.of(device)
         self.placement = placement
         self.features = features
         self.unaligned = unaligned
+        self.by_library = {c.queue: c.blocks for c in communicators}  # blocks of the vendor's collectives, by queue
         self.look = symbolic(plan.tensors)
         self.private = private_flags(plan)
         self.calls = calls_of(plan)
@@ -61,7 +63,7 @@ class LaunchPlanner:
             for p, command in enumerate(stream.commands):
                 if isinstance(command, Launch):
                     found += self._launch(stream, p, command)
-                elif isinstance(command, CollectiveCall):
+                elif isinstance(command, CollectiveCall) and not self.by_library:
                     found += self._sum(stream, p, command)
         return tuple(found)
 
@@ -157,12 +159,14 @@ class LaunchPlanner:
         needed, local = 0, False  # by what is not streamed, beyond its stream's own share; copies inside the device
         for stream, want in zip(here, wanted, strict=True):
             for c in stream.commands:
-                if isinstance(c, Launch | CollectiveCall):
+                if isinstance(c, Launch) or (isinstance(c, CollectiveCall) and not self.by_library):
                     least = self._side_by_side(c) if isinstance(c, Launch) else 1
                     needed = max(needed, least if least > want else 0)
                 if isinstance(c, CopyAsync):
                     devices = self.placement.devices
                     local = local or any(devices[t.src.rank] == devices[t.dst.rank] for t in c.transfers)
+        # the library's collectives hold their blocks while they wait for other ranks, those of all queues at once
+        needed += sum(self.by_library.get(stream.queue, 0) for stream in here)
         concurrent = sum(map(bool, wanted)) > 1
         alone = len(self.placement.ranks(device)) == 1 and not local and not (concurrent and needed)
         left = self.limits.sms - (0 if alone else max(1, needed))

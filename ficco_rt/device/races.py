@@ -15,6 +15,7 @@ from ..plan.ir import Work
 from ..plan.ledger import Ledger, Race, Toucher, Unwritten
 from ..region import Region, describe, whole
 from .ir import (
+    CallCollective,
     ChangeWords,
     CopyMemory,
     DeviceLaunch,
@@ -39,6 +40,7 @@ class Races:
         self.raised: dict[int, Clock] = {}  # what a word that is up tells
         self.bits = 0
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
+        self.called: dict[tuple[int, int], Clock] = {}  # what all know that have begun a collective of a run
         self.memory = Budget(CHECKED_CLOCKS, PlanError)
         shapes = {t.name: t.shapes for t in self.plan.tensors}
         shapes[_WORD.tensor] = ((1,),) * len(self.plan.words)
@@ -98,6 +100,8 @@ class Races:
                     self.ledger.write(_word(word), self.clocks[q], me)
             case LaunchKernel(launch=number):
                 self._work(node, number, part)
+            case CallCollective():
+                self._call(node, action, part)
 
     def _meet(self, node: Node, steps: Sequence[MeetStep], part: int) -> None:
         """One step. It knows those before it."""
@@ -115,6 +119,19 @@ class Races:
             else:
                 self.clocks[q] = self._see(word, self.clocks[q], me)
         self.clocks[q] = self.clocks[q].with_work(bit)
+
+    def _call(self, node: Node, call: CallCollective, part: int) -> None:
+        """It touches its own rank's memory from its begin on. Its end knows what all ranks knew when they began."""
+        q, key = node.queue, (node.run, call.group)
+        if part:
+            self.clocks[q] = self.clocks[q].join(self.called[key])
+            return
+        self.holders.append(Holder(node, self.plan.communicators[call.communicator].blocks, self.clocks[q]))
+        me = self._me(node, -1, order=(call.op, 1))
+        self.ledger.read(call.src, self.clocks[q], me)
+        self.ledger.write(call.dst, self.clocks[q], me)
+        begun = self.clocks[q].at(q, node.position - 1)
+        self.called[key] = self.called[key].join(begun) if key in self.called else begun
 
     def _work(self, node: Node, number: int, part: int) -> None:
         """One group of works. It knows what the launch knew at its start and what its own words say, but nothing of

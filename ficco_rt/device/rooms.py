@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir import GRAPHS, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetWords, StreamName
+from .ir import GRAPHS, CallCollective, CopyMemory, DevicePlan, LaunchGraph, LaunchKernel, ResetWords, StreamName
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,9 @@ def rooms(plan: DevicePlan) -> Rooms:
                 holds[device].setdefault(action.stream, set()).add(Held(blocks, cluster))
             else:
                 needs[device] = max(needs[device], cluster)
+        if isinstance(action, CallCollective):  # its blocks wait for other ranks
+            held = Held(plan.communicators[action.communicator].blocks, 1)
+            holds[device].setdefault(action.stream, set()).add(held)
         # NOTE a fill is a kernel, and so may a copy inside a device be
         local = isinstance(action, CopyMemory) and any(owner[m.dst.rank] == owner[m.src.rank] for m in action.moves)
         if local or isinstance(action, ResetWords):

@@ -21,6 +21,7 @@ from ..kernels.vendor import VENDOR
 from ..plan.ir import Work
 from ..plan.kernel_works import kernel_work, symbolic
 from ..region import BoxMap, Region
+from .collectives import collectives_are_called_together
 from .ir import (
     GRAPHS,
     PLACELESS,
@@ -28,6 +29,7 @@ from .ir import (
     VERSION,
     Action,
     AwaitEvent,
+    CallCollective,
     ChangeWords,
     CopyMemory,
     DevicePlan,
@@ -199,6 +201,9 @@ def ops_stand_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         for move in action.moves if isinstance(action, CopyMemory) else ():
             written[move.op] += move.dst.elements
             places[move.op].add(str(action.stream))
+        if isinstance(action, CallCollective):
+            written[action.op] += action.dst.elements
+            places[action.op].add(str(action.stream))
     for op, where in places.items():
         if len(where) > 1:
             yield Diagnostic(PLACELESS, f"op {op} stands in {' and '.join(sorted(where))}")
@@ -531,6 +536,8 @@ def writes(plan: DevicePlan) -> Iterator[Region]:
     for action in plan.body:
         if isinstance(action, CopyMemory):
             yield from (move.dst for move in action.moves)
+        elif isinstance(action, CallCollective):
+            yield action.dst
 
 
 def _at(action: Action, message: str) -> Diagnostic:
@@ -553,6 +560,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     batches_have_no_order,
     copied_words_are_for_kernels_elsewhere,
     words_are_given_once,
+    collectives_are_called_together,
     graphs_are_launched,
     graphs_are_whole,
     crowded_graphs_are_chains,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..kernels.family import Operand
-from ..plan.text import work_text
+from ..plan.text import settings_words, work_text
 from .ir import (
     Action,
     AwaitEvent,
+    CallCollective,
     ChangeWords,
     CopyMemory,
     DeviceLaunch,
@@ -43,6 +44,11 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         "the vendor's GEMMs": f.vendor_gemms,
     }
     yield f"  {', '.join(name for name, there in has.items() if there) or 'no batches'}"
+    for i, communicator in enumerate(plan.communicators):
+        asked = ", ".join(settings_words(communicator.settings)) or "its own choice of blocks"
+        yield f"  communicator {i} of {f.collectives} on each device, queue {communicator.queue}: {asked}"
+    if f.collectives and not plan.communicators:
+        yield f"  {f.collectives} is there, and makes none of the collectives"
     for device, count in plan.queues.items():
         crowded = ", crowded" if device in plan.crowded else ""
         yield f"  device {device}: {count} streams, {f.queues} hardware queues{crowded}"
@@ -165,5 +171,8 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
                     for s in a.steps
                 ]
                 yield f"  meet others: {', '.join(steps)}"
+            case CallCollective():
+                line = f"{a.kind} {a.group} by communicator {a.communicator}"
+                yield f"  {line}: {a.dst} <- {a.src}  :{a.cause.origin.line if a.cause.origin is not None else 0}"
             case LaunchGraph():
                 yield f"  launch the graph of device {a.device}"

@@ -63,9 +63,12 @@ def private_flags(plan: Plan) -> frozenset[int]:
     return frozenset(flag for flag, count in launches.items() if count == 1) - streams
 
 
-def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unraised: frozenset[int]) -> Words:
+def words_of(
+    plan: Plan, placement: Placement, by_kernel: frozenset[int], unraised: frozenset[int], *, meetings: bool = True
+) -> Words:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
-    `unraised`: flags between works that a kernel makes as one; they have no word."""
+    `unraised`: flags between works that a kernel makes as one; they have no word. `meetings`: ranks meet before and
+    behind collectives, as these are copies and sums."""
     private = private_flags(plan)
     wanted: dict[int, list[Word]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
@@ -76,7 +79,7 @@ def words_of(plan: Plan, placement: Placement, by_kernel: frozenset[int], unrais
             wanted[device].append(Word(device, -1, flag, None, "completion"))
     budget = Budget(WORDS, PlanError)
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
-    for word in chain(_semaphores(plan, placement, budget), _meetings(placement)):
+    for word in chain(_semaphores(plan, placement, budget, meetings), _meetings(placement)):
         wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
@@ -107,7 +110,7 @@ def _place(word: Word) -> tuple[int, int]:
 _Point: TypeAlias = tuple[EventName, int, set[int], Span]  # the device that comes to it, those that wait for it
 
 
-def _semaphores(plan: Plan, placement: Placement, budget: Budget) -> Iterator[Word]:
+def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool) -> Iterator[Word]:
     """A word on each device that waits for a point of another device where no event leads. A graph belongs to one
     device, so no event leads out of it; and no event leads to another process."""
     points: dict[EventName, _Point] = {}
@@ -121,7 +124,7 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget) -> Iterator[Wo
                     points[EventName("plan", event)] = (EventName("plan", event), owner, set(), command.origin)
                 case WaitEvent(event=event):
                     awaited[EventName("plan", event)].add(owner)
-                case CollectiveCall(group=group):
+                case CollectiveCall(group=group) if meetings:
                     for behind in (False, True):
                         point = EventName("meet", group, stream.rank, behind)
                         points[point] = (point, owner, everywhere, command.origin)

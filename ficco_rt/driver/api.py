@@ -32,6 +32,8 @@ Binding = NewType("Binding", object)  # whatever the driver makes of a plan on b
 Memory: TypeAlias = Mapping[tuple[str, int], Buffer]  # (tensor, rank) → its buffer
 OnProgress: TypeAlias = Callable[[float], None]  # called now and then with the part that is done, 0 … 1
 DriverName: TypeAlias = Literal["host", "cuda", "hip"]
+# What makes collectives: the vendor's library where it can; or it, or an error; or our own copies and sums.
+CollectivesBy: TypeAlias = Literal["auto", "library", "copies"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Holdings:
     events: int
     graphs: int
     size: int  # bytes of buffers, flags and tables
+    communicators: int = 0  # of the vendor's library of collectives, one a device and queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,10 @@ class Driver(Protocol):
 
     def describe(self) -> str:
         """What the ranks run on, for people."""
+
+    @property
+    def collectives(self) -> str:
+        """What makes the plan's collectives, for people, and why; nothing where there are none."""
 
     # ---- memory
 

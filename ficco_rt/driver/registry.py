@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import get_args
 
 from ..errors import DeviceError, UsageError
 from ..machine.model import Machine
 from ..plan.ir import Plan
-from .api import Driver, DriverName
+from .api import CollectivesBy, Driver, DriverName
 from .gpu.devices import discover as machine_of
 from .gpu.devices import kept_open, placed
 from .gpu.driver import GpuDriver
@@ -38,15 +39,20 @@ def open_driver(
     order: str = "fifo",
     ranks_per_gpu: int = 1,
     timeout: float | None = None,
+    collectives: CollectivesBy = "auto",
 ) -> Driver:
     """The driver `name` for a plan.
 
     `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
-    GPU; `timeout` is the seconds that a run may take.
+    GPU; `timeout` is the seconds that a run may take. `collectives`: what makes these on GPUs.
     """
+    if collectives not in get_args(CollectivesBy):
+        raise UsageError(f"collectives: {collectives!r} is none of {', '.join(map(repr, get_args(CollectivesBy)))}")
     if name == "host":
+        if collectives == "library":
+            raise UsageError("collectives of a library need GPUs; the host driver has none")
         return HostDriver(plan, order=order)
-    return GpuDriver(_vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
+    return GpuDriver(_vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout, collectives=collectives)
 
 
 def device_count(name: DriverName) -> int:

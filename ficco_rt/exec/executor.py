@@ -26,6 +26,7 @@ from ..arguments import of_kind, whole
 from ..driver.api import (
     Array,
     Buffer,
+    CollectivesBy,
     Driver,
     DriverName,
     Holdings,
@@ -58,7 +59,8 @@ class Executor:
     has it, are the same. On GPUs, `ranks_per_gpu` ranks share one, `graph` runs the plan as captured graphs, one a
     GPU, and a run that takes more than `timeout` seconds is given up with a report of who waits for what. Where a call
     of the vendor's driver takes so long, a thread tells the same on stderr, and `run` raises it when the call comes
-    back. None: no limit.
+    back. None: no limit. `collectives` makes those of the plan on GPUs: "library", which is NCCL or RCCL; "copies",
+    which are our own, with sums; "auto", the library where it is installed and each rank has a GPU of its own.
 
     Executors of a process may be used in different threads, each by one thread at a time. Their runs have one order,
     the same on all GPUs, and are on a GPU at the same time as far as they leave each other room. An executor on GPUs
@@ -77,6 +79,7 @@ class Executor:
         ranks_per_gpu: int = 1,
         graph: bool = False,
         timeout: float | None = TIMEOUT,
+        collectives: CollectivesBy = "auto",
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
         if machine is None and isinstance(driver, str) and driver in VENDORS:
@@ -86,7 +89,14 @@ class Executor:
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):
             order = host_order(order, plan)
-            driver = open_driver(driver or "host", plan, order=order, ranks_per_gpu=ranks_per_gpu, timeout=timeout)
+            driver = open_driver(
+                driver or "host",
+                plan,
+                order=order,
+                ranks_per_gpu=ranks_per_gpu,
+                timeout=timeout,
+                collectives=collectives,
+            )
         self.driver: Driver = driver
         self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
         self._finalizer = weakref.finalize(self, _forgotten, driver, plan.schedule) if driver.on_device else None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ficco_dsl import nodes as n
 
 from . import ir
 from .budget import Budget
 from .evaluate import Mistake, Scope, compile_expr, number, size
+from .rules import MOST_CTAS, MOST_THREADS, WARP
 
 _UNITS: dict[str, tuple[str, ...]] = {
     "engine": ("copy", "sm", "nccl"),
@@ -18,7 +19,11 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "order": ("text", "auto"),
     "kernel": ("vendor",),
 }
-_LEAST = {"smem": 0, "residency": 1, "sms": 1}
+_LEAST = {"smem": 0, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
+_MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}
+COLLECTIVE = ("ctas", "threads")  # what is asked of the vendor's library of collectives
+
+Asked = TypeVar("Asked", ir.Resources, ir.CollectiveSettings)
 
 
 def word_of(a: n.Attribute) -> str:
@@ -37,14 +42,14 @@ class Attributes:
         self.constant = all(isinstance(a.value, n.Int | str) for a in attributes)
         self._values: dict[str, Callable[[Scope], int]] = {}
 
-    def on(self, base: ir.Resources, scope: Scope) -> ir.Resources:
+    def on(self, base: Asked, scope: Scope) -> Asked:
         """`base` with these on top."""
         changes: dict[str, Any] = {}
         for a in self._attributes:
             changes[a.name] = word_of(a) if a.name in _UNITS else self._number(a, scope)
         return replace(base, **changes) if changes else base
 
-    def common(self, base: ir.Resources, scopes: Sequence[Scope]) -> ir.Resources:
+    def common(self, base: Asked, scopes: Sequence[Scope]) -> Asked:
         """`base` with these on top, which must come out alike on all ranks."""
         found = self.on(base, scopes[0])
         for a in () if self.constant else self._attributes:
@@ -61,6 +66,9 @@ class Attributes:
         value = self._values[a.name](scope)
         if value < _LEAST[a.name]:
             raise Mistake(a.span, f"{a.name} = {value}; it is at least {_LEAST[a.name]}")
-        if value >= 2**31:
-            raise Mistake(a.span, f"{a.name} = {value}; it is at most {2**31 - 1}")
+        most = _MOST.get(a.name, 2**31 - 1)
+        if value > most:
+            raise Mistake(a.span, f"{a.name} = {value}; it is at most {most}")
+        if a.name == "threads" and value % WARP:
+            raise Mistake(a.span, f"threads = {value}; it is a multiple of {WARP}")
         return value

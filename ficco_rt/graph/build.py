@@ -11,7 +11,7 @@ from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
 from . import ir
-from .attributes import Attributes, word_of
+from .attributes import COLLECTIVE, Attributes, word_of
 from .bind import bind, names_in
 from .budget import OPERATIONS, PIECES, STATEMENTS, Budget
 from .claims import build_claims
@@ -136,9 +136,12 @@ class _Program:
         engine = next((a for a in q.attributes if a.name == "engine"), None)
         if engine is None:
             raise Mistake(q.span, f"queue {q.name} has no engine", "say engine = copy, sm or nccl")
-        others = Attributes([a for a in q.attributes if a.name != "engine"], self.expressions)
+        others = [a for a in q.attributes if a.name not in ("engine", *COLLECTIVE)]
+        asked = [a for a in q.attributes if a.name in COLLECTIVE]
         word = cast(ir.Engine, word_of(engine))
-        self.queues[q.name] = ir.Queue(q.name, word, others.common(ir.Resources(), self.scopes), q.span)
+        resources = Attributes(others, self.expressions).common(ir.Resources(), self.scopes)
+        settings = Attributes(asked, self.expressions).common(ir.CollectiveSettings(), self.scopes)
+        self.queues[q.name] = ir.Queue(q.name, word, resources, q.span, settings if asked else None)
 
     # -- stages
 

@@ -47,6 +47,14 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveSettings:
+    """What a queue asks of the vendor's library of collectives; None leaves the choice to the library."""
+
+    ctas: int | None = None  # blocks of a collective's kernel at most, each on a multiprocessor; 0: none where it can
+    threads: int | None = None  # of such a block, at most
+
+
+@dataclass(frozen=True, slots=True)
 class Queue:
     """Where a stage runs: an engine of every rank."""
 
@@ -54,6 +62,7 @@ class Queue:
     engine: Engine
     resources: Resources
     origin: Span = field(compare=False)
+    collectives: CollectiveSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

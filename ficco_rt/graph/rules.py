@@ -18,6 +18,9 @@ from .ir import Tensor
 
 Tensors = Mapping[str, Tensor]
 
+# What a library of collectives takes (NCCL 2.28: MAXCHANNELS and NCCL_SIMPLE_MAX_NTHREADS of src/include/device.h).
+MOST_CTAS, MOST_THREADS, WARP = 64, 512, 32
+
 
 def _size(region: Region) -> str:
     return " × ".join(map(str, region.shape)) if region.shape else "one element"
@@ -174,6 +177,15 @@ def reduce_fits(total: ir.Reduce, rank: int, tensors: Tensors) -> str | None:
         return "reduce: there is no term to sum"
     if total.out.rank != rank:
         return "a reduce writes its own rank's memory"
+    return None
+
+
+def settings_fit(asked: ir.CollectiveSettings) -> str | None:
+    """What a library of collectives can be asked for."""
+    if asked.ctas is not None and not 0 <= asked.ctas <= MOST_CTAS:
+        return f"ctas = {asked.ctas}; it is 0 to {MOST_CTAS}"
+    if asked.threads is not None and (not 2 * WARP <= asked.threads <= MOST_THREADS or asked.threads % WARP):
+        return f"threads = {asked.threads}; it is a multiple of {WARP} from {2 * WARP} to {MOST_THREADS}"
     return None
 
 

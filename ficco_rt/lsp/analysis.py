@@ -52,6 +52,8 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "residency": "blocks of a gemm on a multiprocessor",
     "sms": "multiprocessors that a launch keeps to",
     "order": "text, or auto: copies go out in rounds in which no rank receives from two",
+    "ctas": "blocks at most that a collective of the vendor's library takes; 0: copy engines where it can",
+    "threads": "threads at most of a block of the vendor's library",
     **{name: form for name, (_, _, form) in vocabulary.FUNCTIONS.items()},
 }
 

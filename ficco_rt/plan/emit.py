@@ -70,7 +70,8 @@ class _Emitter:
             commands = tuple(command for entry in self.entries[i] for command in self._commands(entry))
             link = None if key.link < 0 else key.link
             priority = queue.resources.priority or "normal"
-            streams.append(Stream(i, key.rank, key.queue, queue.engine, priority, link, commands))
+            asked = queue.collectives
+            streams.append(Stream(i, key.rank, key.queue, queue.engine, priority, link, commands, asked))
         return Plan(
             version=VERSION,
             schedule=graph.schedule,

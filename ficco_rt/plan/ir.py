@@ -25,6 +25,7 @@ from ..errors import UsageError
 from ..graph.ir import (
     Claim,
     CollectiveKind,
+    CollectiveSettings,
     Copy,
     Engine,
     Gemm,
@@ -282,6 +283,7 @@ class Stream:
     priority: Priority
     link: int | None
     commands: tuple[Command, ...]
+    collectives: CollectiveSettings | None = None
 
     @property
     def name(self) -> str:

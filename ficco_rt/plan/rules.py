@@ -170,6 +170,25 @@ def engines_fit(plan: Plan) -> Iterator[Diagnostic]:
             )
 
 
+def settings_fit(plan: Plan) -> Iterator[Diagnostic]:
+    """Streams of collectives alone ask something of the vendor's library, a queue's streams all the same, within what
+    a library can take."""
+    asked: dict[str, graph_ir.CollectiveSettings | None] = {}
+    for stream in plan.streams:
+        found = stream.collectives
+        if asked.setdefault(stream.queue, found) != found:
+            yield Diagnostic(PLACELESS, f"queue {stream.queue}: rank {stream.rank} asks other ctas or threads")
+        if found is None:
+            continue
+        if stream.engine != "nccl":
+            yield Diagnostic(
+                PLACELESS, f"stream {stream.name} has engine {stream.engine}; ctas and threads are for nccl"
+            )
+        message = graph_rules.settings_fit(found)
+        if message is not None:
+            yield Diagnostic(PLACELESS, f"stream {stream.name} of rank {stream.rank}: {message}")
+
+
 def commands_do_something(plan: Plan) -> Iterator[Diagnostic]:
     """A copy has transfers and a launch has works."""
     for stream, command in plan.commands():
@@ -390,6 +409,7 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
     writes_are_single,
     claims_fit,
     engines_fit,
+    settings_fit,
     transfers_are_flat,
     launches_are_whole,
     works_fit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..graph.ir import Copy, Gemm, KernelCall, Reduce
+from ..graph.ir import CollectiveSettings, Copy, Gemm, KernelCall, Reduce
 from ..region import Region
 from .ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Record, SignalFlag, WaitEvent, WaitFlag, Work
 
@@ -29,12 +29,21 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"  {plan.events} events, {len(plan.flag_homes)} flags"
     for stream in plan.streams:
         yield ""
-        yield f"rank {stream.rank} stream {stream.name} ({stream.engine}, {stream.priority})"
+        asked = "".join(f", {part}" for part in settings_words(stream.collectives))
+        yield f"rank {stream.rank} stream {stream.name} ({stream.engine}, {stream.priority}{asked})"
         for command in stream.commands:
             for line in _command(command):
                 yield f"  {line}"
     for order in plan.orders:
         yield f"after: op {order.before} before op {order.after}  :{order.origin.line}"
+
+
+def settings_words(asked: CollectiveSettings | None) -> Iterator[str]:
+    """What is asked of the vendor's library of collectives, as the schedule has it."""
+    if asked is not None and asked.ctas is not None:
+        yield f"ctas {asked.ctas}"
+    if asked is not None and asked.threads is not None:
+        yield f"threads {asked.threads}"
 
 
 def _value(value: object) -> str:

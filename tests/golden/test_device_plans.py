@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -14,7 +15,7 @@ from ficco_rt.device import codec
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import AwaitEvent, Mode, Placement, RecordEvent
+from ficco_rt.device.ir import AwaitEvent, Library, Mode, Placement, RecordEvent
 from ficco_rt.device.text import to_text
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.codec import content_hash
@@ -24,14 +25,18 @@ HERE = Path(__file__).parent / "device_plans"
 GOLDEN: tuple[Mode, ...] = ("streams", "graph")
 
 
+NCCL = "gemm_ar/serial"  # what a machine with NCCL makes of it, too
+
+
 @cache
-def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3), processes: tuple[int, ...] = ()) -> Layout:
+def layout(
+    name: str, devices: tuple[int, ...] = (0, 1, 2, 3), processes: tuple[int, ...] = (), library: Library = ""
+) -> Layout:
     machine = profile("h200-switch", len(devices))
     sizes = cases.sizes(name, len(devices), even=True) | {"T": "bf16"} | cases.few_chunks(name)
     plan = plan_of(build(cases.schedule(name), len(devices), sizes), machine)
-    return layout_of(
-        plan, machine.device, Placement(devices, processes), usual(machine.device.arch), content_hash(plan)
-    )
+    features = replace(usual(machine.device.arch), collectives=library)
+    return layout_of(plan, machine.device, Placement(devices, processes), features, content_hash(plan))
 
 
 @pytest.mark.parametrize("mode", GOLDEN)
@@ -39,7 +44,19 @@ def layout(name: str, devices: tuple[int, ...] = (0, 1, 2, 3), processes: tuple[
 def test_device_plan_text(name: str, mode: Mode, golden: Callable[[Path, str], None]) -> None:
     made = device_plan(layout(name), mode)
     check(made)
-    golden(HERE / f"{name.replace('/', '_')}.{mode}.txt", f"{to_text(made)}\nhash {codec.content_hash(made)}\n")
+    golden(HERE / f"{_file(name)}.{mode}.txt", f"{to_text(made)}\nhash {codec.content_hash(made)}\n")
+
+
+@pytest.mark.parametrize("mode", GOLDEN)
+def test_device_plan_text_where_nccl_is_there(mode: Mode, golden: Callable[[Path, str], None]) -> None:
+    made = device_plan(layout(NCCL, library="NCCL"), mode)
+    check(made)
+    golden(HERE / f"{_file(NCCL)}.nccl.{mode}.txt", f"{to_text(made)}\nhash {codec.content_hash(made)}\n")
+    assert codec.from_json(codec.to_json(made)) == made
+
+
+def _file(name: str) -> str:
+    return name.replace("/", "_")
 
 
 @pytest.mark.parametrize("devices", [(0, 1, 2, 3), (0, 0, 1, 1), (0, 0, 0, 0)])
@@ -72,5 +89,5 @@ def test_processes_share_words_alone(name: str, devices: tuple[int, ...], proces
 
 
 def test_no_golden_file_is_left_of_a_schedule_that_is_gone() -> None:
-    wanted = {f"{name.replace('/', '_')}.{mode}" for name in cases.SCHEDULES for mode in GOLDEN}
+    wanted = {f"{_file(name)}.{mode}" for name in (*cases.SCHEDULES, f"{NCCL}.nccl") for mode in GOLDEN}
     assert {p.stem for p in HERE.iterdir()} == wanted

@@ -28,6 +28,8 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     copies_lost 0|1      HIP: whether copies without compute units write nothing         [0]
     corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps
+    nccl N               the version of NCCL or RCCL, 22809 for 2.28.9; 0: it cannot be used            [0]
+    lose_collective N CODE   the N-th collective of NCCL from now never ends, and its communicators tell of this error
     stop N               the stream that comes to the N-th command from now stops for ever
 """
 
@@ -59,6 +61,7 @@ KINDS = (
     "graphs",
     "execs",
     "captures",
+    "communicators",
     "libraries",
     "descriptors",
 )
@@ -75,9 +78,9 @@ FLAGS = (
     "-Wl,-Bsymbolic",  # each library is made of the same sources: its calls are its own, whichever was loaded first
     f"-Wl,--version-script={SOURCES}/exports.map",
 )
-LIBRARIES = {  # of each face: name, and where its sources are
-    "cuda": {"libcuda.so.1": SOURCES},
-    "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc"},
+LIBRARIES = {  # of each face: name, and where its sources are; those of `nccl` need the first, which has their calls
+    "cuda": {"libcuda.so.1": SOURCES, "libnccl.so.2": SOURCES / "nccl"},
+    "hip": {"libamdhip64.so": SOURCES, "libhiprtc.so": SOURCES / "hiprtc", "librccl.so": SOURCES / "nccl"},
 }
 GEMMS = {
     "cuda": "libcublasLt.so.13",
@@ -103,6 +106,8 @@ def folder(face: str) -> Path:
         aside = Path(tempfile.mkdtemp(prefix="ficco-standin-"))
         for name, home in LIBRARIES[face].items():
             sources = [str(f) for f in files if f.suffix == ".c" and f.parent == home]
+            if home.name == "nccl":
+                sources += ["-Wl,--no-as-needed", str(aside / next(iter(LIBRARIES[face])))]
             subprocess.run([*COMPILER, *FLAGS, f"-Wl,-soname,{name}", "-o", str(aside / name), *sources], check=True)
         (aside / "gemms").mkdir()  # all code is in the driver's library: who looks a call up here finds it there
         of, driver = GEMMS[face], str(aside / next(iter(LIBRARIES[face])))
@@ -138,9 +143,11 @@ class StandIn:
 
     def __init__(self, face: Face) -> None:
         self.face = face
-        self._loaded = [ctypes.CDLL(str(folder(face) / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES[face]]
+        self._loaded: list[ctypes.CDLL] = []
+        for name in LIBRARIES[face]:
+            self._load(name)
         self._library = self._loaded[0]
-        for name in ("calls", "commands", "copies", "timed", "early"):
+        for name in ("calls", "commands", "collectives", "copies", "timed", "early"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_long
         for name in ("mapped", "pooled"):
             getattr(self._library, f"standin_{name}").restype = ctypes.c_uint64
@@ -150,7 +157,13 @@ class StandIn:
 
     def gemms(self) -> None:
         """From here on the process has the vendor's library of GEMMs, too."""
-        self._loaded.append(ctypes.CDLL(str(folder(self.face) / "gemms" / GEMMS[self.face]), mode=ctypes.RTLD_GLOBAL))
+        self._load(f"gemms/{GEMMS[self.face]}")
+
+    def _load(self, name: str) -> None:
+        """NOTE NVIDIA's bindings look among the process's global symbols first, and both faces have all calls: those of
+        `hip` must not be found there."""
+        mode = ctypes.RTLD_GLOBAL if self.face == "cuda" else ctypes.RTLD_LOCAL
+        self._loaded.append(ctypes.CDLL(str(folder(self.face) / name), mode=mode))
 
     def set(self, text: str) -> None:
         self._library.standin_set(text.encode())
@@ -219,6 +232,10 @@ class StandIn:
     def commands(self) -> int:
         """That streams have come to."""
         return int(self._library.standin_commands())
+
+    def collectives(self) -> int:
+        """Of the library of collectives, that ranks have begun."""
+        return int(self._library.standin_collectives())
 
     def copies(self) -> int:
         return int(self._library.standin_copies())

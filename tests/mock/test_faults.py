@@ -32,6 +32,13 @@ def test_faults_are_told_and_leave_nothing(library: StandIn, name: str) -> None:
     assert all(score.ends for kind, score in scores.items() if kind not in ("corrupt", "delay"))
 
 
+def test_faults_with_the_vendors_collectives(library: StandIn) -> None:
+    scores = campaign.run(library, "gemm_ar/serial", SHARES, by_library=True)
+    wrong = [text for score in scores.values() for text in score.wrong]
+    assert not wrong, "\n".join(wrong)
+    assert scores["call"].ends.total() >= 35, "every function that is called fails at least once"
+
+
 @pytest.mark.parametrize("graph", [False, True], ids=["streams", "graph"])
 @pytest.mark.parametrize("name", ["ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/overlapped"])
 def test_an_executor_goes_on_after_a_call_that_failed(library: StandIn, name: str, graph: bool) -> None:

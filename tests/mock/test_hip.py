@@ -187,3 +187,17 @@ def test_without_rocm_is_said() -> None:
     assert done.returncode == 3
     assert "the HIP runtime library is not on this machine (failed to dlopen" in done.stderr
     assert "install ROCm, or take --backend host" in done.stderr
+
+
+def test_the_stand_in_is_no_place_where_other_bindings_look(hip: StandIn) -> None:
+    """It has the calls of NVIDIA's libraries, too, which bindings look for among the process's global symbols. Some
+    other library may have them there."""
+    hip.gemms()
+    own, process = ctypes.CDLL("libamdhip64.so"), ctypes.CDLL(None)
+    for name in ("cublasLtCreate", "ncclGetVersion"):
+        found = getattr(process, name, None)
+        assert found is None or _address(found) != _address(getattr(own, name))
+
+
+def _address(function: Any) -> int | None:
+    return ctypes.cast(function, ctypes.c_void_p).value

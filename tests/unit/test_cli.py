@@ -236,7 +236,8 @@ def test_packages_to_install_are_those_of_the_extras() -> None:
             if isinstance(node, ast.Constant) and "pip install " in str(node.value):
                 told |= set(re.findall(r'"([^"]+)"', str(node.value).split("pip install ")[1]))
     vendor = {"nvmath-python>=1.0", "nvidia-cublas>=13.0", "hip-python[libraries]>=10"}
-    assert told == {"cuda-bindings>=13.0", "nvidia-cuda-nvrtc>=13.0", "hip-python>=6.2", "pygls>=2", *vendor}
+    nccl = {"nccl4py>=0.6,<0.7", "rocm-bindings-systems>=10"}
+    assert told == {"cuda-bindings>=13.0", "nvidia-cuda-nvrtc>=13.0", "hip-python>=6.2", "pygls>=2", *vendor, *nccl}
     assert told <= extras
 
 

@@ -109,7 +109,7 @@ SUFFIXES = {".py", ".c", ".h", ".cu", ".cuh", ".lark", ".js", ".css"}
 LONGEST = 700  # lines of a source file
 LONG: dict[str, str] = {}  # a longer file: why it stays one
 
-VENDOR = {"cuda", "hip", "nvmath"}  # imported in the places below only, and never at the top of a file
+VENDOR = {"cuda", "hip", "nccl", "nvmath"}  # imported in the places below only, and never at the top of a file
 BINDS = {"ficco_rt.driver", "ficco_rt.kernels.compiler"}
 
 

@@ -13,7 +13,7 @@ import pytest
 import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.errors import PlanError
-from ficco_rt.graph.ir import Kernel
+from ficco_rt.graph.ir import CollectiveSettings, Kernel
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan import codec
 from ficco_rt.plan.check import check
@@ -217,6 +217,10 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     ),
     # engines, copies
     "copy of NCCL": ("streams.0.engine", "nccl", "ruled.ficco:16:38: CopyAsync on stream dma, whose engine is nccl"),
+    "threads of NCCL": (
+        "streams.2.collectives", CollectiveSettings(threads=100),
+        "plan:1:1: stream vendor of rank 0: threads = 100; it is a multiple of 32 from 64 to 512",
+    ),
     "launch of a copy engine": (
         "streams.1.engine", "copy", "ruled.ficco:17:47: Launch on stream compute, whose engine is copy",
     ),

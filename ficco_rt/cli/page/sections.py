@@ -133,6 +133,7 @@ def why(run: PageRun) -> str:
         ("parameters", ", ".join(f"{name} = {show_value(value)}" for name, value in facts["params"].items())),
         ("machine", f"{facts['machine']}, {ranks_of(run)}"),
         ("backend", f"{backend}: {facts['devices']}" if facts["devices"] else backend),
+        ("collectives", f"by {facts['collectives']}" if facts.get("collectives") else None),
         ("order", facts.get("order")),
         ("seed", facts.get("seed")),
         ("plan", f"{facts['plan_hash'][:16]}"),

@@ -33,6 +33,7 @@ from ..gpu.vendor import (
 )
 from .call import api, call
 from .library import CublasLt
+from .nccl import Nccl
 from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
@@ -135,6 +136,9 @@ class Cuda:
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
         if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
+
+    def collectives(self) -> Nccl:
+        return Nccl()
 
     def current(self) -> Handle:
         return call(self.cu.cuCtxGetCurrent)
@@ -318,6 +322,9 @@ class Cuda:
     def instantiate(self, captured: Handle) -> Handle:
         flags = self.cu.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
         return call(self.cu.cuGraphInstantiate, captured, int(flags))
+
+    def upload(self, graph: Handle, stream: Handle) -> None:
+        call(self.cu.cuGraphUpload, graph, stream)
 
     def destroy_captured(self, captured: Handle) -> None:
         call(self.cu.cuGraphDestroy, captured)

@@ -17,6 +17,7 @@ from ...device.ir import (
     GRAPHS,
     Action,
     AwaitEvent,
+    CallCollective,
     ChangeWords,
     CopyMemory,
     DevicePlan,
@@ -43,6 +44,8 @@ from ...plan.ir import Plan
 from ...region import Region
 from ...trace import Launched
 from ...types import TYPES
+from .collective_library import Member
+from .collectives import Communicators
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
 from .refused import Closing, concerning
@@ -154,10 +157,13 @@ class BoundPlan:
 class Binder:
     """Makes bindings, and the calls of their runs."""
 
-    def __init__(self, gpus: Gpus, resources: RunResources, launches: LaunchBinder) -> None:
+    def __init__(
+        self, gpus: Gpus, resources: RunResources, launches: LaunchBinder, communicators: Communicators
+    ) -> None:
         self._gpus = gpus
         self._resources = resources
         self._launches = launches
+        self._communicators = communicators
         self.bindings: set[BoundPlan] = set()
 
     def bind(self, plans: Plans, memory: Memory) -> BoundPlan:
@@ -263,8 +269,21 @@ class Binder:
         self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
+        together: list[Member] = []  # of a collective, whose calls stand side by side
         for action in actions:
             device, stream = streams[action.stream]
+            if isinstance(action, CallCollective):
+                together.append(member(action, binding.memory, len(plan.placement.devices), stream))
+                if len(together) < len(plan.placement.devices):
+                    continue
+                device = self._gpus.device(0)
+                with concerning(device, action.cause.text, action.cause.origin):
+                    call = self._communicators.call(
+                        action.communicator, action.kind, tuple(together), action.cause.origin
+                    )
+                yield DriverStep(device, *call, f"{action.kind} of all ranks", action.cause.origin)
+                together.clear()
+                continue
             with concerning(device, action.cause.text, action.cause.origin):
                 for call in self._made(binding, plan, action, device.ordinal, stream):
                     yield DriverStep(device, *call, action.cause.text, action.cause.origin)
@@ -315,6 +334,19 @@ class Binder:
     def marks(self, binding: BoundPlan) -> Mapping[int, Marks]:
         """By launch, what the last traced run has left. It has ended."""
         return {launch: self._launches.marks(marked) for launch, marked in binding.marked.items()}
+
+
+def member(call: CallCollective, memory: Memory, ranks: int, stream: Handle) -> Member:
+    """A rank's call with its addresses. Each side is one run of memory."""
+    sides = []
+    for region in (call.dst, call.src):
+        tensor = _tensor(region, memory)
+        (cell,) = cells((region,), (tensor.shape,))
+        sides.append(tensor.address + cell.sides[0].offset * TYPES[tensor.dtype].bytes)
+    count = min(call.dst.elements, call.src.elements)
+    if call.kind == "all_to_all":  # a piece for each rank
+        count //= ranks
+    return Member(sides[0], sides[1], count, _tensor(call.dst, memory).dtype, stream)
 
 
 def parts(move: Move, memory: Memory) -> Iterator[LinearCopy | PitchedCopy]:

@@ -18,7 +18,8 @@ from itertools import count
 
 import numpy as np
 
-from ...device.build import streams_of
+from ...device.build import Layout, streams_of
+from ...device.ir import Placement
 from ...errors import DeviceError, UsageError
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
@@ -27,8 +28,10 @@ from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
-from ..api import Array, Buffer, DeviceArray, Holdings, Memory, OnProgress, Pool
+from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
+from .collective_library import CollectiveLibrary
+from .collectives import Communicators
 from .devices import placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
@@ -51,7 +54,15 @@ _NO_ACCESS = (
 class GpuDriver:
     """See the module. `timeout` is the seconds that `synchronize` waits, and that a call may block; None: for ever."""
 
-    def __init__(self, vendor: Vendor, plan: Plan, *, ranks_per_gpu: int = 1, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        vendor: Vendor,
+        plan: Plan,
+        *,
+        ranks_per_gpu: int = 1,
+        timeout: float | None = None,
+        collectives: CollectivesBy = "auto",
+    ) -> None:
         self.name = vendor.name
         self._vendor = vendor
         self._plan = plan
@@ -62,25 +73,48 @@ class GpuDriver:
         self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
+        self._collectives = self._by_copies = ""
         refuse(plan)
         placement = placed(vendor, plan.ranks, ranks_per_gpu)
         self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'")
+        self._communicators = Communicators(self._gpus, None, ())
         WATCHDOG.watch(self._gpus.tenant)
         try:
             self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
             self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
+            library, self._by_copies = library_for(vendor, plan, placement, collectives)
+            if library is not None:
+                self._features = replace(self._features, collectives=library.name)
             layout = self._plans().layout
+            self._collectives = self._named(library, layout, collectives)
             streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
             self._resources = RunResources(self._gpus, layout.words.table, waiting)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
-            self._binder = Binder(self._gpus, self._resources, self._launches)
-            self._runs = Runs(self._gpus, self._plans().layout.plan, self._resources, self._binder)
+            self._communicators = Communicators(self._gpus, library, layout.communicators)
+            self._communicators.ready()
+            self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)
+            self._runs = Runs(self._gpus, layout.plan, self._resources, self._binder, self._communicators)
+            if layout.communicators:
+                self._gpus.tenant.ill = self._communicators.ill
+                WATCHDOG.watch(self._gpus.tenant)
         except BaseException:
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
+                    self._communicators.close()
+                with suppress(DeviceError):
                     self._gpus.close()
             raise
+
+    def _named(self, library: CollectiveLibrary | None, layout: Layout, asked: CollectivesBy) -> str:
+        """What makes the collectives. UsageError: the library was asked for, and cannot."""
+        if not any(isinstance(command, CollectiveCall) for _, command in self._plan.commands()):
+            return ""
+        if library is not None and layout.communicators:
+            return library.version()
+        if asked == "library":
+            raise UsageError(f"collectives of a library: {layout.own_way}; take copies and sums (--collectives copies)")
+        return f"copies and sums: {self._by_copies or layout.own_way}"
 
     @property
     def clock(self) -> ClockKind:
@@ -152,6 +186,10 @@ class GpuDriver:
         except DeviceError:
             return False
         return True
+
+    @property
+    def collectives(self) -> str:
+        return self._collectives
 
     # ---- memory
 
@@ -336,7 +374,8 @@ class GpuDriver:
 
     def holdings(self) -> Holdings:
         streams, events, size = self._gpus.held()
-        return Holdings(streams, events, sum(bool(b.graphs) for b in self._binder.bindings), size)
+        graphs = sum(bool(b.graphs) for b in self._binder.bindings)
+        return Holdings(streams, events, graphs, size, self._communicators.count)
 
     def close(self) -> None:
         if self._closed:
@@ -351,6 +390,7 @@ class GpuDriver:
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
                 closing(self._binder.drop_graphs, binding)
+            closing(self._communicators.close)
             closing(self._launches.close)
             closing(self._gpus.close)
         if not told:  # after it calls may fail for the same reason
@@ -364,6 +404,22 @@ class GpuDriver:
                 self.close()
 
         TURNS.later(close)
+
+
+def library_for(
+    vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy
+) -> tuple[CollectiveLibrary | None, str]:
+    """The library for the plan's collectives, or why there is none. DeviceError: it is asked for, and not there."""
+    calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
+    alone = len(set(placement.devices)) == len(placement.devices) > 1
+    if not calls or asked == "copies" or (asked == "auto" and not alone):
+        return None, "they were asked for" if asked == "copies" else ""
+    try:
+        return vendor.collectives(), ""
+    except DeviceError as error:
+        if asked == "library":
+            raise
+        return None, str(error)
 
 
 def refuse(plan: Plan) -> None:

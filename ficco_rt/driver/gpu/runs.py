@@ -12,6 +12,7 @@ from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
 from .binding import Binder, BoundPlan, Callers, Calls, Setting
+from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
 from .resources import RunResources
@@ -27,13 +28,16 @@ DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced
 class Runs:
     """The runs of one plan."""
 
-    def __init__(self, gpus: Gpus, plan: Plan, resources: RunResources, binder: Binder) -> None:
+    def __init__(
+        self, gpus: Gpus, plan: Plan, resources: RunResources, binder: Binder, communicators: Communicators
+    ) -> None:
         self._gpus = gpus
         self._plan = plan
         self._resources = resources
         self._binder = binder
+        self._communicators = communicators
         self._tenant = gpus.tenant
-        self._tenant.report, self._tenant.release = self._report, resources.force_up
+        self._tenant.report, self._tenant.release = self._report, self._let_through
         self._running = False  # issued, not seen to end
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: words and counters may be up
@@ -112,8 +116,27 @@ class Runs:
     def _told(self) -> None:
         """DeviceError: what the watchdog has said of what was issued, which was let go then."""
         text, self._tenant.overdue = self._tenant.overdue, ""
-        self._dirty = True
+        self._spoiled()
         raise DeviceError(text)
+
+    def _let_through(self) -> None:
+        """Whatever waits for a word, or in a collective for other ranks, goes on. From any thread."""
+        try:
+            self._resources.force_up()
+        finally:
+            self._communicators.abort()
+
+    def _spoiled(self) -> None:
+        """A run was given up: words and counters may be up. Graphs that hold calls of communicators go, which would
+        keep these, and are made again."""
+        self._dirty = True
+        if not self._communicators.aborted:
+            return
+        self._calls = None
+        for binding in self._binder.bindings:
+            with suppress(DeviceError):  # another error is on its way
+                self._binder.drop_graphs(binding)
+            binding.calls.clear()
 
     def _abandon(self, callers: Callers) -> None:
         """The run that was being issued stays incomplete: let through what was issued, and forget the rest. This runs
@@ -157,6 +180,7 @@ class Runs:
     def capture(self, binding: BoundPlan) -> None:
         """The binding's run as a graph for each device, if it has none yet."""
         if not binding.graphs:
+            self._prepare()
             self._capture(binding, "graph")
 
     def _capture(self, binding: BoundPlan, mode: Mode) -> None:
@@ -200,6 +224,9 @@ class Runs:
                     continue
                 with concerning(device):
                     binding.graphs[ordinal] = self._instance(recorded.pop(ordinal))
+                    if binding.plans.layout.communicators:
+                        # a launch that blocks would do so behind a kernel that waits for a GPU that is not launched yet
+                        vendor.upload(binding.graphs[ordinal], gpus.control[ordinal])
         except BaseException:  # the first error is the one to tell
             for device in recording:
                 with suppress(DeviceError):
@@ -253,6 +280,11 @@ class Runs:
     def _captured_alike(self, binding: BoundPlan, callers: Callers) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
         gpus = self._gpus
+        if binding.plans.layout.communicators:
+            raise UsageError(
+                f"streams: a run with collectives of {binding.plans.layout.features.collectives} is no part of a graph "
+                "that its caller captures; make the executor with collectives='copies'"
+            )
         if not binding.plans.layout.features.embeds:
             raise UsageError(f"streams: {gpus.vendor.name} runs no plan inside a graph that its caller captures")
         if gpus.mode == "traced":
@@ -376,7 +408,8 @@ class Runs:
         through = self._release()
         if replayed and not ahead:
             report = self._report_on_streams() if through else []
-            report = report or ["a replayed graph does not tell how far it got; on streams (--no-graph) the run does"]
+            why = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
+            report = report or [*self._communicators.calls(), why]
         busy = " and ".join(self._busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
         raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
@@ -424,11 +457,12 @@ class Runs:
     def _release(self) -> bool:
         """Force all words up, so that every wait ends, and wait a little. Returns whether everything has finished."""
         with suppress(DeviceError):  # what still waits is seen below
-            self._resources.force_up()
+            self._let_through()
         if not self._drained():
             self.lost = self._gpus.hung = True
             return False
         self._running, self._tenant.over = False, True
+        self._spoiled()
         return True
 
     def _drained(self) -> bool:
@@ -447,7 +481,8 @@ class Runs:
             time.sleep(1e-3)
 
     def _clear(self) -> None:
-        """Words and counters are 0, whatever a given-up run has left."""
+        """Words and counters are 0, whatever a given-up run has left, and communicators are open."""
+        self._communicators.ready()
         self._resources.clear()
         for launch in (launch for binding in self._binder.bindings for launch in binding.launches):
             if launch.counters:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ...errors import Span
 from .gpus import Gpus
-from .refused import concerns
+from .refused import Refused, concerns
 from .vendor import DriverFunction, Gpu, Vendor
 
 ENTERS = "its context"  # what a call is for that makes a device's context current
@@ -41,6 +41,6 @@ def make(gpus: Gpus, steps: Sequence[DriverStep]) -> None:
     for device, function, arguments, what, place in steps:
         code = function(*arguments)[0]
         if code:
-            error = gpus.vendor.failure(function, code)
+            error = code if isinstance(code, Refused) else gpus.vendor.failure(function, code)
             concerns(error, device, what, place)
             raise error

@@ -48,7 +48,8 @@ class Tenant:
     `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `overdue` is what the watchdog
     has told of it, to be raised when its thread comes back. `report` says where its streams stand, a line each, given
     what of its last run is issued, if that is not all. `release` raises all words, so that whatever waits for one goes
-    on. `behind`: by device the runs of others for which its own have waited there."""
+    on. `ill` tells of a failure that no stream shows, if there may be such. `behind`: by device the runs of others for
+    which its own have waited there."""
 
     name: str
     vendor: Vendor
@@ -56,6 +57,7 @@ class Tenant:
     sms: dict[int, int] = field(default_factory=dict)  # by device
     report: Callable[[Issued | None], list[str]] = lambda issued: []
     release: Callable[[], None] = lambda: None
+    ill: Callable[[], str] | None = None
     overdue: str = ""
     over: bool = True  # all that it has issued has been seen to end
     number: int = 0  # of its last run

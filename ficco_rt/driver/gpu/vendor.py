@@ -25,6 +25,7 @@ from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ...types import Dtype
+from .collective_library import CollectiveLibrary
 from .refused import Refused
 
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
@@ -229,6 +230,9 @@ class Vendor(Protocol):
 
     def restore(self, current: Handle) -> None: ...
 
+    def collectives(self) -> CollectiveLibrary:
+        """The library of collectives. DeviceError, with the way out: its package or the library is missing."""
+
     # ---- memory of the current device
 
     def free_memory(self) -> int: ...
@@ -308,6 +312,9 @@ class Vendor(Protocol):
 
     def instantiate(self, captured: Handle) -> Handle:
         """Kernel nodes keep their priorities."""
+
+    def upload(self, graph: Handle, stream: Handle) -> None:
+        """What a graph's first launch would do for it on its device."""
 
     def destroy_captured(self, captured: Handle) -> None: ...
 

@@ -9,6 +9,9 @@ driver, which may not answer while another thread is inside it. It raises the wo
 kernels and streams drain. No thread can raise an error in another one's call: each executor concerned raises it when
 the call comes back, or when its run is waited for.
 
+It asks tenants with communicators, too, whether a library of collectives tells of an error: no call and no stream shows
+one. Such a tenant's run is told and let go like one whose call blocks.
+
 It costs a run nothing: the thread sleeps, and looks a few times in the shortest of the limits.
 """
 
@@ -18,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from types import FrameType
 from typing import Any, TypeAlias
@@ -30,6 +34,7 @@ from .turns import TURNS, Issued, Tenant, Turns
 Held: TypeAlias = tuple[Tenant, float, int]  # a turn, as `Turns.held` has it
 
 LOOKS = 8  # in a time limit
+HEALTH = 0.25  # seconds between two looks at communicators
 ANSWER = 5.0  # seconds that the vendor's driver gets to say where streams stand
 
 
@@ -44,8 +49,8 @@ class Watchdog:
         self._told: Held | None = None  # the turn that was told of last
 
     def watch(self, tenant: Tenant) -> None:
-        """From now on, for as long as it lives; if it has a time limit."""
-        if tenant.timeout is None:
+        """From now on, for as long as it lives; if it has a time limit, or may be ill."""
+        if tenant.timeout is None and tenant.ill is None:
             return
         with self._changed:
             self._tenants.add(tenant)
@@ -57,9 +62,31 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             with self._changed:
-                limits = [tenant.patience for tenant in self._tenants if tenant.patience is not None]
-                self._changed.wait(min(limits) / LOOKS if limits else None)
+                naps = [tenant.patience / LOOKS for tenant in self._tenants if tenant.patience is not None]
+                naps += [HEALTH for tenant in self._tenants if tenant.ill is not None]
+                self._changed.wait(min(naps, default=None))
+                asked = [tenant for tenant in self._tenants if tenant.ill is not None]
             self._look()
+            for tenant in asked:
+                self._ask_health(tenant)
+
+    def _ask_health(self, tenant: Tenant) -> None:
+        if tenant.ill is None or tenant.over or tenant.overdue:
+            return
+        try:
+            why = tenant.ill()
+        except DeviceError as error:
+            why = str(error)
+        if why:  # the vendor's driver may not answer while another thread is inside it
+            args = (tenant, f"{tenant.name}: {why}")
+            asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
+            asked.start()
+            asked.join(ANSWER)
+
+    @staticmethod
+    def _ails(tenant: Tenant, why: str) -> None:
+        with suppress(DeviceError):  # of a device that is lost; who waits for the run finds that, too
+            let_go(tenant, "\n".join([why, *told(tenant)]), ill=True)
 
     def _look(self) -> None:
         held = self._turns.held
@@ -104,9 +131,9 @@ def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
         yield str(error)
 
 
-def let_go(tenant: Tenant, why: str) -> None:
+def let_go(tenant: Tenant, why: str, *, ill: bool = False) -> None:
     """Raise the words of a tenant, so that its run ends; it is told why. Not of one that has no limit."""
-    if tenant.timeout is not None:
+    if tenant.timeout is not None or ill:
         tenant.overdue = tenant.overdue or why
         tenant.release()
 

@@ -41,6 +41,7 @@ from ..gpu.vendor import (
 )
 from .call import api, call, filled
 from .library import HipblasLt
+from .rccl import Rccl
 
 LOG = logging.getLogger(__name__)
 
@@ -173,6 +174,9 @@ class Hip:
         if came and not np.array_equal(got, sent):
             raise DeviceError(f"copies between {here} and {there} change bytes; is a link or a GPU broken?")
         return came
+
+    def collectives(self) -> Rccl:
+        return Rccl()
 
     def current(self) -> Handle:
         return int(call(self.hip.hipGetDevice))
@@ -323,6 +327,9 @@ class Hip:
     def instantiate(self, captured: Handle) -> Handle:
         flags = self.hip.hipGraphInstantiateFlags.hipGraphInstantiateFlagUseNodePriority
         return call(self.hip.hipGraphInstantiateWithFlags, captured, int(flags))
+
+    def upload(self, graph: Handle, stream: Handle) -> None:
+        call(self.hip.hipGraphUpload, graph, stream)
 
     def destroy_captured(self, captured: Handle) -> None:
         call(self.hip.hipGraphDestroy, captured)

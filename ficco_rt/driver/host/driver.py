@@ -85,6 +85,11 @@ class HostDriver:
     def on_device(self) -> bool:
         return False
 
+    @property
+    def collectives(self) -> str:
+        calls = any(isinstance(command, CollectiveCall) for _, command in self._plan.commands())
+        return "copies and sums: the host has no library of collectives" if calls else ""
+
     def describe(self) -> str:
         return "numpy"
 

@@ -85,6 +85,12 @@ int cuGraphExecDestroy(Handle exec) {
     exec_destroy(e);
     return CLOSED(OK);
 }
+int cuGraphUpload(Handle exec, Handle stream) {
+    CALL(cuGraphUpload);
+    STREAM_OF(s, stream);
+    if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
+    return object_of(EXEC, exec, called_.name) ? OK : INVALID_HANDLE;
+}
 int cuGraphLaunch(Handle exec, Handle stream) {
     CALL(cuGraphLaunch);
     STREAM_OF(s, stream);

@@ -180,6 +180,7 @@ Command *node_command(const Node *n) {
     *c = *from;
     c->next = NULL;
     c->launch = from->launch ? launch_again(from->launch) : NULL;
+    if (c->collective) collective_kept(c->collective);
     return c;
 }
 

@@ -16,6 +16,7 @@ static __thread int current;
 static bool initialised;
 
 void hip_reset(void) { current = 0; }
+Device *hip_current(void) { return initialised && current < world.devices ? &devices[current] : NULL; }
 
 Device *hip_here(void) { return initialised && current < world.devices ? &devices[current] : NULL; }
 
@@ -430,6 +431,12 @@ int hipGraphExecDestroy(Handle exec) {
     if (!e) return INVALID_HANDLE;
     exec_destroy(e);
     return CLOSED(OK);
+}
+int hipGraphUpload(Handle exec, Handle stream) {
+    CALL(hipGraphUpload);
+    STREAM_OF(s, stream);
+    if (s->capture) return s->capture->invalid = true, CAPTURE_UNSUPPORTED;
+    return object_of(EXEC, exec, called_.name) ? OK : INVALID_HANDLE;
 }
 int hipGraphLaunch(Handle exec, Handle stream) {
     CALL(hipGraphLaunch);

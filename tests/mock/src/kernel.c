@@ -78,7 +78,7 @@ int blocks_per_sm(const Function *f, int threads, int smem) {
 
 // ---------------------------------------------------------------- launches
 
-enum { WHOLE = 5040, LITTLE = WHOLE / 16 };  // a multiprocessor, which many numbers of blocks can share alike
+enum { LITTLE = WHOLE / 16 };
 
 bool device_has_room(const Device *d) { return d->held + LITTLE <= d->sms * WHOLE; }
 

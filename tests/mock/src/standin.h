@@ -9,6 +9,7 @@
 // graph.c    capture and replay                                       kernel.c   launches and their blocks
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     cuda_memory.c    cuda_stream.c    cuda_graph.c    hip.c    the vendors' faces
+// collective.c                                                        NCCL's and RCCL's face
 // gemms.c    cublaslt.c    hipblaslt.c    their libraries of GEMMs
 #pragma once
 #include <pthread.h>
@@ -38,8 +39,11 @@ typedef struct Function Function;
 typedef struct Graph Graph;
 typedef struct Exec Exec;
 typedef struct Launch Launch;
+typedef struct Comm Comm;
+typedef struct Clique Clique;
+typedef struct Collective Collective;
 
-typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, LIBRARY,
+typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, COMMUNICATOR, LIBRARY,
                DESCRIPTOR, KINDS } Kind;
 
 struct Device {
@@ -71,6 +75,7 @@ typedef struct { int code; } Call;   // code: what an injected fault gives
 
 Call enter(Called *function);        // locks; `leave` unlocks
 void leave(Call *call);
+void breathe(void);                  // lets other threads call, in a call that waits for them
 #define CALL(function)                                                                     \
     static Called called_ = {.name = #function};                                           \
     Call call_ __attribute__((cleanup(leave))) = enter(&called_);                          \
@@ -95,6 +100,9 @@ typedef struct {
     bool flush;                      // devices can flush remote writes, and need to
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
     int lose_code;
+    int nccl;                        // the version of the library of collectives; 0: its calls say that there is none
+    long collectives, lose_collective;   // the one that never ends, and whose communicators tell of an error
+    int lose_collective_code;
     long copies, commands, calls;    // counted since the last reset
     uint64_t now;                    // microseconds of the virtual clock
     long live[KINDS], timed;         // timed: of the events
@@ -139,7 +147,7 @@ void memory_reset(void);
 struct Record { int refs; bool done; uint64_t time; };
 struct Event { void *handle; Device *device; bool timing; Record *last; Capture *capture; int *nodes; int count; };
 
-typedef enum { COPY, FILL, LAUNCH, RECORD, WAIT_EVENT, WRITE_VALUE, WAIT_VALUE, REPLAY,
+typedef enum { COPY, FILL, LAUNCH, RECORD, WAIT_EVENT, WRITE_VALUE, WAIT_VALUE, REPLAY, COLLECTIVE,
                NOTHING, RECORD_OUTSIDE, WAIT_OUTSIDE } Verb;   // of graphs alone: a join, and events of no capture
 struct Command {
     Verb verb;
@@ -152,6 +160,8 @@ struct Command {
     Record *record;
     Event *event;                    // RECORD_OUTSIDE, WAIT_OUTSIDE
     Launch *launch;
+    Collective *collective;
+    struct Meeting *meeting;         // COLLECTIVE: it has begun, with those of the other ranks
     Exec *exec;
     int *indegree, left;             // REPLAY: of each node; nodes not done
     int *ready, readies, chosen;     // REPLAY: nodes that may run; the one to be run next, as a place in `ready`
@@ -249,6 +259,15 @@ Command *node_command(const Node *n);           // a copy of the template, to be
 bool replay_ready(Command *c);
 bool replay_step(Command *c);
 
+// ---------------------------------------------------------------- collective.c
+
+Collective *collective_kept(Collective *c);
+void collective_dropped(Collective *c);
+bool collective_ready(Command *c);
+int collective_step(Command *c, bool *done);
+void collectives_reset(void);
+enum { WHOLE = 5040 };           // a multiprocessor in the units of `held` and `share`: many numbers of blocks can share it alike
+
 // ---------------------------------------------------------------- kernel.c, image.c
 
 typedef struct KernelCode KernelCode;
@@ -317,6 +336,7 @@ int image_check(const void *image, const Device *d, size_t *size);
 bool image_has_entry(const char *image, size_t size, const char *entry);
 extern const KernelCode naive_kernels[], tiled_kernels[], test_kernels[];
 
+Device *hip_current(void);           // NULL: none
 void cuda_reset(void);               // this thread has no current context
 void hip_reset(void);                // its current device is the first
 

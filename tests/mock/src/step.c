@@ -66,6 +66,7 @@ bool command_ready(Command *c) {
         case WAIT_EVENT: return c->record->done;
         case WAIT_VALUE: return memory_reach(c->device, c->dst, 4) || value_reached(c);
         case LAUNCH: return launch_ready(c->launch);
+        case COLLECTIVE: return collective_ready(c);
         case REPLAY: return replay_ready(c);
         case FILL: return device_has_room(c->device);
         case COPY: return c->staged || !is_inside(c) || device_has_room(c->device);  // inside a device kernels copy
@@ -114,6 +115,7 @@ bool command_step(Command *c) {
         case COPY: code = copy(c); break;
         case FILL: code = fill(c); break;
         case LAUNCH: code = launch_step(c->launch, &done); break;
+        case COLLECTIVE: code = collective_step(c, &done); break;
         case REPLAY: done = replay_step(c); break;
         case RECORD:
             memory_settle();

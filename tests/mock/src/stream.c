@@ -24,6 +24,7 @@ Command *command_new(Verb verb, Device *d) {
 void command_free(Command *c) {
     if (c->record) dropped(c->record);
     if (c->launch) launch_free(c->launch);
+    if (c->collective) collective_dropped(c->collective);
     free(c->staged);
     free(c->indegree);
     free(c->running);

@@ -7,12 +7,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 World world;
 Device devices[MAX_DEVICES];
 const char *const kind_names[KINDS] = {"contexts", "streams", "events",  "allocations",
                                        "modules",  "functions", "graphs", "execs", "captures",
-                                       "libraries", "descriptors"};
+                                       "communicators", "libraries", "descriptors"};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Called *all_called;
@@ -84,6 +85,12 @@ Call enter(Called *function) {
 void leave(Call *call) {
     (void)call;
     pthread_mutex_unlock(&lock);
+}
+
+void breathe(void) {
+    pthread_mutex_unlock(&lock);
+    usleep(500);
+    pthread_mutex_lock(&lock);
 }
 
 // ---------------------------------------------------------------- handles: numbers that are never used again
@@ -183,6 +190,9 @@ static void set(char *line) {
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "queues")) world.queues = (int)a;
+    else if (!strcmp(key, "nccl")) world.nccl = (int)a;
+    else if (!strcmp(key, "lose_collective"))
+        world.lose_collective = world.collectives + a, world.lose_collective_code = (int)b;
     else if (!strcmp(key, "flush")) world.flush = a != 0;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
@@ -231,6 +241,7 @@ static void reset(void) {
     hip_reset();
     streams_reset();
     captures_reset();
+    collectives_reset();
     launches_forgotten();
     memory_reset();
     handles_reset();
@@ -257,7 +268,7 @@ void standin_reset(void) {
 void standin_calm(void) {
     pthread_mutex_lock(&lock);
     for (Called *f = all_called; f; f = f->next) f->count = f->fail_at = 0;
-    world.calls = world.copies = world.commands = 0;
+    world.calls = world.copies = world.commands = world.collectives = world.lose_collective = 0;
     world.corrupt_copy = world.delay_copy = world.stop_command = world.lose_call = world.interrupt_call = fail_any = 0;
     fired[0] = 0;
     later_count = 0;

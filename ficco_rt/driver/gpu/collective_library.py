@@ -1,0 +1,61 @@
+"""What a vendor's library of collectives gives: NCCL and RCCL, whose calls are alike."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from ...device.ir import Library
+from ...graph.ir import CollectiveKind, CollectiveSettings
+from ...types import Dtype
+from .refused import Refused
+
+ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO: copy engines where that is possible
+
+_ADVICE = {
+    "ncclUnhandledCudaError": "a call of CUDA or HIP failed inside; NCCL_DEBUG=WARN tells which",
+    "ncclSystemError": "a call of the operating system failed inside; NCCL_DEBUG=WARN tells which",
+    "ncclInternalError": "NCCL_DEBUG=WARN tells more",
+    "ncclRemoteError": "another rank failed, or left",
+}
+
+
+def refused(call: str, code: str) -> Refused:
+    """The error of a call that gave `code`, by its C name."""
+    return Refused(call, code, "", _ADVICE.get(code, ""))
+
+
+class Member(NamedTuple):
+    """A rank's call: addresses, and elements of the rank's own part (all_to_all: of the piece for each rank)."""
+
+    dst: int
+    src: int
+    elements: int
+    dtype: Dtype
+    stream: Any
+
+
+class CollectiveLibrary(Protocol):
+    """What NCCL and RCCL give. Each method makes calls, and raises Refused. `call` and `open` stand in a `group`."""
+
+    name: Library
+
+    def version(self) -> str: ...
+
+    def group(self) -> AbstractContextManager[None]:
+        """The calls inside are made at its end, together."""
+
+    def unique(self) -> Any:
+        """What the communicators of several ranks have in common."""
+
+    def open(self, ranks: int, rank: int, unique: Any, settings: CollectiveSettings) -> Any:
+        """A communicator on the current device."""
+
+    def call(self, kind: CollectiveKind, communicator: Any, rank: int, ranks: int, member: Member) -> None: ...
+
+    def error(self, communicator: Any) -> str:
+        """The asynchronous error of a communicator, by its name; nothing if all is well."""
+
+    def abort(self, communicator: Any) -> None: ...
+
+    def close(self, communicator: Any) -> None: ...

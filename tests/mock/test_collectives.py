@@ -1,0 +1,320 @@
+"""NCCL and RCCL on the stand-in libraries: every collective right, on streams and in graphs; errors are told, answered,
+and leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import ficco_dsl
+from ficco_rt import compiler
+from ficco_rt.driver.gpu import collectives, watchdog
+from ficco_rt.driver.gpu.driver import GpuDriver
+from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError, PlanError, ScheduleError, UsageError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.ir import Plan
+from tests import cases
+from tests.fuzz.schedules import Memory, Orders
+from tests.fuzz.test_orders import inputs, same
+from tests.mock import standin
+from tests.mock.test_command_line import Ended, Machine
+from tools import nccl_check
+
+THERE = "nccl 22809"
+TEXT = """schedule every
+input   A[ranks * 2, 16] : {dtype}
+output  G[2 * ranks * ranks, 16] : {dtype}
+output  S[2 * ranks, 16] : {dtype}
+output  R[2, 16] : {dtype}
+output  X[2 * ranks, 16] : {dtype}
+computes G = all_gather(A, rows)
+computes S = all_reduce(A)
+computes R = reduce_scatter(A, rows)
+computes X = all_to_all(A, rows)
+queue vendor {{ engine = nccl  {asked} }}
+queue second {{ engine = nccl }}
+stage gather   on vendor {{ all_gather G <- A }}
+stage total    on second {{ all_reduce S <- A }}
+stage scatter  on vendor {{ reduce_scatter R <- A }}
+stage exchange on second {{ all_to_all X <- A }}
+"""
+
+
+@cache
+def plan_of(ranks: int = 2, dtype: str = "bf16", asked: str = "") -> Plan:
+    schedule = ficco_dsl.parse(TEXT.format(dtype=dtype, asked=asked), "every.ficco")
+    return compiler.plan_of(compiler.build(schedule, ranks), profile("h200-switch", ranks))
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of its own reads the threads anew; communicators are looked at often."""
+    monkeypatch.setattr(collectives, "_READ", [])
+    monkeypatch.setattr(watchdog, "HEALTH", 0.01)
+
+
+def executor(
+    library: standin.StandIn, plan: Plan, *, timeout: float | None = 60, setting: str = "", **more: object
+) -> Executor:
+    library.set(setting)
+    machine = discover(library.face, plan.ranks)  # type: ignore[arg-type]
+    return Executor(plan, library.face, machine=machine, timeout=timeout, **more)  # type: ignore[arg-type]
+
+
+def fresh(library: standin.StandIn, setting: str = "") -> None:
+    library.reset(f"devices 3; sms 132; {THERE}; {setting}")
+
+
+def at_rest(library: standin.StandIn) -> None:
+    assert (library.live(), library.violations()) == ({}, "")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_every_collective_is_right(library: standin.StandIn, dtype: str) -> None:
+    for seed in range(3):
+        fresh(library, f"seed {seed}; query_steps 3000")
+        with executor(library, plan_of(3, dtype)) as made:
+            assert made.driver.collectives == f"{'NCCL' if library.face == 'cuda' else 'RCCL'} 2.28.9"
+            assert made.driver.holdings().communicators == 6
+            assert verified_run(made, values="exact").ok
+            assert verified_run(made).ok
+            assert library.collectives() >= 2 * 4
+            made.traced = True
+            assert verified_run(made, values="exact").ok
+            assert [span.kind for span in made.trace.spans] == ["collective"] * 12
+            made.traced, made.latched = False, True
+            assert verified_run(made, values="exact").ok
+            assert made.held
+            made.latched, made.graph = False, True
+            for _ in range(2):
+                assert verified_run(made, values="exact").ok
+            assert made.driver.holdings().communicators == 6
+        at_rest(library)
+
+
+def values(made: Executor, given: Memory) -> Memory:
+    """All tensors after a run."""
+    for (name, rank), array in given.items():
+        made.write(name, rank, array)
+    made.poison()
+    made.run()
+    return {(t.name, r): made.read(t.name, r) for t in made.plan.tensors for r in range(made.plan.ranks)}
+
+
+def test_random_schedules_mean_what_they_mean_on_the_host(library: standin.StandIn) -> None:
+    """Collectives among copies, products, sums and streamed launches. In the first ones another rank comes first."""
+    for seed in (78, 118, *range(100 if cases.ALL else 6)):
+        program = Orders(random.Random(seed), bounded=True)
+        if "on vendor" not in program.text:
+            continue
+        library.reset(f"devices {program.ranks}; sms 132; {THERE}; seed {seed}; query_steps 3000")
+        try:
+            graph = compiler.build(ficco_dsl.parse(program.text, "orders.ficco"), program.ranks)
+            plan = compiler.plan_of(graph, discover(library.face, program.ranks))  # type: ignore[arg-type]
+        except (PlanError, ScheduleError):
+            continue
+        given = {(name, r): a for name, arrays in inputs(plan, seed).items() for r, a in enumerate(arrays)}
+        with Executor(plan, "host") as host:
+            wanted = values(host, given)
+        with executor(library, plan) as made:
+            for made.graph, made.traced in ((False, False), (True, False), (False, True)):
+                assert same(values(made, given), wanted), f"{program.text}\ngraph {made.graph}"
+        at_rest(library)
+
+
+def test_what_a_queue_asks_for_reaches_the_library(cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nccl.bindings import nccl
+
+    seen: list[tuple[int, int]] = []
+    policies: list[int] = []
+    real = nccl.comm_init_rank_config
+
+    def init(ranks: int, unique: object, rank: int, config: int) -> object:
+        found = nccl.Config.from_ptr(config)
+        seen.append((found.min_ctas, found.max_ctas))
+        policies.append(found.cta_policy)
+        return real(ranks, unique, rank, config)
+
+    monkeypatch.setattr(nccl, "comm_init_rank_config", init)
+    undefined = -(2**31)
+    for asked, ctas, policy in (("ctas = 8", (1, 8), undefined), ("ctas = 0", (undefined, undefined), 2)):
+        fresh(cuda)
+        seen.clear(), policies.clear()
+        with executor(cuda, plan_of(asked=asked)) as made:
+            assert verified_run(made, values="exact").ok
+        assert (seen[0], policies[0]) == (ctas, policy)
+        assert seen[-1] == (undefined, undefined)  # the other queue asks for nothing
+        at_rest(cuda)
+
+
+def test_threads_are_one_number_a_process(cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(cuda)
+    with pytest.raises(
+        DeviceError, match=r"threads = its own choice: the first communicators of this process have 256"
+    ):
+        executor(cuda, plan_of(asked="threads = 256"))  # its second queue asks for none
+    monkeypatch.setattr(collectives, "_READ", [])
+    monkeypatch.setenv("NCCL_NTHREADS", "128")
+    with pytest.raises(DeviceError, match="threads = 256, and the environment says NCCL_NTHREADS=128"):
+        executor(cuda, plan_of(asked="threads = 256"))
+    at_rest(cuda)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"collectives": "copies"}, "copies and sums: they were asked for"),
+        ({"ranks_per_gpu": 2}, "copies and sums: no library of collectives is in use"),
+    ],
+)
+def test_copies_and_sums_where_they_must_be(library: standin.StandIn, more: dict[str, object], said: str) -> None:
+    fresh(library)
+    with executor(library, plan_of(), **more) as made:
+        assert made.driver.collectives == said
+        assert made.driver.holdings().communicators == 0
+        assert verified_run(made, values="exact").ok
+    assert library.collectives() == 0
+    at_rest(library)
+
+
+def test_a_library_that_is_not_there(cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.reset("devices 2")  # the library is there, and does not work
+    with executor(cuda, plan_of()) as made:
+        assert made.driver.collectives.startswith("copies and sums: NCCL does not tell its version")
+    monkeypatch.setitem(sys.modules, "nccl.bindings", None)
+    why = (
+        'engine = nccl needs the package nccl4py: pip install "nccl4py>=0.6,<0.7"; without it collectives are '
+        "copies and sums"
+    )
+    with executor(cuda, plan_of()) as made:
+        assert made.driver.collectives == f"copies and sums: {why}"
+        assert verified_run(made, values="exact").ok
+    with pytest.raises(DeviceError) as refused:
+        executor(cuda, plan_of(), collectives="library")
+    assert str(refused.value) == why
+    at_rest(cuda)
+
+
+def test_a_library_that_cannot(cuda: standin.StandIn) -> None:
+    fresh(cuda)
+    with pytest.raises(UsageError, match=r"collectives: 'nccl' is none of 'auto', 'library', 'copies'"):
+        executor(cuda, plan_of(), collectives="nccl")
+    with pytest.raises(UsageError, match="the host driver has none"):
+        Executor(plan_of(), collectives="library")
+    with pytest.raises(UsageError, match="ranks share a GPU, and NCCL takes one rank a GPU"):
+        executor(cuda, plan_of(), collectives="library", ranks_per_gpu=2)
+    at_rest(cuda)
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("timeout", [60, None])
+def test_an_asynchronous_error_is_told_and_answered(
+    library: standin.StandIn, graph: bool, timeout: float | None
+) -> None:
+    fresh(library, "query_steps 3000")
+    with executor(library, plan_of(), timeout=timeout, graph=graph) as made:
+        assert verified_run(made, values="exact").ok
+        library.set("lose_collective 2 6")  # a remote error
+        with pytest.raises(DeviceError) as told:
+            made.run()
+        text = str(told.value)
+        assert "CL tells of ncclRemoteError on stand-in (device 0)" in text
+        assert "all_gather (every.ficco:13)" in text or "all_reduce (every.ficco:14)" in text
+        assert graph or "pending is all_" in text
+        assert made.driver.holdings().communicators == 0
+        assert verified_run(made, values="exact").ok  # with communicators that were made again
+        assert made.driver.holdings().communicators == 4
+    at_rest(library)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_peer_that_never_comes(library: standin.StandIn, graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh(library, "query_steps 3000")
+    with executor(library, plan_of(), graph=graph) as made:
+        assert verified_run(made, values="exact").ok
+        library.set("lose_collective 1 0")  # it hangs, and no error is told
+        assert isinstance(made.driver, GpuDriver)
+        with monkeypatch.context() as patience:
+            patience.setattr(made.driver._gpus, "timeout", 0.1)
+            with pytest.raises(DeviceError, match=r"the run did not end within 0\.1 s") as told:
+                made.run()
+        assert "every.ficco:13" in str(told.value)
+        assert verified_run(made, values="exact").ok
+    at_rest(library)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("GetVersion", "GetUniqueId", "GroupStart", "CommInitRankConfig", "AllReduce", "AllGather", "ReduceScatter"),
+        *("Send", "Recv", "GroupEnd", "CommDestroy", "CommGetAsyncError"),
+    ],
+)
+def test_each_call_that_fails_is_told(library: standin.StandIn, name: str) -> None:
+    """The first of each fails, then the first in a run; and then all is well."""
+    for after in (0, 1):
+        fresh(library, "query_steps 3000")
+        if not after:
+            library.set(f"fail nccl{name} 1 3")
+        told = ""
+        try:
+            with executor(library, plan_of()) as made:
+                if after:
+                    library.set(f"fail nccl{name} 1 3")
+                told = "copies" if made.driver.collectives.startswith("copies") else ""
+                assert verified_run(made, values="exact").ok
+        except DeviceError as error:
+            told = str(error)
+        late = library.fired() == "ncclCommGetAsyncError"  # the watchdog may ask when the run is over
+        assert "ncclInternalError" in told or told == "copies" or late or not library.fired(), told
+        library.calm()
+        at_rest(library)
+        with executor(library, plan_of()) as made:
+            assert verified_run(made, values="exact").ok
+        at_rest(library)
+
+
+def test_the_tool_for_real_gpus_finds_all_right(cuda: standin.StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+    fresh(cuda, "query_steps 3000")
+    assert nccl_check.right(2, "cuda", rows=4, replays=2)
+    said = capsys.readouterr().out
+    assert said.count("graph after 2 replays right") == 5
+    assert "NCCL 2.28.9, bf16, ctas = 0: streams, exact right" in said
+    one = nccl_check.plan_of(2, "cuda", 4, only="all_to_all")
+    assert [t.name for t in one.tensors] == ["A", "X"]
+    at_rest(cuda)
+
+
+# ---------------------------------------------------------------- the command line
+
+SIZES = ("--set", "M=64", "--set", "N=32", "--set", "K=64", "--set", "T=fp32")
+COMMAND = ("gemm_ar/serial", "--gpus", "2", "--no-baselines", "--timeout", "10", *SIZES)
+
+
+def ended(tmp_path: Path, setting: str, *more: str) -> Ended:
+    """`ficco-run` in a process of its own."""
+    machine = Machine(tmp_path)
+    return machine.end(machine.start(f"devices 2; sms 132; query_steps 3000; {setting}", *COMMAND, *more))
+
+
+def test_a_run_says_what_made_its_collectives(tmp_path: Path) -> None:
+    told = ended(tmp_path, THERE, "--graph")
+    assert (told.code, told.left) == (0, {})
+    assert "  collectives  by NCCL 2.28.9\n" in told.out
+
+
+def test_a_collective_that_fails_ends_with_code_3(tmp_path: Path) -> None:
+    told = ended(tmp_path, f"{THERE}; lose_collective 2 6")  # the first one warms the library up
+    assert (told.code, told.left) == (3, {})
+    assert "NCCL tells of ncclRemoteError on stand-in (device 0), queue 'vendor': all_reduce (" in told.err
+    assert "serial.ficco:27)" in told.err

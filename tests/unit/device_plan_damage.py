@@ -1,0 +1,196 @@
+"""Ways to damage a device plan: take out an action, or change an action, a launch, a word or a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from ficco_rt.device.ir import (
+    Action,
+    AwaitEvent,
+    ChangeWords,
+    CopyMemory,
+    DevicePlan,
+    EventName,
+    Frame,
+    LaunchKernel,
+    Meet,
+    RecordEvent,
+)
+
+Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
+
+
+def unchained(plan: DevicePlan) -> DevicePlan:
+    return replace(
+        plan, body=tuple(a for a in plan.body if not (isinstance(a, AwaitEvent) and a.event.kind == "chain"))
+    )
+
+
+def waits_first(plan: DevicePlan) -> DevicePlan:
+    """What a device's first stream waits for by words is issued before all else."""
+    first = next(a for a in plan.body if isinstance(a, ChangeWords) and not a.changes[0].raises)
+    return replace(plan, body=(first, *(a for a in plan.body if a is not first)))
+
+
+def changed(kind: type[Action], n: int = 0, **fields: Any) -> Damage:
+    """The n-th action of a kind in the body."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        at = [i for i, a in enumerate(plan.body) if isinstance(a, kind)][n]
+        return replace(plan, body=(*plan.body[:at], replace(plan.body[at], **fields), *plan.body[at + 1 :]))
+
+    return damage
+
+
+def dropped(kind: type[Action], n: int = 0, times: int = 0) -> Damage:
+    """The n-th action of a kind; or so many of it."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        at = [i for i, a in enumerate(plan.body) if isinstance(a, kind)][n]
+        return replace(plan, body=(*plan.body[:at], *[plan.body[at]] * times, *plan.body[at + 1 :]))
+
+    return damage
+
+
+def without(kind: type[Action], part: str, frame: str = "own") -> Damage:
+    """All actions of a kind in a part of a frame."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        kept = tuple(a for a in getattr(getattr(plan, frame), part) if not isinstance(a, kind))
+        return replace(plan, **{frame: replace(getattr(plan, frame), **{part: kept})})
+
+    return damage
+
+
+def launched(n: int = 0, config: dict[str, Any] | None = None, **fields: Any) -> Damage:
+    """The n-th launch of the table."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        launch = plan.launches[n]
+        new = replace(launch, config=replace(launch.config, **config or {}), **fields)
+        return replace(plan, launches=(*plan.launches[:n], new, *plan.launches[n + 1 :]))
+
+    return damage
+
+
+def worded(n: int, **fields: Any) -> Damage:
+    return lambda plan: replace(plan, words=(*plan.words[:n], replace(plan.words[n], **fields), *plan.words[n + 1 :]))
+
+
+def streamed(n: int, **fields: Any) -> Damage:
+    return lambda plan: replace(
+        plan, streams=(*plan.streams[:n], replace(plan.streams[n], **fields), *plan.streams[n + 1 :])
+    )
+
+
+def batched(change: Callable[[CopyMemory], CopyMemory]) -> Damage:
+    """The first batch."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        at, batch = next((i, a) for i, a in enumerate(plan.body) if isinstance(a, CopyMemory) and a.batch)
+        return replace(plan, body=(*plan.body[:at], change(batch), *plan.body[at + 1 :]))
+
+    return damage
+
+
+def with_words(*words: int) -> Damage:
+    return batched(lambda batch: replace(batch, words=words))
+
+
+def twice(batch: CopyMemory) -> CopyMemory:
+    return replace(batch, moves=(*batch.moves, replace(batch.moves[0], op=-1)))
+
+
+def waiting_for(n: int, word: int) -> Damage:
+    """The n-th wait of a stream for words."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        waits = [i for i, a in enumerate(plan.body) if isinstance(a, ChangeWords) and not a.changes[0].raises]
+        action = plan.body[waits[n]]
+        assert isinstance(action, ChangeWords)
+        new = replace(action, changes=(replace(action.changes[0], word=word),))
+        return replace(plan, body=(*plan.body[: waits[n]], new, *plan.body[waits[n] + 1 :]))
+
+    return damage
+
+
+def semaphoreless(plan: DevicePlan) -> DevicePlan:
+    """Whoever waits for another device's semaphore waits for it behind the launch."""
+    body = list(plan.body)
+    at = next(i for i, a in enumerate(body) if isinstance(a, ChangeWords) and not a.changes[0].raises)
+    launch = next(
+        i for i in range(at, len(body)) if isinstance(body[i], LaunchKernel) and body[i].stream == body[at].stream
+    )
+    body.insert(launch, body.pop(at))
+    return replace(plan, body=tuple(body))
+
+
+def completionless(plan: DevicePlan) -> DevicePlan:
+    """A run does not wait for the one before on the other device."""
+    begin = (a for a in plan.called.begin if not (isinstance(a, AwaitEvent) and a.event == EventName("completion", 1)))
+    return replace(plan, called=replace(plan.called, begin=tuple(begin)))
+
+
+def told_too_early(plan: DevicePlan) -> DevicePlan:
+    """Devices tell each other that they are through before they reset their words."""
+
+    def early(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        return tuple(
+            replace(a, steps=(*(s for s in a.steps if s.does == "raise"), *(s for s in a.steps if s.does != "raise")))
+            if isinstance(a, Meet) and any(s.does == "reset" for s in a.steps)
+            else a
+            for a in actions
+        )
+
+    if plan.mode == "embedded":
+        return replace(plan, body=early(plan.body))
+    frames = {name: replace(getattr(plan, name), end=early(getattr(plan, name).end)) for name in ("own", "called")}
+    return replace(plan, **frames)
+
+
+def circle(plan: DevicePlan) -> DevicePlan:
+    """The launch on each device stands behind a wait for what the other one signals."""
+    launches = [a for a in plan.body if isinstance(a, LaunchKernel)]
+    rest = [a for a in plan.body if not isinstance(a, LaunchKernel)]
+    waits = [a for a in rest if isinstance(a, ChangeWords) and a.stream.kind == "plan" and not a.changes[0].raises]
+    moved = [replace(wait, stream=launch.stream) for wait, launch in zip(waits, launches, strict=True)]
+    return replace(plan, body=(*moved, *launches, *(a for a in rest if a not in waits)))
+
+
+def at_the_end(kind: str, place: int) -> Damage:
+    """The last action of both frames goes to another place of the part `kind`; or nowhere."""
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        def moved(frame: Frame) -> Frame:
+            *rest, last = frame.end
+            parts = {"begin": list(frame.begin), "end": rest}
+            if kind:
+                parts[kind].insert(place, last)
+            return Frame(tuple(parts["begin"]), tuple(parts["end"]))
+
+        return replace(plan, own=moved(plan.own), called=moved(plan.called))
+
+    return damage
+
+
+def start_first(plan: DevicePlan) -> DevicePlan:
+    """Devices begin before the latch is up: the wait for it stands behind the start."""
+
+    def moved(frame: Frame) -> Frame:
+        begin = list(frame.begin)
+        start = next(i for i, a in enumerate(begin) if isinstance(a, RecordEvent) and a.event.kind == "start")
+        begin[start - 1], begin[start] = begin[start], begin[start - 1]
+        return replace(frame, begin=tuple(begin))
+
+    return replace(plan, own=moved(plan.own), called=moved(plan.called))
+
+
+def crowded(plan: DevicePlan) -> DevicePlan:
+    """Either launch takes all multiprocessors while it waits for copies inside the device."""
+    return launched(1, sms=plan.device.sms)(launched(0, sms=plan.device.sms)(plan))
+
+
+def works_of(n: int, take: slice) -> Damage:
+    return lambda plan: launched(n, works=plan.launches[n].works[take])(plan)

@@ -1,0 +1,287 @@
+"""NCCL as the engine of collectives, on real GPUs: right, in graphs, seen in a trace, its errors answered, its times.
+
+    python tools/nccl_check.py                       # needs two NVIDIA GPUs, nccl4py and PyTorch; some four minutes
+    python tools/nccl_check.py --parts right errors --gpus 4
+
+Parts, each in a process of its own with a time limit, so that one that hangs leaves the others:
+
+    right    all_gather, all_reduce, reduce_scatter and all_to_all in bf16, fp16 and fp32, on random data and on
+             integers: on streams, traced, and 50 times as graphs, one a GPU; with `ctas = 8` and with `ctas = 0`
+    kernels  which kernels of NCCL PyTorch's profiler sees in a run, and the communicators in the holdings
+    errors   a peer that never comes, and an asynchronous error: told with the schedule's line, and the next run right
+    times    of each collective: ours by NCCL on streams and in graphs, ours by copies and sums, and torch.distributed
+
+Exit code 4 if anything is wrong or does not end, 3 without GPUs or NCCL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
+
+import ficco_dsl
+from ficco_rt import compiler
+from ficco_rt.driver.registry import device_count, discover
+from ficco_rt.errors import DeviceError
+from ficco_rt.exec.executor import Executor
+from ficco_rt.exec.verify import verified_run
+from ficco_rt.plan.ir import Plan
+
+DTYPES = ("bf16", "fp16", "fp32")
+KINDS = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
+COLUMNS = 1024
+ROWS = {"64 KiB": 32, "4 MiB": 2048, "64 MiB": 32768}  # of what a rank gives, in bf16
+LIMITS = {"right": 240, "kernels": 120, "errors": 120, "times": 300}  # seconds of a part
+ROUNDS = 30
+
+EVERY = """schedule every
+input   A[ROWS, COLUMNS] : DTYPE
+output  G[ROWS * ranks, COLUMNS] : DTYPE
+output  S[ROWS, COLUMNS] : DTYPE
+output  R[ROWS / ranks, COLUMNS] : DTYPE
+output  X[ROWS, COLUMNS] : DTYPE
+computes G = all_gather(A, rows)
+computes S = all_reduce(A)
+computes R = reduce_scatter(A, rows)
+computes X = all_to_all(A, rows)
+queue vendor { engine = nccl  ASKED }
+stage gather   on vendor { all_gather G <- A }
+stage total    on vendor { all_reduce S <- A }
+stage scatter  on vendor { reduce_scatter R <- A }
+stage exchange on vendor { all_to_all X <- A }
+"""
+OUTPUTS = {"all_gather": "G", "all_reduce": "S", "reduce_scatter": "R", "all_to_all": "X"}
+
+
+def plan_of(gpus: int, driver: str, rows: int, dtype: str = "bf16", asked: str = "", only: str = "") -> Plan:
+    """All four collectives, or one."""
+    text = EVERY.replace("ROWS", str(rows)).replace("COLUMNS", str(COLUMNS)).replace("DTYPE", dtype)
+    lines = text.replace("ASKED", asked).split("\n")
+    if only:
+        others = [name for kind, name in OUTPUTS.items() if kind != only]
+        gone = tuple(f"{word} {name}" for name in others for word in ("output ", "computes"))
+        lines = [li for li in lines if not li.startswith(gone) and not any(f" {name} <- A" in li for name in others)]
+    machine = discover(driver, gpus)  # type: ignore[arg-type]
+    return compiler.plan_of(compiler.build(ficco_dsl.parse("\n".join(lines), "every.ficco"), gpus), machine)
+
+
+@contextmanager
+def opened(plan: Plan, driver: str, **more: Any) -> Iterator[Executor]:
+    machine = discover(driver, plan.ranks)  # type: ignore[arg-type]
+    with Executor(plan, driver, machine=machine, **more) as executor:  # type: ignore[arg-type]
+        yield executor
+
+
+def right(gpus: int, driver: str, rows: int = 2048, replays: int = 50) -> bool:
+    good = True
+    for asked in ("", "ctas = 8", "ctas = 0"):
+        for dtype in DTYPES if not asked else DTYPES[:1]:
+            with opened(plan_of(gpus, driver, rows, dtype, asked), driver, collectives="library") as executor:
+                found: dict[str, bool] = {}
+                for values in ("exact", "normal"):
+                    found[f"streams, {values}"] = verified_run(executor, values=values).ok
+                executor.traced = True
+                found["traced"] = verified_run(executor, values="exact").ok
+                executor.traced, executor.graph = False, True
+                found["graph"] = verified_run(executor, values="exact").ok
+                for _ in range(replays):
+                    executor.run()
+                executor.driver.synchronize()
+                found[f"graph after {replays} replays"] = verified_run(executor, values="normal").ok
+                words = ", ".join(f"{what} {'right' if ok else 'WRONG'}" for what, ok in found.items())
+                print(f"{executor.driver.collectives}, {dtype}{f', {asked}' if asked else ''}: {words}", flush=True)
+                good &= all(found.values())
+    return good
+
+
+def kernels(gpus: int, driver: str) -> bool:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    for i in range(gpus):
+        torch.zeros(1, device=f"cuda:{i}")
+    with opened(plan_of(gpus, driver, 2048), driver, collectives="library") as executor:
+        assert verified_run(executor, values="exact").ok
+        held = executor.driver.holdings().communicators
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            executor.run()
+            executor.driver.synchronize()
+            for i in range(gpus):
+                torch.cuda.synchronize(i)
+    seen = sorted({e.name for e in profiled.events() if "nccl" in e.name.lower()})
+    print(f"{held} communicators held; kernels seen: {', '.join(seen) or 'none'}")
+    return held == gpus and bool(seen)
+
+
+def errors(gpus: int, driver: str) -> bool:
+    import torch
+
+    from ficco_rt.driver.cuda.nccl import Nccl
+
+    good = True
+    plan = plan_of(gpus, driver, 2048)
+    tensors: dict[str, Any] = {
+        t.name: [torch.ones(shape, dtype=torch.bfloat16, device=f"cuda:{r}") for r, shape in enumerate(t.shapes)]
+        for t in plan.tensors
+    }
+    for what in ("a peer that does not come", "an asynchronous error"):
+        for graph in (False, True):
+            with opened(plan, driver, timeout=2 if what.startswith("a peer") else 30, graph=graph) as executor:
+                executor.run(**tensors)
+                executor.driver.synchronize()
+                streams = [torch.cuda.Stream(i) for i in range(gpus)]
+                with torch.cuda.stream(streams[-1]):  # the last rank's caller is busy for some four seconds
+                    torch.cuda._sleep(int(4 * 1.7e9))
+                real, began = Nccl.error, time.monotonic()
+                if what.startswith("an"):
+                    Nccl.error = lambda *_: "ncclRemoteError"  # type: ignore[method-assign]
+                try:
+                    executor.run(streams=streams, **tensors)
+                    executor.driver.synchronize()
+                    told = "NOTHING WAS TOLD"
+                except DeviceError as error:
+                    told = str(error)
+                finally:
+                    Nccl.error = real  # type: ignore[method-assign]
+                took = time.monotonic() - began
+                for stream in streams:
+                    stream.synchronize()
+                after = verified_run(executor, values="exact").ok
+                fine = "every.ficco:" in told and after
+                print(f"{what}, {'graph' if graph else 'streams'}: told after {took:.1f} s, next run", end=" ")
+                print("right" if after else "WRONG", "" if fine else "-- NOT as it should be")
+                print("    " + told.replace("\n", "\n    "), flush=True)
+                good &= fine
+    return good
+
+
+def milliseconds(executor: Executor) -> float:
+    """Median of runs, from the first device's begin to the last one's end."""
+    found = []
+    for number in range(-5, ROUNDS):
+        executor.run()
+        executor.driver.synchronize()
+        if number >= 0:
+            found.append(executor.duration / 1e3)
+    return statistics.median(found)
+
+
+def _theirs(rank: int, gpus: int, port: int, path: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=gpus)
+    lines = []
+    for size, rows in ROWS.items():
+        a = torch.randn(rows, COLUMNS, device="cuda").to(torch.bfloat16)
+        whole, part = a.new_empty(rows * gpus, COLUMNS), a.new_empty(rows // gpus, COLUMNS)
+        for kind, call, tensors in (
+            ("all_gather", dist.all_gather_into_tensor, (whole, a)),
+            ("all_reduce", dist.all_reduce, (a,)),
+            ("reduce_scatter", dist.reduce_scatter_tensor, (part, a)),
+            ("all_to_all", dist.all_to_all_single, (torch.empty_like(a), a)),
+        ):
+            found = []
+            for number in range(-5, ROUNDS):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda.synchronize()
+                dist.barrier()
+                begin.record()
+                call(*tensors)
+                end.record()
+                torch.cuda.synchronize()
+                if number >= 0:
+                    found.append(begin.elapsed_time(end))
+            lines.append(f"{size}|{kind}|{statistics.median(found)}")
+    if rank == 0:
+        Path(path).write_text("\n".join(lines))
+    dist.destroy_process_group()
+
+
+def times(gpus: int, driver: str) -> bool:
+    import torch.multiprocessing as mp
+
+    ours: dict[tuple[str, str], dict[str, float]] = {}
+    for size, rows in ROWS.items():
+        for kind in KINDS:
+            found = ours[size, kind] = {}
+            for name, asked, by, graph in (
+                ("NCCL, streams", "", "library", False),
+                ("NCCL, graphs", "", "library", True),
+                ("NCCL, 8 CTAs", "ctas = 8", "library", False),
+                ("NCCL, ctas = 0", "ctas = 0", "library", False),
+                ("copies and sums", "", "copies", False),
+            ):
+                plan = plan_of(gpus, driver, rows, "bf16", asked, kind)
+                with opened(plan, driver, collectives=by, graph=graph) as executor:
+                    assert verified_run(executor, values="exact").ok
+                    found[name] = milliseconds(executor)
+    theirs: dict[tuple[str, str], float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/times"
+        mp.spawn(_theirs, (gpus, 29500 + os.getpid() % 1000, path), nprocs=gpus)
+        for line in Path(path).read_text().splitlines():
+            size, kind, time_ = line.split("|")
+            theirs[size, kind] = float(time_)
+    names = list(next(iter(ours.values())))
+    print(f"ms, median of {ROUNDS}, {gpus} GPUs; what a rank gives in bf16")
+    print(f"| size | collective | {' | '.join(names)} | torch.distributed |")
+    print("|---|---" + "|--:" * (len(names) + 1) + "|")
+    for (size, kind), found in ours.items():
+        row = " | ".join(f"{found[name]:.4f}" for name in names)
+        print(f"| {size} | {kind} | {row} | {theirs[size, kind]:.4f} |")
+    return True
+
+
+PARTS: dict[str, Callable[[int, str], bool]] = {"right": right, "kernels": kernels, "errors": errors, "times": times}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--inside", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.inside:
+        return 0 if PARTS[options.inside](options.gpus, "cuda") else 4
+    if device_count("cuda") < options.gpus or options.gpus < 2:
+        sys.stderr.write(f"nccl_check: collectives of {options.gpus} GPUs need two NVIDIA GPUs or more, and as many\n")
+        return 3
+    from ficco_rt.driver.cuda.nccl import Nccl
+
+    try:
+        print(Nccl().version(), flush=True)
+    except DeviceError as error:
+        sys.stderr.write(f"nccl_check: {error}\n")
+        return 3
+    good = True
+    for part in options.parts:
+        print(f"\n{part}", flush=True)
+        command = [sys.executable, __file__, "--inside", part, "--gpus", str(options.gpus)]
+        try:
+            code = subprocess.run(command, timeout=LIMITS[part], check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+            print(f"has not ended within {LIMITS[part]} s")
+        good &= code == 0
+        print(f"{part}: {'as it should be' if code == 0 else f'NOT right (code {code})'}", flush=True)
+    print("\nall right" if good else "\nNOT right")
+    return 0 if good else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
