@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -60,31 +60,38 @@ class LaunchPlanner:
         """In the order of the plan's streams and their commands."""
         found: list[DeviceLaunch] = []
         for stream in self.plan.streams:
+            behind = False
             for p, command in enumerate(stream.commands):
+                made: list[DeviceLaunch] = []
                 if isinstance(command, Launch):
-                    found += self._launch(stream, p, command)
+                    made += self._launch(stream, p, command, behind)
                 elif isinstance(command, CollectiveCall) and not self.by_library:
-                    found += self._sum(stream, p, command)
+                    made += self._sum(stream, p, command)
+                found += made
+                behind = isinstance(command, Launch) and not self._private(command) - _reset(made)
         return tuple(found)
 
-    def _launch(self, stream: Stream, p: int, command: Launch) -> Iterator[DeviceLaunch]:
+    def _private(self, command: Launch) -> frozenset[int]:
+        """The flags that nothing but the launch waits for: its kernel resets them, or its stream right behind it."""
+        return frozenset(signal.number for signal in command.waits) & self.private
+
+    def _launch(self, stream: Stream, p: int, command: Launch, behind: bool) -> Iterator[DeviceLaunch]:
+        """`behind`: nothing will stand between the kernel before and this launch."""
         asked = command.attributes.sms or self.limits.sms
         sms = asked
         if command.streamed:  # a cluster is not divided
             sms = min(asked, max(self._share(self._device(stream), asked), CLUSTERS.get(command.kernel, 1)))
         self.works.spend(len(command.works), command.origin)
         self.operands.spend(sum(len(w.reads) + len(w.writes) for w in command.works), command.origin)
-        awaited = {signal.number for signal in command.waits}
         request = LaunchRequest(
             kernel=command.kernel,
             works=tuple(kernel_work(w.body, self.look, w.waits, w.signals) for w in command.works),
             sms=sms,
             smem=command.attributes.smem,
             streamed=command.streamed,
-            resets=tuple(sorted(awaited & self.private)),
+            resets=tuple(sorted(self._private(command))),
             cluster=self._cluster_of_others(stream) if command.streamed else 1,
         )
-        behind = p > 0 and isinstance(stream.commands[p - 1], Launch)
         for config in self._configs(request, (stream.id, p) in self.unaligned, stream.rank, command):
             first, count = config.works
             yield DeviceLaunch(
@@ -189,6 +196,11 @@ class LaunchPlanner:
         run at the same time. Scattered single blocks would leave multiprocessors that no cluster can use."""
         found = self.clusters[self._device(stream)]
         return min((min(of) for other, of in found.items() if of and other != stream.id), default=1)
+
+
+def _reset(launches: Iterable[DeviceLaunch]) -> frozenset[int]:
+    """The flags that kernels reset, or that have no word."""
+    return frozenset(flag for launch in launches for flag in (*launch.config.resets, *launch.config.unraised))
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,17 @@ def made(plan: str) -> DevicePlan:
     return device_plan(layout_of(lowered, machine.device, placement, features), mode)
 
 
+def test_a_launch_begins_not_early_behind_flags_that_its_stream_resets() -> None:
+    """Of many ranks a product waits for more flags than its kernel resets."""
+    machine = profile("h200-switch", 16)
+    plan = plan_of(build(cases.schedule("ag_gemm/stationary_a"), 16, {"chunks": 1}), machine)
+    placement = Placement(tuple(range(16)))
+    found = device_plan(layout_of(plan, machine.device, placement, usual(machine.device.arch)), "streams")
+    reset = [a.stream for a in found.body if isinstance(a, ResetWords)]
+    assert reset
+    assert not list(rules.early_starts_are_safe(found))
+
+
 KERNEL = "sm90_gemm_64x64_c1_bf16_bf16_nn"
 LAUNCH, COPY = "Launch on rank 0 stream compute", "CopyAsync on rank 0 stream dma"
 COPIED = "G@1[64:128, 0:128] <- A@0[64:128, 0:128]"
