@@ -19,7 +19,8 @@ from ..trace import SpanKind
 from ..types import TYPES
 from .sharing import Supply
 
-# µs: what a tile whose own product is done takes to add what comes last, and to be stored (docs/internals/model.md)
+# µs: a tile whose own product is done adds what comes last, and is stored. Fitted on H200 and taken for all machines
+# (docs/internals/model.md)
 ADDING = 6.0
 
 
