@@ -3,8 +3,8 @@
 The text itself is bounded (`ficco_dsl.parser`: bytes, words, depth). What grows faster than the text is counted here,
 as it comes into being, and refused at the statement that goes too far. Each kind of thing has a most of its own, which
 bounds memory. All kinds together draw on one meter of steps, which bounds time: a step is about a microsecond of one
-core. FICCO_MAX_OPS scales all of it. How many ranks there are the user says and not the text: beyond 16 ranks the meter
-grows, to 3.85 times as much at 256 ranks and no further, and so does the number of statements. Memory does not grow.
+core. FICCO_MAX_OPS scales all of it. How many ranks there are the user says and not the text: beyond 8 ranks the meter
+grows, to 4.9 times as much at 256 ranks and no further, and so does the number of statements. Memory does not grow.
 
 Counts, not clocks: the same text has the same answer on every machine.
 """
@@ -21,8 +21,8 @@ from ficco_dsl.diagnostics import Diagnostic, ScheduleError, Span
 from .. import env
 from ..errors import UsageError
 
-METER = 28  # steps of the meter, as a multiple of FICCO_MAX_OPS: 14 seconds by default, 20 on a busy machine
-RANKS, MOST_RANKS, MOST_GROWTH = 16, 256, 3.85  # the meter grows from the first number of ranks to the second
+METER = 22  # steps of the meter, as a multiple of FICCO_MAX_OPS: 11 seconds by default, 19 on a busy machine
+RANKS, MOST_RANKS, MOST_GROWTH = 8, 256, 4.9  # the meter grows from the first number of ranks to the second
 LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements, not seconds
 
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"

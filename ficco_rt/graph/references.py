@@ -15,6 +15,7 @@ from .evaluate import LONGEST, STEPS, Cutter, Function, Mistake, Scope, compile_
 from .ir import Tensor
 
 Values: TypeAlias = Sequence[Any]
+_OfShapes: TypeAlias = dict[tuple[int, ...], Region]
 Step: TypeAlias = Callable[[list[Axis], Values, Budget], None]  # narrows the axes in place; lists are paid for
 
 
@@ -51,7 +52,8 @@ class Reference:
         for accessor in ref.accessors:
             self._steps.append(self._pieces(accessor) if isinstance(accessor, n.Pieces) else self._subscript(accessor))
         self._memo: dict[Any, tuple[Region, ...]] = {}
-        self._shapes: dict[Any, Region] = {}  # ranks of equal shape share the work of cutting
+        # By values, which may be long lists: looked up once for all ranks. Ranks of equal shape share the cutting.
+        self._regions: dict[tuple[Any, ...], _OfShapes] = {}
 
     def one(self, scope: Scope) -> Region:
         """The region; a set makes segments of it."""
@@ -70,10 +72,12 @@ class Reference:
         key = (spread, at, *values)
         found = self._memo.get(key)
         if found is None:
+            spreads = self._spread(values) if spread else [values]
+            choices = [(choice, self._regions.setdefault(tuple(choice), {})) for choice in spreads]
             found = tuple(
-                self._resolve(rank, choice, scope[STEPS])
+                self._resolve(rank, choice, regions, scope[STEPS])
                 for rank in self._ranks(at, spread, scope["ranks"])
-                for choice in (self._spread(values) if spread else [values])
+                for choice, regions in choices
             )
             self._memo[key] = found
         return found
@@ -107,10 +111,10 @@ class Reference:
                 return [[*values[:i], member, *values[i + 1 :]] for member in values[i]]
         return [values]
 
-    def _resolve(self, rank: int, values: Values, budget: Budget) -> Region:
+    def _resolve(self, rank: int, values: Values, regions: _OfShapes, budget: Budget) -> Region:
+        """The region of `values` on a rank; `regions`: those of the same values on tensors of other ranks."""
         shape = self.tensor.shapes[rank]
-        key = (shape, *values)
-        like = self._shapes.get(key)
+        like = regions.get(shape)
         if like is None:
             axes = [Axis((Interval(0, extent),) if extent else ()) for extent in shape]
             for step in self._steps:
@@ -118,7 +122,7 @@ class Reference:
             boxes = prod(len(a.segments) for a in axes)
             if boxes > LONGEST:
                 raise Mistake(self.ref.span, f"the region has {boxes} separate pieces; the most is {LONGEST}")
-            self._shapes[key] = like = Region(self.ref.tensor, rank, tuple(axes))
+            regions[shape] = like = Region(self.ref.tensor, rank, tuple(axes))
         return like.on(rank)
 
     def _input(self, e: n.Expr) -> int:

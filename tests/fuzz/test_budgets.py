@@ -161,7 +161,7 @@ LOOP_BOMBS = {
     ),
     "steps": Bomb(stage("step c in 0..10000000 { copy Y[0] <- X[0] }"), STATEMENTS),
     "steps of stages": Bomb(stages("step c in 0..10000000 { stage s on sm { copy Y[0] <- X[0] } }"), STATEMENTS),
-    "a loop on many ranks": Bomb(stage("for c in 0..100000 { copy Y[0] <- X[0] }"), STATEMENTS, 500),
+    "a loop on many ranks": Bomb(stage("for c in 0..100000 { copy Y[0] <- X[0] }"), "operations over all ranks", 500),
 }
 DECLARATION_BOMBS = {
     "params on many ranks": Bomb(stages("", params=many("param p{i} = {i}", 20_000)), "names over all ranks", 1024),
