@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -70,13 +70,23 @@ class Reference:
         key = (spread, at, *values)
         found = self._memo.get(key)
         if found is None:
-            found = tuple(
-                self._resolve(rank, choice, scope[STEPS])
-                for rank in self._ranks(at, spread, scope["ranks"])
-                for choice in (self._spread(values) if spread else [values])
-            )
-            self._memo[key] = found
+            ranks = self._ranks(at, spread, scope["ranks"])
+            self._memo[key] = found = tuple(self._on(ranks, self._spread(values) if spread else [values], scope[STEPS]))
         return found
+
+    def _on(self, ranks: Sequence[int], choices: Sequence[Values], budget: Budget) -> Iterator[Region]:
+        """The regions of all choices on each rank. NOTE a choice may hold long lists, which are compared with earlier
+        ones as a whole: once for each shape of the tensor, not for each rank."""
+        long = sum(len(v) // 8 for v in choices[0] if isinstance(v, tuple)) if choices else 0
+        resolved: dict[tuple[int, ...], list[Region]] = {}
+        for rank in ranks:
+            shape = self.tensor.shapes[rank]
+            if shape in resolved:
+                budget.spend(4 * len(choices), self.ref.span)
+            else:
+                budget.spend(len(choices) * (1 + long), self.ref.span)
+                resolved[shape] = [self._resolve(rank, choice, budget) for choice in choices]
+            yield from (like.on(rank) for like in resolved[shape])
 
     def _check(self, value: Any, scope: Scope) -> None:
         """Lists inside a region are short, and of numbers: they are compared with earlier ones as a whole."""
