@@ -1,10 +1,53 @@
-"""ficco_rt: GPU schedules as text: proven, compiled to a plan, run.
+"""ficco_rt: schedules of communication and matrix products, written as text, proven, compiled to a plan, and run.
 
-import ficco_rt as ficco
+This is a tour. It runs without a GPU, as it stands here.
 
-plan = ficco.compile("ag_gemm/hetero_fused_1d", ranks=8, M=4096)
-with ficco.Executor(plan) as ex:
-    ex.run(A=[...], B=[...], C=[...])
+    import numpy as np
+    import ficco_rt as ficco
+
+A schedule says which rank copies and multiplies what, and in which order. `compile` proves that its outputs hold what
+it claims, and makes a plan: streams of commands for each rank. `ficco list` names the schedules that come with the
+package; a path of your own file does as well.
+
+    plan = ficco.compile("ag_gemm/streamed", ranks=4, M=256, N=128, K=64, T="fp32")
+
+`choose` finds the schedule and its pieces for an operation of given sizes on a machine, and says why.
+
+    choice = ficco.choose("ag_gemm", ranks=4, M=8192, N=8192, K=8192)
+    choice.schedule, choice.why
+
+`simulate` says when everything of a run would happen on a machine, in microseconds. No data is moved.
+
+    trace = ficco.simulate(plan, "h200-switch")
+    trace.duration
+
+`Executor` runs a plan: on virtual GPUs in this process, or with `driver="cuda"` or `driver="hip"` on GPUs. It takes a
+list of arrays for each input and output, one a rank, and writes outputs in place.
+
+    A = [np.ones((64, 64), np.float32) for rank in range(4)]
+    B = [np.ones((64, 32), np.float32) for rank in range(4)]
+    C = [np.empty((256, 32), np.float32) for rank in range(4)]
+    with ficco.Executor(plan) as executor:
+        executor.run(A=A, B=B, C=C)
+        executor.duration
+
+A `Machine` is plain data: a `Device`, `Links` between ranks, and where each number comes from. `load_machine` reads a
+stored one or a file, `discover` looks at the GPUs that are there, `save_machine` writes a file.
+
+    machine = ficco.load_machine("h200-switch")
+    machine.device.sms, machine.links.rate
+
+`save_plan` and `load_plan` keep a plan as JSON. A plan that is read is checked and proven again. `plan_hash` tells
+plans apart by what they do.
+
+    ficco.save_plan(plan, "plan.json")
+    same = ficco.plan_hash(ficco.load_plan("plan.json")) == ficco.plan_hash(plan)
+
+Every error of this package is one of `ficco_rt.errors`: ScheduleError (the text is wrong), PlanError (a plan is wrong),
+UsageError (the call is wrong), DeviceError (a device or its driver failed), NumbersError (a verified run gave wrong
+numbers), InternalError (a mistake of this package). The text of an error says where, what, and what would do.
+
+The pages of docs/ go on from here: start, language, choose, embed (PyTorch, streams, graphs), machines.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ DeviceError    3  a device or driver failed
 NumbersError   4  the run ended and its numbers are wrong
 InternalError  5  our bug
 
-130 is for a command that Ctrl-C interrupted.
+The number is the exit code of a command; 130 is for one that Ctrl-C interrupted. Whatever a function of this package
+raises is one of these, and its docstring says which.
 """
 
 from __future__ import annotations

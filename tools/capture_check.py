@@ -2,6 +2,7 @@
 
     python tools/capture_check.py                        # needs two NVIDIA GPUs or more; two minutes
     python tools/capture_check.py --replays 1000 --environments plain
+    python tools/capture_check.py --sizes decode --environments plain connections --replays 500 --beside ../before
 
 The layer is ag_gemm, an activation of PyTorch's and gemm_rs, with a rank on each GPU. It is captured over all GPUs,
 whose streams are joined by events, and as one graph a GPU. Each replay has another input in place; its output must have
@@ -9,7 +10,8 @@ the same bits as that of plain runs, which are compared with a product in fp32. 
 layer with our own graphs, of executors of which nothing is captured, take turns, and so does each schedule alone.
 
 Each environment is a process of its own: plain, `connections` (CUDA_DEVICE_MAX_CONNECTIONS=1), `expandable`
-(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True). Exit code 4 if an output is wrong or a process does not end.
+(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True). With `--beside` the same is done with the library of another
+checkout, before this one's, in each environment. Exit code 4 if an output is wrong or a process does not end.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 ENVIRONMENTS = {
@@ -36,6 +39,7 @@ INPUTS = 4
 TIMES = 30
 LAYERS = 8  # in one graph: a model has many
 LIMIT = 240  # seconds of an environment
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
@@ -45,10 +49,13 @@ def main() -> int:
     parser.add_argument("--replays", type=int, default=10000)
     parser.add_argument("--rounds", type=int, default=15, help="turns of the timings")
     parser.add_argument("--schedule", default="streamed", help="of ag_gemm and gemm_rs")
+    parser.add_argument("--beside", type=Path, metavar="PATH", help="another checkout, to compare with")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.replays < 1 or options.rounds < 1:
         parser.error("--replays and --rounds are numbers from 1")
+    if options.beside is not None and not (options.beside / "ficco_rt").is_dir():
+        parser.error(f"--beside: {options.beside} is no checkout of this repository")
     if options.inside:
         wrong = [size for size in options.sizes if not check(size, options)]
         return 4 if wrong else 0
@@ -63,15 +70,27 @@ def main() -> int:
             f"environment {name}: {' '.join(f'{k}={v}' for k, v in ENVIRONMENTS[name].items()) or 'as it is'}",
             flush=True,
         )
-        command = [sys.executable, __file__, "--inside", *sys.argv[1:]]
-        try:
-            code = subprocess.run(command, env=os.environ | ENVIRONMENTS[name], timeout=LIMIT, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-            print(f"  has not ended within {LIMIT} s")
-        good &= code == 0
+        for tree in (ROOT,) if options.beside is None else (options.beside.resolve(), ROOT):
+            if options.beside is not None:
+                print(f"library of {tree}", flush=True)
+            good &= ended_well(ENVIRONMENTS[name] | path_of(tree))
     print("all right" if good else "NOT right")
     return 0 if good else 4
+
+
+def path_of(tree: Path) -> dict[str, str]:
+    """Processes take the library of this checkout."""
+    given = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(tree), str(tree / "dsl"), *([given] if given else [])])}
+
+
+def ended_well(environment: dict[str, str]) -> bool:
+    command = [sys.executable, __file__, "--inside", *sys.argv[1:]]
+    try:
+        return subprocess.run(command, env=os.environ | environment, timeout=LIMIT, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        print(f"  has not ended within {LIMIT} s")
+        return False
 
 
 class Layer:

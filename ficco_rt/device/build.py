@@ -26,7 +26,7 @@ from ..plan.issue import issue_order
 from ..region import Region
 from .chain import chained, parted, postponed
 from .collectives import calls_of, communicators_of, own_way, part_of
-from .frames import Frames
+from .frames import Frames, touched
 from .ir import (
     GRAPHS,
     LATCHED,
@@ -63,13 +63,15 @@ from .words import Words, words_of
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What the device plans of all modes share: words, and launches by the place of their commands in the plan.
-    `communicators`: what the vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
+    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `communicators`: what the
+    vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
 
     plan: Plan
     plan_hash: str
     device: Device
     placement: Placement
     features: Features
+    touched: tuple[frozenset[int], ...]
     words: Words
     launches: tuple[DeviceLaunch, ...]
     communicators: tuple[Communicator, ...]
@@ -94,8 +96,9 @@ def layout_of(
     launches = LaunchPlanner(plan, device, placement, features, unaligned, communicators).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
-    words = words_of(plan, placement, by_kernel, unraised, meetings=bool(reason))
-    return Layout(plan, plan_hash, device, placement, features, words, launches, communicators, reason)
+    by_stream = tuple(touched(stream, plan) for stream in plan.streams)
+    words = words_of(plan, placement, by_kernel, unraised, by_stream, meetings=bool(reason))
+    return Layout(plan, plan_hash, device, placement, features, by_stream, words, launches, communicators, reason)
 
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
@@ -153,7 +156,9 @@ class _Builder:
         latch = None
         if self.latched and self.words.latch is not None:
             latch = Latch(self.words.latch, self.words.table[self.words.latch])
-        frames = Frames(self.plan, self.layout.placement, self.mode, streams, self.words, budget, latch)
+        frames = Frames(
+            self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.words, budget, latch
+        )
         if self.mode in GRAPHS:
             inside = frames.inside()
             body = [*inside.begin, *(body if self.crowded else _together(body)), *inside.end]

@@ -17,7 +17,7 @@ them. A graph has its chain instead.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from itertools import chain
 
@@ -34,7 +34,6 @@ from .ir import (
     DevicePlan,
     LaunchKernel,
     Meet,
-    MeetStep,
     RecordEvent,
     ResetWords,
 )
@@ -99,6 +98,7 @@ class _Walk:
         self.left = dict.fromkeys(crowded, 0)  # nodes that have left the device's hardware queue
         self.at = [0] * len(runs.queues)
         self.up: set[int] = set()
+        self.told: Counter[int] = Counter()  # by word that tells of runs
         self.called: dict[tuple[int, int], int] = {}  # collectives of runs: how many ranks have begun
         self.order: list[tuple[Node, int]] = []
         self.sleepers: dict[object, list[int]] = {}
@@ -149,8 +149,8 @@ class _Walk:
                         return ("word", change.word)
                     self._did(node)
                 return None
-            case Meet(steps=steps):
-                return self._meet(node, steps, ready)
+            case Meet():
+                return self._meet(node, node.action, ready)
             case CallCollective():
                 return self._call(node, node.action, ready)
             case CopyMemory(words=words):
@@ -163,17 +163,21 @@ class _Walk:
         self.order.append((node, 0))
         return None
 
-    def _meet(self, node: Node, steps: Sequence[MeetStep], ready: deque[int]) -> object | None:
+    def _meet(self, node: Node, meet: Meet, ready: deque[int]) -> object | None:
         if node.done == 0 and self._kept_out(node, 1):
             return ("processors", self.runs.devices[node.queue])
-        while node.done < len(steps):
-            step = steps[node.done]
+        while node.done < len(meet.steps):
+            step = meet.steps[node.done]
+            runs = self.told[meet.runs]
             for word in step.words:
                 if step.does == "raise":
-                    self._raise(word, ready)
+                    self.told[word] = runs
+                    self._wake(("word", word), ready)
+                elif step.does == "count":
+                    self.told[word] += 1
                 elif step.does == "reset":
                     self.up.discard(word)
-                elif word not in self.up:
+                elif self.told[word] < runs:
                     return ("word", word)
             self._did(node)
         self._wake(("processors", self.runs.devices[node.queue]), ready)

@@ -11,15 +11,17 @@ A traced run, and one of the mode `latched`, begins when the host has issued all
 
 Each device completes a run behind all of its streams, when its words are reset.
 
-Two devices that share no events (`words.apart`) meet by words, twice a run. Each tells the other that it has begun: its
-callers' tensors may be touched, and the words of the run before are reset. And each tells the other that it is through.
-A device completes a run when all others are through with it, so that no device is ever two runs ahead.
+Devices that share no events (`words.apart`) meet by words. At the end of a run each tells all others that it is
+through and that its words are reset, and completes the run when all others are through. So behind that, no device
+raises a word of the next run before this word is reset, none touches what another one still uses, and none is ever a
+whole run ahead. At the begin, a device waits only for those whose callers' tensors it touches: each of these tells that
+its callers have come. All these words tell of runs by their number, so that none of them is ever reset.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from ..graph.budget import Budget
@@ -49,7 +51,8 @@ BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Caus
 
 
 class Frames:
-    """Makes the frames of one device plan. `streams` are those of the devices."""
+    """Makes the frames of one device plan. `streams` are those of the devices. `touched_by`: by stream of the plan, the
+    ranks whose inputs and outputs its commands touch."""
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class Frames:
         placement: Placement,
         mode: Mode,
         streams: Sequence[DeviceStream],
+        touched_by: Sequence[frozenset[int]],
         words: Words,
         budget: Budget,
         latch: Latch | None = None,
@@ -73,8 +77,7 @@ class Frames:
             self.on[stream.device].append(stream)
         self.touches: dict[int, set[int]] = defaultdict(set)  # device → the ranks whose tensors it touches
         self.touching: dict[int, list[int]] = defaultdict(list)  # rank → the plan's streams that touch its tensors
-        for number, owner in enumerate(plan.streams):
-            ranks = touched(owner, plan)
+        for number, (owner, ranks) in enumerate(zip(plan.streams, touched_by, strict=True)):
             self.touches[placement.devices[owner.rank]] |= ranks
             for rank in ranks:
                 self.touching[rank].append(number)
@@ -194,53 +197,37 @@ class Frames:
     # ---- devices that share no events
 
     def _tell_begin(self, device: int) -> Iterator[Action]:
-        """A device tells the others that it has begun, and waits for those whose callers' tensors it touches."""
-        if apart(self.placement, device, self.mode):
-            first = set(self._met_first(device))
-            steps = self._raised("entry", device) + self._awaited("entry", device, lambda other: other in first)
-            yield Meet(StreamName("control", device), tuple(steps), BEGIN)
-
-    def _met_first(self, device: int) -> list[int]:
-        """The devices that a device waits for at its begin, before it does anything else."""
-        needed = {self.placement.devices[rank] for rank in self.touches[device]}
-        return [other for other in apart(self.placement, device, self.mode) if other in needed]
+        """A device tells those that touch its callers' tensors that these have come, and waits for those whose callers'
+        tensors it touches."""
+        steps = [*self._raised("entry", device), *self._awaited("entry", device)]
+        if steps:
+            yield self._meet(device, [self._counted(device), *steps], BEGIN)
 
     def _reset(self, device: int) -> Iterator[Action]:
-        """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for. The
-        words that devices meet by are reset behind the waits for them."""
-        control, away = StreamName("control", device), apart(self.placement, device, self.mode)
-        first, count = self.words.reset(device, self.mode, "completion")
-        if away:
-            met = set(self._met_first(device))
-            yield Meet(
-                control,
-                (
-                    *self._awaited("entry", device, lambda other: other not in met),
-                    *self._resets(device, "completion"),
-                    *self._raised("exit", device),
-                    *self._awaited("exit", device, lambda other: True),
-                    *self._resets(device, "end"),
-                ),
-                END,
-            )
+        """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for."""
+        first, count = self.words.reset(device, self.mode)
+        if apart(self.placement, device, self.mode):
+            steps = [] if any(self._tell_begin(device)) else [self._counted(device)]
+            if count:
+                steps.append(MeetStep("reset", self.words.places[device].start + first, count))
+            steps += [*self._raised("exit", device), *self._awaited("exit", device)]
+            yield self._meet(device, steps, END)
         elif count:
-            yield ResetWords(control, first, count, END)
+            yield ResetWords(StreamName("control", device), first, count, END)
 
-    def _resets(self, device: int, at: Literal["completion", "end"]) -> Iterator[MeetStep]:
-        first, count = self.words.reset(device, self.mode, at)
-        if count:
-            yield MeetStep("reset", self.words.places[device].start + first, count)
+    def _meet(self, device: int, steps: Sequence[MeetStep], cause: Cause) -> Meet:
+        return Meet(StreamName("control", device), self.words.counts[device], tuple(steps), cause)
+
+    def _counted(self, device: int) -> MeetStep:
+        return MeetStep("count", self.words.counts[device])
 
     def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
         return [MeetStep("raise", word) for word in self.words.raised(EventName(kind, device), self.mode)]
 
-    def _awaited(self, kind: Literal["entry", "exit"], device: int, which: Callable[[int], bool]) -> list[MeetStep]:
-        found: list[MeetStep] = []
-        for other in filter(which, apart(self.placement, device, self.mode)):
-            word = self.words.awaited(EventName(kind, other), device, self.mode)
-            assert word is not None
-            found.append(MeetStep("wait", word))
-        return found
+    def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
+        points = [EventName(kind, other) for other in apart(self.placement, device, self.mode)]
+        found = [self.words.awaited(point, device, self.mode) for point in points]
+        return [MeetStep("wait", word) for word in found if word is not None]
 
     # ---- callers
 
@@ -345,11 +332,11 @@ def _host_stream(device: int, host: int | None) -> StreamName:
     return StreamName("control", device) if host is None else StreamName("caller", host)
 
 
-def touched(stream: Stream, plan: Plan) -> set[int]:
+def touched(stream: Stream, plan: Plan) -> frozenset[int]:
     """The ranks whose inputs and outputs the stream's commands touch, and its own. A collective touches those of all,
     but holds all ranks' streams together itself, so that it adds none."""
     bound = {t.name for t in plan.tensors if t.kind != "scratch"}
     found = {stream.rank}
     for command in stream.commands:
         found |= {a.region.rank for a in command.accesses() if a.region.tensor in bound}
-    return found
+    return frozenset(found)

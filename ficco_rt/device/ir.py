@@ -8,6 +8,8 @@ What orders what:
   it on its stream still runs, and waits itself for that kernel's end before it touches what is not read-only;
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a word of memory is 0 when a run begins; whoever waits for it goes on once it is 1; it is reset once a run;
+- a word that tells of runs (`Word.tells_runs`) is never reset: a device counts the runs in one of its words, and writes
+  its count to words of others; who waits for such a word goes on once it has reached his own count;
 - members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
 - a call of a collective (`CallCollective`) ends on any rank only after it has begun on all;
 - the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers.
@@ -28,7 +30,7 @@ from ..machine.model import Device
 from ..plan.ir import Work
 from ..region import Region
 
-VERSION = 2
+VERSION = 3
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as
@@ -194,15 +196,15 @@ class Word:
     the `point` that another device waits for, where no event leads; or it is a latch, which has neither.
 
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
-    right `behind` that kernel, at the `completion` of the run, or, if it tells that another device is through, at the
-    `end` of the completion. `used`: in all modes, in graphs, in graphs that are embedded, or, as a latch, in the
-    modes that have one."""
+    right `behind` that kernel, or at the `completion` of the run; or `never`: it tells of runs. Then its `point` is an
+    entry or exit, or it has none and is its device's own count of the runs. `used`: in all modes, in graphs, in graphs
+    that are embedded, or, as a latch, in the modes that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
-    reset: Literal["kernel", "behind", "completion", "end"]
+    reset: Literal["kernel", "behind", "completion", "never"]
     used: Literal["always", "graph", "embedded", "latched"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
@@ -211,9 +213,21 @@ class Word:
         return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
 
     @property
+    def tells_runs(self) -> bool:
+        """Whether counts of runs stand in it."""
+        return self.reset == "never"
+
+    @property
+    def counts_runs(self) -> bool:
+        """Whether it is its device's own count."""
+        return self.tells_runs and self.point is None
+
+    @property
     def purpose(self) -> str:
         if self.used == "latched":
             return "latch"
+        if self.counts_runs:
+            return "count of runs"
         return f"flag {self.flag}" if self.point is None else f"semaphore of {self.point}"
 
 
@@ -310,9 +324,10 @@ class ResetWords:
 
 @dataclass(frozen=True, slots=True)
 class MeetStep:
-    """Words `first` … `first + count - 1` of the table, which lie side by side, are raised, awaited or reset."""
+    """Words `first` … `first + count - 1` of the table, which lie side by side, are raised, awaited or reset; or the
+    device's count of runs, `first`, goes up by one run."""
 
-    does: Literal["raise", "wait", "reset"]
+    does: Literal["raise", "wait", "reset", "count"]
     first: int
     count: int = 1
 
@@ -323,10 +338,12 @@ class MeetStep:
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """A kernel of one warp takes these steps one after another: raises of other devices' words, waits for words of its
-    own, resets. In a graph that costs the host less than the same steps by streams."""
+    """A kernel of one warp takes these steps one after another; steps of one kind side by side have no order. What it
+    raises and waits for are words that tell of runs, by the count in its device's word `runs`. In a graph that costs
+    the host less than the same steps by streams."""
 
     stream: StreamName
+    runs: int
     steps: tuple[MeetStep, ...]
     cause: Cause
     when: When = "always"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
@@ -21,7 +22,6 @@ from .ir import (
     DeviceLaunch,
     LaunchKernel,
     Meet,
-    MeetStep,
     ResetWords,
 )
 from .rules import writes
@@ -38,6 +38,8 @@ class Races:
         self.nothing = start(len(runs.queues))
         self.clocks: list[Clock] = [self.nothing] * len(runs.queues)
         self.raised: dict[int, Clock] = {}  # what a word that is up tells
+        self.counts: Counter[int] = Counter()  # by word that counts them
+        self.told: dict[tuple[int, int], Clock] = {}  # what a word tells that has come to a count of runs
         self.bits = 0
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
         self.called: dict[tuple[int, int], Clock] = {}  # what all know that have begun a collective of a run
@@ -83,8 +85,8 @@ class Races:
                     self._raise(change.word, self.clocks[q], me, self.clocks[q].at(q, node.position))
                 else:
                     self.clocks[q] = self._see(change.word, self.clocks[q], me)
-            case Meet(steps=steps):
-                self._meet(node, steps, part)
+            case Meet():
+                self._meet(node, action, part)
             case CopyMemory(moves=moves, words=words):
                 for word in words:  # they tell what stood before them, and nothing of the copies in the same batch
                     bit, self.bits = self.bits, self.bits + 1
@@ -103,21 +105,28 @@ class Races:
             case CallCollective():
                 self._call(node, action, part)
 
-    def _meet(self, node: Node, steps: Sequence[MeetStep], part: int) -> None:
-        """One step. It knows those before it."""
-        q, step = node.queue, steps[part]
+    def _meet(self, node: Node, meet: Meet, part: int) -> None:
+        """One step. It knows those before it. NOTE words that tell of runs cannot race: one device alone raises such a
+        word, always to a higher count, and whoever waits takes any count from its own on. It knows what stood before
+        the raise to its own count; a higher one tells more."""
+        q, step = node.queue, meet.steps[part]
         if part == 0:
             self.holders.append(Holder(node, 1, self.clocks[q]))
         bit, self.bits = self.bits, self.bits + 1
         me = self._me(node, bit)
         tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
+        self.ledger.read(_word(meet.runs), self.clocks[q], me)
         for word in step.words:
             if step.does == "raise":
-                self._raise(word, self.clocks[q], me, tells)
+                self.told[word, self.counts[meet.runs]] = tells
+                self.memory.spend(len(self.clocks) + self.bits // 32, me.origin)
+            elif step.does == "count":
+                self.ledger.write(_word(word), self.clocks[q], me)
+                self.counts[word] += 1
             elif step.does == "reset":
                 self.ledger.write(_word(word), self.clocks[q], me)
             else:
-                self.clocks[q] = self._see(word, self.clocks[q], me)
+                self.clocks[q] = self.clocks[q].join(self.told[word, self.counts[meet.runs]])
         self.clocks[q] = self.clocks[q].with_work(bit)
 
     def _call(self, node: Node, call: CallCollective, part: int) -> None:

@@ -124,7 +124,7 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
             if any(b.device != a.device or b.index != a.index + 1 for a, b in pairwise(found)):
                 yield _at(action, f"words {step.first} to {step.first + step.count - 1} do not lie side by side")
             if step.does != "raise" and found[0].device != devices[action.stream]:
-                yield _at(action, f"{action.stream} does not own word {step.first}, which it awaits or resets")
+                yield _at(action, f"{action.stream} does not own word {step.first}, which it does not raise")
 
 
 def events_are_recorded(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -402,13 +402,45 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
         downs = resets + Counter(word for action in actions for word in _reset(action, places, devices))
         for i, word in enumerate(plan.words):
             used = word.used_in(plan.mode)
+            if word.counts_runs:
+                continue
             if ups[i] != used or (i in waiters) != used:
                 yield Diagnostic(
                     PLACELESS,
                     f"word {i} ({word.purpose}) is raised {ups[i]} times in a run ({name}), for whoever waits",
                 )
-            if downs[i] != used:
+            if downs[i] != (used and not word.tells_runs):
                 yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {downs[i]} times in a run ({name})")
+
+
+def runs_are_counted(plan: DevicePlan) -> Iterator[Diagnostic]:
+    """A device that meets others counts each run once, in its own word, before it tells or awaits anything of the run.
+    Nothing but meetings raises, awaits or counts in words that tell of runs, and meetings do so in no other words."""
+    devices = _devices(plan)
+    frames = (("own", plan.own), ("called", plan.called))
+    for name, frame in frames[plan.mode == "embedded" :]:
+        counted: Counter[int] = Counter()
+        for action in (*frame.begin, *plan.body, *frame.end):
+            if not isinstance(action, Meet):
+                for number in (*_raised(action), *_awaited(action)):
+                    if plan.words[number].tells_runs:
+                        yield _at(action, f"word {number} ({plan.words[number].purpose}) outside of a meeting")
+                continue
+            mine = {i for i in (action.runs,) if 0 <= i < len(plan.words) and plan.words[i].counts_runs}
+            if {plan.words[i].device for i in mine} != {devices[action.stream]}:
+                yield _at(action, f"{action.stream} meets others by word {action.runs}, not by its own count of runs")
+            for step in action.steps:
+                counts = step.does == "count"
+                for number in step.words:
+                    word = plan.words[number]
+                    if word.counts_runs != counts or word.tells_runs != (step.does != "reset"):
+                        yield _at(action, f"a meeting cannot {step.does} word {number} ({word.purpose})")
+                counted.update(step.words if counts else ())
+                if counted[action.runs] != 1:
+                    yield _at(action, f"{action.stream} meets others before it has counted the run, or counts it twice")
+        for i, word in enumerate(plan.words):
+            if word.counts_runs and counted[i] != word.used_in(plan.mode):
+                yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) counts {counted[i]} times in a run ({name})")
 
 
 def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
@@ -560,6 +592,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     batches_have_no_order,
     copied_words_are_for_kernels_elsewhere,
     words_are_given_once,
+    runs_are_counted,
     collectives_are_called_together,
     graphs_are_launched,
     graphs_are_whole,

@@ -54,7 +54,7 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
         yield f"  device {device}: {count} streams, {f.queues} hardware queues{crowded}"
     yield ""
     yield from (
-        f"word {i} of device {w.device} at {w.index}: {w.purpose}, reset {_RESETS[w.reset]}{_USES[w.used]}"
+        f"word {i} of device {w.device} at {w.index}: {w.purpose}, {_RESETS[w.reset]}{_USES[w.used]}"
         for i, w in enumerate(plan.words)
     )
     yield ""
@@ -76,12 +76,12 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
 
 
 _RESETS = {
-    "kernel": "by the kernel that waits",
-    "behind": "behind the kernel that waits",
-    "completion": "at completion",
-    "end": "at the end of completion",
+    "kernel": "reset by the kernel that waits",
+    "behind": "reset behind the kernel that waits",
+    "completion": "reset at completion",
+    "never": "never reset",
 }
-_DOES = {"raise": "raise", "wait": "wait for", "reset": "reset"}
+_DOES = {"raise": "raise", "wait": "wait for", "reset": "reset", "count": "count the run in"}
 _USES = {
     "always": "",
     "graph": ", in graphs",

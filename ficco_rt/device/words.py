@@ -2,8 +2,7 @@
 
 The layout is the same in every mode, so that one set of words serves all runs of an executor. On each device those that
 the completion of a run resets come first, in one piece: flags, then semaphores, those of every mode before those of
-graphs and those of embedded graphs; then those that its end resets, in the same order; then those that kernels reset.
-The latch is the last of all.
+graphs; then those that kernels reset; then those that tell of runs. The latch is the last of all.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .ir import EventName, Mode, Placement, Word
 
 _USES = ("always", "graph", "embedded")
+_GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "never": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,17 @@ class Words:
     flags: tuple[int, ...]  # flag → word; -1: it has none
     semaphores: Mapping[EventName, Mapping[int, int]]  # point → device that waits for it → word
     places: Mapping[int, range]  # device → its words in the table, without the latch
+    counts: Mapping[int, int]  # device → its count of runs, where it has one
     latch: int | None  # the last word; none where the first device shares no events with some other one
 
     def listed(self, *, latched: bool) -> tuple[Word, ...]:
         """The words of a device plan, with the latch or without."""
         return self.table if latched or self.latch is None else self.table[: self.latch]
 
-    def reset(self, device: int, mode: Mode, at: Literal["completion", "end"]) -> tuple[int, int]:
-        """The first and the number of a device's words that the completion of a run, or its end, resets."""
+    def reset(self, device: int, mode: Mode) -> tuple[int, int]:
+        """The first and the number of a device's words that the completion of a run resets."""
         words = (self.table[i] for i in self.places[device])
-        mine = [w.index for w in words if w.reset == at and w.used_in(mode)]
+        mine = [w.index for w in words if w.reset == "completion" and w.used_in(mode)]
         return min(mine, default=0), len(mine)
 
     def raised(self, point: EventName, mode: Mode) -> list[int]:
@@ -64,11 +65,18 @@ def private_flags(plan: Plan) -> frozenset[int]:
 
 
 def words_of(
-    plan: Plan, placement: Placement, by_kernel: frozenset[int], unraised: frozenset[int], *, meetings: bool = True
+    plan: Plan,
+    placement: Placement,
+    by_kernel: frozenset[int],
+    unraised: frozenset[int],
+    touched: Sequence[frozenset[int]],
+    *,
+    meetings: bool = True,
 ) -> Words:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
-    `unraised`: flags between works that a kernel makes as one; they have no word. `meetings`: ranks meet before and
-    behind collectives, as these are copies and sums."""
+    `unraised`: flags between works that a kernel makes as one; they have no word. `touched`: by stream of the plan, the
+    ranks whose inputs and outputs its commands touch. `meetings`: ranks meet before and behind collectives, as these
+    are copies and sums."""
     private = private_flags(plan)
     wanted: dict[int, list[Word]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
@@ -79,12 +87,13 @@ def words_of(
             wanted[device].append(Word(device, -1, flag, None, "completion"))
     budget = Budget(WORDS, PlanError)
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
-    for word in chain(_semaphores(plan, placement, budget, meetings), _meetings(placement)):
+    for word in chain(_semaphores(plan, placement, budget, meetings), _meetings(plan, placement, touched)):
         wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
     found: dict[EventName, dict[int, int]] = defaultdict(dict)
     places: dict[int, range] = {}
+    counts: dict[int, int] = {}
     for device in placement.ordinals:
         places[device] = range(len(table), len(table) + len(wanted[device]))
         for index, word in enumerate(sorted(wanted[device], key=_place)):
@@ -92,19 +101,20 @@ def words_of(
                 flags[word.flag] = len(table)
             if word.point is not None:
                 found[word.point][device] = len(table)
+            if word.counts_runs:
+                counts[device] = len(table)
             table.append(Word(device, index, word.flag, word.point, word.reset, word.used))
     first, *_ = placement.ordinals
     latch = None
     if not placement.others(first):
         latch = len(table)
         table.append(Word(first, len(wanted[first]), None, None, "completion", "latched"))
-    return Words(tuple(table), tuple(flags), found, places, latch)
+    return Words(tuple(table), tuple(flags), found, places, counts, latch)
 
 
 def _place(word: Word) -> tuple[int, int]:
     """Where among its device's words a word lies."""
-    group = {"completion": 0, "end": 1}.get(word.reset, 2)
-    return group, _USES.index(word.used)
+    return _GROUPS[word.reset], _USES.index(word.used)
 
 
 _Point: TypeAlias = tuple[EventName, int, set[int], Span]  # the device that comes to it, those that wait for it
@@ -136,16 +146,25 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool
             yield Word(device, -1, None, point, "completion", used)
 
 
-def _meetings(placement: Placement) -> Iterator[Word]:
-    """By these words each two devices that share no events know each other's begin and end of a run."""
+def _meetings(plan: Plan, placement: Placement, touched: Sequence[frozenset[int]]) -> Iterator[Word]:
+    """By these words each two devices that share no events know each other's end of a run, and a device the begin of
+    those whose callers' tensors it touches."""
+    touches: dict[int, set[int]] = defaultdict(set)  # device → the devices whose callers' tensors it touches
+    for stream, ranks in zip(plan.streams, touched, strict=True):
+        touches[placement.devices[stream.rank]] |= {placement.devices[rank] for rank in ranks}
     entries = {device: EventName("entry", device) for device in placement.ordinals}
     exits = {device: EventName("exit", device) for device in placement.ordinals}
     for device in placement.ordinals:
+        used: Literal["always", "embedded"]
         for other in placement.ordinals:
             if other != device:
-                used: Literal["always", "embedded"] = "always" if other in placement.others(device) else "embedded"
-                yield Word(device, -1, None, entries[other], "completion", used)
-                yield Word(device, -1, None, exits[other], "end", used)
+                used = "always" if other in placement.others(device) else "embedded"
+                if other in touches[device]:
+                    yield Word(device, -1, None, entries[other], "never", used)
+                yield Word(device, -1, None, exits[other], "never", used)
+        if len(placement.ordinals) > 1:
+            used = "always" if placement.others(device) else "embedded"
+            yield Word(device, -1, None, None, "never", used)
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:

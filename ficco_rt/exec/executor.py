@@ -134,7 +134,10 @@ class Executor:
 
     def close(self) -> None:
         """Give everything back; may be called twice. The caller's arrays stay as they are. A caller's graph that holds
-        runs of the executor must not be replayed any more."""
+        runs of the executor must not be replayed any more.
+
+        Raises DeviceError (the devices still run something that does not end, or refuse to give something back).
+        """
         if not self._closed:
             self._closed = True
             _EMBEDDED.discard(self)
@@ -153,14 +156,20 @@ class Executor:
 
     def bind(self, **tensors: object) -> Bound:
         """Bind arrays, as `run` takes them, ahead of runs: `run(bound)` is then free of all checks. They stay alive
-        and bound until `release`."""
+        and bound until `release`.
+
+        Raises UsageError (what is given does not fit, the executor is closed), DeviceError (memory).
+        """
         self._open()
         bound = self._bind(tensors)
         bound.pinned = tensors
         return bound
 
     def release(self, bound: Bound) -> None:
-        """Give back what `bind` made, when its last run is over."""
+        """Give back what `bind` made, when its last run is over. What is given back already is passed over.
+
+        Raises UsageError (the executor is closed), DeviceError (the last run failed).
+        """
         self._open()
         if self._bindings.holds(bound):
             self._bindings.release(bound)
@@ -226,21 +235,27 @@ class Executor:
         self._ran = True
 
     def synchronize(self) -> None:
-        """Wait for the last run's end."""
+        """Wait for the last run's end.
+
+        Raises UsageError (the executor is closed), DeviceError (the run failed, or did not end within `timeout`).
+        """
         self._open()
         self.driver.synchronize()
 
     @property
     def duration(self) -> float:
-        """Microseconds that the last run took on the devices, or takes on the virtual clock. UsageError: it was on
-        callers' streams, and not `timed`."""
+        """Microseconds that the last run took on the devices, or takes on the virtual clock.
+
+        Raises UsageError (no run has ended; the last one was on callers' streams, and not `timed`), DeviceError (it
+        failed).
+        """
         measured = self.driver.elapsed()
         return self.trace.duration if measured is None else measured
 
     @property
     def traced(self) -> bool:
         """Whether runs are recorded for `trace`. On GPUs that puts timestamps between the commands, which cost time,
-        and a run is then issued command by command, with `graph` too."""
+        and a run is then issued command by command, with `graph` too. Raises nothing."""
         return self._recorder is not None and self._recorder.tracing
 
     @traced.setter
@@ -251,7 +266,7 @@ class Executor:
     @property
     def timed(self) -> bool:
         """Whether GPUs take the time of runs on callers' streams, too, for `duration`; it costs the host two calls a
-        GPU and run. Other runs are always timed."""
+        GPU and run. Other runs are always timed. Raises nothing."""
         return self._recorder is None or self._recorder.timing
 
     @timed.setter
@@ -262,7 +277,8 @@ class Executor:
     @property
     def latched(self) -> bool:
         """Whether a run on streams begins when the host has issued all of it, so that `duration` of a short run is time
-        of the GPUs alone; a traced run always does. A caller's stream is then held up as long as the host issues."""
+        of the GPUs alone; a traced run always does. A caller's stream is then held up as long as the host issues.
+        Raises nothing."""
         return self._recorder is not None and self._recorder.latching
 
     @latched.setter
@@ -273,12 +289,15 @@ class Executor:
     @property
     def held(self) -> bool:
         """Whether the last run began when the host had issued all of it. Graphs do not, nor do long runs and runs on
-        devices with few hardware queues (docs/gpus.md)."""
+        devices with few hardware queues (docs/gpus.md). Raises nothing."""
         return self._recorder is not None and self._recorder.held
 
     @property
     def trace(self) -> Trace:
-        """The record of the last run that ended."""
+        """The record of the last run that ended, in microseconds: a span for each thing that a stream did.
+
+        Raises UsageError (no run has ended, the executor is closed; on GPUs: the run was not `traced`).
+        """
         self._open()
         if not self._ran:
             raise UsageError("there is no trace: no run has ended")
@@ -295,7 +314,10 @@ class Executor:
 
     @property
     def order(self) -> str:
-        """How the host driver steps; set it to step the next runs otherwise."""
+        """How the host driver steps; set it to step the next runs otherwise.
+
+        Raises UsageError (the driver is not the host's; no such order or stream).
+        """
         return self._stepped().order
 
     @order.setter
@@ -332,7 +354,11 @@ class Executor:
         self._filled.add((tensor, rank))
 
     def read(self, tensor: str, rank: int) -> Array:
-        """A copy of a tensor as the executor holds it: of the caller's array where the last run was given one."""
+        """A copy of a tensor as the executor holds it: of the caller's array where the last run was given one. It is a
+        numpy array of the tensor's shape on that rank.
+
+        Raises UsageError (no such tensor or rank, the executor is closed), DeviceError (memory, the last run failed).
+        """
         self._open()
         rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
@@ -344,12 +370,18 @@ class Executor:
 
     @property
     def holdings(self) -> Holdings:
-        """What the executor has made and not given back: the same after any number of runs on the same tensors."""
+        """What the executor has made and not given back: the same after any number of runs on the same tensors.
+
+        Raises UsageError (the executor is closed).
+        """
         self._open()
         return self.driver.holdings()
 
     def poison(self) -> None:
-        """Fill the executor's scratch and outputs with NaN, so that what is never written shows."""
+        """Fill the executor's scratch and outputs with NaN, so that what is never written shows.
+
+        Raises UsageError (the executor is closed), DeviceError (memory).
+        """
         self._open()
         mine = [t for t in self.plan.tensors if t.kind != "input"]
         self._own(mine)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeAlias
 
@@ -15,7 +15,6 @@ from .evaluate import LONGEST, STEPS, Cutter, Function, Mistake, Scope, compile_
 from .ir import Tensor
 
 Values: TypeAlias = Sequence[Any]
-_OfShapes: TypeAlias = dict[tuple[int, ...], Region]
 Step: TypeAlias = Callable[[list[Axis], Values, Budget], None]  # narrows the axes in place; lists are paid for
 
 
@@ -52,8 +51,7 @@ class Reference:
         for accessor in ref.accessors:
             self._steps.append(self._pieces(accessor) if isinstance(accessor, n.Pieces) else self._subscript(accessor))
         self._memo: dict[Any, tuple[Region, ...]] = {}
-        # By values, which may be long lists: looked up once for all ranks. Ranks of equal shape share the cutting.
-        self._regions: dict[tuple[Any, ...], _OfShapes] = {}
+        self._shapes: dict[Any, Region] = {}  # ranks of equal shape share the work of cutting
 
     def one(self, scope: Scope) -> Region:
         """The region; a set makes segments of it."""
@@ -72,15 +70,23 @@ class Reference:
         key = (spread, at, *values)
         found = self._memo.get(key)
         if found is None:
-            spreads = self._spread(values) if spread else [values]
-            choices = [(choice, self._regions.setdefault(tuple(choice), {})) for choice in spreads]
-            found = tuple(
-                self._resolve(rank, choice, regions, scope[STEPS])
-                for rank in self._ranks(at, spread, scope["ranks"])
-                for choice, regions in choices
-            )
-            self._memo[key] = found
+            ranks = self._ranks(at, spread, scope["ranks"])
+            self._memo[key] = found = tuple(self._on(ranks, self._spread(values) if spread else [values], scope[STEPS]))
         return found
+
+    def _on(self, ranks: Sequence[int], choices: Sequence[Values], budget: Budget) -> Iterator[Region]:
+        """The regions of all choices on each rank. NOTE a choice may hold long lists, which are compared with earlier
+        ones as a whole: once for each shape of the tensor, not for each rank."""
+        long = sum(len(v) // 8 for v in choices[0] if isinstance(v, tuple)) if choices else 0
+        resolved: dict[tuple[int, ...], list[Region]] = {}
+        for rank in ranks:
+            shape = self.tensor.shapes[rank]
+            if shape in resolved:
+                budget.spend(4 * len(choices), self.ref.span)
+            else:
+                budget.spend(len(choices) * (1 + long), self.ref.span)
+                resolved[shape] = [self._resolve(rank, choice, budget) for choice in choices]
+            yield from (like.on(rank) for like in resolved[shape])
 
     def _check(self, value: Any, scope: Scope) -> None:
         """Lists inside a region are short, and of numbers: they are compared with earlier ones as a whole."""
@@ -111,10 +117,10 @@ class Reference:
                 return [[*values[:i], member, *values[i + 1 :]] for member in values[i]]
         return [values]
 
-    def _resolve(self, rank: int, values: Values, regions: _OfShapes, budget: Budget) -> Region:
-        """The region of `values` on a rank; `regions`: those of the same values on tensors of other ranks."""
+    def _resolve(self, rank: int, values: Values, budget: Budget) -> Region:
         shape = self.tensor.shapes[rank]
-        like = regions.get(shape)
+        key = (shape, *values)
+        like = self._shapes.get(key)
         if like is None:
             axes = [Axis((Interval(0, extent),) if extent else ()) for extent in shape]
             for step in self._steps:
@@ -122,7 +128,7 @@ class Reference:
             boxes = prod(len(a.segments) for a in axes)
             if boxes > LONGEST:
                 raise Mistake(self.ref.span, f"the region has {boxes} separate pieces; the most is {LONGEST}")
-            regions[shape] = like = Region(self.ref.tensor, rank, tuple(axes))
+            self._shapes[key] = like = Region(self.ref.tensor, rank, tuple(axes))
         return like.on(rank)
 
     def _input(self, e: n.Expr) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 SOURCE, ENTRY, THREADS = "meet.cu", "meet", 32
-KINDS = {"raise": 0, "wait": 1, "reset": 2}  # of steps, as src/meet.h numbers them
-_STEP = struct.Struct("<Qii")  # MeetStep of src/meet.h
+KINDS = {"raise": 0, "wait": 1, "reset": 2, "count": 3}  # of steps, as src/meet.h numbers them
+MOST = 32  # steps of a launch
+_HEAD, _STEP = struct.Struct("<Qii"), struct.Struct("<Qii")  # MeetList without its steps, and MeetStep, of src/meet.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,10 @@ class Step:
     kind: int
 
 
-def table(steps: Sequence[Step]) -> bytes:
-    """The list in device memory, which the kernel goes through."""
-    return b"".join(_STEP.pack(step.address, step.count, step.kind) for step in steps)
-
-
-def arguments(address: int, steps: Sequence[Step]) -> tuple[bytes, ...]:
-    """The launch's, with the address of the list."""
-    return struct.pack("<Q", address), struct.pack("<i", len(steps))
+def arguments(runs: int, steps: Sequence[Step]) -> Iterator[tuple[bytes]]:
+    """The argument of each launch, one behind the other, that takes the steps. `runs`: the address of the device's
+    count of runs."""
+    for first in range(0, len(steps), MOST):
+        part = steps[first : first + MOST]
+        listed = b"".join(_STEP.pack(step.address, step.count, step.kind) for step in part)
+        yield (_HEAD.pack(runs, len(part), 0) + listed.ljust(MOST * _STEP.size, b"\0"),)

@@ -24,12 +24,17 @@ class Port(NamedTuple):  # a tuple: the clock looks them up all the time
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU. Rates are what large transfers and GEMMs reach, not the data sheet's peaks."""
+    """One GPU. Rates are what large transfers and GEMMs reach, not the data sheet's peaks.
+
+    Sizes are in bytes, times in microseconds, rates in bytes or operations a microsecond (a multiplication and its
+    addition are two). Making one raises nothing: what takes a machine checks its numbers, and raises UsageError.
+    Source: the vendor's device queries, and measurements by `ficco calibrate`; `Machine.sources` says which.
+    """
 
     name: str
-    arch: str
-    sms: Count
-    smem_per_sm: SomeBytes
+    arch: str  # as the vendor's compiler calls it: sm_90a, gfx942
+    sms: Count  # multiprocessors, or compute units
+    smem_per_sm: SomeBytes  # shared memory
     smem_per_block: SomeBytes  # the most that one block may ask for
     smem_reserved: Bytes  # that the system takes of every block
     max_residency: Count  # blocks a multiprocessor, whatever their size
@@ -55,6 +60,10 @@ class Links:
 
     `ranks` consecutive ranks are joined, then the next as many (0: all ranks). A port is a rank's own, or of
     `ranks_a_port` consecutive ranks that share it.
+
+    Rates are in bytes a microsecond, times in microseconds. Making one raises nothing: what takes a machine checks its
+    numbers, and raises UsageError. Source: measurements by `ficco calibrate`, else the vendor's data sheets;
+    `Machine.sources` says which.
     """
 
     kind: TopologyKind
@@ -70,7 +79,13 @@ class Links:
 class Machine:
     """GPUs of one kind, and how they reach each other: by the links of one tier, or by further ones (`outer`) where
     those join more ranks. `source` says where its numbers come from, `sources` where single ones do.
-    A number was measured if its own source begins with "measured"."""
+    A number was measured if its own source begins with "measured".
+
+    Times are in microseconds, sizes in bytes, rates in both. Making one raises nothing: what takes a machine checks
+    its numbers, and raises UsageError. Its methods take ranks from 0 to `ranks - 1`, which nothing checks.
+
+    Example: `dataclasses.replace(ficco_rt.load_machine("h200-switch"), ranks=4)`.
+    """
 
     name: str
     device: Device

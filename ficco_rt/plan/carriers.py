@@ -21,7 +21,7 @@ def uncarried(draft: Draft) -> Iterator[tuple[int, int]]:
 
 class _Carriers:
     def __init__(self, draft: Draft) -> None:
-        self.draft, self.needs = draft, draft.needs
+        self.draft = draft
         self.budget = Budget(SEARCHED)
         self.stream_of, self.launch_of = draft.stream_of, draft.launch_of
         ops = draft.graph.ops
@@ -40,8 +40,10 @@ class _Carriers:
             if isinstance(call := ops[v].body, ir.Collective):
                 self.groups.setdefault(call.group, []).append(v)
         self.at_launch: dict[LaunchKey, list[Need]] = {}  # what a launch waits for as a whole
+        self.own: dict[int, list[Need]] = {}  # what else an op waits for
         for v, needs in draft.needs.items():
             key = self.launch_of[v]
+            self.own[v] = [need for need in needs if not need.launch]
             if key is not None and (whole := [need for need in needs if need.launch]):
                 self.at_launch.setdefault(key, []).extend(whole)
 
@@ -70,9 +72,8 @@ class _Carriers:
 
     def _waits(self, v: int) -> list[Need]:
         """What v waits for, itself or with its launch."""
-        waits = [need for need in self.needs.get(v, ()) if not need.launch]
-        key = self.launch_of[v]
-        return waits if key is None else [*waits, *self.at_launch.get(key, ())]
+        waits, key = self.own.get(v, []), self.launch_of[v]
+        return waits if key is None or key not in self.at_launch else [*waits, *self.at_launch[key]]
 
     def _unreached(self, wanted: set[int], v: int) -> set[int]:
         """The ops that v does not know to be over: searched for backwards from v, the nearest first."""

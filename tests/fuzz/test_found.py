@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError
+from ficco_rt.graph import ir as graph_ir
+from ficco_rt.graph.budget import LISTS, Budget
+from ficco_rt.graph.references import Reference
 from ficco_rt.machine.profiles import profile
+from ficco_rt.region import Region
 
 HEAD = """\
 schedule found
@@ -65,3 +72,37 @@ def test_a_set_of_conditions_is_no_set_of_pieces() -> None:
 def test_a_long_chain_of_params() -> None:
     chain = "".join(f"param p{i} = p{i + 1}\n" for i in range(3000)) + "param p3000 = 1\n"
     compile_text(HEAD + chain + GATHER + MULTIPLY)
+
+
+def sums_of_pieces(length: int, ranks: int) -> graph_ir.Graph:
+    """Pieces by a list of so many sizes, each summed over the other ranks."""
+    head = HEAD.replace("param M = 12", f"param M = {length}\nparam L = [1 for i in 0..{length}]")
+    head = head.replace("queue dma", "scratch S[M, K] : fp32\nqueue dma")
+    sums = "stage s on compute { for v in 0..20 { reduce S.rows(v of L) = sum(G.rows(v of L) @ peers) } }\n"
+    return compiler.build(ficco_dsl.parse(head + GATHER + MULTIPLY + sums, "found.ficco"), ranks)
+
+
+def test_long_lists_are_compared_once_for_all_ranks_of_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank of `peers` compared them again, uncharged: a program for 64 ranks took more than a minute."""
+    resolved: list[int] = []
+    resolve = Reference._resolve
+
+    def counted(self: Reference, rank: int, values: Sequence[Any], budget: Budget) -> Region:
+        resolved.append(rank)
+        return resolve(self, rank, values, budget)
+
+    monkeypatch.setattr(Reference, "_resolve", counted)
+    sums_of_pieces(600, 6)
+    assert len(resolved) < 20 * 6 * 3  # in each turn of a rank a region that is written, and one for all that are read
+
+
+def test_regions_of_long_lists_are_charged() -> None:
+    spent = []
+    for length in (660, 60):
+        with compiler.compilation(3):
+            sums_of_pieces(length, 3)
+            budgets = Budget(LISTS).meter.budgets
+            spent.append(sum(b.most - b.left for b in budgets if b.kind is LISTS))
+    compared = 2 * 20 * 3 * 600 // 8  # of both regions, in each turn of each rank, eight members at a time
+    made = 2 * 600  # the list itself, and its pieces
+    assert spent[0] - spent[1] > made + 2 * compared  # compared with earlier evaluations, and with earlier pieces

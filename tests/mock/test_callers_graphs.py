@@ -12,7 +12,7 @@ import pytest
 
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.driver.registry import discover
-from ficco_rt.errors import UsageError
+from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.inputs import fresh_inputs
 from ficco_rt.exec.verify import compare
@@ -134,9 +134,11 @@ class Captured:
 
 
 @contextmanager
-def captured(cuda: StandIn, name: str, *, joined: bool, each: int = 1, graph: bool = False) -> Iterator[Captured]:
+def captured(
+    cuda: StandIn, name: str, *, joined: bool, each: int = 1, graph: bool = False, timeout: float = 30
+) -> Iterator[Captured]:
     plan, machine = planned(cuda, name, each)
-    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, graph=graph, timeout=30) as executor:
+    with Executor(plan, "cuda", machine=machine, ranks_per_gpu=each, graph=graph, timeout=timeout) as executor:
         callers = Callers(plan, each, default=False)
         captures = Captures(callers, joined)
         tensors = callers.tensors()
@@ -200,6 +202,21 @@ def test_devices_replay_ahead_of_one_another(cuda: StandIn) -> None:
             turns = [place for place in range(RANKS) for _ in range(3)]
             random.Random(seed).shuffle(turns)
             made.right(seed, lambda turns=turns: made.captures.replay(turns, made.callers.streams))  # type: ignore[misc]
+
+
+def test_a_replay_of_one_device_alone_is_given_up_and_all_is_right_again(cuda: StandIn) -> None:
+    """After some runs, whose counts are on their way up, a device waits for an exit that never comes."""
+    with captured(cuda, "ag_gemm/streamed", joined=False, timeout=1) as made:
+        executor, streams = made.executor, made.callers.streams
+        with made.captures.capturing():
+            made.layer()
+        for seed in range(3):
+            made.right(seed, lambda: made.captures.replay(range(RANKS), streams))
+        made.captures.replay([0], streams)
+        with pytest.raises(DeviceError, match="did not end"):
+            executor.synchronize()
+        made.right(3, made.layer)  # a plain run clears the words
+        made.right(4, lambda: made.captures.replay(range(RANKS), streams))
 
 
 @pytest.mark.parametrize("graph", [False, True])

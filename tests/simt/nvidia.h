@@ -253,6 +253,9 @@ static void raised(u32* p) {
     progress = 0;
     keep_promises(p);
 }
+static void noted(const void* to, u64 bytes) {
+    if ((u64)to >= lowest && (u64)to < highest) note_write(number(), to, bytes, "a thread");
+}
 template <Order ORDER, Scope SCOPE> static u32 load_word(const u32* p) {
     yield_now();
     acquired(number(), p, ORDER, SCOPE);
@@ -261,6 +264,7 @@ template <Order ORDER, Scope SCOPE> static u32 load_word(const u32* p) {
 template <Order ORDER, Scope SCOPE> static void store_word(u32* p, u32 v) {
     yield_now();
     *p = v;
+    noted(p, sizeof *p);
     released(number(), p, ORDER, SCOPE, true);
     raised(p);
 }
@@ -323,9 +327,6 @@ static void unpack_halves(u32 v, float& low, float& high) {
 template <class T> static T load_checked(const T* p) {
     check_read(number(), (u64)p, sizeof *p, false, "a thread", fault);
     return *p;
-}
-static void noted(const void* to, u64 bytes) {
-    if ((u64)to >= lowest && (u64)to < highest) note_write(number(), to, bytes, "a thread");
 }
 
 // ---------------------------------------------------------------- the launch

@@ -227,7 +227,9 @@ class Kernel:
     ) -> None:
         """`argument` is the struct's name, `change` a text of the source and what it becomes."""
         given = [o for o in options if o.startswith(("-D", "-std"))]
-        whole = f'#include "{HERE / "nvidia.h"}"\n@@@@\n#include "{source}"\nSIMT_LAUNCH({entry}, {argument})\n'
+        unmarked = "#ifndef IF_MARKS\n#define IF_MARKS(...)\n#endif\n"  # the kernel has no twin that marks
+        launch = f"SIMT_LAUNCH({entry}, {argument})\n"
+        whole = f'#include "{HERE / "nvidia.h"}"\n@@@@\n#include "{source}"\n{unmarked}{launch}'
         preprocessed, made, library = folder / f"{entry}.ii", folder / f"{entry}.cc", folder / f"{entry}.so"
         amd.zig(folder, "cc", "-x", "c++", *given, *FLAGS, "-E", "-P", "-o", str(preprocessed), "-", text=whole)
         head, _, kernel = preprocessed.read_text().partition("@@@@")

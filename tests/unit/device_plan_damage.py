@@ -16,7 +16,9 @@ from ficco_rt.device.ir import (
     Frame,
     LaunchKernel,
     Meet,
+    MeetStep,
     RecordEvent,
+    StreamName,
 )
 
 Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
@@ -136,18 +138,45 @@ def completionless(plan: DevicePlan) -> DevicePlan:
 def told_too_early(plan: DevicePlan) -> DevicePlan:
     """Devices tell each other that they are through before they reset their words."""
 
-    def early(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        return tuple(
-            replace(a, steps=(*(s for s in a.steps if s.does == "raise"), *(s for s in a.steps if s.does != "raise")))
-            if isinstance(a, Meet) and any(s.does == "reset" for s in a.steps)
-            else a
-            for a in actions
-        )
+    return steps_in_order("count", "raise", "reset", "wait")(plan)
 
-    if plan.mode == "embedded":
-        return replace(plan, body=early(plan.body))
-    frames = {name: replace(getattr(plan, name), end=early(getattr(plan, name).end)) for name in ("own", "called")}
-    return replace(plan, **frames)
+
+def waited_too_early(plan: DevicePlan) -> DevicePlan:
+    """Devices wait until the others are through before they tell that they are."""
+    return steps_in_order("count", "reset", "wait", "raise")(plan)
+
+
+def steps_in_order(*kinds: str) -> Damage:
+    """The steps of every meeting, by their kinds."""
+
+    def of(action: Action) -> Action:
+        if not isinstance(action, Meet):
+            return action
+        return replace(action, steps=tuple(sorted(action.steps, key=lambda step: kinds.index(step.does))))
+
+    def damage(plan: DevicePlan) -> DevicePlan:
+        frames = {
+            name: Frame(tuple(map(of, getattr(plan, name).begin)), tuple(map(of, getattr(plan, name).end)))
+            for name in ("own", "called")
+        }
+        return replace(plan, body=tuple(map(of, plan.body)), **frames)
+
+    return damage
+
+
+def late_entries(plan: DevicePlan) -> DevicePlan:
+    """Devices wait for the others' entries behind the commands of a run, not before."""
+    waits: dict[StreamName, list[MeetStep]] = {}
+
+    def of(action: Action) -> Action:
+        if not isinstance(action, Meet):
+            return action
+        if action.stream in waits:
+            return replace(action, steps=(*waits[action.stream], *action.steps))
+        waits[action.stream] = [step for step in action.steps if step.does == "wait"]
+        return replace(action, steps=tuple(step for step in action.steps if step.does != "wait"))
+
+    return replace(plan, body=tuple(map(of, plan.body)))
 
 
 def circle(plan: DevicePlan) -> DevicePlan:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pydoc
+import re
 from dataclasses import replace
 from pathlib import Path
+from types import MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -27,11 +31,44 @@ def plan() -> Plan:
 
 def test_all_public_names_are_there_and_told_of() -> None:
     assert set(ficco.__all__) <= set(dir(ficco))
-    for name in ficco.__all__:
-        assert getattr(ficco, name).__doc__, name
     assert ficco.errors.UsageError is UsageError
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = ficco.nothing
+
+
+def told_of(value: object) -> str:
+    return inspect.getdoc(value) or ""
+
+
+@pytest.mark.parametrize("name", [name for name in ficco.__all__ if name != "errors"])
+def test_every_public_name_says_what_it_raises(name: str) -> None:
+    value = getattr(ficco, name)
+    errors = "|".join(name for name in ficco.errors.__all__ if name.endswith("Error"))
+    says = re.compile(rf"(Raises|raises) (nothing|({errors})\b)")
+    assert says.search(told_of(value)), f"{name} does not say what it raises"
+    if not inspect.isclass(value):
+        assert "Example: `" in told_of(value), name
+        return
+    members = [
+        m for m, made in vars(value).items() if not m.startswith("_") and not isinstance(made, MemberDescriptorType)
+    ]
+    for member in members:
+        text = told_of(getattr(value, member))
+        assert text, f"{name}.{member}"
+        assert value in (ficco.Machine, ficco.Device, ficco.Links) or says.search(text), f"{name}.{member}"
+
+
+def test_the_tour_of_the_package_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PAGER", "cat")
+    lines = [line.removeprefix("    ") for line in told_of(ficco).splitlines() if line.startswith("    ")]
+    names: dict[str, Any] = {}
+    exec("\n".join(lines), names)
+    assert all((c == 64).all() for c in names["C"])
+    assert names["same"] is True
+    assert {name for name in ficco.__all__ if name not in told_of(ficco)} == set()
+    tour = pydoc.plain(pydoc.render_doc(ficco))
+    assert all(f"class {name}" in tour or f"{name}(" in tour for name in ficco.__all__ if name != "errors")
 
 
 # ---------------------------------------------------------------- numbers

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import ficco_dsl
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.device import rules
 from ficco_rt.device.build import device_plan, layout_of
@@ -30,6 +31,7 @@ from ficco_rt.device.ir import (
     RecordEvent,
     ResetWords,
     StreamName,
+    WordChange,
 )
 from ficco_rt.errors import PlanError
 from ficco_rt.machine.profiles import profile
@@ -43,6 +45,7 @@ from tests.unit.device_plan_damage import (
     completionless,
     crowded,
     dropped,
+    late_entries,
     launched,
     semaphoreless,
     start_first,
@@ -50,6 +53,7 @@ from tests.unit.device_plan_damage import (
     told_too_early,
     twice,
     unchained,
+    waited_too_early,
     waiting_for,
     waits_first,
     with_words,
@@ -58,8 +62,16 @@ from tests.unit.device_plan_damage import (
     works_of,
 )
 
+PULL = """schedule pull
+input X[64, 64] : fp32
+output Y[64, 64] : fp32 unproven
+queue dma { engine = copy }
+stage s on dma { copy Y <- X @ (rank + 1) % ranks }
+"""
+PULLING = ficco_dsl.parse(PULL, "pull.ficco")
 PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "embedded": ("gemm_rs/serial", "embedded", {}),
+    "entries": ("pull", "embedded", {}),
     "processes": ("gemm_rs/serial", "streams", {}),
     "gather": ("ag_gemm/streamed", "streams", {"chunks": 2}),
     "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
@@ -80,8 +92,8 @@ def made(plan: str) -> DevicePlan:
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
-    schedule = cases.by_library(name) if plan == "library" else cases.schedule(name)
-    lowered = plan_of(build(schedule, 2, sizes), machine)
+    schedule = cases.by_library(name) if plan == "library" else cases.schedule(name) if name != "pull" else PULLING
+    lowered = plan_of(build(schedule, 2, sizes if schedule.params else {}), machine)
     placements = {"shared": Placement((0, 0)), "processes": Placement((0, 1), (0, 1))}
     placement = placements.get(plan, Placement((0, 1)))
     features = usual(machine.device.arch)
@@ -110,7 +122,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.version_is_known,
         "gather",
         lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 2",
+        "the device plan has version 9; this ficco reads version 3",
     ),
     (
         "no processes of some ranks",
@@ -189,21 +201,21 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_lie_apart,
         "embedded",
         changed(Meet, steps=(MeetStep("wait", 4),)),
-        "the begin of a run: control 0 does not own word 4, which it awaits or resets",
+        "the end of a run: control 0 does not own word 4, which it does not raise",
     ),
     (
         "a meeting over too many words",
         rules.words_lie_apart,
         "embedded",
         changed(Meet, steps=(MeetStep("reset", 0, 9),)),
-        "the begin of a run: a meeting over words 0 to 8",
+        "the end of a run: a meeting over words 0 to 8",
     ),
     (
         "a meeting over words of two devices",
         rules.words_lie_apart,
         "embedded",
         changed(Meet, steps=(MeetStep("reset", 0, 4),)),
-        "the begin of a run: words 0 to 3 do not lie side by side",
+        "the end of a run: words 0 to 3 do not lie side by side",
     ),
     (
         "not recorded",
@@ -366,22 +378,22 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords, 0, 2),
-        "word 7 (flag 1) is raised 2 times in a run (own), for whoever waits",
+        "word 5 (flag 1) is raised 2 times in a run (own), for whoever waits",
     ),
     (
         "never raised",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords),
-        "word 7 (flag 1) is raised 0 times in a run (own), for whoever waits",
+        "word 5 (flag 1) is raised 0 times in a run (own), for whoever waits",
     ),
-    ("no word of a flag", rules.words_are_given_once, "gather", worded(2, flag=9), "flag 2 has no word"),
+    ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
     (
         "not reset by its kernel",
         rules.words_are_given_once,
         "gather",
         launched(0, {"resets": (2,)}),
-        "word 3 (flag 3) is reset 0 times in a run (own)",
+        "word 1 (flag 3) is reset 0 times in a run (own)",
     ),
     (
         "reset by who does not wait",
@@ -396,6 +408,41 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "graph",
         dropped(ResetWords),
         "word 0 (semaphore of event 3) is reset 0 times in a run (own)",
+    ),
+    (
+        "a run that is not counted",
+        rules.runs_are_counted,
+        "embedded",
+        changed(Meet, steps=(MeetStep("reset", 0), MeetStep("raise", 4), MeetStep("wait", 1))),
+        "the end of a run: control 0 meets others before it has counted the run, or counts it twice",
+    ),
+    (
+        "a run that is counted twice",
+        rules.runs_are_counted,
+        "entries",
+        changed(Meet, steps=(MeetStep("count", 2), MeetStep("count", 2), MeetStep("raise", 3), MeetStep("wait", 0))),
+        "the begin of a run: control 0 meets others before it has counted the run, or counts it twice",
+    ),
+    (
+        "the count of another device",
+        rules.runs_are_counted,
+        "embedded",
+        changed(Meet, runs=5),
+        "the end of a run: control 0 meets others by word 5, not by its own count of runs",
+    ),
+    (
+        "a stream waits for an exit",
+        rules.runs_are_counted,
+        "embedded",
+        changed(ChangeWords, changes=(WordChange(1, False),)),
+        "WaitEvent on rank 0 stream compute: word 1 (semaphore of exit of device 1) outside of a meeting",
+    ),
+    (
+        "an exit is reset",
+        rules.runs_are_counted,
+        "embedded",
+        changed(Meet, steps=(MeetStep("count", 2), MeetStep("reset", 0, 2), MeetStep("raise", 4), MeetStep("wait", 1))),
+        "the end of a run: a meeting cannot reset word 1 (semaphore of exit of device 1)",
     ),
     (
         "replayed by nobody's streams",
@@ -505,13 +552,13 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "side stream not behind the run before",
         "relay",
         without(AwaitEvent, "begin", "called"),
-        "deadlock: stream 0 waits for word 5 (flag 7)",
+        "deadlock: stream 2 waits for word 9 (flag 5)",
     ),
     (
         "callers do not wait",
         "gather",
         without(AwaitEvent, "end", "called"),
-        "deadlock: stream 3 waits for word 6 (flag 0)",
+        "deadlock: stream 3 waits for word 4 (flag 0)",
     ),
     (
         "no semaphore",
@@ -528,18 +575,31 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "Launch on rank 1 stream compute (stream 3) reads it, and nothing orders the two",
     ),
     (
-        "an exit told before the words are reset",
+        "an exit told before the words are reset, in graphs",
         "embedded",
         told_too_early,
-        "race on word 3 (semaphore of event 2): Record on rank 0 stream dma (stream 1) writes it, the end of a run "
-        "(control 1) writes it, and nothing orders the two",
+        "race on word 0 (semaphore of event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
+        "(control 0) writes it, and nothing orders the two",
     ),
     (
-        "an entry that nobody awaits before the words of the run before are reset",
+        "an exit told before the words are reset, by processes",
         "processes",
         told_too_early,
-        "race on word 1 (semaphore of entry of device 1): the begin of a run (control 1) writes it, the end of a run "
+        "race on word 0 (semaphore of event 3): Record on rank 1 stream dma (stream 3) writes it, the end of a run "
         "(control 0) writes it, and nothing orders the two",
+    ),
+    (
+        "an entry awaited behind what it is for",
+        "entries",
+        late_entries,
+        "race on X@1 rows 0–63, columns 0–63: CopyAsync on rank 0 stream dma (stream 0) reads it, the caller of rank 1 "
+        "writes it, and nothing orders the two",
+    ),
+    (
+        "an exit awaited before it is told",
+        "embedded",
+        waited_too_early,
+        "deadlock: control 0 waits for word 1 (semaphore of exit of device 1)",
     ),
     ("a circle", "relay", circle, "deadlock: stream 0 waits for word 0 (flag 0)"),
     ("waits in front", "one queue", waits_first, "deadlock: stream 0 waits for a hardware queue of device 0"),

@@ -243,10 +243,15 @@ def test_kernels_and_stand_in_declare_no_struct_of_their_own_for_these(
 
 
 def test_steps_of_meetings(tmp_path: Path) -> None:
-    found = structs(KERNELS / "meet.h", tmp_path)["MeetStep"]
-    step = meet.Step(0x1122334455667788, 3, meet.KINDS["reset"])
-    data = meet.table([step])
-    assert found.size == len(data)
-    assert {f.name: f.read(data) for f in found.fields} == {"address": step.address, "count": 3, "kind": 2}
+    found = structs(KERNELS / "meet.h", tmp_path)["MeetList"]
+    steps = [meet.Step(0x1122334455667788 + i, 3 + i, meet.KINDS["reset"]) for i in range(meet.MOST + 1)]
+    (first,), (second,) = meet.arguments(0x99 << 40, steps)
+    assert found.size == len(first) == len(second)
+    assert {name: found[name].read(first) for name in ("runs", "count")} == {"runs": 0x99 << 40, "count": meet.MOST}
+    assert (found["runs"].read(second), found["count"].read(second)) == (0x99 << 40, 1)
+    for i, step in enumerate(steps):
+        data, at = (first, f"steps_{i}") if i < meet.MOST else (second, "steps_0")
+        read = {name: found[f"{at}.{name}"].read(data) for name in ("address", "count", "kind")}
+        assert read == {"address": step.address, "count": step.count, "kind": 2}
     text = (KERNELS / "meet.h").read_text()
     assert all(f"MEET_{name.upper()} = {kind}" in text for name, kind in meet.KINDS.items())

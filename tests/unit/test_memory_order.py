@@ -105,6 +105,17 @@ def test_the_naive_kernels(defines: tuple[str, ...]) -> None:
         assert "bra " in before  # not at once: in a launch that waits, the next one must not take multiprocessors
 
 
+def test_the_kernel_by_which_devices_meet() -> None:
+    """Words of others are raised by a release behind all lanes' steps (w), and whoever waits acquires, again and again.
+    Only what is reset, and the device's own count, are stores without order."""
+    code = ptx(KERNELS / "meet.cu", target.options("sm_90a"))
+    assert loops(code) == 1
+    assert set(re.findall(r"ld\.(\w+)\.sys\.", code)) == {"acquire"}
+    assert sorted(re.findall(r"st\.(\w+)\.sys\.", code)) == ["relaxed", "relaxed", "release"]
+    assert ".local." not in code  # the list of steps is read where the launch has put it
+    assert "w" in word(code, NVIDIA).split("R")[0]
+
+
 @pytest.mark.parametrize("addends", [False, True])
 def test_the_hopper_kernel(addends: bool) -> None:
     """The warp that looks at flags waits for the launch before first, looks at each flag until it is up; then all lanes

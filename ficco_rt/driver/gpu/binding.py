@@ -314,9 +314,9 @@ class Binder:
             case LaunchKernel(launch=launch):
                 marks = plan.marks(plan.launches[launch])
                 yield from (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)
-            case Meet(steps=steps):
+            case Meet(runs=runs, steps=steps):
                 listed = [Step(resources.addresses[s.first], s.count, KINDS[s.does]) for s in steps]
-                yield self._launches.meeting(device, listed)(stream)
+                yield from self._launches.meeting(device, resources.addresses[runs], listed, stream)
             case ResetWords(first=first, count=count):
                 yield vendor.zero_action(resources.word(ordinal, first), count, stream)
             case LaunchGraph() if plan.mode == "embedded":

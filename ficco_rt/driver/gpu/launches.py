@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -62,7 +62,6 @@ class LaunchBinder:
         self._kernels = kernels
         self._modules = Modules(gpus)
         self._library = LibraryCalls(gpus)
-        self._meetings: dict[tuple[int, tuple[meet.Step, ...]], int] = {}  # by device and steps: the list's address
         self._smem: dict[Handle, int] = {}  # by function, the most that a launch of it asks for
 
     @property
@@ -143,16 +142,11 @@ class LaunchBinder:
 
         return MarkedLaunch(bound, address, calls)
 
-    def meeting(self, device: Gpu, steps: Sequence[meet.Step]) -> Callable[[Handle], DriverCall]:
-        """The launch, on a stream, of the kernel that takes these steps. Its list stays as long as the devices."""
+    def meeting(self, device: Gpu, runs: int, steps: Sequence[meet.Step], stream: Handle) -> Iterator[DriverCall]:
+        """The launches of the kernel that takes these steps. `runs`: the address of the device's count of runs."""
         entry = self._modules.own(meet.SOURCE, meet.ENTRY, device, options(device.facts.arch))
-        key = (device.ordinal, tuple(steps))
-        if key not in self._meetings:
-            image = np.frombuffer(meet.table(steps), np.uint8)
-            self._meetings[key] = self._gpus.alloc(device, image.size, "the steps of a meeting of devices")
-            self._gpus.put(device, self._meetings[key], image)
-        arguments, grid = meet.arguments(self._meetings[key], steps), Grid((1,), (meet.THREADS,), 0)
-        return lambda stream: self._gpus.vendor.launch_action(entry.handle, grid, arguments, stream)
+        for arguments in meet.arguments(runs, steps):
+            yield self._gpus.vendor.launch_action(entry.handle, Grid((1,), (meet.THREADS,), 0), arguments, stream)
 
     def release(self, bound: BoundLaunch) -> None:
         if bound.table:

@@ -1,21 +1,31 @@
-// A device raises words of other devices, waits for words of its own and resets them, in the order of a list.
+// A device tells others through words of memory how far it is, and waits for what they tell, in the order of a list.
+//
+// A device counts the runs in a word of its own. To raise a word is to write this count to it; to wait for a word is to
+// wait until it has reached this count. So no such word is ever taken down, a device may raise a word again before
+// another one has looked, and a replayed graph needs no number of the host's. Counts may wrap around: 32 bits tell
+// which of two is ahead as long as they are less than 2^31 apart, and no device is ever more than a run ahead.
 //
 // One warp: it must find room on a multiprocessor beside anything. What the device did before the launch is seen by
-// whoever has seen a word that is raised here; what others did before they raised a word is seen by what the device
-// does behind the launch.
+// whoever has seen a word that is raised here (release); what others did before they raised a word is seen by what the
+// device does behind the launch (acquire).
 
 #include "meet.h"
 
 #ifdef __HIP__
+#define CONSTANT
 __device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
     return __hip_atomic_load(p, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
 __device__ __forceinline__ void store_release(unsigned *p, unsigned v) {
     __hip_atomic_store(p, v, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM);
 }
+__device__ __forceinline__ void store_relaxed(unsigned *p, unsigned v) {
+    __hip_atomic_store(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
 __device__ __forceinline__ void together() { __syncthreads(); }
 __device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
 #else
+#define CONSTANT __grid_constant__
 __device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
     unsigned v;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -24,21 +34,38 @@ __device__ __forceinline__ unsigned load_acquire(const unsigned *p) {
 __device__ __forceinline__ void store_release(unsigned *p, unsigned v) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+__device__ __forceinline__ void store_relaxed(unsigned *p, unsigned v) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 __device__ __forceinline__ void together() { __syncwarp(); }
 __device__ __forceinline__ void nap() { __nanosleep(64); }
 #endif
 
-extern "C" __global__ void __launch_bounds__(32) meet(const MeetStep *steps, int count) {
-    __threadfence_system();
-    for (int i = 0; i < count; i++) {
-        const MeetStep step = steps[i];
-        unsigned *words = (unsigned *)step.address;
-        for (int w = threadIdx.x; w < step.count; w += 32) {
-            if (step.kind == MEET_RAISE) store_release(words + w, 1u);
-            else if (step.kind == MEET_RESET) store_release(words + w, 0u);
-            else
-                while (load_acquire(words + w) == 0) nap();
+__device__ __forceinline__ bool reached(unsigned word, unsigned run) { return (int)(word - run) >= 0 || (word & 1); }
+
+extern "C" __global__ void __launch_bounds__(32) meet(const CONSTANT MeetList list) {
+    const int lane = threadIdx.x;
+    unsigned *runs = (unsigned *)list.runs;
+    unsigned run = load_acquire(runs);
+    for (int first = 0, end; first < list.count; first = end) {
+        const int kind = list.steps[first].kind;
+        for (end = first + 1; end < list.count && list.steps[end].kind == kind;) end++;
+        together();  // whatever stands before a step is done before it
+        if (kind == MEET_COUNT) {
+            run += MEET_RUN;
+            if (lane == 0) store_relaxed(runs, run);
+        } else if (kind == MEET_RESET) {
+            for (int s = first; s < end; s++)
+                for (int w = lane; w < list.steps[s].count; w += 32)
+                    store_relaxed((unsigned *)list.steps[s].address + w, 0u);
+        } else {  // steps of a kind have no order: each lane takes some
+            for (int s = first + lane; s < end; s += 32)
+                for (int w = 0; w < list.steps[s].count; w++) {
+                    unsigned *word = (unsigned *)list.steps[s].address + w;
+                    if (kind == MEET_RAISE) store_release(word, run);
+                    else
+                        while (!reached(load_acquire(word), run)) nap();
+                }
         }
-        together();
     }
 }

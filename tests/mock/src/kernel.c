@@ -176,9 +176,9 @@ bool launch_ready(Launch *l) {
 }
 
 // NOTE ordinary memory may stay in a GPU's caches while a kernel runs: then it never sees the flag go up.
-uint32_t launch_sees(const Launch *l, uint64_t flag) {
+bool launch_sees(const Launch *l, uint64_t flag, uint32_t goal) {
     if (!memory_is_fine(flag)) violation("%s waits for a flag in memory that caches keep", l->function->name);
-    uint32_t seen = __atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE);
+    bool seen = (int32_t)(__atomic_load_n((uint32_t *)flag, __ATOMIC_ACQUIRE) - goal) >= 0;
     if (seen) memory_settle();
     return seen;
 }

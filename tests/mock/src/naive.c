@@ -68,7 +68,7 @@ static bool flags_up(const Launch *l, const Sync *s) {
     const uint64_t *flags = (const uint64_t *)t->flags + s->first_wait;
     for (int i = 0; i < s->waits; i++)
         if (memory_reach(l->device, flags[i], 4)) return true;  // `run` faults
-        else if (!launch_sees(l, flags[i])) return false;
+        else if (!launch_sees(l, flags[i], 1)) return false;
     return true;
 }
 static int flags_reached(const Launch *l, const Sync *s) {
@@ -198,30 +198,33 @@ static int copy_run(Launch *l, int tile) {
 
 // ---------------------------------------------------------------- meet.cu: a step is a tile
 
-static const MeetStep *steps_of(const Launch *l) { return *(const MeetStep *const *)l->arguments; }
+static const MeetList *list_of(const Launch *l) { return (const MeetList *)l->arguments; }
+static uint32_t *runs_of(const Launch *l) { return (uint32_t *)list_of(l)->runs; }
 static int open_steps(Launch *l) {
-    uint64_t bytes = (uint64_t)((const int *)l->arguments)[2] * sizeof(MeetStep);
-    return memory_reach(l->device, (uint64_t)steps_of(l), bytes) ? ILLEGAL_ADDRESS : OK;
+    if (list_of(l)->count > (int)(sizeof list_of(l)->steps / sizeof *list_of(l)->steps)) return LAUNCH_FAILED;
+    return memory_reach(l->device, list_of(l)->runs, 4) ? ILLEGAL_ADDRESS : OK;
 }
 static int step_of(Launch *l, int block, int round) {
     (void)block;
-    return round < ((const int *)l->arguments)[2] ? round : -1;
+    return round < list_of(l)->count ? round : -1;
 }
 static bool step_ready(Launch *l, int tile) {
-    const MeetStep *s = steps_of(l) + tile;
+    const MeetStep *s = list_of(l)->steps + tile;
     for (int i = 0; s->kind == MEET_WAIT && i < s->count; i++) {
-        if (memory_reach(l->device, s->address + 4 * (uint64_t)i, 4)) return true;  // `run` faults
-        if (!launch_sees(l, s->address + 4 * (uint64_t)i)) return false;
+        uint64_t word = s->address + 4 * (uint64_t)i;
+        if (memory_reach(l->device, word, 4)) return true;  // `run` faults
+        if (!launch_sees(l, word, *runs_of(l)) && !(*(uint32_t *)word & 1)) return false;
     }
     return true;
 }
 static int step_run(Launch *l, int tile) {
-    const MeetStep *s = steps_of(l) + tile;
+    const MeetStep *s = list_of(l)->steps + tile;
     if (memory_reach(l->device, s->address, 4 * (uint64_t)s->count)) return ILLEGAL_ADDRESS;
     for (int i = 0; i < s->count; i++) {
         uint32_t *word = (uint32_t *)s->address + i;
-        if (s->kind == MEET_RAISE) __atomic_store_n(word, 1, __ATOMIC_RELEASE);
+        if (s->kind == MEET_RAISE) __atomic_store_n(word, *runs_of(l), __ATOMIC_RELEASE);
         if (s->kind == MEET_RESET) launch_lowers(l, (uint64_t)word);
+        if (s->kind == MEET_COUNT) *word += MEET_RUN;
     }
     return OK;
 }
@@ -233,7 +236,7 @@ static bool lets(const Launch *l, bool ended) {
 }
 
 const KernelCode naive_kernels[] = {
-    {"meet", false, {8, 4}, open_steps, step_of, step_ready, step_run, false, NULL, NULL},
+    {"meet", false, {sizeof(MeetList)}, open_steps, step_of, step_ready, step_run, false, NULL, NULL},
     {"naive_gemm_", true, {sizeof(Table)}, open_gemm, tile_of, gemm_ready, gemm_run, true, lets, NULL},
     {"naive_reduce_", true, {sizeof(Table)}, open_reduce, tile_of, reduce_ready, reduce_run, true, lets, NULL},
     {"naive_copy", false, {sizeof(Table)}, open_table, tile_of, copy_ready, copy_run, true, lets, NULL},

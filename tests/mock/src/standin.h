@@ -323,7 +323,7 @@ Launch *launch_again(const Launch *l);
 void launch_free(Launch *l);
 bool device_has_room(const Device *d);          // for a block of a copy or fill
 int blocks_per_sm(const Function *f, int threads, int smem);
-uint32_t launch_sees(const Launch *l, uint64_t flag);   // the flag's value, which others change while the kernel runs
+bool launch_sees(const Launch *l, uint64_t flag, uint32_t goal);  // whether the flag, which others change, has come so far
 enum { NO_TILE = -2 };
 bool launch_ready(Launch *l);
 bool launch_lets(const Launch *l, bool ended);

@@ -106,7 +106,7 @@ static bool up(const Launch *l, int first, int count) {
     for (int i = 0; i < count; i++) {
         uint64_t flag = table->flags[first + i];
         if (memory_reach(l->device, flag, 4)) return true;  // `run` faults
-        if ((int32_t)(launch_sees(l, flag) - goal) < 0 && !(table->abort && *table->abort)) return false;
+        if (!launch_sees(l, flag, goal) && !(table->abort && *table->abort)) return false;
     }
     return true;
 }
