@@ -10,8 +10,9 @@ from ...machine.model import Device
 from ...types import TYPES
 from .. import target
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
-from ..occupancy import Limits, at_once, resident, window
+from ..occupancy import Limits, at_once, window
 from ..pace import Pace
+from ..room import resident
 from ..works import Copy, Product, Sum, Work
 from . import tables
 from .cost import pace

@@ -11,8 +11,9 @@ from ...types import ACCUMULATOR
 from .. import tiles
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import ALIGNMENT, MatrixGemm, gemm_of
-from ..occupancy import Limits, resident, window
+from ..occupancy import Limits, window
 from ..pace import Pace
+from ..room import resident
 from ..tile_table import count
 from ..works import Product, Work
 from .choice import band, choose, split_k_of, wait_groups
