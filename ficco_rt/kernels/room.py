@@ -12,7 +12,7 @@ that gives what the calculator and the driver's query say. `tools/room_check.py`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from typing import Literal, TypeAlias
@@ -106,7 +106,7 @@ def fit(block: Footprint, beside: Sequence[Several], limits: Limits) -> Fit:
     by: dict[Resource, int] = {
         "registers": _laid(has, limits.max_warps, takes, others, most),
         "shared memory": _shared(limits, takes, others),
-        "threads": (limits.max_warps - sum(o.warps * n for o, n in others)) // takes.warps,
+        "threads": (limits.max_warps - sum(o.warps * n for o, n in others)) // max(1, takes.warps),
         "blocks": most - sum(n for _, n in others),
     }
     # registers and threads share the parts, so that both together may leave less than each
@@ -131,6 +131,35 @@ def left(blocks: Sequence[Several], limits: Limits) -> Left:
         threads=limits.max_threads - sum(t.warps * n for t, n in taken) * limits.warp,
         blocks=limits.max_residency - sum(n for _, n in taken),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many blocks of a kernel on each multiprocessor, with `least` to `most` bytes of dynamic shared memory: no more
+    of them fit, and others fit beside them."""
+
+    blocks: int
+    least: int
+    most: int
+
+
+def shape(block: Footprint, blocks: int, leave: Sequence[Footprint], limits: Limits) -> Shape | None:
+    """How so many blocks leave room for a block of each footprint of `leave`. None: they do not.
+
+    NOTE shared memory alone keeps out the next block, as registers are known by their bounds."""
+    has, static = _has(limits), block.static_smem
+    reserved = static + limits.smem_reserved
+    taken = max((_takes(other, limits).smem for other in leave), default=0)
+    most = (limits.smem_per_sm - taken) // blocks // has.smem_granule * has.smem_granule - reserved
+    most = min(most, limits.smem_per_block - static)
+    # more than a share of one block more, in whole granules
+    least = max(0, (limits.smem_per_sm // (blocks + 1) // has.smem_granule + 1) * has.smem_granule - reserved)
+    if most < max(least, block.dynamic_smem):
+        return None
+    shaped = Several(replace(block, dynamic_smem=most), blocks)
+    if not all(fits((shaped, Several(other)), limits) for other in leave):
+        return None
+    return Shape(blocks, least, most)
 
 
 def _over(blocks: Sequence[Several], limits: Limits) -> tuple[Resource, ...]:
@@ -166,7 +195,7 @@ def _takes(block: Footprint, limits: Limits) -> _Takes:
     has = _has(limits)
     smem = -(-(block.smem + limits.smem_reserved) // has.smem_granule) * has.smem_granule
     of_warp = -(-block.registers // has.granule) * has.granule * limits.warp
-    return _Takes(max(1, -(-block.threads // limits.warp)), of_warp, smem)
+    return _Takes(-(-block.threads // limits.warp), of_warp, smem)
 
 
 def _shared(limits: Limits, takes: _Takes, others: Sequence[tuple[_Takes, int]]) -> int:
@@ -180,7 +209,7 @@ def _laid(has: _Has, slots: int, takes: _Takes, others: Sequence[tuple[_Takes, i
     found, count = _layouts(has, slots, others), 0
     if not found:
         return 0
-    if not others:  # the first ones lie in any parts, so that only the sum counts
+    if not others and takes.warps:  # the first ones lie in any parts, so that only the sum counts
         return min(most, has.parts * _in_part((has.registers, slots), takes.of_warp) // takes.warps)
     while count < most:
         found = frozenset(after for parts in found for after in _placed(parts, takes.of_warp, takes.warps))

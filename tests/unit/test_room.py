@@ -8,8 +8,10 @@ from itertools import product
 
 import pytest
 
+from ficco_rt.kernels.collective_blocks import blocks_of, planned, symmetric
+from ficco_rt.kernels.families import FAMILIES, footprints
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.room import Fit, Footprint, Left, Resource, Several, fit, fits, left
+from ficco_rt.kernels.room import Fit, Footprint, Left, Resource, Several, Shape, fit, fits, left, shape
 from ficco_rt.machine.profiles import stored
 
 H200 = Limits.of(stored("h200-switch").device)
@@ -26,7 +28,7 @@ def block(threads: int, registers: int, smem: int = 0, name: str = "k") -> Footp
 # ---------------------------------------------------------------- known figures
 
 
-NCCL_2_28 = Footprint("NCCL", 640, 96, 22592, 82240)
+NCCL_2_28 = Footprint("NCCL", 640, 96, 22592, 82240, cluster=4)
 NCCL_THIN = Footprint("NCCL, 256 threads asked", 288, 96, 22592, 82240)
 
 
@@ -126,3 +128,70 @@ def test_room_left_is_room_for_one_block() -> None:
         some = left(beside, H200).smem
         assert fits([*beside, Several(block(32, 8, some))], H200)
         assert not fits([*beside, Several(block(32, 8, some + 129))], H200) or some == H200.smem_per_block
+
+
+# ---------------------------------------------------------------- blocks of the vendor's collectives
+
+
+def threads(kinds: str, asked: int | None = None, arch: str = "sm_90a") -> dict[str, int]:
+    return {b.when: b.footprint.threads for b in blocks_of(kinds.split(), asked, arch)}
+
+
+def test_threads_of_nccl_s_blocks() -> None:
+    rings, trees = "rings, simple protocol", "trees, simple protocol"
+    assert threads("all_reduce") == {rings: 544, trees: 640, "protocol LL128": 640}
+    assert threads("all_gather reduce_scatter", 256) == {rings: 288, "protocol LL128": 640}
+    assert threads("all_to_all", 256) == {"sends": 640}
+    assert threads("all_reduce", 512, "gfx90a") == {"any": 256}
+    assert blocks_of([], None, "sm_90a") == ()
+
+
+def test_what_room_is_left_for() -> None:
+    assert [f.threads for f in planned({"all_reduce"}, None, "sm_90a")] == [640]
+    assert [f.threads for f in planned({"all_reduce"}, 256, "sm_90a")] == [288]
+    assert [f.threads for f in planned({"all_reduce", "all_to_all"}, 256, "sm_90a")] == [288, 640]
+    (old,), (new,) = (planned({"all_reduce"}, 256, "sm_90a", version) for version in ((2, 28), (2, 31)))
+    assert (old.smem, new.smem) == (22592 + 82240, 37824 + 82240)
+    assert planned({"all_reduce"}, None, "sm_90a") == (NCCL_2_28,)
+    assert symmetric().threads * symmetric().registers == 36864
+
+
+def test_only_figures_that_were_read_are_called_measured() -> None:
+    assert all(b.measured for b in blocks_of({"all_reduce"}, None, "sm_90a"))
+    for arch in ("sm_80", "sm_100a", "gfx90a", "gfx942"):
+        assert not any(b.measured or "not measured" not in b.source for b in blocks_of({"all_reduce"}, None, arch))
+
+
+# ---------------------------------------------------------------- blocks that leave room
+
+
+@pytest.mark.parametrize("limits", [H200, A100, MI250X, MI300X], ids=lambda limits: limits.arch)
+def test_shaped_blocks_keep_out_one_more_and_leave_the_room(limits: Limits) -> None:
+    leave = (*planned({"all_reduce"}, 256, limits.arch), Footprint("10 KiB", 0, 0, 0, 10 << 10))
+    for own in footprints(limits):
+        for count in (1, 2, 3):
+            found = shape(own, count, leave, limits)
+            if found is None:
+                continue
+            for dynamic in (max(found.least, own.dynamic_smem), found.most):
+                sized = Footprint(own.kernel, own.threads, 0, own.static_smem, dynamic)  # registers keep out nobody
+                assert fit(sized, (), limits).blocks == count or "threads" in fit(sized, (), limits).limited_by
+                sized = Footprint(own.kernel, own.threads, own.registers, own.static_smem, dynamic)
+                assert all(tried((Several(sized, count), Several(other)), limits) for other in leave)
+
+
+def test_shapes_on_hopper() -> None:
+    nccl = planned({"all_reduce"}, 256, "sm_90a")
+    found = {own.kernel: shape(own, 1, nccl, H200) for own in footprints(H200)}
+    assert {k for k, s in found.items() if s and k.startswith("sm90")} == {
+        "sm90_gemm_128x128_c2_lean", "sm90_gemm_128x128_c1_lean", "sm90_gemm_64x128_c1_lean", "sm90_gemm_64x64_c1_lean",
+    }  # fmt: skip
+    assert found["sm90_gemm_64x64_c1_lean"] == Shape(1, 115568, 126320)
+    assert not any(shape(own, 1, (NCCL_2_28,), H200) for own in footprints(H200))
+
+
+def test_every_family_tells_its_blocks() -> None:
+    for family in FAMILIES:
+        for limits in (H200, A100, MI250X):
+            if family.serves(limits.arch):
+                assert [f.kernel for f in family.footprints(limits)] == [v.name for v in family.variants]
