@@ -107,6 +107,7 @@ class LaunchPlanner:
                 command=p,
                 stages=tuple(command.stage_of(i) for i in range(first, first + count)),
                 origin=command.origin,
+                leave=command.attributes.leave,
             )
             behind = True
 

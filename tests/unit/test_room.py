@@ -13,6 +13,7 @@ from ficco_rt.kernels.families import FAMILIES, footprints
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.room import Fit, Footprint, Left, Resource, Several, Shape, fit, fits, left, shape
 from ficco_rt.machine.profiles import stored
+from tools import room_table as room_page
 
 H200 = Limits.of(stored("h200-switch").device)
 MI250X = Limits.of(stored("mi250x").device)
@@ -195,3 +196,8 @@ def test_every_family_tells_its_blocks() -> None:
         for limits in (H200, A100, MI250X):
             if family.serves(limits.arch):
                 assert [f.kernel for f in family.footprints(limits)] == [v.name for v in family.variants]
+
+
+def test_the_page_has_the_models_tables() -> None:
+    text = room_page.PAGE.read_text(encoding="utf-8")
+    assert room_page.page(text) == text, "python -m tools.room_table --write"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Placement
 from ficco_rt.device.launches import LaunchPlanner
 from ficco_rt.device.room_table import RoomTable, room_table, table_facts
+from ficco_rt.kernels.marks import MARK, blocks_at_once
 from ficco_rt.kernels.room import Several, fits
 from tests.unit.test_leave import PRODUCT, plan
 
@@ -55,3 +58,28 @@ def test_kernels_that_nobody_knows_say_so() -> None:
     facts: Any = table_facts(found)
     assert [k["threads"] for k in facts["kernels"] if k["kernel"] == "k"] == [None]
     assert facts["multiprocessor"]["registers"] == 65536
+
+
+# ---------------------------------------------------------------- what marks tell
+
+
+def marks(*tiles: tuple[int, int, int, int]) -> np.ndarray[Any, Any]:
+    """Of tiles: multiprocessor, block, when its block came to it, when it ended."""
+    return np.array([(came, came, ended, 0, block << 32 | sm) for sm, block, came, ended in tiles], MARK)
+
+
+def test_blocks_that_share_a_multiprocessor_are_counted() -> None:
+    one = marks((0, 0, 10, 20), (0, 0, 20, 30), (1, 1, 10, 30), (0, 2, 30, 40))
+    assert blocks_at_once([one]) == 1  # block 2 came when block 0 had gone
+    two = marks((0, 0, 15, 25), (1, 1, 40, 50))
+    assert blocks_at_once([two]) == 1
+    assert blocks_at_once([one, two]) == 2
+    assert blocks_at_once([marks((5, 1, 1, 9), (5, 2, 2, 8), (5, 3, 3, 7), (6, 4, 1, 9))]) == 3
+
+
+def test_marks_that_tell_no_place_tell_no_residency() -> None:
+    unknown = marks((0, 0, 10, 20))
+    unknown["where"] = 2**64 - 1
+    assert blocks_at_once([unknown]) is None
+    given_up = marks((0, 0, 10, 0))
+    assert blocks_at_once([given_up]) is None
