@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..graph.ir import CollectiveSettings
-from ..kernels.collective_blocks import ASSUMED, Version, blocks_of
+from ..kernels.collective_blocks import ASSUMED, Version, blocks_of, planned
 from ..kernels.leaving import footprint_of
 from ..kernels.occupancy import Limits
 from ..kernels.room import Fit, Footprint, Resource, Several, fit, left
@@ -103,6 +104,33 @@ def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterato
             alone = fit(b.footprint, (), limits)
             name = f"{b.footprint.kernel}, {b.when}"
             yield Tenant(stream.queue, name, b.footprint, min(1, alone.blocks), alone.limited_by, b.source, b.measured)
+
+
+def too_little_left(
+    plan: Plan, launches: Iterable[DeviceLaunch], limits: Limits, library: str
+) -> tuple[DeviceLaunch, str] | None:
+    """The first launch whose `leave = nccl` leaves too little for this library, by its name with its version; and why.
+    None: all leave enough."""
+    numbers = re.search(r"(\d+)\.(\d+)", library)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else ASSUMED
+    blocks: list[Footprint] = []
+    for stream in plan.streams:
+        kinds = {c.kind for c in stream.commands if isinstance(c, CollectiveCall)}
+        threads = (stream.collectives or CollectiveSettings()).threads
+        blocks += planned(kinds, threads, limits.arch, version)
+    for launch in launches:
+        if launch.leave is None or launch.leave.what != "nccl":
+            continue
+        own = Several(footprint_of(launch.config), launch.config.resident)
+        for other in dict.fromkeys(blocks):
+            if not fit(other, (own,), limits).blocks:
+                rest = left((own,), limits)
+                return launch, (
+                    f"leave = nccl: a block of {library} takes {other.threads * other.registers} registers and "
+                    f"{other.smem} bytes of shared memory, and {own.count} of {own.block.kernel} leave "
+                    f"{rest.registers} and {rest.smem}; say leave = {limits.sms // 8} sms"
+                )
+    return None
 
 
 def table_facts(table: RoomTable) -> dict[str, object]:

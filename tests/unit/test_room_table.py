@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import Placement
 from ficco_rt.device.launches import LaunchPlanner
-from ficco_rt.device.room_table import RoomTable, room_table, table_facts
+from ficco_rt.device.room_table import RoomTable, room_table, table_facts, too_little_left
 from ficco_rt.kernels.marks import MARK, blocks_at_once
+from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.room import Several, fits
 from tests.unit.test_leave import PRODUCT, plan
 
@@ -48,6 +50,18 @@ def test_kernels_of_one_queue_are_no_neighbours() -> None:
         assert b.blocks
         assert fits([Several(b.block, b.blocks), Several(a.block, n.fit.blocks)], found.limits)
         assert not fits([Several(b.block, b.blocks), Several(a.block, n.fit.blocks + 1)], found.limits)
+
+
+@pytest.mark.parametrize(("library", "enough"), [("NCCL 2.28.9", True), ("NCCL 2.32.3", False), ("NCCL", True)])
+def test_a_library_whose_blocks_take_more_is_told_of(library: str, enough: bool) -> None:
+    made = plan("leave = nccl", text=PRODUCT)
+    device = made.target.device
+    launches = LaunchPlanner(made, device, Placement((0, 1)), usual(device.arch), frozenset()).all()
+    found = too_little_left(made, launches, Limits.of(device), library)
+    assert (found is None) == enough
+    if found is not None:
+        assert "takes 27648 registers and 120064 bytes" in found[1]
+        assert "leave 36864 and " in found[1]
 
 
 def test_kernels_that_nobody_knows_say_so() -> None:
