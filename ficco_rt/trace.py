@@ -19,6 +19,7 @@ class Launched:
     smem: int  # dynamic shared memory, bytes a block
     residency: int | None  # blocks that a multiprocessor has room for
     blocks: int | None  # of the grid; modelled: no more than that
+    reached: int | None = None  # its blocks that were on a multiprocessor at once, at most, where marks tell
 
 
 @dataclass(frozen=True, slots=True)

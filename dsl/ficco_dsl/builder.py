@@ -32,6 +32,7 @@ from .nodes import (
     Launch,
     Let,
     ListOf,
+    Multiprocessors,
     Name,
     Param,
     Part,
@@ -226,7 +227,9 @@ class Builder(threading.local):
     def attribute(self, c: list[Any]) -> Attribute:
         name, value = c
         span = self.span(name, value)
-        if isinstance(value, str):  # a token: a string or the word `copy`
+        if getattr(value, "type", "") == "SMS":
+            value = Multiprocessors(self._digits(value, value.split()[0].replace("_", "")), self.span(value))
+        elif isinstance(value, str):  # a token: a string or the word `copy`
             value = value[1:-1] if value.startswith('"') else Name(str(value), self.span(value))
         return Attribute(self.word(name), value, span)
 
@@ -385,14 +388,17 @@ class Builder(threading.local):
         digits, unit = token.replace("_", ""), 1
         if digits.endswith("iB"):
             digits, unit = digits[:-3].rstrip(), _UNITS[digits[-3:]]
-        if len(digits) > MAX_DIGITS:
-            self.mistake(token, f"the number has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
-            return Int(0, span)
-        value = int(digits) * unit
+        value = self._digits(token, digits) * unit
         if value >= 1 << MAX_BITS:
             self.mistake(token, f"the number is too large; numbers stay below 2^{MAX_BITS}")
             return Int(0, span)
         return Int(value, span)
+
+    def _digits(self, token: Any, digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            self.mistake(token, f"the number has {len(digits)} digits; at most {MAX_DIGITS} are allowed")
+            return 0
+        return int(digits)
 
     def name(self, c: list[Any]) -> Name:
         return Name(str(c[0]), self.span(c[0]))

@@ -36,7 +36,7 @@ _OPERAND_ENDS = frozenset({"NAME", "INT", "STRING", "RPAR", "RSQB"})
 # `(` follows these without a space; `[` follows a name or a bracket
 _CALLED = frozenset({"NAME", "ROWS", "COLS", "ALL_REDUCE", "ALL_GATHER", "REDUCE_SCATTER", "ALL_TO_ALL"})
 # a NAME with `=` behind it is an attribute, if one of these stands before: another's value
-_VALUE_ENDS = _OPERAND_ENDS | {"COPY"}
+_VALUE_ENDS = _OPERAND_ENDS | {"COPY", "SMS"}
 
 
 def format_text(text: str, path: str) -> str:
@@ -220,6 +220,8 @@ def _space(a: Token, b: Token, after: Token | None, stack: list[_Open], before: 
 def _written(token: Token) -> str:
     """A token's text: its own, but one blank before a unit."""
     text = str(token)
+    if token.type == "SMS":
+        return " ".join(text.split())
     if token.type == "INT" and text.endswith("B"):
         return f"{text[:-3].rstrip()} {text[-3:]}"
     return text

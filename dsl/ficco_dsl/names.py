@@ -21,8 +21,10 @@ from .nodes import (
     KernelDecl,
     Launch,
     Let,
+    Multiprocessors,
     Name,
     Param,
+    QueueDecl,
     Reduce,
     RegionRef,
     Schedule,
@@ -37,6 +39,7 @@ from .vocabulary import (
     ENGINES,
     ENGINES_OF,
     FUNCTIONS,
+    LEFT,
     OF_COLLECTIVES,
     ON_KERNEL,
     ON_QUEUE,
@@ -89,7 +92,7 @@ class _Checker(Uses):
             self.shaped.add(tensor.name)
         self._claims()
         for queue in s.queues:
-            collects = any(isinstance(a.value, Name) and a.value.id == "nccl" for a in queue.attributes)
+            collects = _collects(queue)
             allowed = (*ON_QUEUE, *OF_COLLECTIVES) if collects else ON_QUEUE
             self.attributes(queue.attributes, allowed, f"queue '{queue.name}'")
             if all(a.name != "engine" for a in queue.attributes):
@@ -273,10 +276,27 @@ class _Checker(Uses):
                 self.mistake(a.span, f'{a.name} is a string: {a.name} = "file.py:function"')
         elif isinstance(a.value, str):
             self.mistake(a.span, f"{a.name} is a number, not a string")
+        elif isinstance(a.value, Multiprocessors):
+            if a.name != "leave":
+                message = f"{a.name} is a number; '{a.value.count} sms' is what leave takes"
+                self.mistake(a.value.span, message, help=f"write {a.name} = {a.value.count}, or leave = …")
+        elif a.name == "leave" and isinstance(a.value, Name) and a.value.id == LEFT:
+            if not any(map(_collects, self.schedule.queues)):
+                self.mistake(
+                    a.value.span,
+                    "leave = nccl: no queue has engine = nccl, so nothing says for which collectives",
+                    help="say how much: leave = 100 KiB on each multiprocessor, or leave = 8 sms",
+                )
+        elif a.name == "leave" and isinstance(a.value, Name) and not self._known(a.value.id):
+            message = f"leave is nccl, a number of bytes, or a number of sms, not '{a.value.id}'"
+            self.mistake(a.value.span, message, help=self.like(a.value.id, (LEFT,)))
         elif isinstance(a.value, Name) and a.value.id == "copy":
             self.mistake(a.value.span, f"{a.name} is a number, not the word 'copy'")
         else:
             self.expr(a.value)
+
+    def _known(self, name: str) -> bool:
+        return any(name in names for names in (self.scope, self.params, self.values, self.arguments, BUILTINS))
 
     # ------------------------------------------------------------ stages and statements
 
@@ -442,6 +462,11 @@ def _stages(program: Sequence[StageDecl | StageStep]) -> Iterable[StageDecl]:
             yield from _stages(item.body)
         else:
             yield item
+
+
+def _collects(queue: QueueDecl) -> bool:
+    """Whether the queue is one of the vendor's collectives."""
+    return any(a.name == "engine" and isinstance(a.value, Name) and a.value.id == "nccl" for a in queue.attributes)
 
 
 def _list(words: Sequence[str]) -> str:

@@ -171,11 +171,19 @@ class RegionRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Multiprocessors:
+    """`8 sms`, the value of an attribute."""
+
+    count: int
+    span: Span = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Attribute:
     """`name = value` on a queue, or after `with` on a stage, a statement or in a kernel's braces."""
 
     name: str
-    value: Expr | str  # a string literal's text arrives as str, a bare word as Name
+    value: Expr | str | Multiprocessors  # a string literal's text arrives as str, a bare word as Name
     span: Span = field(compare=False)
 
 

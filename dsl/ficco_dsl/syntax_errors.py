@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from lark.exceptions import UnexpectedInput
 
 _WORDS = {
-    "NAME": "a name", "INT": "a number", "STRING": 'a "string"', "$END": "the end of the file",
+    "NAME": "a name", "INT": "a number", "STRING": 'a "string"', "SMS": "a number of sms",
+    "$END": "the end of the file",
 }  # fmt: skip
 # What is expected at a place of a rule: (nearest keyword before, expected terminal) -> words. The first match counts.
 _PLACES: tuple[tuple[str, str, str], ...] = (

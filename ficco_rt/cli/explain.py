@@ -52,6 +52,7 @@ def render(facts: Facts, style: Style) -> str:
         ("Bytes moved", _traffic_lines(facts)),
         ("Computation, a rank", _compute_lines(facts)),
         ("Memory, a rank", _memory_lines(facts)),
+        ("Room on a multiprocessor, rank 0", _room_lines(facts)),
         ("Plan", _plan_lines(facts)),
     ):
         out += ["", style(title, "bold"), *lines]
@@ -197,6 +198,36 @@ def _memory_lines(facts: Facts) -> list[str]:
     share = f"{100 * peak / device:.1f} %" if 1000 * peak > device else "less than 0.1 %"
     fits = f"{share} of the device" if peak <= device else f"MORE than the device's {show_bytes(device)}"
     return [table(rows, right=frozenset((3,))), f"  in all {show_bytes(peak)}, {fits}"]
+
+
+def _room_lines(facts: Facts) -> list[str]:
+    room = facts["room"]
+    has, kernels = room["multiprocessor"], room["kernels"]
+    if not kernels:
+        return ["  no kernels"]
+    rows = [["kernel", "queue", "threads", "registers", "smem", "cluster", "blocks", "limited by"]]
+    for number, k in enumerate(kernels, 1):
+        name = f"{number} {k['kernel']}"
+        if k["threads"] is None:
+            rows.append([name, k["queue"], *"????", "?", k["source"]])
+            continue
+        smem = f"{k['static_smem']} + {k['dynamic_smem']}"
+        sizes = [str(k["threads"]), str(k["registers"]), smem, str(k["cluster"]), str(k["blocks"])]
+        limits = join_words(k["limited_by"]) + ("" if k["measured"] else "; not measured")
+        rows.append([name, k["queue"], *sizes, limits])
+    lines = [
+        f"  {room['device']}: {has['registers']} registers, {has['smem']} bytes of shared memory, {has['threads']} "
+        f"threads, {has['blocks']} blocks",
+        table(rows, right=frozenset((2, 3, 4, 5, 6))),
+    ]
+    for b in room["beside"]:
+        own, other = kernels[b["kernel"]], kernels[b["beside"]]
+        what = count(b["blocks"], "block") if b["blocks"] else "no block"
+        lines.append(
+            f"  beside {other['blocks']} of {b['beside'] + 1}: {what} of {b['kernel'] + 1}, limited by "
+            f"{join_words(b['limited_by'])}" + (f" (leave = {own['leave']})" if own["leave"] else "")
+        )
+    return lines
 
 
 def _plan_lines(facts: Facts) -> list[str]:

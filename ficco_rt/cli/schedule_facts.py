@@ -8,6 +8,10 @@ from dataclasses import asdict
 from math import prod
 from typing import Any
 
+from ..device.features import usual
+from ..device.ir import Placement
+from ..device.launches import LaunchPlanner
+from ..device.room_table import room_table, table_facts
 from ..graph.ir import WORDS, Body, Collective, Copy, Gemm, Graph, Op, Reduce
 from ..machine.model import Machine, Port
 from ..plan.ir import Plan, SignalFlag
@@ -42,6 +46,7 @@ def gather(job: Job) -> Facts:
         "traffic": _traffic(graph, machine),
         "compute": _compute(graph, plan, machine),
         "memory": _memory(graph, machine),
+        "room": _room(plan, machine),
         "plan": _plan(plan),
         "warnings": [diagnostic_record(d) for d in job.warnings],
     }
@@ -267,6 +272,13 @@ def _memory(graph: Graph, machine: Machine) -> Facts:
         entry = {"name": tensor.name, "kind": tensor.kind, "dtype": tensor.dtype, "shape": shape}
         tensors.append({**entry, "bytes": sizes[largest], "same_on_all": len(set(tensor.shapes)) == 1})
     return {"tensors": tensors, "peak_bytes_a_rank": max(totals, default=0), "device_bytes": machine.device.memory}
+
+
+def _room(plan: Plan, machine: Machine) -> Facts:
+    """Of rank 0, each rank on a device of its own."""
+    device = machine.device
+    planner = LaunchPlanner(plan, device, Placement(tuple(range(plan.ranks))), usual(device.arch), frozenset())
+    return table_facts(room_table(plan, device, planner.all(rank=0)))
 
 
 def _plan(plan: Plan) -> Facts:

@@ -284,6 +284,8 @@ def _launch(how: Launched) -> str:
         facts.append(f"{how.blocks} blocks")
     if how.residency is not None:
         facts.append(f"{how.residency} a multiprocessor")
+    if how.reached is not None:
+        facts.append(f"{how.reached} reached")
     return ", ".join((*facts, f"{show_bytes(how.smem)} shared memory each"))
 
 

@@ -220,7 +220,7 @@ def _launched(read: _TraceReader, entry: dict[str, Any]) -> Launched:
         return None if entry.get(name) is None else read.field(entry, name, _count)
 
     kernel, smem = read.field(entry, "kernel", _text), read.field(entry, "smem", _count)
-    return Launched(kernel, smem, maybe("residency"), maybe("blocks"))
+    return Launched(kernel, smem, maybe("residency"), maybe("blocks"), maybe("reached"))
 
 
 def _arrow(read: _TraceReader, event: dict[str, Any], spans: int) -> Arrow:

@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
-from ..graph.ir import CollectiveKind, CollectiveSettings, Priority, Tensor
+from ..graph.ir import CollectiveKind, CollectiveSettings, Leave, Priority, Tensor
 from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Work
@@ -418,6 +418,7 @@ class DeviceLaunch:
     command: int
     stages: tuple[str, ...]
     origin: Span = field(compare=False)
+    leave: Leave | None = None  # what its blocks leave room for
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,10 +56,12 @@ class LaunchPlanner:
                 if isinstance(c, Launch) and c.streamed and c.kernel not in (COPY, REDUCE)
             )
 
-    def all(self) -> tuple[DeviceLaunch, ...]:
-        """In the order of the plan's streams and their commands."""
+    def all(self, rank: int | None = None) -> tuple[DeviceLaunch, ...]:
+        """In the order of the plan's streams and their commands; of one rank, or of all."""
         found: list[DeviceLaunch] = []
         for stream in self.plan.streams:
+            if rank is not None and stream.rank != rank:
+                continue
             behind = False
             for p, command in enumerate(stream.commands):
                 made: list[DeviceLaunch] = []
@@ -105,13 +107,14 @@ class LaunchPlanner:
                 command=p,
                 stages=tuple(command.stage_of(i) for i in range(first, first + count)),
                 origin=command.origin,
+                leave=command.attributes.leave,
             )
             behind = True
 
     def _configs(self, request: LaunchRequest, unaligned: bool, rank: int, command: Launch) -> tuple[KernelConfig, ...]:
         """Launches without flags are made alike on all ranks: NOTE the graph holds each part's axes once."""
         a = command.attributes
-        vendor = self.features.vendor_gemms and (a.residency, a.sms, a.priority) == (None, None, None)
+        vendor = self.features.vendor_gemms and (a.residency, a.sms, a.priority, a.leave) == (None,) * 4
         make = plain if unaligned else partial(configure, vendor=vendor)
         if request.streamed or len(command.works) > 1:
             return make(request, self.limits)

@@ -19,7 +19,7 @@ _UNITS: dict[str, tuple[str, ...]] = {
     "order": ("text", "auto"),
     "kernel": ("vendor",),
 }
-_LEAST = {"smem": 0, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
+_LEAST = {"smem": 0, "leave": 1, "residency": 1, "sms": 1, "ctas": 0, "threads": 64}
 _MOST = {"ctas": MOST_CTAS, "threads": MOST_THREADS}
 COLLECTIVE = ("ctas", "threads")  # what is asked of the vendor's library of collectives
 
@@ -39,26 +39,37 @@ class Attributes:
     def __init__(self, attributes: Sequence[n.Attribute], expressions: Budget) -> None:
         self._attributes, self._budget = attributes, expressions
         self._parts = size(tuple(a.value for a in attributes))
-        self.constant = all(isinstance(a.value, n.Int | str) for a in attributes)
+        self.constant = all(isinstance(a.value, n.Int | n.Multiprocessors | str) for a in attributes)
         self._values: dict[str, Callable[[Scope], int]] = {}
 
     def on(self, base: Asked, scope: Scope) -> Asked:
         """`base` with these on top."""
         changes: dict[str, Any] = {}
         for a in self._attributes:
-            changes[a.name] = word_of(a) if a.name in _UNITS else self._number(a, scope)
+            changes[a.name] = self._value(a, scope)
         return replace(base, **changes) if changes else base
 
     def common(self, base: Asked, scopes: Sequence[Scope]) -> Asked:
         """`base` with these on top, which must come out alike on all ranks."""
         found = self.on(base, scopes[0])
         for a in () if self.constant else self._attributes:
-            if a.name not in _UNITS and any(self._number(a, s) != getattr(found, a.name) for s in scopes):
+            if a.name not in _UNITS and any(self._value(a, s) != getattr(found, a.name) for s in scopes):
                 raise Mistake(a.span, f"{a.name} differs from rank to rank", "give it on a statement, whose rank it is")
         return found
 
+    def _value(self, a: n.Attribute, scope: Scope) -> str | int | ir.Leave:
+        if a.name in _UNITS:
+            return word_of(a)
+        if a.name != "leave":
+            return self._number(a, scope)
+        if isinstance(a.value, n.Multiprocessors):
+            return ir.Leave("sms", a.value.count)
+        if isinstance(a.value, n.Name) and a.value.id == "nccl":
+            return ir.Leave("nccl")
+        return ir.Leave("bytes", self._number(a, scope))
+
     def _number(self, a: n.Attribute, scope: Scope) -> int:
-        if isinstance(a.value, str):
+        if isinstance(a.value, str | n.Multiprocessors):
             raise Mistake(a.span, f"{a.name} is a number")
         if a.name not in self._values:
             self._values[a.name] = number(compile_expr(a.value), a.span)

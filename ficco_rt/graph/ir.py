@@ -35,6 +35,18 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Leave:
+    """What a launch leaves free: shared memory, or room for a block of the vendor's collectives, on each of the
+    multiprocessors that it takes; or whole multiprocessors."""
+
+    what: Literal["bytes", "nccl", "sms"]
+    amount: int = 0  # bytes, or multiprocessors
+
+    def __str__(self) -> str:
+        return {"bytes": f"{self.amount} bytes", "nccl": "nccl", "sms": f"{self.amount} sms"}[self.what]
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What a queue, stage or statement asks of the device; None leaves the choice to the compiler."""
 
@@ -44,6 +56,7 @@ class Resources:
     sms: int | None = None  # multiprocessors that a persistent grid may use
     order: Literal["text", "auto"] | None = None  # may transfers be reordered
     kernel: Literal["vendor"] | None = None  # whose products: of the vendor's library
+    leave: Leave | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,11 @@ class Operations:
                 values.append(Reference(a, self._tensors).one)
             else:
                 values.append(number(compile_expr(a), a.span))
-        shape = {a.name: (compile_expr(a.value), a.span) for a in decl.attributes if not isinstance(a.value, str)}
+        shape = {
+            a.name: (compile_expr(a.value), a.span)
+            for a in decl.attributes
+            if not isinstance(a.value, str | n.Multiprocessors)
+        }
 
         def make(scope: Scope) -> ir.Op:
             arguments = tuple(ir.Argument(p.name, p.mode, v(scope)) for p, v in zip(decl.params, values, strict=True))

@@ -16,7 +16,8 @@ import numpy as np
 from ..types import ACCUMULATOR
 from .family import Encode, KernelConfig, LaunchRequest, Tables
 from .gemm import ALIGNMENT, MatrixGemm, gemm_of
-from .occupancy import Limits, at_once, resident
+from .occupancy import Limits, at_once
+from .room import resident
 from .signature import Signature
 from .tile_table import Rows, SplitK, Table, count, table
 from .tiles import MatrixWork, common, depths_of

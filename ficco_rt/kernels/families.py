@@ -12,6 +12,7 @@ from .naive import cost as naive_cost
 from .naive.family import COPY, NAIVE, REDUCE
 from .occupancy import Limits, out_of_limits, window
 from .pace import Pace
+from .room import Footprint
 from .sm80 import cost as sm80_cost
 from .sm80.family import SM80
 from .sm90.family import SM90
@@ -29,6 +30,11 @@ _BY_NAME: dict[str, Family] = {f.name: f for f in (*NAMED, USER)}
 def family_of(kernel: str) -> Family:
     """Whose kernel it is; a name that is not ours is a user's."""
     return _BY_KERNEL.get(kernel, USER)
+
+
+def footprints(limits: Limits) -> tuple[Footprint, ...]:
+    """Blocks of all kernels for products on such a device, with the least shared memory that each runs with."""
+    return tuple(found for family in FAMILIES if family.serves(limits.arch) for found in family.footprints(limits))
 
 
 def fitting(request: GemmRequest, arch: str) -> Family:

@@ -17,6 +17,7 @@ from ..machine.model import Device
 from ..types import Dtype
 from .occupancy import Limits
 from .pace import Pace
+from .room import Footprint
 from .tile_table import WHOLE_K, SplitK
 from .works import Work
 
@@ -38,6 +39,7 @@ class GemmRequest:
     arrival: float = 0.0  # µs from the launch's start until the last piece from another rank is there; 0: none comes
     private: frozenset[int] = frozenset()  # flags that nothing but this launch waits for
     vendor: bool = False  # the text says `kernel = vendor`
+    leave: tuple[Footprint, ...] = ()  # each of these must fit beside all the launch's blocks of a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,9 @@ class Family(Protocol):
         """A file of kernels/src."""
 
     def serves(self, arch: str) -> bool: ...
+
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        """What blocks of its variants for products take, with the least shared memory that they run with."""
 
     def fits(self, request: GemmRequest) -> str | None:
         """Why it cannot take these works on any device, or None."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import numpy.typing as npt
 
 from .family import KernelConfig, TileWorks
 
-MARK = np.dtype([(name, np.uint64) for name in ("came", "began", "ended", "waited")])
+MARK = np.dtype([(name, np.uint64) for name in ("came", "began", "ended", "waited", "where")])
 
 Marks = npt.NDArray[Any]  # of MARK, one for each tile
 
@@ -22,6 +25,27 @@ def marking(config: KernelConfig) -> KernelConfig:
     entry = f"marked_{config.entry}"
     options = (f"{o.partition('=')[0]}={entry}" if o.endswith(f"={config.entry}") else o for o in config.options)
     return replace(config, entry=entry, options=(*options, "-DMARKS=1"))
+
+
+_NOWHERE = np.uint64(2**64 - 1)
+
+
+def blocks_at_once(launches: Sequence[Marks]) -> int | None:
+    """The most blocks of these launches that were on one multiprocessor at the same time; None: no mark says where. A
+    block was there from its first tile's beginning to its last tile's end, at least."""
+    lives: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by multiprocessor
+    for marks in launches:
+        made = marks[(marks["ended"] > 0) & (marks["where"] != _NOWHERE)]
+        for where in np.unique(made["where"]):
+            mine = made[made["where"] == where]
+            lives[int(where) & 0xFFFFFFFF].append((int(mine["came"].min()), int(mine["ended"].max())))
+    return max((_most(of) for of in lives.values()), default=None)
+
+
+def _most(lives: Sequence[tuple[int, int]]) -> int:
+    """Of intervals, how many overlap at most."""
+    changes = sorted([(stop, -1) for _, stop in lives] + [(start, 1) for start, _ in lives])
+    return max(accumulate(step for _, step in changes))
 
 
 @dataclass(frozen=True, slots=True)

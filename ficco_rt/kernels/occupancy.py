@@ -1,4 +1,4 @@
-"""How many blocks a multiprocessor holds at once, from what they take and what it has."""
+"""What a device gives to blocks, and what a text's resources leave of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ..machine.discover import DeviceFacts
 from ..machine.model import Device
-from .target import compute_capability
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +38,6 @@ class Limits:
     def max_threads(self) -> int:
         """Of all blocks of a multiprocessor."""
         return self.warp * self.max_warps
-
-
-@dataclass(frozen=True, slots=True)
-class _Allocation:
-    """How a multiprocessor's registers and shared memory are given out (CUDA's occupancy calculator; LLVM's AMDGPU
-    usage guide, GPR allocation)."""
-
-    registers: int  # of 32 bits, of a multiprocessor
-    granule: int  # a thread's registers are rounded up to multiples of it
-    parts: int  # that a multiprocessor's registers are in; a warp's lie in one
-    smem_granule: int  # bytes
-
-
-def _allocation(arch: str) -> _Allocation:
-    capability = compute_capability(arch)
-    if capability is not None:
-        return _Allocation(1 << 16, 8, 4, 128 if capability >= 80 else 256)
-    wide = arch in ("gfx90a", "gfx950") or arch.startswith("gfx94")  # accumulators are in the same file
-    return _Allocation(1 << (17 if wide else 16), 8, 4, 512)
-
-
-def resident(threads: int, registers: int, smem: int, limits: Limits) -> int:
-    """Blocks of so many threads, registers a thread and bytes of shared memory (static and dynamic) that share a
-    multiprocessor; 0: none fits."""
-    if smem > limits.smem_per_block:
-        return 0
-    has = _allocation(limits.arch)
-    warps = -(-threads // limits.warp)
-    of_warp = -(-registers // has.granule) * has.granule * limits.warp
-    by_registers = has.registers // has.parts // of_warp * has.parts // warps
-    taken = -(-(smem + limits.smem_reserved) // has.smem_granule) * has.smem_granule
-    by_smem = limits.smem_per_sm // taken if taken else limits.max_residency
-    return min(by_registers, by_smem, limits.max_warps // warps, limits.max_residency)
 
 
 def at_once(sms: int, fitting: int, limits: Limits) -> int:

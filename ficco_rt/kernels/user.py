@@ -11,6 +11,7 @@ from ..machine.model import Device
 from .family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
 from .occupancy import Limits
 from .pace import Pace
+from .room import Footprint
 from .works import Call, View, Work
 
 
@@ -24,6 +25,9 @@ class User:
 
     def serves(self, arch: str) -> bool:
         return True
+
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return ()
 
     def fits(self, request: GemmRequest) -> str | None:
         return "a user's kernel is named, not chosen"

@@ -28,6 +28,7 @@ from .family import (
 )
 from .occupancy import Limits
 from .pace import Pace
+from .room import Footprint
 from .tile_table import MAX_SPLITS, SplitK
 from .works import Product, View, Work
 
@@ -58,6 +59,9 @@ class VendorLibrary:
     def serves(self, arch: str) -> bool:
         return True
 
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return ()
+
     def fits(self, request: GemmRequest) -> str | None:
         found = _product(request.works, request.streamed)
         if isinstance(found, str):
@@ -68,6 +72,7 @@ class VendorLibrary:
     def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
         asked = {"residency": request.residency, "smem": request.smem, "sms": request.sms}
         said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
+        said = said or "leave" * bool(request.leave)
         if said:
             return f"{said} cannot be had of the vendor's kernels; leave it out, or leave out kernel = vendor"
         reason = self.fits(request)

@@ -43,7 +43,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "all": "all ranks, as a set",
     "peers": "the other ranks, from rank + 1 on, wrapping",
     "after": "the stage begins behind these stages, whatever data say",
-    "with": "sets priority, smem, residency, sms, order or kernel",
+    "with": "sets priority, smem, residency, sms, leave, order or kernel",
     "within": "types that the claimed value may be rounded to on its way",
     "unproven": "no claim is made for this output",
     "priority": "high, normal or low",
@@ -51,6 +51,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "smem": "bytes of shared memory that each block of a gemm asks for",
     "residency": "blocks of a gemm on a multiprocessor",
     "sms": "multiprocessors that a launch keeps to",
+    "leave": "what stays free: bytes of shared memory or a block of nccl on each multiprocessor, or so many sms",
     "order": "text, or auto: copies go out in rounds in which no rank receives from two",
     "ctas": "blocks at most that a collective of the vendor's library takes; 0: copy engines where it can",
     "threads": "threads at most of a block of the vendor's library",
@@ -63,10 +64,11 @@ _VALUES = {
     "priority": ("high", "normal", "low"),
     "order": ("text", "auto"),
     "kernel": ("vendor",),
+    "leave": (vocabulary.LEFT,),
 }
 _ON_QUEUE = re.compile(r"^\s*stage\s+\w+\s+on\s+\w*$")
 _AFTER = re.compile(r"^\s*stage\b.*\bafter\s+[\w\s,]*$")
-_VALUE = re.compile(r"\b(engine|priority|order|kernel)\s*=\s*\w*$")
+_VALUE = re.compile(r"\b(engine|priority|order|kernel|leave)\s*=\s*\w*$")
 _DOT = re.compile(r"\.\w*$")
 
 

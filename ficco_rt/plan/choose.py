@@ -13,10 +13,12 @@ from ..graph.budget import WORKS, Budget
 from ..kernels.catalogue import COPY, REDUCE
 from ..kernels.families import choose
 from ..kernels.family import Chosen, GemmRequest
+from ..kernels.naive.family import NAIVE, block_of
 from ..kernels.occupancy import Limits, out_of_limits
 from .arrivals import Arrivals
 from .draft import Draft, KernelChoice, LaunchKey, launches, waits_of
 from .kernel_works import kernel_work, symbolic
+from .leave import Leaving
 
 
 def choose_kernels(draft: Draft) -> Draft:
@@ -55,6 +57,7 @@ class _Chooser:
         self.arrivals = Arrivals(draft.graph, draft.machine)
         self.known: dict[tuple[object, ...], Chosen | str] = {}
         self.budget = Budget(WORKS)
+        self.leaving = Leaving(draft.graph, self.limits)
 
     def choose(self, ops: Sequence[int]) -> KernelChoice | str:
         """The kernel of one launch, or why there is none."""
@@ -66,8 +69,20 @@ class _Chooser:
         bodies = [self.graph.ops[i].body for i in ops]
         if any(isinstance(body, ir.Gemm) for body in bodies):
             found = self._gemm(op.where, ops)
+            if (
+                isinstance(found, str)
+                and asked.leave is not None
+                and asked.kernel is None
+                and not isinstance(self._gemm(replace(op.where, resources=replace(asked, leave=None)), ops), str)
+            ):
+                return self.leaving.refusal(asked.leave)
             return found if isinstance(found, str) else KernelChoice(found.kernel, found.tile[:2], found.smem)
         if isinstance(op.body, ir.KernelCall):
+            if asked.leave is not None:
+                return (
+                    f"leave = {asked.leave} cannot be promised of kernel '{op.body.kernel}', whose registers only a "
+                    "GPU knows; say smem, or leave = 8 sms"
+                )
             blocks = prod(op.body.grid)
             if asked.sms is not None and blocks > asked.sms:
                 return (
@@ -75,7 +90,14 @@ class _Chooser:
                     f"multiprocessors; with sms = {asked.sms} it may have {asked.sms} blocks"
                 )
             return KernelChoice(op.body.kernel, smem=asked.smem or 0)
-        return KernelChoice(COPY if all(isinstance(body, ir.Copy) for body in bodies) else REDUCE)
+        kernel = COPY if all(isinstance(body, ir.Copy) for body in bodies) else REDUCE
+        if asked.leave is None:
+            return KernelChoice(kernel)
+        request = GemmRequest((), leave=self.leaving.footprints(asked.leave))
+        room = NAIVE.leaving(kernel, request, self.limits)
+        if isinstance(room, str):
+            return self.leaving.refusal(asked.leave, [block_of(kernel, self.limits)])
+        return KernelChoice(kernel, smem=room.least)
 
     def _gemm(self, where: ir.Where, ops: Sequence[int]) -> Chosen | str:
         """The kernel of a launch that holds products."""
@@ -100,7 +122,8 @@ class _Chooser:
                 for body, f in zip(bodies, flags, strict=True)
                 if not isinstance(body, ir.Collective)
             )
-            request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private, vendor)
+            leave = self.leaving.footprints(asked.leave)
+            request = GemmRequest(works, asked.smem, asked.residency, sms, streamed, arrival, private, vendor, leave)
             self.known[key] = choose(request, self.limits)
         return self.known[key]
 

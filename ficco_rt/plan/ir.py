@@ -31,6 +31,7 @@ from ..graph.ir import (
     Gemm,
     Kernel,
     KernelCall,
+    Leave,
     Priority,
     Reduce,
     Tensor,
@@ -156,6 +157,7 @@ class LaunchAttributes:
     residency: int | None  # blocks a multiprocessor that this leaves room for
     sms: int | None  # persistent grid no larger than this many multiprocessors
     priority: Priority | None  # where it differs from its stream's
+    leave: Leave | None = None  # what its blocks leave room for on each multiprocessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ..kernels.vendor import VENDOR
 from ..machine.model import Device, Machine
 from ..types import TYPES
 from .kernel_works import kernel_work, symbolic
+from .leave import Leaving, settled
 from .transfers import phases
 
 _MADE_FOR = "take a machine whose GPUs have one: sm_80, sm_90, gfx90a, gfx942"
@@ -28,6 +29,7 @@ _LARGE = 1 << 30  # operations of products whose kernel matters
 
 def lint(graph: ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:
     """All warnings, in the order of the text, one a statement and cause."""
+    graph = settled(graph, machine)
     found: dict[tuple[Span, str], Diagnostic] = {}
     for check in CHECKS:
         for d in check(graph, machine):
@@ -146,6 +148,7 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
     tensors = {t.name: t for t in graph.tensors}
     dtypes = {t.name: t.dtype for t in graph.tensors}
     look, sizes = symbolic(graph.tensors), _launch_sizes(graph)
+    leaving = Leaving(graph, limits)
     known: dict[tuple[object, ...], _Slow | None] = {}  # of equal parts of the same tensors, as ranks have them
     told: set[tuple[str, str]] = set()
     for op in graph.ops:
@@ -159,7 +162,8 @@ def slow_products(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         size = sizes[op.where.rank, op.where.stage] if stage.streamed else _size(g)
         if size >= _LARGE and key not in known:
             works = (kernel_work(g, look),)
-            request = GemmRequest(works, asked.smem, asked.residency, asked.sms, stage.streamed)
+            leave = leaving.footprints(asked.leave)
+            request = GemmRequest(works, asked.smem, asked.residency, asked.sms, stage.streamed, leave=leave)
             known[key] = _slow(request, limits, machine.device, dtypes[g.left.tensor])
         found = known.get(key)
         if found is None or (stage.name, found.reason) in told:
@@ -205,6 +209,7 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
     if any(family.fits(request) is None for family in made_for[:1]):  # but not with these resources
         asked = {"residency": request.residency, "smem": request.smem, "sms": request.sms}
         said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
+        said = said or "the attribute leave" * bool(request.leave)
         return _Slow(plain, share, reason, f"leave out {said}" if said else "give the launch more multiprocessors")
     way_out = "let pieces of K and of columns start at multiples of 8, better of 64"
     if TYPES[dtype].half is None:

@@ -14,6 +14,7 @@ from .draft import Draft, to_text
 from .emit import emit
 from .fuse import fuse
 from .ir import Plan
+from .leave import settled
 from .place import place
 from .promises import Promise, hold
 from .resources import solve_resources
@@ -57,7 +58,7 @@ LOG = logging.getLogger(__name__)  # at level DEBUG it shows the draft after eac
 
 def lower(graph: Graph, machine: Machine) -> Plan:
     """The plan of a proven graph for a machine. Raises ScheduleError where the machine lacks what the text asks."""
-    draft = Draft(graph, machine)
+    draft = Draft(settled(graph, machine), machine)
     for step in PASSES:
         draft = step.run(draft)
         if LOG.isEnabledFor(logging.DEBUG):

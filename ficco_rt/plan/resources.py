@@ -22,5 +22,7 @@ def solve_resources(draft: Draft) -> Draft:
         if choice.kernel == COPY:
             sms = sms or copy_sms(total)
         priority = asked.priority if asked.priority != queues[graph.stages[where.stage].queue] else None
-        attributes.update(dict.fromkeys(ops, LaunchAttributes(choice.smem, asked.residency, sms, priority)))
+        attributes.update(
+            dict.fromkeys(ops, LaunchAttributes(choice.smem, asked.residency, sms, priority, asked.leave))
+        )
     return replace(draft, attributes=attributes)

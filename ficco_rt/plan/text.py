@@ -60,6 +60,7 @@ def _command(c: Command) -> Iterator[str]:
             limits = [f"smem {a.smem}"]
             limits += [f"residency {a.residency}"] if a.residency is not None else []
             limits += [f"sms {a.sms}"] if a.sms is not None else []
+            limits += [f"leave {a.leave}"] if a.leave is not None else []
             limits += [f"priority {a.priority}"] if a.priority is not None else []
             head = f"launch {c.kernel} ({', '.join(limits)})"
             if not c.streamed:

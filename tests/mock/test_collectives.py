@@ -167,6 +167,32 @@ def test_threads_are_one_number_a_process(cuda: standin.StandIn, monkeypatch: py
     at_rest(cuda)
 
 
+LEAVING = """schedule leaving
+input  A[256, 256] : bf16
+input  X[256, 256] : bf16
+output C[256, 256] : bf16
+output Y[256, 256] : bf16
+computes C = A * A
+computes Y = all_reduce(X)
+queue vendor  { engine = nccl  threads = 256 }
+queue compute { engine = sm  leave = nccl }
+stage sum on vendor { all_reduce Y <- X }
+stage mm on compute { gemm C = A * A }
+"""
+
+
+def test_room_is_left_for_the_library_that_is_there(cuda: standin.StandIn) -> None:
+    plan = compiler.plan_of(compiler.build(ficco_dsl.parse(LEAVING, "leaving.ficco"), 2), profile("h200-switch", 2))
+    fresh(cuda, "arch sm_90")
+    with executor(cuda, plan) as made:
+        assert verified_run(made, values="exact").ok
+    fresh(cuda, "arch sm_90; nccl 23203")
+    message = r"leaving.ficco:11: leave = nccl: a block of NCCL 2.32.3 takes 27648 registers and 120064 bytes"
+    with pytest.raises(DeviceError, match=message):
+        executor(cuda, plan)
+    at_rest(cuda)
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -22,6 +22,7 @@ from ficco_rt.device.ir import DeviceLaunch, Mode, Placement, RecordEvent
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.gpu.gpus import Gpus
 from ficco_rt.driver.gpu.vendor import LinearCopy
+from ficco_rt.driver.hip.vendor import Hip
 from ficco_rt.driver.registry import VENDORS, discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
@@ -250,6 +251,34 @@ def test_a_block_that_only_the_device_knows_not_to_fit_is_refused_when_bound(
     assert not hip.violations()
 
 
+@pytest.mark.parametrize("more", [0, 1, -1])
+def test_room_that_the_driver_counts_otherwise_is_refused(
+    hip: StandIn, more: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hip.reset("devices 1; arch gfx942")
+    (tmp_path / "leaving.ficco").write_text(LEAVING)
+    plan = plan_of(build(load(tmp_path / "leaving.ficco"), 1, {}), discover("hip", 1))
+    real = Hip.blocks_per_sm
+    monkeypatch.setattr(Hip, "blocks_per_sm", lambda *of: real(*of) + more)
+    with Executor(plan, "hip", timeout=30) as executor:
+        executor.write("A", 0, np.arange(8, dtype=np.float32).reshape(1, 8))
+        if more:
+            message = f"leave = 20480 bytes counts on 2 of its blocks a multiprocessor, and the driver says {2 + more}"
+            with pytest.raises(DeviceError, match=re.escape(message)):
+                executor.run()
+        else:
+            executor.run()
+            assert executor.read("C", 0).tolist() == [list(range(8))]
+    assert not hip.violations()
+
+
+LEAVING = """schedule leaving
+input  A[1, 8] : fp32
+output C[1, 8] : fp32
+computes C = A
+queue move { engine = sm  leave = 20 KiB }
+stage mm on move { copy C <- A }
+"""
 SOURCE = """
 extern "C" __global__ void double_it(float *out, const float *in, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) out[i] = 2 * in[i];

@@ -103,6 +103,7 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"cp\.async\.commit_group;", "copies_commit()"),
     (r"cp\.async\.wait_group %0;", "copies_wait(%0)"),
     (r"mov\.u64 %0, %%globaltimer;", "%0 = device_time()"),
+    (r"mov\.u32 %0, %%smid;", "%0 = blockIdx.x"),
     # numbers
     (r"cvt\.rn\.f16x2\.f32 %0, %1, %2;", "%0 = pack_words(%1, %2, true)"),
     (r"cvt\.rn\.bf16x2\.f32 %0, %1, %2;", "%0 = pack_words(%1, %2, false)"),

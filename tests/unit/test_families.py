@@ -12,7 +12,8 @@ from ficco_rt.kernels.families import FAMILIES, aligned, choose, configure, plai
 from ficco_rt.kernels.family import Chosen, GemmRequest, KernelConfig, LaunchRequest
 from ficco_rt.kernels.mfma.family import MFMA
 from ficco_rt.kernels.naive.family import COPY, GEMM, NAIVE, REDUCE
-from ficco_rt.kernels.occupancy import Limits, resident
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.room import resident
 from ficco_rt.kernels.sm80.family import SM80
 from ficco_rt.kernels.sm90.family import SM90
 from ficco_rt.kernels.tile_table import SplitK

@@ -64,7 +64,7 @@ def test_marks_are_set_on_the_runs_clock() -> None:
     tiles = [(10, 11, 20, 1), (12, 13, 22, 1), (20, 50, 60, 30), (22, 52, 61, 30), (60, 61, 70, 0)]  # µs
 
     def marks(later: int, of: list[tuple[int, ...]]) -> np.ndarray:
-        rows = [(*(epoch + tick * (t + later) for t in times), tick * waited) for *times, waited in of]
+        rows = [(*(epoch + tick * (t + later) for t in times), tick * waited, 0) for *times, waited in of]
         return np.array(rows, MARK)
 
     works = [0, 0, 1, 1, 2]

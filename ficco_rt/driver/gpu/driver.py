@@ -20,9 +20,11 @@ import numpy as np
 
 from ...device.build import Layout, streams_of
 from ...device.ir import Placement
+from ...device.room_table import too_little_left
 from ...errors import DeviceError, UsageError
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
+from ...kernels.occupancy import Limits
 from ...machine.discover import machine as machine_from
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace import ClockKind, Launched, TraceSpan
@@ -87,6 +89,10 @@ class GpuDriver:
                 self._features = replace(self._features, collectives=library.name)
             layout = self._plans().layout
             self._collectives = self._named(library, layout, collectives)
+            if layout.communicators and library is not None:
+                found = too_little_left(layout.plan, layout.launches, Limits.of(self._device), library.version())
+                if found is not None:
+                    raise DeviceError(f"{found[0].origin.place}: {found[1]}")
             streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
             self._resources = RunResources(self._gpus, layout.words.table, waiting)

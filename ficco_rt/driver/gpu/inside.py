@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...device.ir import DeviceLaunch
 from ...kernels.family import TileWorks
-from ...kernels.marks import Marks, WorkMarks, of_works
+from ...kernels.marks import Marks, WorkMarks, blocks_at_once, of_works
 from ...plan.ir import Work
 
 
@@ -41,6 +41,7 @@ class LaunchTimes:
 
     works: tuple[WorkTimes, ...]
     within: float
+    reached: int | None = None  # blocks that were on a multiprocessor at once
 
     @property
     def waited(self) -> float:
@@ -95,7 +96,8 @@ def launch_times(launches: Sequence[Marked], ticks: Callable[[int], float]) -> M
         for marked, works in here:
             key = (marked.launch.stream, marked.launch.command)
             before = found[key].works if key in found else ()  # works of several kinds take several kernels
-            found[key] = LaunchTimes((*before, *_works(marked.launch, works, clock)), within)
+            reached = blocks_at_once([marked.marks])
+            found[key] = LaunchTimes((*before, *_works(marked.launch, works, clock)), within, reached)
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...device.ir import DeviceLaunch
 from ...errors import DeviceError
-from ...graph.ir import Kernel, KernelCall
+from ...graph.ir import Kernel, KernelCall, Leave
 from ...kernels import meet
 from ...kernels.families import tables
 from ...kernels.family import KernelConfig, TileWorks
@@ -88,7 +88,7 @@ class LaunchBinder:
             return self._by_library(launch, device, memory)
         entry = self._entry(launch, device)
         what = f"kernel {entry.name}, {config.smem} bytes of shared memory"
-        self._fits(config, entry, device, what)
+        self._fits(config, entry, device, what, launch.leave)
         made = tables(config, works_of(launch, memory, flags), [flags[flag] for flag in config.resets])
         constants = len(made.constants)
         scratch_at = -(-constants // _ALIGNED) * _ALIGNED
@@ -168,7 +168,9 @@ class LaunchBinder:
             return self._modules.users(self._kernels[body.kernel], device)
         return self._modules.own(config.source, config.entry, device, config.options)
 
-    def _fits(self, config: KernelConfig, entry: LoadedKernel, device: Gpu, what: str) -> None:
+    def _fits(
+        self, config: KernelConfig, entry: LoadedKernel, device: Gpu, what: str, leave: Leave | None = None
+    ) -> None:
         """The launch relies on so many blocks a multiprocessor: check that the device allows as many."""
         vendor, function = self._gpus.vendor, entry.handle
         with self._gpus.inside(device):
@@ -179,6 +181,11 @@ class LaunchBinder:
             fitting = vendor.blocks_per_sm(function, config.threads, config.smem, what)
         if not fitting:
             raise DeviceError(f"{what}: a block does not fit {device}")
+        if leave is not None and fitting != config.resident:
+            raise DeviceError(
+                f"{what}: leave = {leave} counts on {config.resident} of its blocks a multiprocessor, and the driver "
+                f"says {fitting} ({device}); say smem or sms in place of leave"
+            )
 
     def _grid(self, launch: DeviceLaunch) -> Grid:
         """A launch without a priority of its own has its stream's, in a captured node too."""

@@ -131,7 +131,8 @@ def _done(works: Sequence[Work], rank: int, dtypes: Mapping[str, str]) -> tuple[
 def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
     """The span of a launch whose works have spans of their own."""
     ops = tuple(dict.fromkeys(op for times in inside.works for op in times.ops))
-    return replace(span, kind="launch", ops=ops, waited=inside.waited, within=inside.within)
+    how = span.launched and replace(span.launched, reached=inside.reached)
+    return replace(span, kind="launch", ops=ops, waited=inside.waited, within=inside.within, launched=how)
 
 
 def _inside(

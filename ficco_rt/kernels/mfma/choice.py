@@ -27,11 +27,12 @@ def choose(
     least: int = 0,
     most: int = LDS,
     residency: int | None = None,
+    variants: Sequence[Variant] = VARIANTS,
 ) -> Choice | None:
     """The variant that the estimate finds fastest for pieces of these sizes on `units` compute units, with blocks of
     `least` to `most` bytes of LDS. None if no variant's blocks fit that, or `residency` of them the registers."""
     best: Choice | None = None
-    for v in VARIANTS:
+    for v in variants:
         if v.smem > most or v.residency < (residency or 1):
             continue
         estimate = alone(v, rows, columns, k, units, arch, max(v.smem, least))[0]

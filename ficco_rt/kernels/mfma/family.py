@@ -10,10 +10,12 @@ from ...machine.model import Device
 from ..by_address import Compiled, configure, refusal, tables
 from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import MatrixGemm, gemm_of
+from ..leaving import NO_ROOM, footprint, shapes
 from ..occupancy import Limits, window
 from ..pace import Pace
+from ..room import Footprint
 from ..works import Work
-from .choice import choose
+from .choice import Choice, choose
 from .cost import pace, splits
 from .variants import ARCHS, LONGEST, SOURCE, STAGES, VARIANTS, Variant, options
 
@@ -40,6 +42,9 @@ class Mfma:
         gemm = _gemm(request.works)
         return gemm if isinstance(gemm, str) else None
 
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return [footprint(v, v.smem) for v in self.variants]
+
     def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
         gemm = _gemm(request.works)
         if isinstance(gemm, str):
@@ -47,6 +52,8 @@ class Mfma:
         left = window(request.residency, request.smem, limits)
         if isinstance(left, str):
             return left
+        if request.leave:
+            return self._leaving(gemm, request, limits)
         least, sms = left.least if request.smem is None else request.smem, request.sms or limits.sms
         chosen = _chosen(
             gemm.rows, gemm.columns, gemm.depth, sms, limits.arch, least=least, most=left.most,
@@ -58,6 +65,24 @@ class Mfma:
             )
         v = chosen.variant
         return Chosen(self.name, v.name, (*v.tile, v.step), STAGES, max(v.smem, least), request.residency, request.sms)
+
+    def _leaving(self, gemm: MatrixGemm, request: GemmRequest, limits: Limits) -> Chosen | str:
+        """The variant that is fastest of those that leave room for others."""
+        sms = request.sms or limits.sms
+        best: tuple[Choice, int] | None = None
+        for number, s in shapes(self.footprints(limits), request, limits):
+            v = self.variants[number]
+            smem = max(v.smem, s.least) if request.smem is None else request.smem
+            found = _chosen(
+                gemm.rows, gemm.columns, gemm.depth, sms, limits.arch, least=smem, most=smem, residency=s.blocks,
+                variants=(v,),
+            )  # fmt: skip
+            if found is not None and (best is None or found.estimate < best[0].estimate):
+                best = found, smem
+        if best is None:
+            return NO_ROOM
+        v, smem = best[0].variant, best[1]
+        return Chosen(self.name, v.name, (*v.tile, v.step), STAGES, smem, request.residency, request.sms)
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
         gemm = _gemm(request.works)

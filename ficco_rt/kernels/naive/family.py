@@ -10,8 +10,10 @@ from ...machine.model import Device
 from ...types import TYPES
 from .. import target
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
-from ..occupancy import Limits, at_once, resident, window
+from ..leaving import NO_ROOM, shapes
+from ..occupancy import Limits, Window, at_once, window
 from ..pace import Pace
+from ..room import Footprint, resident
 from ..works import Copy, Product, Sum, Work
 from . import tables
 from .cost import pace
@@ -36,6 +38,13 @@ BLOCKS = {
     REDUCE: BlockNeeds(tables.THREADS, 128, 112, 4),
     COPY: BlockNeeds(tables.COPY_THREADS, 128, 80, 4),
 }
+
+
+def block_of(kernel: str, limits: Limits, dynamic_smem: int = 0) -> Footprint:
+    """A block of one of the kernels."""
+    needs, nvidia = BLOCKS[kernel], target.compute_capability(limits.arch) is not None
+    registers = needs.registers if nvidia else needs.vector_registers
+    return Footprint(kernel, needs.threads, registers, needs.static_smem, dynamic_smem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,9 @@ class Naive:
     def serves(self, arch: str) -> bool:
         return True
 
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return [block_of(GEMM, limits, PLAIN.smem(_STAGES[0], "bf16"))]
+
     def fits(self, request: GemmRequest) -> str | None:
         return None
 
@@ -94,6 +106,11 @@ class Naive:
         left = window(request.residency, request.smem, limits)
         if isinstance(left, str):
             return left
+        if request.leave:
+            found = self.leaving(GEMM, request, limits)
+            if isinstance(found, str):
+                return found
+            left = Window(found.least, found.most if request.smem is None else request.smem)
         dtype = next(w.left.dtype for w in request.works if isinstance(w, Product))
         fewest, most = _STAGES
         needed = PLAIN.smem(fewest, dtype)
@@ -104,6 +121,16 @@ class Naive:
         smem = request.smem if request.smem is not None else max(PLAIN.smem(stages, dtype), left.least)
         tile = (*PLAIN.tile, tables.DEPTH)
         return Chosen(self.name, GEMM, tile, stages, smem, request.residency, request.sms)
+
+    def leaving(self, kernel: str, request: GemmRequest, limits: Limits) -> Window | str:
+        """The shared memory, static and dynamic, of as many blocks of a kernel as leave what the request says."""
+        dtype = next((w.left.dtype for w in request.works if isinstance(w, Product)), "bf16")
+        block = block_of(kernel, limits, PLAIN.smem(_STAGES[0], dtype) if kernel == GEMM else 0)
+        ways = [s for _, s in shapes([block], request, limits)]
+        if not ways:
+            return NO_ROOM
+        found = ways[-1]  # of most blocks
+        return Window(found.least + block.static_smem, found.most + block.static_smem)
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
         """A launch for each run of works that one kernel makes. A work waits only for what stands before it in the
@@ -116,13 +143,11 @@ class Naive:
     ) -> Iterator[KernelConfig]:
         first = 0
         for number, (kind, works) in enumerate(groups):
-            block = BLOCKS[kind.kernel]
+            block = block_of(kind.kernel, limits)
             needed = PLAIN.smem(1, kind.types[0]) if kind.kernel == GEMM else 0
             # the plan's figure counts all shared memory of a block
             smem = max(needed, request.smem - block.static_smem)
-            nvidia = target.compute_capability(limits.arch) is not None
-            registers = block.registers if nvidia else block.vector_registers
-            fitting = resident(block.threads, registers, smem + block.static_smem, limits)
+            fitting = resident(block.threads, block.registers, smem + block.static_smem, limits)
             tile = _tile(works, request.sms)
             tiles = sum(_tiles(w, tile) for w in works)
             alone = request.streamed or kind.kernel == COPY  # one block a multiprocessor
@@ -138,7 +163,7 @@ class Naive:
                 source=self.source,
                 options=(*target.options(limits.arch), *_defines(kind, entry)),
                 threads=block.threads,
-                registers=registers,
+                registers=block.registers,
                 smem=smem,
                 static_smem=block.static_smem,
                 blocks=blocks // cluster * cluster,

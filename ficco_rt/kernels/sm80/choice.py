@@ -21,7 +21,13 @@ class Choice:
 
 
 def choose(
-    rows: Sequence[int], columns: Sequence[int], k: int, sms: int, budgets: Mapping[int, int], exactly: bool = False
+    rows: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    budgets: Mapping[int, int],
+    exactly: bool = False,
+    variants: Sequence[Variant] = VARIANTS,
 ) -> Choice | None:
     """The variant that the estimate finds fastest for pieces of these sizes.
 
@@ -29,7 +35,7 @@ def choose(
     exactly: so many blocks must fit by their registers too. None if no variant fits.
     """
     best: Choice | None = None
-    for v in VARIANTS:
+    for v in variants:
         for shared, budget in budgets.items():
             stages, residency = v.stages(budget), min(shared, v.residency)
             if stages < 2 or (exactly and residency < shared):

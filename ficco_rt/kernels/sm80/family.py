@@ -10,8 +10,10 @@ from ...machine.model import Device
 from ..by_address import Compiled, configure, refusal, tables, wave
 from ..family import Chosen, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import MatrixGemm, gemm_of
+from ..leaving import NO_ROOM, footprint, shapes
 from ..occupancy import Limits, window
 from ..pace import Pace
+from ..room import Footprint, Shape
 from ..tiles import DEPTH
 from ..works import Work
 from .choice import Choice, choose
@@ -21,9 +23,15 @@ from .variants import LONGEST, SOURCE, VARIANTS, Variant, options, serves
 
 @lru_cache(maxsize=4096)
 def _chosen(
-    rows: Sequence[int], columns: Sequence[int], k: int, sms: int, budgets: tuple[tuple[int, int], ...], exactly: bool
+    rows: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    budgets: tuple[tuple[int, int], ...],
+    exactly: bool,
+    variants: tuple[Variant, ...] = VARIANTS,
 ) -> Choice | None:
-    return choose(rows, columns, k, sms, dict(budgets), exactly)
+    return choose(rows, columns, k, sms, dict(budgets), exactly, variants)
 
 
 def _gemm(works: Sequence[Work]) -> MatrixGemm | str:
@@ -42,6 +50,9 @@ class Sm80:
     def serves(self, arch: str) -> bool:
         return serves(arch)
 
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return [footprint(v, v.smem(2)) for v in self.variants]
+
     def fits(self, request: GemmRequest) -> str | None:
         gemm = _gemm(request.works)
         return gemm if isinstance(gemm, str) else None
@@ -53,6 +64,8 @@ class Sm80:
         left = window(request.residency, request.smem, limits)
         if isinstance(left, str):
             return left
+        if request.leave:
+            return self._leaving(gemm, request, limits)
         if request.residency is not None:
             budgets = {request.residency: left.most}
         elif request.smem is not None:
@@ -72,6 +85,24 @@ class Sm80:
         v = chosen.variant
         stages = v.stages(chosen.budget)
         smem = request.smem if request.smem is not None else max(v.smem(stages), left.least)
+        return Chosen(self.name, v.name, (*v.tile, DEPTH), stages, smem, request.residency, request.sms)
+
+    def _leaving(self, gemm: MatrixGemm, request: GemmRequest, limits: Limits) -> Chosen | str:
+        """The variant that is fastest of those that leave room for others."""
+        sms = request.sms or limits.sms
+        best: tuple[Choice, Shape] | None = None
+        for number, s in shapes(self.footprints(limits), request, limits):
+            variant = self.variants[number]
+            budgets = ((s.blocks, s.most if request.smem is None else request.smem),)
+            found = _chosen(gemm.rows, gemm.columns, gemm.depth, sms, budgets, True, (variant,))
+            if found is not None and (best is None or found.estimate < best[0].estimate):
+                best = found, s
+        if best is None:
+            return NO_ROOM
+        (chosen, s) = best
+        v = chosen.variant
+        stages = v.stages(chosen.budget)
+        smem = request.smem if request.smem is not None else max(v.smem(stages), s.least)
         return Chosen(self.name, v.name, (*v.tile, DEPTH), stages, smem, request.residency, request.sms)
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:

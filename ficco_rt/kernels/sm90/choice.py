@@ -85,6 +85,7 @@ def choose(
     late: Sequence[WaitGroup] = (),
     addends: int = 0,
     throttled: bool | None = None,
+    variants: Sequence[Variant] = VARIANTS,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
@@ -93,7 +94,7 @@ def choose(
     alternating = bool(late) and not addends
     fitting = [
         v
-        for v in VARIANTS
+        for v in variants
         if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (alternating or not v.pingpong)
     ]
     if not fitting:

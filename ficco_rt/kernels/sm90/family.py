@@ -11,14 +11,16 @@ from ...types import ACCUMULATOR
 from .. import tiles
 from ..family import Chosen, Encode, GemmRequest, KernelConfig, LaunchRequest, Tables
 from ..gemm import ALIGNMENT, MatrixGemm, gemm_of
-from ..occupancy import Limits, resident, window
+from ..leaving import NO_ROOM, footprint, shapes
+from ..occupancy import Limits, window
 from ..pace import Pace
+from ..room import Footprint, resident
 from ..tile_table import count
 from ..works import Product, Work
 from .choice import band, choose, split_k_of, wait_groups
 from .cost import WaitGroup, pace
 from .tables import build, refusal
-from .variants import ARCH, SOURCE, STATIC_BYTES, VARIANTS, Variant, options
+from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, VARIANTS, Variant, options
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
 _chosen = lru_cache(maxsize=4096)(choose)
@@ -48,10 +50,13 @@ def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool | None:
 class Sm90:
     name: str = "sm90"
     source: str = SOURCE.name
-    variants: tuple[Variant, ...] = VARIANTS
+    variants: tuple[Variant, ...] = (*VARIANTS, *LEAN)
 
     def serves(self, arch: str) -> bool:
         return arch == ARCH
+
+    def footprints(self, limits: Limits) -> Sequence[Footprint]:
+        return [footprint(v, v.smem(2, False), STATIC_BYTES) for v in self.variants]
 
     def fits(self, request: GemmRequest) -> str | None:
         found = _merged(request.works, request.private)
@@ -67,18 +72,42 @@ class Sm90:
         if isinstance(left, str):
             return left
         gemm, _ = found
-        transposed, most = gemm.signature.right_transposed, left.most - _ROUNDED
-        if all(v.stages(most, transposed) < 2 for v in self.variants):
+        transposed, most, least, variants = gemm.signature.right_transposed, left.most - _ROUNDED, left.least, VARIANTS
+        if request.leave:
+            room = self._leaving(gemm, request, limits)
+            if room is None:
+                return NO_ROOM
+            variants, least, most = room
+        if all(v.stages(most, transposed) < 2 for v in variants):
             return f"no variant fits {left.most} bytes of shared memory"
         late: tuple[WaitGroup, ...] = ()
         if request.streamed and request.arrival:
             late = wait_groups(gemm.works, gemm.depth, request.arrival)
         sms = request.sms or limits.sms
         throttled = _throttled(request, gemm)
-        v = _chosen(gemm.rows, gemm.columns, gemm.depth, sms, transposed, most, late, gemm.addends, throttled).variant
+        v = _chosen(
+            gemm.rows, gemm.columns, gemm.depth, sms, transposed, most, late, gemm.addends, throttled, variants
+        ).variant
         stages = v.stages(most, transposed)
-        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed), left.least)
+        smem = request.smem if request.smem is not None else max(v.smem(stages, transposed), least)
         return Chosen(self.name, v.name, (*v.tile, tiles.DEPTH), stages, smem, request.residency, request.sms)
+
+    def _leaving(
+        self, gemm: MatrixGemm, request: GemmRequest, limits: Limits
+    ) -> tuple[tuple[Variant, ...], int, int] | None:
+        """Variants whose blocks, one on each multiprocessor, leave room for others, and the least and the most dynamic
+        shared memory of these. Lean ones only where no other does."""
+        transposed = gemm.signature.right_transposed
+        for variants in (VARIANTS, tuple(v for v in LEAN if v.adds or not gemm.addends)):
+            blocks = [footprint(v, v.smem(2, transposed), STATIC_BYTES) for v in variants]
+            found = list(shapes(blocks, request, limits, most=1))
+            if found:
+                most = found[0][1].most if request.smem is None else request.smem
+                chosen = tuple(variants[number] for number, _ in found)
+                # NOTE the estimate knows nothing of stages, and two hide no load
+                chosen = tuple(v for v in chosen if v.stages(most, transposed) > 2) or chosen
+                return chosen, found[0][1].least, most
+        return None
 
     def configure(self, request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...] | str:
         v = next(v for v in self.variants if v.name == request.kernel)

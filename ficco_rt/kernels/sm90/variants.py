@@ -16,6 +16,7 @@ STATIC_BYTES = 272  # of shared memory: barriers, and how much has been waited f
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
 ADDEND_REGISTERS = (72, 216)  # of producer and consumers: a producer with addends has more to do
+LEAN_ADDEND_REGISTERS = (72, 152)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,8 @@ class Variant:
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
     producer_registers: int = 56
     consumer_registers: int = 224
+    launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
+    adds: bool = True  # it takes works with addends
 
     @property
     def threads(self) -> int:
@@ -49,7 +52,7 @@ class Variant:
     @property
     def registers(self) -> int:
         """Of a thread at launch, before warp groups trade them: what the block's threads can share at most."""
-        return min(65536 // self.threads // 8 * 8, self.consumer_registers)
+        return self.launch_registers or min(65536 // self.threads // 8 * 8, self.consumer_registers)
 
     def stage_bytes(self, right_transposed: bool) -> int:
         rows, columns = self.tile
@@ -57,7 +60,8 @@ class Variant:
 
     def trade(self, addends: bool) -> tuple[int, int]:
         """Registers of a producer's and of a consumer's thread, for works with addends or without."""
-        return ADDEND_REGISTERS if addends else (self.producer_registers, self.consumer_registers)
+        with_addends = LEAN_ADDEND_REGISTERS if self.launch_registers else ADDEND_REGISTERS
+        return with_addends if addends else (self.producer_registers, self.consumer_registers)
 
     @property
     def addend_steps(self) -> int:
@@ -117,6 +121,26 @@ VARIANTS += tuple(
     if v.tile in ((128, 160), (128, 128)) and v.cluster == 2 and not v.throttled
 )
 
+# Blocks that leave room for others: of two warp groups, with 112 registers a thread. Beside NCCL's 9 or 12 warps of 96
+# registers each part of a multiprocessor then takes its two warps. NOTE one group has the sums of 128 × 128, so that
+# works with addends would spill.
+LEAN: tuple[Variant, ...] = tuple(
+    replace(
+        v,
+        name=f"{v.name}_lean",
+        producer_registers=40,
+        consumer_registers=184,
+        launch_registers=112,
+        adds=v.blocks_m == 1,
+    )
+    for v in (
+        _variant(128, 128, 2, 1, 2, 1),
+        _variant(128, 128, 2, 1, 1, 1),
+        _variant(64, 128, 1, 1, 1),
+        _variant(64, 64, 1, 1, 1),
+    )
+)
+
 
 def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
     """What the source is compiled with."""
@@ -133,4 +157,6 @@ def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,
     }
+    if variant.launch_registers:
+        values["LAUNCH_REGS"] = variant.launch_registers
     return (*target.options(ARCH), *(f"-D{key}={value}" for key, value in values.items()))

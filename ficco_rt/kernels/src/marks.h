@@ -12,12 +12,14 @@ typedef struct Mark {
     u64 began;    // what it waits for first was there
     u64 ended;    // the last of its warps had handed over its stores
     u64 waited;   // how long its block waited for flags, those of later pieces of K and of addends too
+    u64 where;    // the multiprocessor, and above 32 bits the number of the block; all bits: not known
 } Mark;
 
 #if MARKS
 #define IF_MARKS(...) __VA_ARGS__
 
 #ifdef __HIP__
+__device__ __forceinline__ u64 device_place() { return ~(u64)0; }
 __device__ __forceinline__ u64 device_time() { return __builtin_amdgcn_s_memrealtime(); }
 __device__ __forceinline__ void raise_to(u64* p, u64 v) {
     __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
@@ -30,12 +32,17 @@ __device__ __forceinline__ u64 device_time() {
     return t;
 }
 __device__ __forceinline__ void raise_to(u64* p, u64 v) { atomicMax(p, v); }
+__device__ __forceinline__ u64 device_place() {
+    u32 multiprocessor;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(multiprocessor));
+    return (u64)blockIdx.x << 32 | multiprocessor;
+}
 #endif
 
 // One thread of a block, when the tile's wait is over. It came to the tile at `came`.
 __device__ __forceinline__ void mark_begin(Mark* mark, u64 came) {
     const u64 began = device_time();
-    mark->came = came, mark->began = began, mark->waited = began - came;
+    mark->came = came, mark->began = began, mark->waited = began - came, mark->where = device_place();
 }
 // The same thread, behind a later wait of the tile, which began at `from`; `first`: the tile's work begins behind it.
 __device__ __forceinline__ void mark_wait(Mark* mark, u64 from, bool first = false) {

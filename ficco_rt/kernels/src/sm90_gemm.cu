@@ -29,6 +29,8 @@
 //   THROTTLED                  1: outputs may lie on peers. STAGING is then as many buffers as a warp's part of the tile
 //                              takes. They leave one by one among the next tile's steps: loads get through between
 //   PRODUCER_REGS, CONSUMER_REGS   registers of a thread, for setmaxnreg
+//   LAUNCH_REGS                registers of a thread at the launch, if the block leaves some to others' blocks; if not
+//                              defined, it takes all
 //   MARKS                      1: it tells when its tiles waited, began and ended (marks.h)
 //
 // Limits, checked on the host: 16-byte bases and pitches, column pieces in multiples of 8 elements, K pieces in
@@ -37,7 +39,13 @@
 #include "sm90/consumer.cuh"
 #include "sm90/producer.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(const __grid_constant__ Parameters p IF_MARKS(, Mark* marks)) {
+#ifdef LAUNCH_REGS
+#define LAUNCH_BOUNDS __maxnreg__(LAUNCH_REGS)
+#else
+#define LAUNCH_BOUNDS __launch_bounds__(THREADS, 1)
+#endif
+
+extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameters p IF_MARKS(, Mark* marks)) {
     extern __shared__ u8 dynamic[];
     __shared__ alignas(8) u64 barriers[2 * MAX_STAGES];
     __shared__ u32 waits_seen;

@@ -233,7 +233,7 @@ static int marked_run(Launch *l, int at) {
     Mark *mark = l->marks + tile;
     if (memory_reach(l->device, (uint64_t)mark, sizeof *mark)) return ILLEGAL_ADDRESS;
     uint64_t began = device_time(l), half = l->function->ticks / 2;
-    *mark = (Mark){l->running[at].came, began, began + half, began - l->running[at].came};
+    *mark = (Mark){l->running[at].came, began, began + half, began - l->running[at].came, (uint64_t)at << 32 | (uint64_t)at};
     return l->code->run(l, tile);
 }
 

@@ -1,0 +1,178 @@
+"""Which kernels of a plan may be on a multiprocessor at once, what their blocks take, and which fit beside which."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ..graph.ir import CollectiveSettings
+from ..kernels.collective_blocks import ASSUMED, Version, blocks_of, planned
+from ..kernels.leaving import footprint_of
+from ..kernels.occupancy import Limits
+from ..kernels.room import Fit, Footprint, Resource, Several, fit, left
+from ..machine.model import Device
+from ..plan.ir import CollectiveCall, Plan
+from .ir import DeviceLaunch
+
+UNKNOWN = "known on a GPU only"
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A kernel of a rank's queue. `blocks` of it share a multiprocessor when it runs alone: as many as its grid has, or
+    as fit; `limited_by` is what keeps out one more than fits. None: nobody knows what its blocks take."""
+
+    queue: str
+    kernel: str
+    block: Footprint | None
+    blocks: int | None
+    limited_by: tuple[Resource, ...]
+    source: str  # of the figures
+    measured: bool
+    leave: str = ""  # as the text says it
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """How many blocks of `kernel` fit on a multiprocessor that holds all that `beside` has there; places in the
+    table."""
+
+    kernel: int
+    beside: int
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True)
+class RoomTable:
+    """Of one rank's kernels; `neighbours` are of different queues, whose kernels may run at once."""
+
+    device: str
+    limits: Limits
+    tenants: tuple[Tenant, ...]
+    neighbours: tuple[Neighbours, ...]
+
+
+def room_table(
+    plan: Plan, device: Device, launches: Iterable[DeviceLaunch], rank: int = 0, version: Version = ASSUMED
+) -> RoomTable:
+    """The table of a rank of a plan, whose launches are made for the device."""
+    limits = Limits.of(device)
+    found = dict.fromkeys((*_ours(plan, launches, rank, limits), *_library(plan, rank, limits, version)))
+    tenants = tuple(found)
+    pairs = (
+        Neighbours(i, j, fit(a.block, (Several(b.block, b.blocks),), limits))
+        for i, a in enumerate(tenants)
+        for j, b in enumerate(tenants)
+        if a.queue != b.queue and a.block is not None and b.block is not None and b.blocks
+    )
+    return RoomTable(device.name, limits, tenants, tuple(pairs))
+
+
+def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limits) -> Iterator[Tenant]:
+    streams = {stream.id: stream for stream in plan.streams}
+    for launch in launches:
+        stream, config = streams[launch.stream], launch.config
+        command = stream.commands[launch.command]
+        if stream.rank != rank or isinstance(command, CollectiveCall):  # whose sums run where the library does not
+            continue
+        if not config.registers:  # a user's, or the vendor's
+            yield Tenant(stream.queue, config.kernel, None, None, (), UNKNOWN, measured=False)
+            continue
+        alone = fit(footprint_of(config), (), limits)
+        blocks = min(alone.blocks, -(-config.blocks // limits.sms))
+        asked = getattr(getattr(command, "attributes", None), "leave", None)
+        yield Tenant(
+            stream.queue,
+            config.kernel,
+            footprint_of(config),
+            blocks,
+            alone.limited_by,
+            "registers at most, as compiled",
+            measured=True,
+            leave="" if asked is None else str(asked),
+        )
+
+
+def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterator[Tenant]:
+    for stream in plan.streams:
+        kinds = {c.kind for c in stream.commands if isinstance(c, CollectiveCall)}
+        if stream.rank != rank or not kinds:
+            continue
+        threads = (stream.collectives or CollectiveSettings()).threads
+        for b in blocks_of(kinds, threads, limits.arch, version):
+            alone = fit(b.footprint, (), limits)
+            name = f"{b.footprint.kernel}, {b.when}"
+            yield Tenant(stream.queue, name, b.footprint, min(1, alone.blocks), alone.limited_by, b.source, b.measured)
+
+
+def too_little_left(
+    plan: Plan, launches: Iterable[DeviceLaunch], limits: Limits, library: str
+) -> tuple[DeviceLaunch, str] | None:
+    """The first launch whose `leave = nccl` leaves too little for this library, by its name with its version; and why.
+    None: all leave enough."""
+    numbers = re.search(r"(\d+)\.(\d+)", library)
+    version = (int(numbers[1]), int(numbers[2])) if numbers else ASSUMED
+    blocks: list[Footprint] = []
+    for stream in plan.streams:
+        kinds = {c.kind for c in stream.commands if isinstance(c, CollectiveCall)}
+        threads = (stream.collectives or CollectiveSettings()).threads
+        blocks += planned(kinds, threads, limits.arch, version)
+    for launch in launches:
+        if launch.leave is None or launch.leave.what != "nccl":
+            continue
+        own = Several(footprint_of(launch.config), launch.config.resident)
+        for other in dict.fromkeys(blocks):
+            if not fit(other, (own,), limits).blocks:
+                rest = left((own,), limits)
+                return launch, (
+                    f"leave = nccl: a block of {library} takes {other.threads * other.registers} registers and "
+                    f"{other.smem} bytes of shared memory, and {own.count} of {own.block.kernel} leave "
+                    f"{rest.registers} and {rest.smem}; say leave = {limits.sms // 8} sms"
+                )
+    return None
+
+
+def table_facts(table: RoomTable) -> dict[str, object]:
+    """As plain values."""
+    return {
+        "device": table.device,
+        "multiprocessor": _whole(table.limits),
+        "kernels": [
+            {
+                "queue": t.queue,
+                "kernel": t.kernel,
+                "threads": t.block and t.block.threads,
+                "registers": t.block and t.block.registers,
+                "static_smem": t.block and t.block.static_smem,
+                "dynamic_smem": t.block and t.block.dynamic_smem,
+                "cluster": t.block and t.block.cluster,
+                "blocks": t.blocks,
+                "limited_by": list(t.limited_by),
+                "source": t.source,
+                "measured": t.measured,
+                "leave": t.leave or None,
+            }
+            for t in table.tenants
+        ],
+        "beside": [
+            {
+                "kernel": n.kernel,
+                "beside": n.beside,
+                "blocks": n.fit.blocks,
+                "limited_by": list(n.fit.limited_by),
+            }
+            for n in table.neighbours
+        ],
+    }
+
+
+def _whole(limits: Limits) -> dict[str, int]:
+    has = left((), limits)
+    return {
+        "registers": has.registers,
+        "smem": limits.smem_per_sm,
+        "smem_reserved_a_block": limits.smem_reserved,
+        "threads": has.threads,
+        "blocks": has.blocks,
+    }

@@ -1,0 +1,54 @@
+"""Blocks that leave room for others: `leave = nccl`, `leave = 100 KiB`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from .family import GemmRequest, KernelConfig
+from .occupancy import Limits
+from .room import Footprint, Shape, fit, shape
+
+NO_ROOM = "none of its blocks leaves so much room"
+
+
+class _Variant(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def registers(self) -> int: ...
+
+    @property
+    def cluster(self) -> int: ...
+
+
+def footprint(variant: _Variant, dynamic_smem: int, static_smem: int = 0) -> Footprint:
+    """A block of a variant."""
+    return Footprint(
+        variant.name, variant.threads, variant.registers, static_smem, dynamic_smem, cluster=variant.cluster
+    )
+
+
+def footprint_of(config: KernelConfig) -> Footprint:
+    """A block of a configured launch."""
+    return Footprint(
+        config.kernel, config.threads, config.registers, config.static_smem, config.smem, cluster=config.cluster
+    )
+
+
+def shapes(
+    blocks: Sequence[Footprint], request: GemmRequest, limits: Limits, most: int | None = None
+) -> Iterator[tuple[int, Shape]]:
+    """The number of a footprint, and how so many of its blocks a multiprocessor leave what the request asks to be left;
+    `most`: no more blocks than these."""
+    for number, block in enumerate(blocks):
+        for count in range(1, min(fit(block, (), limits).blocks, most or limits.max_residency) + 1):
+            if request.residency not in (None, count):
+                continue
+            found = shape(block, count, request.leave, limits)
+            if found is not None and (request.smem is None or found.least <= request.smem <= found.most):
+                yield number, found

@@ -1,0 +1,251 @@
+"""Which blocks fit beside each other on a multiprocessor, from what blocks take and what the device has.
+
+A block takes registers, shared memory, threads, and one of the multiprocessor's places for blocks. Registers lie in
+four parts. A block's warps are spread evenly over the parts, and a warp's registers lie in one part: so blocks of
+several kernels fit if each part has room for its share of their warps. Sources: CUDA's occupancy calculator; LLVM's
+AMDGPU usage guide, GPR allocation.
+
+NOTE which parts get a warp more, where a block's warps do not divide by four, is free here. For blocks of one kernel
+that gives what the calculator and the driver's query say. `tools/room_check.py` measures what a GPU does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+from typing import Literal, TypeAlias
+
+from .occupancy import Limits
+from .target import compute_capability
+
+Resource: TypeAlias = Literal["registers", "shared memory", "threads", "blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a block of a kernel takes; sizes in bytes."""
+
+    kernel: str
+    threads: int
+    registers: int  # a thread's at the launch
+    static_smem: int
+    dynamic_smem: int
+    cluster: int = 1  # blocks that start side by side
+
+    @property
+    def smem(self) -> int:
+        return self.static_smem + self.dynamic_smem
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Blocks of one kernel on a multiprocessor."""
+
+    block: Footprint
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How many more blocks of a kernel a multiprocessor takes, and what keeps out the next one."""
+
+    blocks: int
+    limited_by: tuple[Resource, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a multiprocessor has left; `smem` is what one more block may ask for, static and dynamic."""
+
+    registers: int
+    smem: int
+    threads: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Has:
+    """What a multiprocessor has, as it is given out."""
+
+    registers: int  # of 32 bits, of each part
+    granule: int  # a thread's registers are rounded up to multiples of it
+    parts: int  # that a multiprocessor's registers are in
+    smem_granule: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Takes:
+    """What a block takes, as it is given out."""
+
+    warps: int
+    of_warp: int  # registers of a warp
+    smem: int  # bytes
+
+
+_Parts: TypeAlias = tuple[tuple[int, int], ...]  # registers and warps that each part has left, in order
+
+
+@lru_cache(maxsize=4096)
+def resident(threads: int, registers: int, smem: int, limits: Limits) -> int:
+    """Blocks of so many threads, registers a thread and bytes of shared memory (static and dynamic) that share a
+    multiprocessor; 0: none fits."""
+    return fit(Footprint("", threads, registers, 0, smem), (), limits).blocks
+
+
+def fit(block: Footprint, beside: Sequence[Several], limits: Limits) -> Fit:
+    """The blocks of a kernel that a multiprocessor takes beside others that are on it. 0 too if the others do not fit
+    beside each other."""
+    takes, others = _takes(block, limits), [(_takes(s.block, limits), s.count) for s in beside if s.count]
+    if block.smem > limits.smem_per_block or not fits(beside, limits):
+        return Fit(0, ("shared memory",) if block.smem > limits.smem_per_block else _over(beside, limits))
+    has = _has(limits)
+    slots = limits.max_warps // has.parts
+    most = limits.max_residency
+    by: dict[Resource, int] = {
+        "registers": _laid(has, limits.max_warps, takes, others, most),
+        "shared memory": _shared(limits, takes, others),
+        "threads": (limits.max_warps - sum(o.warps * n for o, n in others)) // max(1, takes.warps),
+        "blocks": most - sum(n for _, n in others),
+    }
+    # registers and threads share the parts, so that both together may leave less than each
+    both = _laid(has, slots, takes, others, most)
+    blocks = min(*by.values(), both)
+    limited: tuple[Resource, ...] = tuple(name for name, n in by.items() if n == blocks)
+    return Fit(blocks, limited or ("registers", "threads"))
+
+
+def fits(blocks: Sequence[Several], limits: Limits) -> bool:
+    """Whether a multiprocessor holds all these blocks at once."""
+    return not _over(blocks, limits)
+
+
+def left(blocks: Sequence[Several], limits: Limits) -> Left:
+    """What remains beside blocks that fit."""
+    has, taken = _has(limits), [(_takes(s.block, limits), s.count) for s in blocks]
+    smem = limits.smem_per_sm - sum(t.smem * n for t, n in taken)
+    return Left(
+        registers=has.registers * has.parts - sum(t.of_warp * t.warps * n for t, n in taken),
+        smem=max(0, min(limits.smem_per_block, smem - limits.smem_reserved)),
+        threads=limits.max_threads - sum(t.warps * n for t, n in taken) * limits.warp,
+        blocks=limits.max_residency - sum(n for _, n in taken),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """So many blocks of a kernel on each multiprocessor, with `least` to `most` bytes of dynamic shared memory: no more
+    of them fit, and others fit beside them."""
+
+    blocks: int
+    least: int
+    most: int
+
+
+def shape(block: Footprint, blocks: int, leave: Sequence[Footprint], limits: Limits) -> Shape | None:
+    """How so many blocks leave room for a block of each footprint of `leave`. None: they do not.
+
+    NOTE shared memory alone keeps out the next block, as registers are known by their bounds."""
+    has, static = _has(limits), block.static_smem
+    reserved = static + limits.smem_reserved
+    taken = max((_takes(other, limits).smem for other in leave), default=0)
+    most = (limits.smem_per_sm - taken) // blocks // has.smem_granule * has.smem_granule - reserved
+    most = min(most, limits.smem_per_block - static)
+    # more than a share of one block more, in whole granules
+    least = max(0, (limits.smem_per_sm // (blocks + 1) // has.smem_granule + 1) * has.smem_granule - reserved)
+    if most < max(least, block.dynamic_smem):
+        return None
+    shaped = Several(replace(block, dynamic_smem=most), blocks)
+    if not all(fits((shaped, Several(other)), limits) for other in leave):
+        return None
+    return Shape(blocks, least, most)
+
+
+def _over(blocks: Sequence[Several], limits: Limits) -> tuple[Resource, ...]:
+    """What such blocks take too much of, together."""
+    has, taken = _has(limits), [(_takes(s.block, limits), s.count) for s in blocks if s.count]
+    found: list[Resource] = []
+    if taken and not _layouts(has, limits.max_warps, taken):
+        found.append("registers")
+    if sum(t.smem * n for t, n in taken) > limits.smem_per_sm:
+        found.append("shared memory")
+    if sum(t.warps * n for t, n in taken) > limits.max_warps:
+        found.append("threads")
+    if sum(n for _, n in taken) > limits.max_residency:
+        found.append("blocks")
+    if not found and taken and not _layouts(has, limits.max_warps // has.parts, taken):
+        found += ["registers", "threads"]
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- how a device gives out what it has
+
+
+def _has(limits: Limits) -> _Has:
+    capability = compute_capability(limits.arch)
+    if capability is not None:
+        return _Has((1 << 16) // 4, 8, 4, 128 if capability >= 80 else 256)
+    # accumulators are in the same file
+    wide = limits.arch in ("gfx90a", "gfx950") or limits.arch.startswith("gfx94")
+    return _Has((1 << (17 if wide else 16)) // 4, 8, 4, 512)
+
+
+def _takes(block: Footprint, limits: Limits) -> _Takes:
+    has = _has(limits)
+    smem = -(-(block.smem + limits.smem_reserved) // has.smem_granule) * has.smem_granule
+    of_warp = -(-block.registers // has.granule) * has.granule * limits.warp
+    return _Takes(-(-block.threads // limits.warp), of_warp, smem)
+
+
+def _shared(limits: Limits, takes: _Takes, others: Sequence[tuple[_Takes, int]]) -> int:
+    """The blocks whose shared memory fits beside that of others."""
+    free = limits.smem_per_sm - sum(o.smem * n for o, n in others)
+    return free // takes.smem if takes.smem else limits.max_residency
+
+
+def _laid(has: _Has, slots: int, takes: _Takes, others: Sequence[tuple[_Takes, int]], most: int) -> int:
+    """The blocks, up to `most`, whose warps find a place in the parts beside the warps of others."""
+    found, count = _layouts(has, slots, others), 0
+    if not found:
+        return 0
+    if not others and takes.warps:  # the first ones lie in any parts, so that only the sum counts
+        return min(most, has.parts * _in_part((has.registers, slots), takes.of_warp) // takes.warps)
+    while count < most:
+        found = frozenset(after for parts in found for after in _placed(parts, takes.of_warp, takes.warps))
+        if not found:
+            break
+        count += 1
+    return count
+
+
+def _layouts(has: _Has, slots: int, blocks: Sequence[tuple[_Takes, int]]) -> frozenset[_Parts]:
+    """All that may be left of the parts when these blocks are on the multiprocessor; empty: they find no place."""
+    start: _Parts = ((has.registers, slots),) * has.parts
+    return _after(start, tuple(sorted(((t.of_warp, t.warps, n) for t, n in blocks), reverse=True)))
+
+
+@lru_cache(maxsize=4096)
+def _after(start: _Parts, blocks: tuple[tuple[int, int, int], ...]) -> frozenset[_Parts]:
+    found = frozenset({start})
+    for of_warp, warps, count in blocks:
+        for _ in range(count):
+            found = frozenset(after for parts in found for after in _placed(parts, of_warp, warps))
+    return found
+
+
+def _placed(parts: _Parts, of_warp: int, warps: int) -> Iterator[_Parts]:
+    """What is left of the parts when the warps of one more block are spread evenly over them, in every such way."""
+    each, more = divmod(warps, len(parts))
+    for chosen in combinations(range(len(parts)), more):
+        here = [each + (i in chosen) for i in range(len(parts))]
+        if all(n <= _in_part(part, of_warp) for n, part in zip(here, parts, strict=True)):
+            yield tuple(
+                sorted((registers - n * of_warp, slots - n) for n, (registers, slots) in zip(here, parts, strict=True))
+            )
+
+
+def _in_part(part: tuple[int, int], of_warp: int) -> int:
+    """Warps that a part takes."""
+    registers, slots = part
+    return min(slots, registers // of_warp) if of_warp else slots

@@ -1,0 +1,152 @@
+"""`leave`: what launches keep free for kernels of other queues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ficco_dsl.format import format_text
+from ficco_dsl.parser import parse
+from ficco_rt.compiler import build, plan_of
+from ficco_rt.device.build import layout_of
+from ficco_rt.device.features import usual
+from ficco_rt.device.ir import DeviceLaunch, Placement
+from ficco_rt.errors import ScheduleError
+from ficco_rt.graph.ir import Leave
+from ficco_rt.kernels.catalogue import COPY, REDUCE
+from ficco_rt.kernels.collective_blocks import planned
+from ficco_rt.kernels.leaving import footprint_of
+from ficco_rt.kernels.occupancy import Limits
+from ficco_rt.kernels.room import Footprint, Several, fit, fits
+from ficco_rt.machine.profiles import profile
+from ficco_rt.plan.codec import content_hash, from_json, to_json
+from ficco_rt.plan.ir import Plan
+from ficco_rt.plan.text import to_text
+
+TEXT = """
+schedule beside
+param M = 1024
+input   A[M, M] : bf16
+input   X[M, M] : bf16
+output  C[M, M] : bf16
+output  Y[M, M] : bf16
+output  Z[M, M] : bf16
+output  W[M, M] : bf16
+computes C = A * A
+computes Y = all_reduce(X)
+computes Z = A
+computes W = A
+
+queue comm    { engine = nccl  THREADS }
+queue compute { engine = sm  ASKED }
+
+stage sum on comm   { all_reduce Y <- X }
+stage mm on compute { gemm C = A * A }
+stage move on compute { copy Z <- A }
+stage add on compute { reduce W = sum(A) }
+"""
+
+
+def plan(asked: str, threads: str = "threads = 256", machine: str = "h200-switch", text: str = TEXT) -> Plan:
+    source = text.replace("ASKED", asked).replace("THREADS", threads)
+    return plan_of(build(parse(source, "x.ficco"), 2, {}), profile(machine, 2))
+
+
+def launches(made: Plan) -> dict[str, list[DeviceLaunch]]:
+    """By kernel, as a GPU would make them."""
+    device = made.target.device
+    layout = layout_of(made, device, Placement((0, 1)), usual(device.arch))
+    found: dict[str, list[DeviceLaunch]] = {}
+    for launch in layout.launches:
+        if "sum" in launch.stages:  # of the collective, where no library makes it
+            continue
+        found.setdefault(launch.config.kernel, []).append(launch)
+    return found
+
+
+def leaves(launch: DeviceLaunch, other: Footprint, limits: Limits) -> bool:
+    """Whether the launch's blocks, as many as fit by their shared memory, leave room for another kernel's."""
+    own = footprint_of(launch.config)
+    most = fit(replace(own, registers=0), (), limits).blocks
+    return fits((Several(own, most), Several(other)), limits)
+
+
+PRODUCT = TEXT.replace("stage move on compute", "queue plain { engine = sm }\nstage move on plain").replace(
+    "add on compute", "add on plain"
+)
+
+
+@pytest.mark.parametrize("asked", ["leave = nccl", "leave = 64 KiB", "leave = 100 * 1024"])
+def test_whatever_fits_on_a_multiprocessor_leaves_the_room(asked: str) -> None:
+    made = plan(asked, text=PRODUCT if "nccl" in asked else TEXT)
+    limits = Limits.of(made.target.device)
+    others = planned({"all_reduce"}, 256, limits.arch) if "nccl" in asked else (Footprint("", 0, 0, 0, 64 << 10),)
+    found = launches(made)
+    assert {COPY, REDUCE} < set(found)
+    for launch in (launch for of_kernel in found.values() for launch in of_kernel):
+        if "nccl" in asked and launch.config.kernel in (COPY, REDUCE):
+            continue
+        assert all(leaves(launch, other, limits) for other in others)
+        assert launch.config.resident >= 1
+
+
+def test_beside_nccl_hopper_takes_a_lean_variant_and_bytes_take_any() -> None:
+    (nccl,) = set(launches(plan("leave = nccl", text=PRODUCT))) - {COPY, REDUCE}
+    assert nccl[:10] + nccl[-5:] == "sm90_gemm__lean"
+    (by_bytes,) = set(launches(plan("leave = 64 KiB"))) - {COPY, REDUCE}
+    assert (by_bytes[:10], by_bytes.endswith("_lean")) == ("sm90_gemm_", False)
+    (ampere,) = set(launches(plan("leave = nccl", "threads = 384", text=PRODUCT))) - {COPY, REDUCE}
+    assert ampere.startswith("sm80_gemm_")
+
+
+def test_multiprocessors_left_are_sms_from_the_other_side() -> None:
+    assert content_hash(plan("leave = 8 sms")) == content_hash(plan("sms = 124"))
+    assert content_hash(plan("leave = 8 sms  sms = 100")) == content_hash(plan("sms = 100"))
+    with pytest.raises(ScheduleError, match="132 sms, but the device has 132"):
+        plan("leave = 132 sms")
+
+
+def test_plans_keep_what_was_asked_and_their_text_without_it() -> None:
+    made = plan("leave = nccl", text=PRODUCT)
+    assert from_json(to_json(made)) == made
+    assert "leave nccl" in to_text(made)
+    assert "leave" not in to_json(plan("sms = 100")) + to_text(plan(""))
+
+
+def test_a_statement_may_leave_as_much_as_it_says() -> None:
+    text = TEXT.replace("gemm C = A * A", "gemm C = A * A with leave = 40 KiB * (1 + rank)")
+    smem = {
+        stream.rank: c.attributes.leave
+        for stream, c in plan("", text=text).launches()
+        if c.kernel not in (COPY, REDUCE)
+    }
+    assert smem == {0: Leave("bytes", 40 << 10), 1: Leave("bytes", 80 << 10)}
+
+
+def test_a_kernel_of_the_users_promises_nothing() -> None:
+    text = TEXT.replace("queue comm", 'kernel k(read x) from "k.cu" entry "k" { grid = 4 }\nqueue comm')
+    text = text.replace("gemm C = A * A }", "gemm C = A * A  launch k(A) with leave = nccl }")
+    with pytest.raises(ScheduleError, match="kernel 'k', whose registers only a GPU knows"):
+        plan("", text=text)
+    plan("", text=text.replace("leave = nccl }", "leave = 8 sms }"))
+
+
+@pytest.mark.parametrize("machine", ["mi250x", "mi300x-mesh"])
+def test_amds_blocks_leave_local_memory(machine: str) -> None:
+    made = plan("leave = 20 KiB", machine=machine)
+    limits = Limits.of(made.target.device)
+    for of_kernel in launches(made).values():
+        assert all(leaves(launch, Footprint("", 0, 0, 0, 20 << 10), limits) for launch in of_kernel)
+
+
+def test_the_layout_of_the_text() -> None:
+    text = TEXT.replace("ASKED", "leave =   8    sms   sms = 4").replace("THREADS", "ctas = 8 priority = low")
+    assert "leave = 8 sms  sms = 4" in format_text(text, "x.ficco")
+    made = parse(TEXT.replace("ASKED", "smem = 8 sms = 4").replace("THREADS", ""), "x.ficco")
+    assert [a.name for a in made.queues[1].attributes] == ["engine", "smem", "sms"]
+
+
+def test_a_launch_that_cannot_leave_is_told_of_its_own_block() -> None:
+    with pytest.raises(ScheduleError, match="naive_copy takes 512 threads × 128 registers"):
+        plan("leave = nccl")
