@@ -10,6 +10,7 @@ from .tables import Measured
 from .units import ByteRate, Bytes, Count, CountOrNone, OperationRate, SomeBytes, Time, TimeOrShare
 
 TopologyKind: TypeAlias = Literal["switch", "mesh", "ring"]
+Reach: TypeAlias = Literal["memory", "messages"]
 
 
 class Port(NamedTuple):  # a tuple: the clock looks them up all the time
@@ -54,7 +55,8 @@ class Links:
     ring: only neighbours have links; a copy further away passes through every link between.
 
     `ranks` consecutive ranks are joined, then the next as many (0: all ranks). A port is a rank's own, or of
-    `ranks_a_port` consecutive ranks that share it.
+    `ranks_a_port` consecutive ranks that share it. `reach`: what a rank has of another one here: its `memory`, for
+    copy engines, loads and stores; or `messages` alone, by the vendor's library.
     """
 
     kind: TopologyKind
@@ -64,6 +66,7 @@ class Links:
     name: str = "node"
     ranks: CountOrNone = 0
     ranks_a_port: Count = 1
+    reach: Reach = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,16 @@ class Machine:
     def between(self, a: int, b: int) -> Links:
         """The links by which two ranks reach each other."""
         return self.tiers[self.tier(a, b)] if self.outer else self.links
+
+    @property
+    def node(self) -> int:
+        """Consecutive ranks that reach each other's memory: the GPUs of a node."""
+        inside = 1
+        for links in self.tiers:
+            if links.reach == "messages":
+                return inside
+            inside = min(links.ranks or self.ranks, self.ranks)
+        return self.ranks
 
     def of_port(self, port: Port) -> Links:
         """The links that a port is of."""
