@@ -368,7 +368,8 @@ class _Builder:
                 yield RecordEvent(name, point, cause)
                 yield from self._raise_semaphores(name, point, cause)
         for stream in streams:
-            for other in [s.rank for s in streams if s.rank in meetings[stream.rank]]:
+            others = meetings[stream.rank]
+            for other in others if len(others) < 2 else [s.rank for s in streams if s.rank in others]:
                 yield from self._await(StreamName("plan", stream.id), points[other], cause)
 
     def _part(self, s: int, p: int) -> Iterator[Action]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -109,6 +109,11 @@ class Machine:
                 return inside
             inside = min(links.ranks or self.ranks, self.ranks)
         return self.ranks
+
+    def as_one_node(self) -> Machine:
+        """The machine with the memory of all ranks within reach."""
+        links, *outer = (replace(links, reach="memory") for links in self.tiers)
+        return replace(self, links=links, outer=tuple(outer))
 
     def of_port(self, port: Port) -> Links:
         """The links that a port is of."""

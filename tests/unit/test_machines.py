@@ -55,11 +55,6 @@ def nodes() -> Machine:
     return file.load(NODES)
 
 
-def reached(machine: Machine) -> Machine:
-    """With the memory of all nodes within reach."""
-    return replace(machine, outer=tuple(replace(links, reach="memory") for links in machine.outer))
-
-
 def ring(ranks: int, of: int = 0, a_port: int = 1) -> Machine:
     """Rings of `of` ranks, and a ring of what shares a port, if there are several."""
     links = replace(stored("h200-ring").links, ranks=of)
@@ -340,7 +335,7 @@ def test_prices_go_by_the_tier() -> None:
 def test_an_all_gather_between_nodes_takes_longer() -> None:
     """Copies between nodes are priced by the network; with one adapter for a node they share it."""
     sizes = {"M": 4096, "N": 1024, "K": 512}
-    machine = reached(replace(nodes(), ranks=16))
+    machine = replace(nodes(), ranks=16).as_one_node()
     plan = ficco.compile(NAME, 16, machine, **sizes)
     trace = ficco.simulate(plan)
     times: dict[bool, list[float]] = {True: [], False: []}
@@ -473,7 +468,7 @@ def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
     code, _, error = run("ficco", "explain", NAME, "--gpus", "64", "--machine", str(NODES), *sizes)
     assert code == 1
     assert "rank 0 writes G@8, the memory of another node: ranks reach each other by messages alone" in error
-    ficco.save_machine(reached(nodes()), "reached.toml")
+    ficco.save_machine(nodes().as_one_node(), "reached.toml")
     code, text, _ = run("ficco", "explain", NAME, "--gpus", "64", "--machine", "reached.toml", *sizes)
     assert code == 0
     assert "\n  switch of tier node: each port that is used carries 28.0 KiB, " in text
