@@ -33,7 +33,7 @@ OF_COLLECTIVES = ("ctas", "threads")  # on a queue of the vendor's collectives a
 ON_KERNEL = ("host", "grid", "block", "smem")
 
 ENGINES_OF: Mapping[type, tuple[str, ...]] = {
-    Copy: ("copy", "sm"),
+    Copy: ("copy", "sm", "nccl"),
     Gemm: ("sm",),
     Reduce: ("sm",),
     Launch: ("sm",),

@@ -61,7 +61,7 @@ def render(facts: Facts, style: Style) -> str:
 
 def _stage_lines(facts: Facts) -> list[str]:
     lines = []
-    engines = {"copy": "copy engine", "sm": "multiprocessors", "nccl": "vendor collectives"}
+    engines = {"copy": "copy engine", "sm": "multiprocessors", "nccl": "the vendor's library"}
     for number, stage in enumerate(facts["stages"], 1):
         where = f"on queue {stage['queue']} ({engines[stage['engine']]}"
         where += "".join(f", {name} {n}" for name, n in (stage["asked_of_the_library"] or {}).items() if n is not None)
@@ -114,6 +114,8 @@ def _doing(does: Facts) -> str:
         return f"{_spread(a_rank, 'sum')} of {_terms(does)} of {shapes}"
     if kind == "collective":
         each = _some(show_bytes(b) for b in does["bytes_each"])
+        if does["collectives"] == ["send_recv"]:
+            return f"{_spread(a_rank, 'message')} sent to one rank, as one of another rank is received, {each} each"
         return f"{_spread(a_rank, 'call')} of {join_words(does['collectives'])}, {each} each"
     return f"{_spread(a_rank, 'launch')} of {join_words(does['kernels'])} (not seen by the proof)"
 
@@ -169,6 +171,7 @@ def _traffic_lines(facts: Facts) -> list[str]:
     if traffic["within_ranks"]:
         lines.append(f"  copies within ranks: {show_bytes(traffic['within_ranks'])} over all ranks")
     calls = [d for s in facts["stages"] for d in s["does"] if d["kind"] == "collective"]
+    calls = [d for d in calls if d["collectives"] != ["send_recv"]]
     if calls:
         lines.append(f"  besides what {count(sum(d['a_rank'][1] for d in calls), 'collective')} a rank move:")
         lines.append("    by NCCL or RCCL where it is installed and each rank has a GPU of its own, else by copies and")

@@ -174,7 +174,8 @@ def render(machine: Machine, style: Style) -> str:
     ]
     for i, links in enumerate(machine.tiers):
         title = style(f"Tier {links.name}", "bold")
-        out += ["", f"{title}: {links.kind} of {_joined(links)}", _numbers(machine, links, f"tiers[{i}]")]
+        by = "" if links.reach == "memory" else ", by messages of NCCL or RCCL alone"
+        out += ["", f"{title}: {links.kind} of {_joined(links)}{by}", _numbers(machine, links, f"tiers[{i}]")]
     out += ["", style("Measurements", "bold")]
     if measured is not None:
         where = f"{', '.join(measured.devices)}; driver {measured.driver}"

@@ -189,6 +189,8 @@ def _traffic(graph: Graph, machine: Machine) -> Facts:
                 local += _bytes(graph, dst)
             case Copy(dst=dst, src=src):
                 pairs[src.rank, dst.rank] += _bytes(graph, dst)
+            case Collective(kind="send_recv", src=src, to=to):
+                pairs[src.rank, to] += _bytes(graph, src)
             case Gemm(out=out) if out.rank != op.where.rank:
                 pairs[op.where.rank, out.rank] += _bytes(graph, out)
     load: Counter[Port] = Counter()

@@ -25,7 +25,7 @@ from ..plan.ir import (
 from ..plan.issue import issue_order
 from ..region import Region
 from .chain import chained, parted, postponed
-from .collectives import calls_of, communicators_of, own_way, part_of
+from .collectives import calls_of, communicators_of, meets, own_way, part_of
 from .frames import Frames, touched
 from .ir import (
     GRAPHS,
@@ -345,7 +345,7 @@ class _Builder:
             calls.append(
                 CallCollective(
                     StreamName("plan", s), self.communicator[group], command.kind, group, command.dst, command.src,
-                    command.op, command.stage, cause,
+                    command.op, command.stage, cause, to=command.to, by=command.by,
                 )
             )  # fmt: skip
         for actions in ([], calls, []):
@@ -364,15 +364,18 @@ class _Builder:
         yield from self._meet(group, streams, True, cause)
 
     def _meet(self, group: int, streams: Sequence[Stream], behind: bool, cause: Cause) -> Iterator[Action]:
-        points = [EventName("meet", group, stream.rank, behind) for stream in streams]
-        for stream, point in zip(streams, points, strict=True):
-            name = StreamName("plan", stream.id)
-            yield RecordEvent(name, point, cause)
-            yield from self._raise_semaphores(name, point, cause)
-        for stream, own in zip(streams, points, strict=True):
-            for point in points:
-                if point != own:
-                    yield from self._await(StreamName("plan", stream.id), point, cause)
+        meetings = {stream.rank: meets(self.calls[group], stream.rank, behind=behind) for stream in streams}
+        points = {stream.rank: EventName("meet", group, stream.rank, behind) for stream in streams}
+        awaited = {rank for others in meetings.values() for rank in others}
+        for stream in streams:
+            if stream.rank in awaited:
+                name, point = StreamName("plan", stream.id), points[stream.rank]
+                yield RecordEvent(name, point, cause)
+                yield from self._raise_semaphores(name, point, cause)
+        for stream in streams:
+            others = meetings[stream.rank]
+            for other in others if len(others) < 2 else [s.rank for s in streams if s.rank in others]:
+                yield from self._await(StreamName("plan", stream.id), points[other], cause)
 
     def _part(self, s: int, p: int) -> Iterator[Action]:
         stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]

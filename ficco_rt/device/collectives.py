@@ -81,6 +81,16 @@ def communicators_of(plan: Plan, device: Device) -> tuple[tuple[Communicator, ..
     return tuple(found.values()), {group: places[queue] for group, queue in of.items()}
 
 
+def meets(calls: Sequence[CollectiveCall], rank: int, *, behind: bool) -> frozenset[int]:
+    """The ranks that a rank waits for before its part of a collective made of copies and sums, or behind it. A copy
+    that is sent waits until its place is free, and whoever receives it until it is there."""
+    call = calls[rank]
+    if call.kind != "send_recv":
+        return frozenset(range(len(calls))) - {rank}
+    wanted = (call.by if call.writes else rank) if behind else (call.to if call.reads else rank)
+    return frozenset({wanted}) - {rank}
+
+
 def part_of(rank: int, calls: Sequence[CollectiveCall]) -> CollectivePart:
     """A rank's part of a collective; `calls` are those of all ranks."""
     command, ranks = calls[rank], len(calls)
@@ -92,6 +102,8 @@ def part_of(rank: int, calls: Sequence[CollectiveCall]) -> CollectivePart:
             return CollectivePart(None, tuple(Pair(dst, command.src) for dst in dsts if dst != command.src))
         case "all_to_all":
             return CollectivePart(None, tuple(_exchange(rank, calls)))
+        case "send_recv":
+            return CollectivePart(None, (Pair(calls[command.to].dst, command.src),) if command.reads else ())
         case "reduce_scatter":
             starts = _starts([c.dst.shape[0] for c in calls])
             a, b = starts[rank], starts[rank + 1]
@@ -160,20 +172,34 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
         callers = [rank for m in members if (rank := owners[m.stream]) is not None]
         if callers != list(range(ranks)) or at[-1] - at[0] != ranks - 1:
             yield _wrong(head, f"collective {group} is called by ranks {callers}; all call it in order, side by side")
+        pairs = head.kind == "send_recv"
+        if pairs and callers == list(range(ranks)):
+            yield from _pairs(members)
         for m in members:
-            if (m.kind, m.communicator) != (head.kind, head.communicator) or m.src.shape != head.src.shape:
+            alike = pairs or m.src.shape == head.src.shape
+            if (m.kind, m.communicator) != (head.kind, head.communicator) or not alike:
                 yield _wrong(m, f"collective {group} is another one on rank {owners[m.stream]}")
             if not 0 <= m.communicator < len(plan.communicators):
                 yield _wrong(m, f"there is no communicator {m.communicator}")
             if m.stream.kind != "plan" or not owners[m.stream] == m.dst.rank == m.src.rank:
                 yield _wrong(m, f"{m.stream} calls it on another rank's memory")
             given, made = _SIZES.get(m.kind, (1, 1))
-            if m.src.elements * (ranks if made > given else 1) != m.dst.elements * (ranks if given > made else 1):
+            sizes = m.src.elements * (ranks if made > given else 1), m.dst.elements * (ranks if given > made else 1)
+            if not pairs and sizes[0] != sizes[1]:
                 yield _wrong(m, f"{m.kind} of {m.src.elements} elements gives {m.dst.elements}")
-            for region in (m.dst, m.src):
+            for region in (*m.writes, *m.reads):
                 found = list(cells([region], [shapes[region.tensor][region.rank]]))
                 if len(found) != 1 or found[0].rows != 1:
                     yield _wrong(m, f"{region} is not one run of memory")
+
+
+def _pairs(calls: Sequence[CallCollective]) -> Iterator[Diagnostic]:
+    """`calls` are those of all ranks, in order."""
+    for rank, m in enumerate(calls):
+        if not (0 <= m.to < len(calls) and calls[m.to].by == rank and 0 <= m.by < len(calls)):
+            yield _wrong(m, f"rank {rank} sends to rank {m.to}, which does not receive from it")
+        elif m.src.elements != calls[m.to].dst.elements:
+            yield _wrong(m, f"{m.src.elements} elements are sent, and {calls[m.to].dst.elements} received")
 
 
 _SIZES = {"all_gather": (1, 2), "reduce_scatter": (2, 1)}  # which side has the parts of all ranks: the one with 2

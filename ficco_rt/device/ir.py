@@ -11,7 +11,8 @@ What orders what:
 - a word that tells of runs (`Word.tells_runs`) is never reset: a device counts the runs in one of its words, and writes
   its count to words of others; who waits for such a word goes on once it has reached his own count;
 - members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
-- a call of a collective (`CallCollective`) ends on any rank only after it has begun on all;
+- a call of a collective (`CallCollective`) ends on any rank only after it has begun on all; a `send_recv` only after it
+  has begun on the rank that it receives from;
 - the works of a kernel are taken in their order; `merged` works of a product are made as one, in registers.
 """
 
@@ -24,7 +25,7 @@ from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
-from ..graph.ir import CollectiveKind, CollectiveSettings, Leave, Priority, Tensor
+from ..graph.ir import CallKind, CollectiveSettings, Leave, Priority, Tensor
 from ..kernels.family import KernelConfig
 from ..machine.model import Device
 from ..plan.ir import Work
@@ -352,11 +353,12 @@ class Meet:
 @dataclass(frozen=True, slots=True)
 class CallCollective:
     """A rank's call of collective `group` by the vendor's library. The calls of all ranks stand side by side, and are
-    made together. The call reads and writes memory of its own rank alone."""
+    made together. The call reads and writes memory of its own rank alone. `to`, `by`: of a send_recv, the ranks that it
+    sends to and receives from; a side of no elements is left out."""
 
     stream: StreamName
     communicator: int  # of the device plan's table
-    kind: CollectiveKind
+    kind: CallKind
     group: int
     dst: Region
     src: Region
@@ -364,6 +366,16 @@ class CallCollective:
     stage: str
     cause: Cause
     when: When = "always"
+    to: int = -1
+    by: int = -1
+
+    @property
+    def reads(self) -> tuple[Region, ...]:
+        return (self.src,) if self.src.elements else ()
+
+    @property
+    def writes(self) -> tuple[Region, ...]:
+        return (self.dst,) if self.dst.elements else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,8 @@ class LaunchPlanner:
 
     def _sum(self, stream: Stream, p: int, command: CollectiveCall) -> Iterator[DeviceLaunch]:
         """The sum that is a rank's part of a collective."""
-        self.collected.spend(len(self.calls[command.group]), command.origin)  # for all who ask for its parts
+        parts = 1 if command.kind == "send_recv" else len(self.calls[command.group])
+        self.collected.spend(parts, command.origin)  # for all who ask for its parts
         total = part_of(stream.rank, self.calls[command.group]).sum
         if total is None:
             return

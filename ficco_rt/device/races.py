@@ -10,7 +10,7 @@ from ficco_dsl.diagnostics import Diagnostic, Note, Span
 
 from ..errors import PlanError
 from ..graph.budget import CHECKED_CLOCKS, Budget
-from ..graph.ir import Gemm
+from ..graph.ir import Gemm, heard
 from ..plan.clock import Clock, start
 from ..plan.ir import Work
 from ..plan.ledger import Ledger, Race, Toucher, Unwritten
@@ -42,7 +42,7 @@ class Races:
         self.told: dict[tuple[int, int], Clock] = {}  # what a word tells that has come to a count of runs
         self.bits = 0
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
-        self.called: dict[tuple[int, int], Clock] = {}  # what all know that have begun a collective of a run
+        self.called: dict[tuple[int, int], dict[int, Clock]] = {}  # of a run and collective: what ranks knew
         self.memory = Budget(CHECKED_CLOCKS, PlanError)
         shapes = {t.name: t.shapes for t in self.plan.tensors}
         shapes[_WORD.tensor] = ((1,),) * len(self.plan.words)
@@ -130,17 +130,21 @@ class Races:
         self.clocks[q] = self.clocks[q].with_work(bit)
 
     def _call(self, node: Node, call: CallCollective, part: int) -> None:
-        """It touches its own rank's memory from its begin on. Its end knows what all ranks knew when they began."""
+        """It touches its own rank's memory from its begin on. Its end knows what those ranks knew when they began that
+        it has heard of."""
         q, key = node.queue, (node.run, call.group)
+        rank = call.dst.rank
         if part:
-            self.clocks[q] = self.clocks[q].join(self.called[key])
+            for other in heard(call, rank, len(self.plan.placement.devices)):
+                self.clocks[q] = self.clocks[q].join(self.called[key][other])
             return
         self.holders.append(Holder(node, self.plan.communicators[call.communicator].blocks, self.clocks[q]))
         me = self._me(node, -1, order=(call.op, 1))
-        self.ledger.read(call.src, self.clocks[q], me)
-        self.ledger.write(call.dst, self.clocks[q], me)
-        begun = self.clocks[q].at(q, node.position - 1)
-        self.called[key] = self.called[key].join(begun) if key in self.called else begun
+        for region in call.reads:
+            self.ledger.read(region, self.clocks[q], me)
+        for region in call.writes:
+            self.ledger.write(region, self.clocks[q], me)
+        self.called.setdefault(key, {})[rank] = self.clocks[q].at(q, node.position - 1)
 
     def _work(self, node: Node, number: int, part: int) -> None:
         """One group of works. It knows what the launch knew at its start and what its own words say, but nothing of

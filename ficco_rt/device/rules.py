@@ -569,7 +569,7 @@ def writes(plan: DevicePlan) -> Iterator[Region]:
         if isinstance(action, CopyMemory):
             yield from (move.dst for move in action.moves)
         elif isinstance(action, CallCollective):
-            yield action.dst
+            yield from action.writes
 
 
 def _at(action: Action, message: str) -> Diagnostic:

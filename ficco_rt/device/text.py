@@ -173,6 +173,9 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
                 yield f"  meet others: {', '.join(steps)}"
             case CallCollective():
                 line = f"{a.kind} {a.group} by communicator {a.communicator}"
-                yield f"  {line}: {a.dst} <- {a.src}  :{a.cause.origin.line if a.cause.origin is not None else 0}"
+                does = f"{a.dst} <- {a.src}"
+                if a.kind == "send_recv":
+                    does = f"{a.src} to {a.to}, {a.dst} from {a.by}"
+                yield f"  {line}: {does}  :{a.cause.origin.line if a.cause.origin is not None else 0}"
             case LaunchGraph():
                 yield f"  launch the graph of device {a.device}"

@@ -11,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from ficco_dsl.diagnostics import Span
 
 from ..errors import PlanError
 from ..graph.budget import WORDS, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
+from .collectives import calls_of, meets
 from .ir import EventName, Mode, Placement, Word
 
 _USES = ("always", "graph", "embedded")
@@ -117,29 +118,27 @@ def _place(word: Word) -> tuple[int, int]:
     return _GROUPS[word.reset], _USES.index(word.used)
 
 
-_Point: TypeAlias = tuple[EventName, int, set[int], Span]  # the device that comes to it, those that wait for it
-
-
 def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool) -> Iterator[Word]:
     """A word on each device that waits for a point of another device where no event leads. A graph belongs to one
     device, so no event leads out of it; and no event leads to another process."""
-    points: dict[EventName, _Point] = {}
-    everywhere = set(placement.devices)
-    awaited: dict[EventName, set[int]] = defaultdict(set)
+    points: dict[EventName, tuple[int, Span]] = {}  # the device that comes to it
+    awaited: dict[EventName, set[int]] = defaultdict(set)  # the devices that wait for it
+    calls = calls_of(plan) if meetings else {}
     for stream in plan.streams:
         owner = placement.devices[stream.rank]
         for command in stream.commands:
             match command:
                 case Record(event=event):
-                    points[EventName("plan", event)] = (EventName("plan", event), owner, set(), command.origin)
+                    points[EventName("plan", event)] = owner, command.origin
                 case WaitEvent(event=event):
                     awaited[EventName("plan", event)].add(owner)
                 case CollectiveCall(group=group) if meetings:
                     for behind in (False, True):
-                        point = EventName("meet", group, stream.rank, behind)
-                        points[point] = (point, owner, everywhere, command.origin)
-    for point, owner, devices, origin in points.values():
-        others = (devices | awaited[point]) - {owner}
+                        points[EventName("meet", group, stream.rank, behind)] = owner, command.origin
+                        for other in meets(calls[group], stream.rank, behind=behind):
+                            awaited[EventName("meet", group, other, behind)].add(owner)
+    for point, (owner, origin) in points.items():
+        others = awaited[point] - {owner}
         budget.spend(len(others), origin)
         for device in sorted(others):
             used: Literal["always", "graph"] = "always" if device in placement.others(owner) else "graph"

@@ -212,10 +212,13 @@ def _communication(plan: Plan, machine: Machine, ranks_per_gpu: int) -> float:
                     cross(region.rank, stream.rank, size(region))
                 for region in part.writes:
                     cross(stream.rank, region.rank, size(region))
-            case CollectiveCall():
-                held = size(part.dst if part.kind == "all_gather" else part.src)
-                before = groups.get(part.group, (part.kind, 0))[1]
-                groups[part.group] = (part.kind, max(before, held))
+            case CollectiveCall(kind=kind):
+                if kind == "send_recv":
+                    cross(part.src.rank, part.to, size(part.src), copied=bool(part.reads))
+                    continue
+                held = size(part.dst if kind == "all_gather" else part.src)
+                before = groups.get(part.group, (kind, 0))[1]
+                groups[part.group] = (kind, max(before, held))
     whole: dict[CollectiveKind, int] = defaultdict(int)
     for kind, held in groups.values():
         whole[kind] += held

@@ -134,6 +134,12 @@ class _Noises:
         if not calls:
             return
         found = [self.read(call.src) for call in calls]
+        if calls[0].kind == "send_recv":
+            by_rank = {call.src.rank: noise for call, noise in zip(calls, found, strict=True)}
+            for call in calls:
+                for region in call.writes:
+                    self._write(region, by_rank[call.by])
+            return
         if calls[0].kind in ("all_reduce", "reduce_scatter"):
             result = self._sum(found)
             unit = self.types[calls[0].dst.tensor].unit_roundoff

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import product
@@ -14,6 +14,7 @@ from ficco_dsl.nodes import Schedule
 
 from .. import files, library
 from ..errors import UsageError
+from ..machine.model import Machine
 from .scenarios import Scenario, Settings, Value
 
 PARAMS: Mapping[str, tuple[Value, ...]] = {"chunks": (1, 2, 4, 8)}  # what is swept unless the caller says other values
@@ -31,6 +32,13 @@ class Candidate:
 
     def parsed(self) -> Schedule:
         return _parsed(self.text, self.schedule)
+
+    def on(self, machine: Machine) -> Candidate:
+        """With the machine's nodes, where the schedule asks for the GPUs of a node and the sweep leaves that open."""
+        open_ = {p.name for p in self.parsed().params} - {name for name, _ in self.params}
+        if not self.trusted or "node" not in open_:
+            return self
+        return replace(self, params=(*self.params, ("node", min(machine.node, machine.ranks))))
 
 
 @lru_cache(maxsize=256)

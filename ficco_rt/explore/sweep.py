@@ -45,13 +45,13 @@ class Space:
     def parts(self) -> Iterator[Part]:
         """All of it."""
         serial = baseline(self.operation)
-        by_ranks: dict[int, list[Machine]] = defaultdict(list)
-        for machine in self.machines:
-            by_ranks[machine.ranks].append(machine)
         for candidate in self.candidates:
+            alike: dict[tuple[int, Candidate], list[Machine]] = defaultdict(list)  # whose graphs are one
+            for machine in self.machines:
+                alike[machine.ranks, candidate.on(machine)].append(machine)
             for scenario in self.scenarios:
-                for machines in by_ranks.values():
-                    yield Part(self.operation, scenario, candidate, serial, tuple(machines))
+                for (_, tried), machines in alike.items():
+                    yield Part(self.operation, scenario, tried, serial, tuple(machines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,11 @@ def _modelled(blank: Row, graph: Graph, machine: Machine, trusted: bool) -> Row:
 
 @cache
 def _yardstick(serial: Candidate, scenario: Scenario, machine: Machine) -> tuple[float | None, float | None]:
-    """Serial and ideal time of the operation, whatever its schedule; None where it cannot be done at all."""
+    """Serial and ideal time of the operation, whatever its schedule; None where it cannot be done at all. They are
+    those of its claim: the plan may have one node only."""
     try:
         graph = compiler.build(serial.parsed(), machine.ranks, scenario.params(machine.ranks))
-        found = ideal(compiler.plan_of(graph, machine, trusted=True), machine)
+        found = ideal(compiler.plan_of(graph, machine.as_one_node(), trusted=True), machine)
     except (ScheduleError, UsageError):
         return None, None
     return round(found.serial, 4), round(found.time, 4)

@@ -29,7 +29,7 @@ from .evaluate import (
     size,
 )
 from .link import link
-from .operations import Operations, Where
+from .operations import Operations, Where, sent_and_received
 from .references import Reference
 from .rules import broken
 from .sums import begin_sums
@@ -79,6 +79,7 @@ class _RankRun:
 
     phases: list[list[ir.Op]] = field(default_factory=lambda: [[]])
     boundaries: list[Span] = field(default_factory=list)
+    paired: dict[int, int] = field(default_factory=dict)  # phases of one copy, sent and received: the call's group
 
     def new_phase(self, origin: Span) -> None:
         self.boundaries.append(origin)
@@ -236,8 +237,22 @@ class _Program:
                         "put them outside of conditions and of loops that differ from rank to rank",
                     )
         for phase in range(len(runs[0].phases)):
-            for run in runs:
-                self.ops.extend(run.phases[phase])
+            group = runs[0].paired.get(phase)
+            if group is None:
+                for run in runs:
+                    self.ops.extend(run.phases[phase])
+            else:
+                self.ops.extend(self._sent_and_received(group, [run.phases[phase][0] for run in runs]))
+
+    def _sent_and_received(self, group: int, copies: Sequence[ir.Op]) -> Sequence[ir.Op]:
+        """One copy of each rank as one call of each: every rank sends to one rank and receives from one. Nothing is
+        called if all of the copies are empty."""
+        made = sent_and_received(group, copies)
+        for op in made:
+            message = broken(op, self.tensors)
+            if message is not None:
+                raise Mistake(op.where.origin, f"{message} (rank {op.where.rank})")
+        return made if any(op.writes for op in made) else ()
 
     # -- statements
 
@@ -253,6 +268,8 @@ class _Program:
                 return self._let(s)
             case n.Collective():
                 return self._collective(s)
+            case n.Copy() if self.queues[self.stages[self._stage].queue].engine == "nccl":
+                return self._sent(s)
             case _:
                 return self._op(s)
 
@@ -370,6 +387,23 @@ class _Program:
             return found
 
         return where
+
+    def _sent(self, s: n.Copy) -> Emit:
+        """A copy by the vendor's library is sent and received: all ranks take one together, in a phase of its own."""
+        make = self._operations.maker(s, self._where(s.span, s.attributes))
+        cost = _Cost(s)
+
+        def emit(scope: Scope) -> None:
+            self._pay(cost, s.span)
+            self._run.new_phase(s.span)
+            op = make(scope)
+            self._legal(op, s.span)
+            phase = len(self._run.phases) - 1
+            self._run.paired[phase] = self._groups.setdefault((self._stage, phase), len(self._groups))
+            self._run.phases[-1].append(op)
+            self._run.new_phase(s.span)
+
+        return self._guarded(s.span, emit)
 
     def _op(self, s: n.Copy | n.Gemm | n.Reduce | n.Launch) -> Emit:
         make = self._operations.maker(s, self._where(s.span, s.attributes))

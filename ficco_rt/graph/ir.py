@@ -8,8 +8,9 @@ An op is a body, which says what is done, and a `Where`. Plans hold the same bod
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from ficco_dsl.diagnostics import Span
 
@@ -20,6 +21,8 @@ Engine: TypeAlias = Literal["copy", "sm", "nccl"]
 Priority: TypeAlias = Literal["high", "normal", "low"]
 Hazard: TypeAlias = Literal["read after write", "write after read", "write after write"]
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+# What the vendor's library is called for. `send_recv`: each rank sends to one rank and receives from one.
+CallKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,22 +156,48 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One rank's call of a vendor collective. All ranks' calls of one `group` are one operation;
+    """One rank's call of the vendor's library. All ranks' calls of one `group` are one operation;
     they stand next to each other in `Graph.ops`, in a phase of their own. Pieces go along the
-    first logical dimension."""
+    first logical dimension.
 
-    kind: CollectiveKind
+    `send_recv`: the rank sends `src` to rank `to`, and receives `dst` from rank `by`. A side of no elements is not
+    sent, or not received; other calls have no such side, and no `to` and `by`."""
+
+    kind: CallKind
     group: int
     dst: Region
     src: Region
+    to: int = -1
+    by: int = -1
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return (self.src,)
+        return (self.src,) if self.src.elements else ()
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        return (self.dst,)
+        return (self.dst,) if self.dst.elements else ()
+
+
+class Called(Protocol):
+    """A call of the vendor's library, of a graph, a plan or a device plan."""
+
+    @property
+    def kind(self) -> CallKind: ...
+
+    @property
+    def by(self) -> int: ...
+
+    @property
+    def writes(self) -> tuple[Region, ...]: ...
+
+
+def heard(call: Called, rank: int, ranks: int) -> Sequence[int]:
+    """The ranks whose calls have begun when this rank's call ends. NOTE a library may buffer what is sent: of the rank
+    that it sends to, a send_recv knows nothing."""
+    if call.kind != "send_recv":
+        return range(ranks)
+    return (rank, call.by) if call.writes else (rank,)
 
 
 @dataclass(frozen=True, slots=True)

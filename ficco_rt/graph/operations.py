@@ -18,6 +18,33 @@ Where: TypeAlias = Callable[[Scope], ir.Where]
 Make: TypeAlias = Callable[[Scope], ir.Op]
 
 
+def sent_and_received(group: int, copies: Sequence[ir.Op]) -> list[ir.Op]:
+    """One copy of each rank, by rank, as calls of the vendor's library. Raises Mistake unless each rank sends to one
+    rank and receives from one."""
+    sent: dict[int, ir.Op] = {}
+    received: dict[int, ir.Op] = {}
+    for op in copies:
+        assert isinstance(op.body, ir.Copy)
+        for ends, rank, does in ((sent, op.body.src.rank, "sends"), (received, op.body.dst.rank, "receives")):
+            other = ends.setdefault(rank, op)
+            if other is not op:
+                raise Mistake(
+                    op.where.origin,
+                    f"rank {rank} {does} twice at once, by the copies of rank {other.where.rank} and of rank "
+                    f"{op.where.rank}; in each turn of copies by NCCL a rank sends to one rank and receives from one",
+                    "let rank and peer keep their distance: @ (rank + s) % ranks in a loop over s",
+                )
+    calls = []
+    for op in copies:
+        rank = op.where.rank
+        out, back = sent[rank].body, received[rank].body
+        assert isinstance(out, ir.Copy)
+        assert isinstance(back, ir.Copy)
+        body = ir.Collective("send_recv", group, back.dst, out.src, out.dst.rank, back.src.rank)
+        calls.append(ir.Op(op.where, body))
+    return calls
+
+
 class Operations:
     """Compiles statements for one build. A compiled statement serves every rank and every turn of a loop."""
 

@@ -17,7 +17,7 @@ from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
 from .difference import difference, show, terms
-from .rules import broken, misplaced
+from .rules import broken, misplaced, pairs_fit
 from .symbolic import (
     FIXED,
     UNWRITTEN,
@@ -214,6 +214,8 @@ class Proof:
         wrong = None
         if len(members) != ranks or len(by_rank) != ranks:
             wrong = f"{first.kind} is called by {len(by_rank)} of {ranks} ranks; it takes all of them"
+        elif first.kind == "send_recv":
+            wrong = pairs_fit([by_rank[r][1] for r in range(ranks)], self.tensors)
         elif len({call.src.shape for _, call in members}) > 1:
             wrong = f"{first.kind}: the ranks give different sizes; a vendor collective takes equal ones"
         if wrong is not None:
@@ -221,6 +223,12 @@ class Proof:
             self.mistakes[step.origin] = Diagnostic(step.origin, wrong, calls)
             return
         ordered = [by_rank[r] for r in range(ranks)]
+        if first.kind == "send_recv":
+            sent = [self._read(call.src, s) if call.reads else [] for s, call in ordered]
+            for s, call in ordered:
+                if call.writes:
+                    self._write(call.dst, sent[call.by], s)
+            return
         values = [self._read(call.src, s) for s, call in ordered]
         shapes = [call.src.shape for _, call in ordered]
         cuts = (equal_shares(shapes[0][0], ranks),) * ranks

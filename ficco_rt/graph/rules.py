@@ -8,7 +8,7 @@ segments count as one dimension).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from ..region import Axis, Box, Region
@@ -192,15 +192,17 @@ def settings_fit(asked: ir.CollectiveSettings) -> str | None:
 def collective_fits(call: ir.Collective, tensors: Tensors) -> str | None:
     """A vendor collective works on contiguous memory of one type."""
     dst, src = call.dst, call.src
-    for region in (dst, src):
+    for region in (*call.reads, *call.writes):
         if not contiguous(region, tensors[region.tensor].shapes[region.rank]):
             return f"{call.kind}: {region.tensor} is not one run of memory here; take whole rows"
     a, b = tensors[src.tensor].dtype, tensors[dst.tensor].dtype
-    if a != b:
+    if a != b and call.kind != "send_recv":
         return f"{call.kind} from {src.tensor} ({a}) to {dst.tensor} ({b}): a collective does not change the type"
     if _overlap(dst, src) and not (call.kind == "all_reduce" and dst == src):
         return f"{call.kind}: source and destination overlap"
     ranks = len(tensors[src.tensor].shapes)
+    if call.kind == "send_recv":
+        return None  # what it receives is another rank's `src` (`pairs_fit`)
     if not src.shape or not dst.shape:
         return f"{call.kind} takes tensors with at least one dimension"
     rows, *columns = src.shape
@@ -215,6 +217,21 @@ def collective_fits(call: ir.Collective, tensors: Tensors) -> str | None:
     if dst.shape != wanted:
         size = " × ".join(map(str, wanted))
         return f"{call.kind} of {src.tensor}, {_size(src)}, gives {size}, but {dst.tensor} is {_size(dst)}"
+    return None
+
+
+def pairs_fit(calls: Sequence[ir.Collective], tensors: Tensors) -> str | None:
+    """What each rank sends in a send_recv, one other receives: as much, of one type. `calls` are those of all ranks, in
+    order."""
+    for rank, call in enumerate(calls):
+        if not (0 <= call.to < len(calls) and calls[call.to].by == rank and 0 <= call.by < len(calls)):
+            return f"rank {rank} sends to rank {call.to}, which does not receive from it"
+        other = calls[call.to].dst
+        a, b = (tensors[region.tensor].dtype for region in (call.src, other))
+        if call.src.shape != other.shape or a != b:
+            return f"rank {rank} sends {_size(call.src)} of {a}; rank {call.to} receives {_size(other)} of {b}"
+        if call.dst.rank != rank or call.src.rank != rank:
+            return f"the call of rank {rank} works on another rank's memory"
     return None
 
 
@@ -274,7 +291,7 @@ def broken(op: ir.Op, tensors: Tensors) -> str | None:
 
 
 _ENGINES: dict[type[ir.Body], tuple[ir.Engine, ...]] = {
-    ir.Copy: ("copy", "sm"),
+    ir.Copy: ("copy", "sm"),  # on nccl it is a call
     ir.Gemm: ("sm",),
     ir.Reduce: ("sm",),
     ir.KernelCall: ("sm",),

@@ -39,6 +39,8 @@ def body_text(body: ir.Body) -> str:
         case ir.Reduce():
             return f"reduce {body.out} = sum({', '.join(map(str, body.terms))})"
         case ir.Collective():
+            if body.kind == "send_recv":
+                return f"send {body.src} to {body.to}, receive {body.dst} from {body.by}"
             return f"{body.kind} {body.dst} <- {body.src}"
         case ir.KernelCall():
             return f"launch {body.kernel}({', '.join(str(a.value) for a in body.arguments)})"

@@ -47,7 +47,7 @@ WORDS = {  # what the language's words mean, for hovers and completion
     "within": "types that the claimed value may be rounded to on its way",
     "unproven": "no claim is made for this output",
     "priority": "high, normal or low",
-    "engine": "copy: copy engines; sm: multiprocessors; nccl: the vendor's collectives",
+    "engine": "copy: copy engines; sm: multiprocessors; nccl: the vendor's collectives and messages",
     "smem": "bytes of shared memory that each block of a gemm asks for",
     "residency": "blocks of a gemm on a multiprocessor",
     "sms": "multiprocessors that a launch keeps to",

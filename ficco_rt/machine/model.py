@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -10,6 +10,7 @@ from .tables import Measured
 from .units import ByteRate, Bytes, Count, CountOrNone, OperationRate, SomeBytes, Time, TimeOrShare
 
 TopologyKind: TypeAlias = Literal["switch", "mesh", "ring"]
+Reach: TypeAlias = Literal["memory", "messages"]
 
 
 class Port(NamedTuple):  # a tuple: the clock looks them up all the time
@@ -59,7 +60,8 @@ class Links:
     ring: only neighbours have links; a copy further away passes through every link between.
 
     `ranks` consecutive ranks are joined, then the next as many (0: all ranks). A port is a rank's own, or of
-    `ranks_a_port` consecutive ranks that share it.
+    `ranks_a_port` consecutive ranks that share it. `reach`: what a rank has of another one here: its `memory`, for
+    copy engines, loads and stores; or `messages` alone, by the vendor's library.
 
     Rates are in bytes a microsecond, times in microseconds. Making one raises nothing: what takes a machine checks its
     numbers, and raises UsageError. Source: measurements by `ficco calibrate`, else the vendor's data sheets;
@@ -73,6 +75,7 @@ class Links:
     name: str = "node"
     ranks: CountOrNone = 0
     ranks_a_port: Count = 1
+    reach: Reach = "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,21 @@ class Machine:
     def between(self, a: int, b: int) -> Links:
         """The links by which two ranks reach each other."""
         return self.tiers[self.tier(a, b)] if self.outer else self.links
+
+    @property
+    def node(self) -> int:
+        """Consecutive ranks that reach each other's memory: the GPUs of a node."""
+        inside = 1
+        for links in self.tiers:
+            if links.reach == "messages":
+                return inside
+            inside = min(links.ranks or self.ranks, self.ranks)
+        return self.ranks
+
+    def as_one_node(self) -> Machine:
+        """The machine with the memory of all ranks within reach."""
+        links, *outer = (replace(links, reach="memory") for links in self.tiers)
+        return replace(self, links=links, outer=tuple(outer))
 
     def of_port(self, port: Port) -> Links:
         """The links that a port is of."""

@@ -19,9 +19,11 @@ AnyMachine: TypeAlias = Machine | str | Path
 NAMES = (
     "h200-switch",
     "h200-ring",
+    "h200-nodes",
     "h100-switch",
     "b200-switch",
     "gb200-nvl72",
+    "gb200-nodes",
     "mi250x",
     "mi300x-mesh",
     "mi350x-mesh",

@@ -227,6 +227,15 @@ def tiers_nest(machine: Machine) -> Iterator[Mistake]:
         )
 
 
+def messages_are_outside(machine: Machine) -> Iterator[Mistake]:
+    """Where ranks reach each other by messages alone, they do so in every tier further out."""
+    for i, (inner, outer) in enumerate(pairwise(machine.tiers)):
+        if inner.reach == "messages" and outer.reach == "memory":
+            yield Mistake(
+                f"tiers[{i + 1}].reach", f"is memory; tier '{inner.name}' inside it has messages: give messages here"
+            )
+
+
 def measurements_say_when(machine: Machine) -> Iterator[Mistake]:
     """A calibration has devices, a driver and a day."""
     found = machine.measured
@@ -272,6 +281,7 @@ RULES: tuple[Callable[[Machine], Iterator[Mistake]], ...] = (
     figures_have_names,
     a_block_fits,
     tiers_nest,
+    messages_are_outside,
     measurements_say_when,
     tables_can_be_read,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..graph import ir
 from ..graph.budget import SEARCHED, Budget
@@ -91,10 +91,18 @@ class _Carriers:
                 self.budget.spend(1 + len(todo) - known, origin)
         return wanted
 
+    def _begun(self, v: int) -> Sequence[int]:
+        """The ops whose start is known at the end of v."""
+        op, ops = self.draft.graph.ops[v], self.draft.graph.ops
+        if not isinstance(op.body, ir.Collective):
+            return (v,)
+        told = ir.heard(op.body, op.where.rank, self.draft.graph.ranks)
+        return [u for u in self.groups[op.body.group] if ops[u].where.rank in told]
+
     def _before(self, v: int) -> Iterator[int]:
-        """What is over when v starts; a call of a collective goes on when all calls have started."""
-        body = self.draft.graph.ops[v].body
-        for u in self.groups[body.group] if isinstance(body, ir.Collective) else (v,):
+        """What is over when v starts; a call of a collective goes on when the calls that it has heard of have
+        started."""
+        for u in self._begun(v):
             entries, at = self.ends[self.stream_of[u]], self.entry[u]
             if at:
                 yield from entries[at - 1]

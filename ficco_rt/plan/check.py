@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, TypeAlias
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
@@ -275,10 +276,10 @@ class _Races:
         self.holders: dict[int, list[_Holder]] = {}
         self.bases: dict[int, Clock] = {}  # what the launch at hand on a stream knew at its start
         self.called: set[int] = set()
-        self.groups: dict[int, list[int]] = {}  # a collective's calls, as the streams that they are on
+        self.groups: dict[int, list[tuple[Stream, CollectiveCall]]] = {}  # a collective's calls, with their streams
         for stream, command in plan.commands():
             if isinstance(command, CollectiveCall):
-                self.groups.setdefault(command.group, []).append(stream.id)
+                self.groups.setdefault(command.group, []).append((stream, command))
         shapes = {t.name: t.shapes for t in plan.tensors}
         written = (region for part in plan.parts() for region in part.writes)
         self.ledger = Ledger(shapes, written, self.mistakes.race)
@@ -351,17 +352,21 @@ class _Races:
         # The walk lets every call of a group begin before any is done, so the first one done sees all beginnings.
         group = self.groups[call.group]
         if call.group not in self.called:
-            met = self.clocks[s]
-            for other in group:
-                met = met.join(self.clocks[other].at(other, self.length[other]))
-            for other in group:
-                self.clocks[other] = met
-                self.length[other] += 1
+            begun = {stream.rank: self.clocks[stream.id].at(stream.id, self.length[stream.id]) for stream, _ in group}
+            together = reduce(Clock.join, begun.values())
+            for stream, other in group:
+                self.clocks[stream.id] = together
+                if call.kind == "send_recv":
+                    told = graph_ir.heard(other, stream.rank, self.plan.ranks)
+                    self.clocks[stream.id] = reduce(Clock.join, [begun[rank] for rank in told])
+                self.length[stream.id] += 1
             self.called.add(call.group)
         me = Toucher(s, self.length[s], -1, call.origin, call.kind)
         self._order(call.op, self.clocks[s], me)
-        self.ledger.read(call.src, self.clocks[s], me)
-        self.ledger.write(call.dst, self.clocks[s], me)
+        for region in call.reads:
+            self.ledger.read(region, self.clocks[s], me)
+        for region in call.writes:
+            self.ledger.write(region, self.clocks[s], me)
 
     def _order(self, op: int, clock: Clock, me: Toucher) -> None:
         if op in self.ends:

@@ -131,7 +131,9 @@ class _Emitter:
             entry = _Entry(waits, stage=stage.label, first=v)
             stream.append(entry)
             if isinstance(call := op.body, graph_ir.Collective):
-                entry.call = CollectiveCall(call.kind, call.group, call.dst, call.src, v, stage.label, origin)
+                entry.call = CollectiveCall(
+                    call.kind, call.group, call.dst, call.src, v, stage.label, origin, call.to, call.by
+                )
             else:
                 entry.works.append(self._work(v, (), ()))
         if v in self.signals.events:

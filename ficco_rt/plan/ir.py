@@ -9,7 +9,8 @@ What orders what:
 - `SignalFlag(f)`, or a work with f in `signals`, happens before every `WaitFlag(f)` and every work with f in
   `waits`; a flag is raised once a run;
 - the works of one `Launch` start in order and may run at the same time: nothing orders them but flags;
-- a `CollectiveCall` ends on any rank only after it has begun on all.
+- a `CollectiveCall` ends on any rank only after it has begun on all; a `send_recv` only after it has begun on the rank
+  that it receives from, and nothing is known of the rank that it sends to.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from ficco_dsl.diagnostics import Span
 
 from ..errors import UsageError
 from ..graph.ir import (
+    CallKind,
     Claim,
-    CollectiveKind,
+    Collective,
     CollectiveSettings,
     Copy,
     Engine,
@@ -199,15 +201,22 @@ class Launch(_Command):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall(_Command):
-    """This rank's call of collective `group`."""
+    """This rank's call of collective `group`. `to`, `by`: of a send_recv, whom it sends to and receives from."""
 
-    kind: CollectiveKind
+    kind: CallKind
     group: int
     dst: Region
     src: Region
     op: int
     stage: str
     origin: Span = field(compare=False)
+    to: int = -1
+    by: int = -1
+
+    @property
+    def body(self) -> Collective:
+        """The call as the graph has it."""
+        return Collective(self.kind, self.group, self.dst, self.src, self.to, self.by)
 
     @property
     def parts(self) -> tuple[CollectiveCall, ...]:
@@ -215,11 +224,11 @@ class CollectiveCall(_Command):
 
     @property
     def reads(self) -> tuple[Region, ...]:
-        return (self.src,)
+        return (self.src,) if self.src.elements else ()
 
     @property
     def writes(self) -> tuple[Region, ...]:
-        return (self.dst,)
+        return (self.dst,) if self.dst.elements else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def _steps(plan: Plan, order: Sequence[Happening]) -> Iterator[Step]:
     calls: dict[int, list[Step]] = {}
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
-            body = graph_ir.Collective(command.kind, command.group, command.dst, command.src)
+            body = command.body
             calls.setdefault(command.group, []).append(Step(stream.rank, command.stage, command.origin, body))
     for s, i, work in order:
         rank = plan.streams[s].rank

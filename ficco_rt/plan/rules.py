@@ -34,6 +34,7 @@ from .ir import (
     Transfer,
 )
 from .kernel_works import kernel_work, symbolic
+from .reach import beyond
 
 PLACELESS = Span("plan", 1, 1, 1, 1)
 MOST_DIMENSIONS = 8
@@ -319,6 +320,26 @@ def tiles(out: Region, tile: tuple[int, int]) -> tuple[int, int]:
     return sum(-(-s.size // tile[0]) for s in rows), sum(-(-s.size // tile[1]) for s in columns)
 
 
+def memory_is_in_reach(plan: Plan) -> Iterator[Diagnostic]:
+    """On a machine of several nodes a command touches the memory of its rank's node alone, and nothing waits for a
+    signal of another node."""
+    machine = plan.made_for
+    if machine is None or machine.node >= plan.ranks:
+        return
+    raisers: dict[Signal, int] = {}
+    for stream, command in plan.commands():
+        raisers.update((signal, stream.rank) for signal in command.signals)
+        for part in command.parts:
+            message = beyond(machine, stream.rank, part.reads, part.writes)
+            if message is not None:
+                yield Diagnostic(part.origin, message)
+    for stream, signal, origin in _waits(plan):
+        if raisers[signal] // machine.node != stream.rank // machine.node:
+            yield Diagnostic(
+                origin, f"rank {stream.rank} waits for {signal} of rank {raisers[signal]}, in another node"
+            )
+
+
 def ops_stand_once(plan: Plan) -> Iterator[Diagnostic]:
     """An op of the schedule is one work, one call, or transfers of one copy; `after` orders ops of the plan."""
     places: dict[int, object] = {}
@@ -385,8 +406,7 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
     for stream, command in plan.commands():
         if isinstance(command, CollectiveCall):
             groups.setdefault(command.group, []).append((stream.rank, command))
-            call = graph_ir.Collective(command.kind, command.group, command.dst, command.src)
-            message = graph_rules.collective_fits(call, tensors)
+            message = graph_rules.collective_fits(command.body, tensors)
             if message is not None:
                 yield Diagnostic(command.origin, message)
             elif not stream.rank == command.dst.rank == command.src.rank:
@@ -395,6 +415,11 @@ def collectives_are_complete(plan: Plan) -> Iterator[Diagnostic]:
         ranks, kind, origin = sorted(rank for rank, _ in calls), calls[0][1].kind, calls[0][1].origin
         if ranks != list(range(plan.ranks)) or len({c.kind for _, c in calls}) > 1:
             yield Diagnostic(origin, f"{kind} is called by ranks {ranks}; all take part once")
+        elif kind == "send_recv":
+            ordered = [c for _, c in sorted(calls, key=lambda call: call[0])]
+            message = graph_rules.pairs_fit([c.body for c in ordered], tensors)
+            if message is not None:
+                yield Diagnostic(origin, f"send_recv: {message}")
         elif len({(c.src.shape, tensors[c.src.tensor].dtype) for _, c in calls}) > 1:
             yield Diagnostic(origin, f"{kind}: the sources of the ranks differ in shape or type")
 
@@ -418,6 +443,7 @@ RULES: tuple[Callable[[Plan], Iterator[Diagnostic]], ...] = (  # in this order: 
     ops_stand_once,
     signals_are_single,
     flags_are_awaited_at_home,
+    memory_is_in_reach,
     collectives_are_complete,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from ..graph import ir
 from ..graph.budget import CLOCKS, COPIED, WAITS, Budget
@@ -234,17 +235,22 @@ class _Synchroniser:
         return clock
 
     def _collective(self, group: Sequence[int]) -> None:
-        """All ranks' calls begin together: the end of each call knows everything that the start of any of them knew."""
-        met: Clock | None = None
+        """The end of each call knows everything that the starts knew that it has heard of: of a collective those of all
+        ranks, which begin together."""
+        begun: dict[int, Clock] = {}
         for v in group:
             s = self.draft.stream_of[v]
             candidates = {u: self.stamps[u] for u in self._before(v) if self.draft.stream_of[u] != s}
             ends = {u: self._end_of(u) for u in self._after(v) if self.draft.stream_of[u] != s}
-            mine = self._wait(v, self.clocks[s], candidates, ends).at(s, self.length[s])
-            met = mine if met is None else met.join(mine)
-        assert met is not None
+            begun[self.graph.ops[v].where.rank] = self._wait(v, self.clocks[s], candidates, ends).at(s, self.length[s])
+        together = reduce(Clock.join, begun.values())
         for v in group:
-            s = self.draft.stream_of[v]
+            s, call = self.draft.stream_of[v], self.graph.ops[v].body
+            assert isinstance(call, ir.Collective)
+            rank = self.graph.ops[v].where.rank
+            met = together
+            if call.kind == "send_recv":
+                met = reduce(Clock.join, [begun[other] for other in ir.heard(call, rank, self.graph.ranks)])
             self.length[s] += 1
             self.clocks[s] = met
             self._keep(v, _Stamp(met, s, self.length[s]))

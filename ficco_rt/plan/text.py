@@ -73,6 +73,8 @@ def _command(c: Command) -> Iterator[str]:
                 waits = "".join(f" wait flag {f}" for f in work.waits)
                 signals = "".join(f" signal flag {f}" for f in work.signals)
                 yield f"  {work_text(work)}{waits}{signals}"
+        case CollectiveCall(kind="send_recv"):
+            yield f"send {c.src} to {c.to}, receive {c.dst} from {c.by} group {c.group}  :{c.origin.line}"
         case CollectiveCall():
             yield f"{c.kind} {c.dst} <- {c.src} group {c.group}  :{c.origin.line}"
         case Record():

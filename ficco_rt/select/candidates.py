@@ -103,6 +103,20 @@ def open_params(schedule: str) -> tuple[str, ...]:
     return tuple(p.name for p in text_of(schedule).params if p.name not in sizes)
 
 
+WITHOUT_MEMORY = ("gemm_ar/serial",)  # schedules that leave all that crosses ranks to vendor collectives
+
+
+def within_reach(operation: Operation, f: Facts | None) -> tuple[str, ...]:
+    """The schedules of an operation that fit a machine's nodes: on several nodes those that send messages; on one node
+    the others, which are faster there."""
+    if f is None:
+        return operation.schedules
+    by_messages = tuple(s for s in operation.schedules if "node" in open_params(s))
+    if f.nodes > 1:
+        return (*by_messages, *(s for s in operation.schedules if s in WITHOUT_MEMORY))
+    return tuple(s for s in operation.schedules if s not in by_messages)
+
+
 def by_rules(f: Facts | None, schedule: str) -> tuple[Candidate, tuple[Given, ...]]:
     """A shipped schedule with the values that rules give its parameters, and why. Others keep the text's."""
     found = [given(f, schedule, name) for name in open_params(schedule)] if f is not None else []

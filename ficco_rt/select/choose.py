@@ -14,7 +14,7 @@ from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..plan.ir import Plan
 from . import memory, ranking, rules
-from .candidates import Candidate, Operation, bound_sizes, by_rules, operation_of, own, shown
+from .candidates import Candidate, Operation, bound_sizes, by_rules, operation_of, own, shown, within_reach
 from .estimates import estimate, pieces
 from .facts import Facts, facts
 
@@ -82,7 +82,7 @@ class _Question:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The caller's own, or each shipped schedule with the values of the rules."""
-        return self.own or tuple(by_rules(self.facts, name)[0] for name in self.operation.schedules)
+        return self.own or tuple(by_rules(self.facts, name)[0] for name in within_reach(self.operation, self.facts))
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate is one that is asked about."""

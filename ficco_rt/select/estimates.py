@@ -195,11 +195,27 @@ def _steps_of_k(f: Facts, params: Params) -> float:
     return _stepped(f, p, False, _cut(f, f.shape.m)) + again
 
 
+def two_levels(f: Facts, params: Params) -> float:
+    """Messages between nodes, copies inside a node of what is sent and of what has come, and the GEMM beside them; of
+    the last message's GEMM nothing is hidden."""
+    p, per_node = _of(params, "chunks"), f.c.node if f.operation == "a2a_gemm" else 1
+    messages = (f.nodes - 1) * per_node * (f.shard + p.count * (f.c.copy_time + 2 * f.c.signal_time))
+    copies = (f.c.node - 1) * f.nodes * (f.shard * f.c.link_rate / f.c.node_rate + p.count * f.c.node_copy_time)
+    launches = 1 + f.nodes * p.count
+    gemm = f.gemm * _cut(f, _rows(f, p, f.c.node))
+    if f.operation == "gemm_rs":  # a node's rows are added up in GEMMs of a rank's rows
+        gemm += _sum(f) / f.nodes + f.gemm / f.c.node * (_cut(f, _rows(f, p)) - 1)
+    behind = f.own * f.c.node * p.last
+    return launches * f.c.launch_time + max(gemm, max(messages, copies) + f.c.node_copy_time + behind)
+
+
 ESTIMATES: dict[str, Callable[[Facts, Params], float]] = {
+    "a2a_gemm/hierarchical": two_levels,
     "a2a_gemm/overlapped": _one_piece_a_launch,
     "a2a_gemm/serial": _serial_gather,
     "ag_gemm/hetero_fused_1d": _fused_steps,
     "ag_gemm/hetero_unfused_1d": _one_piece_a_launch,
+    "ag_gemm/hierarchical": two_levels,
     "ag_gemm/oneshot": _one_shot_gather,
     "ag_gemm/serial": _serial_gather,
     "ag_gemm/shard_p2p": _one_piece_a_launch,
@@ -215,6 +231,7 @@ ESTIMATES: dict[str, Callable[[Facts, Params], float]] = {
     "gemm_ar/streamed": _streamed_scatter,
     "gemm_rs/chunked": _scattered,
     "gemm_rs/direct": _direct,
+    "gemm_rs/hierarchical": two_levels,
     "gemm_rs/oneshot": _one_shot_sum,
     "gemm_rs/relay": _uneven_scatter,
     "gemm_rs/ring": _ring_scatter,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..machine.cost import STORES, gemm_rate
+from ..machine.cost import STORES, gemm_rate, overheads
 from ..machine.model import Machine, TopologyKind
 from ..types import TYPES
 
@@ -34,6 +34,9 @@ class Constants:
     memory_rate: float  # bytes
     gemm_rate: float  # operations of a large product of the type
     sms: int
+    node: int  # ranks that reach each other's memory: all of them, unless there are several nodes
+    node_rate: float  # of the links inside a node
+    node_copy_time: float  # what one of many copies there costs beyond its bytes, with an event behind it
 
 
 def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
@@ -49,7 +52,17 @@ def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
         memory_rate=device.memory_rate,
         gemm_rate=gemm_rate(device, dtype),
         sms=device.sms,
+        node=min(machine.node, ranks),
+        node_rate=machine.links.rate,
+        node_copy_time=_behind(machine),
     )
+
+
+def _behind(machine: Machine) -> float:
+    known = overheads(machine.device)
+    if known.copy_behind is None:
+        return machine.links.copy_time
+    return min(machine.links.copy_time, known.copy_behind + known.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,10 @@ class Facts:
     @property
     def peers(self) -> int:
         return self.ranks - 1
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.ranks // self.c.node)
 
     @property
     def gemm(self) -> float:

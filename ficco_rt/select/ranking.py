@@ -15,7 +15,7 @@ from .. import compiler, env, files, library
 from ..errors import ScheduleError, UsageError
 from ..machine.model import Machine
 from ..sim.simulate import simulate
-from .candidates import BASELINE, Candidate, Operation, by_rules, text_of, variations
+from .candidates import BASELINE, Candidate, Operation, by_rules, text_of, variations, within_reach
 from .estimates import estimate, pieces
 from .facts import Facts
 from .rules import deciding
@@ -52,7 +52,8 @@ def shortlist(operation: Operation, f: Facts | None) -> tuple[Candidate, ...]:
         return tuple(Candidate(name) for name in operation.schedules)
     baseline = f"{operation.name}/{BASELINE}"
     first = f"{operation.name}/{deciding(f).schedules[operation.name]}"
-    priced = [(estimate(f, c.schedule, dict(c.params)), c) for c in (by_rules(f, s)[0] for s in operation.schedules)]
+    fitting = within_reach(operation, f)
+    priced = [(estimate(f, c.schedule, dict(c.params)), c) for c in (by_rules(f, s)[0] for s in fitting)]
     best = min((time for time, _ in priced if time is not None), default=0.0)
     ordered = sorted(((time or 0.0, c) for time, c in priced), key=lambda p: (p[1].schedule != first, p[0]))
     kept = [(time, c) for i, (time, c) in enumerate(ordered) if i < FEWEST or time <= SLOW * best]

@@ -70,6 +70,13 @@ RULES: tuple[Rule, ...] = (
         "by definition",
     ),
     Rule(
+        "several nodes",
+        {**dict.fromkeys(("a2a_gemm", "ag_gemm", "gemm_rs"), "hierarchical"), "gemm_ar": "serial"},
+        lambda f: f.nodes > 1,
+        "{f.nodes} nodes of {f.c.node} GPUs reach each other by messages alone, and no other schedule sends messages",
+        "machine.model: the reach of a machine's tiers",
+    ),
+    Rule(
         "small",
         {"ag_gemm": "oneshot"},
         _pushed,

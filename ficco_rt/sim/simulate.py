@@ -280,7 +280,10 @@ class _VirtualClock:
     def _copy_time(self, move: Move, behind: bool) -> float:
         """What a copy costs beyond its bytes. The set-up of a run of bytes behind another copy of its stream is hidden
         by that one; that of rows of a pitch is not."""
-        time = self.machine.between(move.src.rank, move.dst.rank).copy_time
+        links = self.machine.between(move.src.rank, move.dst.rank)
+        time = links.copy_time
+        if links.reach == "messages":  # a call of the library each
+            return time
         inside = move.src.rank == move.dst.rank
         less = self.overheads.inside_behind if inside else self.overheads.copy_behind
         return time if less is None or not behind or move.pitched else min(time, less)

@@ -539,6 +539,20 @@ def test_the_bar_of_a_step() -> None:
     assert progress._state(40.0) == f"40 s, 100 % {'█' * 20}"
 
 
+def test_nodes_are_those_of_each_machine(ficco: Callable[..., Ran]) -> None:
+    """One sweep over machines with nodes of 8 and of 72: each has its own graph. Yardsticks are there without a serial
+    schedule that could run."""
+    asked = ["--schedules", "hierarchical", "--gpus", "16", "--param", "chunks=1", "--set", "M=512"]
+    sizes = ["--set", "N=512", "--set", "K=512", "--machine", "h200-nodes", "--machine", "gb200-nodes"]
+    assert ficco("explore", "ag_gemm", *asked, *sizes, "-o", "n.csv")[0] == 0
+    rows = {(r.machine, r.schedule): r for r in table.read("n.csv")}
+    assert dict(rows["h200-nodes", "ag_gemm/hierarchical"].params)["node"] == 8
+    assert dict(rows["gb200-nodes", "ag_gemm/hierarchical"].params)["node"] == 16
+    refused = rows["h200-nodes", "ag_gemm/serial"]
+    assert refused.problem.startswith("in stage 'gather' rank 0 writes G@8, the memory of another node")
+    assert refused.serial
+
+
 # ---------------------------------------------------------------- docs/explore.md, docs/reproduce/ficco.md
 
 PAPER = ROOT / "docs" / "reproduce" / "ficco.md"

@@ -146,7 +146,7 @@ def test_a_date_may_be_a_date() -> None:
         ("rate = 45e3", "rate = nan", "m.toml:57: tiers[1].rate: is nan (bytes a microsecond); it must be above 0"),
         ("rate = 45e3", "", "m.toml:55: tiers[1]: has no 'rate' (bytes a microsecond)"),
         ("rate = 45e3", "rat = 45e3", "m.toml:57: tiers[1].rat: is no key here; keys are kind, rate, copy_time, "
-         "signal_time, name, ranks, ranks_a_port; did you mean 'rate'?\n"
+         "signal_time, name, ranks, ranks_a_port, reach; did you mean 'rate'?\n"
          "m.toml:55: tiers[1]: has no 'rate' (bytes a microsecond)"),
         ('kind = "switch"', 'kind = "star"', "m.toml:44: tiers[0].kind: 'star' is none of switch, mesh, ring\n"
          "m.toml:56: tiers[1].kind: 'star' is none of switch, mesh, ring"),
@@ -335,7 +335,7 @@ def test_prices_go_by_the_tier() -> None:
 def test_an_all_gather_between_nodes_takes_longer() -> None:
     """Copies between nodes are priced by the network; with one adapter for a node they share it."""
     sizes = {"M": 4096, "N": 1024, "K": 512}
-    machine = replace(nodes(), ranks=16)
+    machine = replace(nodes(), ranks=16).as_one_node()
     plan = ficco.compile(NAME, 16, machine, **sizes)
     trace = ficco.simulate(plan)
     times: dict[bool, list[float]] = {True: [], False: []}
@@ -399,7 +399,7 @@ def test_machines_are_listed_and_shown(run: Run) -> None:
     code, listed, _ = run("ficco", "machine")
     assert code == 0
     assert [line.split()[0] for line in listed.splitlines()] == list(NAMES)
-    assert "gb200-nvl72  72 ranks  NVIDIA GB200           72 ranks by switch            not measured" in listed
+    assert "gb200-nvl72  72 ranks   NVIDIA GB200           72 ranks by switch                 not measured" in listed
     code, shown, _ = run("ficco", "machine", "h200-switch")
     assert code == 0
     assert "  memory_rate       4200 GB/s  not measured  data sheet 4.8 TB/s, 87.5 % of it assumed\n" in shown
@@ -418,7 +418,7 @@ def test_a_calibrated_machine_is_shown(run: Run) -> None:
     assert code == 0
     for line in (
         "nodes-8x8: 64 ranks, 8 ranks by switch, all by switch; 4 of 11 rates and times measured\n",
-        "Tier network: switch of all\n",
+        "Tier network: switch of all, by messages of NCCL or RCCL alone\n",
         "  2026-11-22, NVIDIA H200, NVIDIA H200; driver 580.1, CUDA 13.0",
         "  copy time by size: 2 records\n",
         "    device sm one        sms 16     2 points, 4096: 8.25 … 1.09951e+12: 3.333e+06\n",
@@ -465,15 +465,25 @@ def test_every_command_takes_a_file(run: Run) -> None:
 
 def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
     sizes = ("--set", "M=1024", "--set", "N=1024", "--set", "K=128")
-    code, text, _ = run("ficco", "explain", NAME, "--gpus", "64", "--machine", str(NODES), *sizes)
+    code, _, error = run("ficco", "explain", NAME, "--gpus", "64", "--machine", str(NODES), *sizes)
+    assert code == 1
+    assert "rank 0 writes G@8, the memory of another node: ranks reach each other by messages alone" in error
+    ficco.save_machine(nodes().as_one_node(), "reached.toml")
+    code, text, _ = run("ficco", "explain", NAME, "--gpus", "64", "--machine", "reached.toml", *sizes)
     assert code == 0
     assert "\n  switch of tier node: each port that is used carries 28.0 KiB, " in text
     assert "\n  switch of tier network: each port that is used carries 224 KiB, " in text
+    by_two = ("ficco", "explain", "ag_gemm/hierarchical", "--gpus", "64", "--machine", str(NODES), *sizes)
+    code, text, _ = run(*by_two, "--set", "node=8")
+    assert code == 0
+    assert "messages sent to one rank, as one of another rank is received" in text
+    assert "\n  switch of tier node: each port that is used carries 224 KiB, " in text  # what came is passed on
+    assert "\n  switch of tier network: each port that is used carries 28.0 KiB, " in text  # one shard a node
 
 
 def test_shells_complete_machines() -> None:
     completed = [item.value for item in complete_machines(None, None, "h")]  # type: ignore[arg-type]
-    assert completed == ["h200-switch", "h200-ring", "h100-switch", "h"]
+    assert completed == ["h200-switch", "h200-ring", "h200-nodes", "h100-switch", "h"]
 
 
 def test_shared_ports_are_named(run: Run) -> None:

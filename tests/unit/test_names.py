@@ -363,9 +363,9 @@ MISTAKES = [
         ),
     ),
     (
-        "stage a on v { copy G <- A }",
+        "stage a on v { reduce G = sum(A) }",
         (
-            "x.ficco:12:16: copy runs on engine copy or sm; queue 'v' has engine nccl\n"
+            "x.ficco:12:16: reduce runs on engine sm; queue 'v' has engine nccl\n"
             "  note: x.ficco:10:7: queue 'v' is declared here"
         ),
     ),

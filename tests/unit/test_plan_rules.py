@@ -93,6 +93,11 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "no ranks": ("ranks", 0, "plan:1:1: the plan is for 0 ranks; a plan is for 1 to 1024"),
     "absurdly many ranks": ("ranks", 10**30, f"plan:1:1: the plan is for {10**30} ranks; a plan is for 1 to 1024"),
     # the machine
+    "memory of another node": (
+        "made_for.links.reach", "messages",
+        "ruled.ficco:16:38: rank 0 writes P@1, the memory of another node: ranks reach each other by messages alone "
+        "over tier 'node' of h200-switch, whose nodes have 1 GPU",
+    ),
     "no machine": ("made_for", None, "plan:1:1: the plan is for h200-switch, and does not hold that machine"),
     "another machine": (
         "made_for", replace(profile("h200-ring", 2), name="mine"),

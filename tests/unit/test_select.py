@@ -643,3 +643,34 @@ def test_machines_of_files_and_of_tiers(tmp_path: Path) -> None:
         found = facts("ag_gemm", ranks, LAYER, nodes, "bf16")
         assert found is not None
         assert found.c.link_rate == rate
+
+
+# ---------------------------------------------------------------- several nodes
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_on_several_nodes_schedules_send_messages(operation: str) -> None:
+    """By rules and by the model; the chosen plan is one of the machine's. On one node nobody sends messages."""
+    sizes = {"M": 2048, "N": 2048, "K": 2048}
+    wanted = f"{operation}/{'serial' if operation == 'gemm_ar' else 'hierarchical'}"
+    for by in ("rules", "model"):
+        made = choose(operation, 16, "h200-nodes", by, sizes=sizes)  # type: ignore[arg-type]
+        assert made.schedule == wanted
+        assert {option.schedule for option in made.options} == {wanted}
+        assert made.params.get("node", 8) == 8
+        assert "nodes" in " ".join(made.why)
+        one = choose(operation, 8, "h200-nodes", by, sizes=sizes)  # type: ignore[arg-type]
+        assert not any("hierarchical" in option.schedule for option in one.options)
+    assert made.plan.target.node == 8
+
+
+def test_a_named_schedule_gets_the_machines_nodes() -> None:
+    machine = profile("h200-nodes", 16)
+    found = {g.param: g.value for g in open_values(library.shipped()["ag_gemm/hierarchical"], 16, {"M": 1024}, machine)}
+    assert found["node"] == 8
+    assert set(found) == {"node", "chunks"}
+    one = {
+        g.param: g.value
+        for g in open_values(library.shipped()["ag_gemm/hierarchical"], 8, {"M": 1024}, profile("h200-switch", 8))
+    }
+    assert one == {"node": 8, "chunks": one["chunks"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...device.ir import Library
 from ...errors import DeviceError
-from ...graph.ir import CollectiveKind, CollectiveSettings
+from ...graph.ir import CallKind, CollectiveSettings
 from ...types import TYPES, Dtype
 from ..gpu.collective_library import ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
@@ -86,8 +86,9 @@ class Nccl:
             config.cta_policy = ZERO_CTAS
         return self._made(self._n.comm_init_rank_config, ranks, unique, rank, config.ptr)
 
-    def call(self, kind: CollectiveKind, communicator: Handle, rank: int, ranks: int, member: Member) -> None:
-        n, made, (dst, src, elements, dtype, stream) = self._n, self._made, member
+    def call(self, kind: CallKind, communicator: Handle, rank: int, ranks: int, member: Member) -> None:
+        n, made = self._n, self._made
+        dst, src, elements, dtype, stream, *_ = member
         kept, on = self._types[dtype], int(stream)
         match kind:
             case "all_reduce":
@@ -96,6 +97,9 @@ class Nccl:
                 made(n.reduce_scatter, src, dst, elements, kept, self._sum, communicator, on)
             case "all_gather":
                 made(n.all_gather, src, dst, elements, kept, communicator, on)
+            case "send_recv":
+                made(n.send, src, elements, kept, member.to, communicator, on)
+                made(n.recv, dst, member.received, kept, member.by, communicator, on)
             case "all_to_all":
                 size = elements * TYPES[dtype].bytes
                 for peer in range(ranks):

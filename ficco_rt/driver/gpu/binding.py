@@ -341,8 +341,11 @@ def member(call: CallCollective, memory: Memory, ranks: int, stream: Handle) -> 
     sides = []
     for region in (call.dst, call.src):
         tensor = _tensor(region, memory)
-        (cell,) = cells((region,), (tensor.shape,))
-        sides.append(tensor.address + cell.sides[0].offset * TYPES[tensor.dtype].bytes)
+        offset = next((cell.sides[0].offset for cell in cells((region,), (tensor.shape,))), 0)
+        sides.append(tensor.address + offset * TYPES[tensor.dtype].bytes)
+    if call.kind == "send_recv":
+        dtype = _tensor(call.src if call.reads else call.dst, memory).dtype
+        return Member(sides[0], sides[1], call.src.elements, dtype, stream, call.dst.elements, call.to, call.by)
     count = min(call.dst.elements, call.src.elements)
     if call.kind == "all_to_all":  # a piece for each rank
         count //= ranks

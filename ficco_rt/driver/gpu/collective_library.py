@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from ...device.ir import Library
-from ...graph.ir import CollectiveKind, CollectiveSettings
+from ...graph.ir import CallKind, CollectiveSettings
 from ...types import Dtype
 from .refused import Refused
 
@@ -26,13 +26,18 @@ def refused(call: str, code: str) -> Refused:
 
 
 class Member(NamedTuple):
-    """A rank's call: addresses, and elements of the rank's own part (all_to_all: of the piece for each rank)."""
+    """A rank's call: addresses, and elements of the rank's own part (all_to_all: of the piece for each rank).
+    send_recv: the elements that go to rank `to`, and those `received` from rank `by`. None are a message, too: both of
+    two ranks know of it."""
 
     dst: int
     src: int
     elements: int
     dtype: Dtype
     stream: Any
+    received: int = 0
+    to: int = -1
+    by: int = -1
 
 
 class CollectiveLibrary(Protocol):
@@ -51,7 +56,7 @@ class CollectiveLibrary(Protocol):
     def open(self, ranks: int, rank: int, unique: Any, settings: CollectiveSettings) -> Any:
         """A communicator on the current device."""
 
-    def call(self, kind: CollectiveKind, communicator: Any, rank: int, ranks: int, member: Member) -> None: ...
+    def call(self, kind: CallKind, communicator: Any, rank: int, ranks: int, member: Member) -> None: ...
 
     def error(self, communicator: Any) -> str:
         """The asynchronous error of a communicator, by its name; nothing if all is well."""

@@ -16,11 +16,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
+from typing import NamedTuple
 
 from ... import env
 from ...device.ir import Communicator
 from ...errors import DeviceError, Span
-from ...graph.ir import CollectiveKind
+from ...graph.ir import CallKind
 from ...types import TYPES, Dtype
 from .collective_library import CollectiveLibrary, Member
 from .gpus import Gpus
@@ -54,6 +55,16 @@ def threads_asked(threads: int | None) -> Iterator[None]:
             env.withdraw(NTHREADS)
 
 
+class _Wanted(NamedTuple):
+    """A call that was made ready for. `to`: of a send_recv, by rank, whom it sends to."""
+
+    number: int  # of the communicator
+    kind: CallKind
+    dtype: Dtype
+    elements: int
+    to: tuple[int, ...]
+
+
 class Communicators:
     """The communicators of a device plan's table, each on every rank's device."""
 
@@ -63,7 +74,7 @@ class Communicators:
         self._table = table if library is not None else ()
         self._open: list[list[Handle]] = []  # by number, by rank
         self._places: dict[int, dict[str, None]] = {}  # by number: the collectives of the plan, for people
-        self._wanted: dict[tuple[int, CollectiveKind, Dtype, int], None] = {}  # what calls were made ready for
+        self._wanted: dict[_Wanted, None] = {}  # what calls were made ready for
         self._leaving: list[threading.Thread] = []
         self._changing = threading.Lock()  # `abort` comes from other threads
 
@@ -84,7 +95,7 @@ class Communicators:
             for communicator in self._table[len(self._open) :]:
                 self._make(self._library, communicator)
             for wanted in self._wanted:
-                self._warm(*wanted)
+                self._warm(wanted)
 
     def _make(self, library: CollectiveLibrary, wanted: Communicator) -> None:
         devices = [self._gpus.device(rank) for rank in range(len(self._gpus.placement.devices))]
@@ -104,20 +115,20 @@ class Communicators:
 
     # ---- calls
 
-    def call(self, number: int, kind: CollectiveKind, members: Sequence[Member], place: Span | None) -> DriverCall:
+    def call(self, number: int, kind: CallKind, members: Sequence[Member], place: Span | None) -> DriverCall:
         """A collective of all ranks, of the schedule's line `place`; `members` by rank."""
         self.ready()
         first = members[0]
         self._places.setdefault(number, {})[f"{kind} ({place.place})" if place is not None else kind] = None
         most = max(1, WARM // TYPES[first.dtype].bytes // len(members))
-        wanted = (number, kind, first.dtype, min(first.elements, most))
+        wanted = _Wanted(number, kind, first.dtype, min(first.elements or 1, most), tuple(m.to for m in members))
         if wanted not in self._wanted:
             self._wanted[wanted] = None
             with self._gpus.turn(), self._gpus.uncaptured():
-                self._warm(*wanted)
+                self._warm(wanted)
         return self.collective, (number, kind, members)
 
-    def collective(self, number: int, kind: CollectiveKind, members: Sequence[Member]) -> tuple[Refused | None]:
+    def collective(self, number: int, kind: CallKind, members: Sequence[Member]) -> tuple[Refused | None]:
         """The driver call; what it gives is false if all is well."""
         library = self._library
         assert library is not None
@@ -132,12 +143,14 @@ class Communicators:
             return (Refused("collective", "aborted", advice="the communicators were aborted by an earlier error"),)
         return (None,)
 
-    def _warm(self, number: int, kind: CollectiveKind, dtype: Dtype, count: int) -> None:
+    def _warm(self, wanted: _Wanted) -> None:
         """Make such a collective once, on memory of its own. NOTE the library connects devices at the first call that
         needs it, which allocates memory and may wait for devices: while a run's streams wait for the latch, or in a
         capture, it must not."""
         gpus, ranks = self._gpus, len(self._gpus.placement.devices)
+        count, dtype = wanted.elements, wanted.dtype
         size = count * ranks * TYPES[dtype].bytes
+        senders = {to: rank for rank, to in enumerate(wanted.to)}
         memory: list[int] = []
         try:
             members = []
@@ -145,9 +158,11 @@ class Communicators:
                 device = gpus.device(rank)
                 for what in ("a first collective", "its result"):
                     memory.append(gpus.alloc(device, size, what))
-                members.append(Member(memory[-1], memory[-2], count, dtype, gpus.control[device.ordinal]))
+                stream = gpus.control[device.ordinal]
+                to, by = wanted.to[rank], senders.get(rank, -1)
+                members.append(Member(memory[-1], memory[-2], count, dtype, stream, count, to, by))
             with gpus.inside(gpus.device(0)):
-                (error,) = self.collective(number, kind, members)
+                (error,) = self.collective(wanted.number, wanted.kind, members)
                 if error:
                     error.what = "a first call"
                     raise error

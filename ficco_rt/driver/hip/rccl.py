@@ -9,7 +9,7 @@ from typing import Any
 
 from ...device.ir import Library
 from ...errors import DeviceError
-from ...graph.ir import CollectiveKind, CollectiveSettings
+from ...graph.ir import CallKind, CollectiveSettings
 from ...types import TYPES, Dtype
 from ..gpu.collective_library import ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
@@ -86,8 +86,9 @@ class Rccl:
             config.CTAPolicy = ZERO_CTAS
         return self._made(self._n.ncclCommInitRankConfig, ranks, unique, rank, config)
 
-    def call(self, kind: CollectiveKind, communicator: Handle, rank: int, ranks: int, member: Member) -> None:
-        n, made, (dst, src, elements, dtype, stream) = self._n, self._made, member
+    def call(self, kind: CallKind, communicator: Handle, rank: int, ranks: int, member: Member) -> None:
+        n, made = self._n, self._made
+        dst, src, elements, dtype, stream, *_ = member
         kept = self._types[dtype]
         match kind:
             case "all_reduce":
@@ -96,6 +97,9 @@ class Rccl:
                 made(n.ncclReduceScatter, src, dst, elements, kept, self._sum, communicator, stream)
             case "all_gather":
                 made(n.ncclAllGather, src, dst, elements, kept, communicator, stream)
+            case "send_recv":
+                made(n.ncclSend, src, elements, kept, member.to, communicator, stream)
+                made(n.ncclRecv, dst, member.received, kept, member.by, communicator, stream)
             case "all_to_all":
                 size = elements * TYPES[dtype].bytes
                 for peer in range(ranks):

@@ -173,6 +173,8 @@ def collective(calls: Sequence[tuple[CollectiveCall, HostView, HostView]]) -> No
                 at += dst.shape[0]
             if at != total.shape[0]:
                 raise malformed(command.origin, f"reduce_scatter of {total.shape[0]} rows into {at}")
+        case "send_recv":
+            values = [sources[call.by].load() for call, _, _ in calls]
         case "all_to_all":
             n = len(calls)
             loaded = [s.load() for s in sources]

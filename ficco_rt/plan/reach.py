@@ -1,0 +1,28 @@
+"""What a rank does to memory that it does not reach: on a machine of several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..machine.model import Machine
+from ..region import Region
+
+WAY_OUT = (
+    "copy it on a queue with engine = nccl, or take a vendor collective; the schedules called hierarchical show how, "
+    "with node = GPUs of a node"
+)
+
+
+def beyond(machine: Machine, rank: int, reads: Iterable[Region], writes: Iterable[Region]) -> str | None:
+    """The first region that lies out of a rank's reach, in words; none: all are within it."""
+    node = machine.node
+    for regions, does in ((reads, "reads"), (writes, "writes")):
+        for region in regions:
+            if region.rank // node != rank // node:
+                tier = machine.between(rank, region.rank).name
+                return (
+                    f"rank {rank} {does} {region.tensor}@{region.rank}, the memory of another node: ranks reach each "
+                    f"other by messages alone over tier '{tier}' of {machine.name}, whose nodes have {node} "
+                    f"GPU{'' if node == 1 else 's'}"
+                )
+    return None

@@ -1,0 +1,130 @@
+"""The tables of docs/scale.md, made anew: schedules on 8 to 576 GPUs by the model.
+
+    python -m tools.scale                 # replaces the tables of the page; some minutes
+    python -m tools.scale --ranks 8,16    # prints rows of these numbers of ranks, and writes nothing
+
+On H200 a time is one on the virtual clock up to `SIMULATED` ranks. Beyond, where compiling takes minutes or exceeds the
+meter, and on GB200, whose tensor cores no kernel of ours uses, a time is that of the closed formula
+(`select/estimates.py`), and has a `~`. Nothing here is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
+
+from ficco_rt import compiler
+from ficco_rt.cli.drawing import show_time
+from ficco_rt.files import read_text, write_atomic
+from ficco_rt.machine.cost import CollectiveName, collective_time
+from ficco_rt.machine.profiles import profile
+from ficco_rt.select.candidates import by_rules, text_of
+from ficco_rt.select.estimates import estimate
+from ficco_rt.select.facts import Facts, facts
+from ficco_rt.sim.simulate import simulate
+
+PAGE = ROOT / "docs" / "scale.md"
+SIMULATED = 64
+NODES, DOMAINS = "h200-nodes", "gb200-nodes"
+RANKS = {NODES: (8, 16, 32, 64, 128, 256, 576), DOMAINS: (8, 24, 72, 144, 288, 576)}
+ROWS, WIDTH, DEPTH = 18432, 3584, 8192  # of A; columns a GPU, of 16 GPUs in all; inner size
+COLLECTIVES: Mapping[str, CollectiveName] = {"ag_gemm": "all_gather", "gemm_rs": "reduce_scatter"}
+
+
+def sizes(operation: str, ranks: int, weak: bool) -> dict[str, object]:
+    """Sizes over all ranks: `weak` ones grow with the ranks, so that the GEMM of a GPU keeps its size."""
+    width = WIDTH * ranks if weak else 73728
+    if operation == "ag_gemm":
+        return {"M": ROWS, "N": width, "K": DEPTH}
+    return {"M": ROWS, "N": DEPTH, "K": width}
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Microseconds of a schedule; by the closed formula or on the virtual clock."""
+
+    schedule: str
+    value: float
+    formula: bool
+
+    def __str__(self) -> str:
+        return f"{'~' if self.formula else ''}{show_time(self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRow:
+    """One number of ranks: the GEMM alone, the vendor's collective and then the GEMM, and the rules' schedule."""
+
+    ranks: int
+    nodes: int
+    gemm: float
+    serial: float
+    overlapped: Time
+
+
+def row(operation: str, ranks: int, machine_name: str, weak: bool) -> ScaleRow:
+    """What the model says of one number of ranks."""
+    machine, given = profile(machine_name, ranks), sizes(operation, ranks, weak)
+    f = facts(operation, ranks, given, machine, "bf16")
+    assert f is not None
+    held = ROWS * DEPTH * f.item
+    serial = f.gemm + machine.device.launch_time + collective_time(machine, COLLECTIVES[operation], held)
+    name = f"{operation}/{'hierarchical' if f.nodes > 1 else 'streamed'}"
+    return ScaleRow(ranks, f.nodes, f.gemm, serial, modelled(name, f, given, machine_name))
+
+
+def modelled(name: str, f: Facts, given: Mapping[str, object], machine_name: str) -> Time:
+    """A schedule with the values of the rules."""
+    candidate, _ = by_rules(f, name)
+    if f.ranks > SIMULATED or machine_name == DOMAINS:
+        found = estimate(f, name, dict(candidate.params))
+        assert found is not None
+        return Time(name, found, True)
+    machine = profile(machine_name, f.ranks)
+    graph = compiler.build(text_of(name), f.ranks, {**given, **dict(candidate.params)})
+    return Time(name, simulate(compiler.plan_of(graph, machine, trusted=True), machine).duration, False)
+
+
+def table(rows: Sequence[ScaleRow]) -> Iterator[str]:
+    """As the page has it."""
+    yield "| GPUs | nodes | GEMM | collective, then GEMM | rules' schedule | its time | times as fast |"
+    yield "|--:|--:|--:|--:|---|--:|--:|"
+    for r in rows:
+        faster, schedule = r.serial / r.overlapped.value, r.overlapped.schedule.rpartition("/")[2]
+        times = f"{show_time(r.gemm)} | {show_time(r.serial)} | `{schedule}` | {r.overlapped}"
+        yield f"| {r.ranks} | {r.nodes} | {times} | {faster:.2f} |"
+
+
+def blocks(ranks: Sequence[int] = ()) -> Iterator[tuple[str, str]]:
+    """Each table under its name."""
+    for machine, all_ranks in RANKS.items():
+        for operation in COLLECTIVES:
+            for kind in ("weak", "fixed"):
+                wanted = [n for n in all_ranks if not ranks or n in ranks]
+                found = [row(operation, n, machine, kind == "weak") for n in wanted]
+                yield f"{machine} {operation} {kind}", "\n".join(table(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", help="numbers of ranks, to be printed alone, such as 8,16")
+    asked = parser.parse_args().ranks
+    ranks = [int(n) for n in asked.split(",")] if asked else []
+    page = read_text(PAGE)
+    for name, text in blocks(ranks):
+        print(f"{name}\n{text}\n", flush=True)
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        page = re.sub(rf"{begin}.*?{end}", f"{begin}\n{text}\n{end}", page, flags=re.DOTALL)
+    if not ranks:
+        write_atomic(PAGE, page)
+
+
+if __name__ == "__main__":
+    main()
