@@ -19,9 +19,14 @@ from ..trace import SpanKind
 from ..types import TYPES
 from .sharing import Supply
 
-# µs: a tile whose own product is done adds what comes last, and is stored. Fitted on H200 and taken for all machines
-# (docs/internals/model.md)
-ADDING = 6.0
+# µs: a tile that waits for its addends sees their flags, loads and adds them, and is stored. Fitted on H200 and taken
+# for all machines (docs/internals/model.md)
+ADDING = 3.0
+
+
+# of what products whose tiles are at work at once could read once for all of them, what they do if it is larger than
+# the cache: they drift apart
+TOGETHER = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ class Price:
     tiles: TileCost | None = None
     sent: Mapping[Supply, float] = field(default_factory=dict)
     sent_time: float = 0.0
-    late: bool = False  # a product that waits for nothing but what is added at its end
+    # of a product that waits for its addends alone: the share of a tile's steps that stand behind the first of them
+    late: float | None = None
 
 
 class Prices:
@@ -90,7 +96,8 @@ class Prices:
         uses[src] = uses[dst] = float(size)
         return uses
 
-    def work(self, work: Work, launch: DeviceLaunch, rank: int) -> Price:
+    def work(self, work: Work, launch: DeviceLaunch, rank: int, parts: int = 1) -> Price:
+        """`parts`: into how many K of a product's tiles is split."""
         machine = self.machine
         sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self.size, (*work.reads, *work.writes)))
@@ -98,7 +105,7 @@ class Prices:
         match work.body:
             case Gemm(out=out):
                 sent = self._uses((), [out], rank) if out.rank != rank else {}
-                return self._product(work, work.body, launch, rank, moved, sent)
+                return self._product(work, work.body, launch, rank, parts, moved, sent)
             case Reduce(out=out, terms=terms):
                 far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
                 time = max(
@@ -129,7 +136,14 @@ class Prices:
             uses[supply] += amount
 
     def _product(
-        self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, moved: int, sent: Mapping[Supply, float]
+        self,
+        work: Work,
+        gemm: Gemm,
+        launch: DeviceLaunch,
+        rank: int,
+        parts: int,
+        moved: int,
+        sent: Mapping[Supply, float],
     ) -> Price:
         machine, config, out = self.machine, launch.config, gemm.out
         m, n = out.shape[-2:]
@@ -146,14 +160,19 @@ class Prices:
         share = 1.0 if kernel.whole_edges else batch * m * n / (batch * rows * columns * prod(config.tile))
         far = cost.link_time(machine, rank, out.rank, self.size(out))
         shown += cost.SENT * far * kernel.groups / count
-        tiles = TileCost(count, kernel.steps(k), kernel.step * share, kernel.ends + shown)
-        # products whose tiles are at work at once read the right operand together
-        moved -= round(self.size(gemm.right) * max(0.0, 1 - count / kernel.groups))
+        # a right operand that no other row of tiles loads comes out of memory
+        step = kernel.step if rows > config.cluster else max(kernel.step, kernel.fetched)
+        tiles = TileCost(count, kernel.steps(k), step * share, kernel.ends + shown)
+        if len(launch.works) > 1:  # products whose tiles are at work at once read some of the right operand together
+            right = self.size(gemm.right)
+            together = 1.0 if right <= kernel.cache else TOGETHER
+            moved -= round(together * right * max(0.0, 1 - count * parts / kernel.groups))
         time = moved / machine.device.memory_rate
         peer = out.rank if out.rank != rank else None
         label = f"{called(out, rank)} {summary(out)}"
         uses: dict[Supply, float] = {rank: float(moved)}
-        late = bool(gemm.addends) and gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
+        given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
+        late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
         return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far, late)
 
 
@@ -182,7 +201,7 @@ class TileGroups:
         self.kernel = kernel
         self.free = [start] * max(1, kernel.groups)  # when each has done what it has taken
         self.next = 0
-        self.left = total  # tiles that none has taken
+        self.total = self.left = total  # all tiles, and those that none has taken
         self.tail, self.tail_parts = total % len(self.free), tail_parts
 
     def estimate(self, parts: Sequence[PieceOfK]) -> float:
@@ -198,7 +217,7 @@ class TileGroups:
         step = next(t.step for t in tiles if t is not None) * slower
         ends = max(t.ends for t in tiles if t is not None)
         shares = [t.steps / steps if t is not None and steps else 1.0 for t in tiles]
-        least = sum(part.price.time for part in parts) * len(self.free) / count  # of a tile: its bytes' way
+        way = sum(part.price.time for part in parts) / count  # of a tile's bytes, if it has the memory for itself
         self.left -= count
         last = max(0, min(count, self.tail - self.left))
         begin, first_end, stop, busy = float("inf"), float("inf"), 0.0, 0.0
@@ -206,7 +225,8 @@ class TileGroups:
             if not amount:
                 continue
             end = ends + self.kernel.tail(split, accumulate) - self.kernel.ends
-            time = max((ceil(steps / split) if split > 1 else steps) * step + end * self.kernel.shown, least / split)
+            least = way * min(len(self.free), self.total * split) / split
+            time = max((ceil(steps / split) if split > 1 else steps) * step + end * self.kernel.shown, least)
             first, final = self._hand_out(amount * split, time, self._ready(parts, shares, split))
             begin, stop = min(begin, first), max(stop, final + end * (1 - self.kernel.shown))
             first_end = min(first_end, first + time)
@@ -216,8 +236,8 @@ class TileGroups:
     @staticmethod
     def _ready(parts: Sequence[PieceOfK], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
         """When each part of K is there, and which share of a tile's time comes after that at least."""
-        if len(parts) == 1 and parts[0].price.late:
-            return [(parts[0].ready + ADDING, 0.0)]
+        if len(parts) == 1 and parts[0].price.late is not None:
+            return [(parts[0].ready + ADDING, parts[0].price.late)]
         found, after = [], 1.0
         for part, share in zip(parts, shares, strict=True):
             found.append((part.ready, min(1.0, after * split)))
