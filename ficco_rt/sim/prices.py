@@ -10,6 +10,7 @@ from math import ceil, prod
 from ..device.ir import DeviceLaunch
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..kernels.families import pace
+from ..kernels.family import KernelConfig
 from ..kernels.pace import Pace
 from ..machine import cost
 from ..machine.model import Machine, Port
@@ -29,7 +30,7 @@ ADDING = 3.0
 TOGETHER = 0.3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take thrice as long to make
 class TileCost:
     """The tiles of a product, by groups of blocks, and what a group takes for one. µs."""
 
@@ -39,7 +40,7 @@ class TileCost:
     ends: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Price:
     """A work alone. `time`: µs on the launch's multiprocessors; of a product, what its operands' way takes at least.
     `uses`: bytes of each supply, in all. `sent`: of a product, what its stores on another rank use, and `sent_time`
@@ -64,7 +65,7 @@ class Prices:
 
     def __init__(self, machine: Machine, dtypes: Mapping[str, str], inputs: Container[str] = ()) -> None:
         self.machine, self.dtypes, self.inputs = machine, dtypes, inputs
-        self._paces: dict[tuple[int, str], tuple[DeviceLaunch, Pace]] = {}
+        self._paces: dict[tuple[int, str], tuple[KernelConfig, Pace]] = {}
 
     def size(self, region: Region) -> int:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
@@ -82,9 +83,10 @@ class Prices:
         return min(config.blocks / max(1, config.resident), self.machine.device.sms)
 
     def pace(self, launch: DeviceLaunch, dtype: str) -> Pace:
-        known = self._paces.get((id(launch), dtype))
-        if known is None:  # the launch is kept, so that its id is nobody else's
-            known = self._paces[id(launch), dtype] = launch, pace(launch.config, self.machine.device, dtype)
+        config = launch.config
+        known = self._paces.get((id(config), dtype))
+        if known is None:  # the configuration is kept, so that its id is nobody else's
+            known = self._paces[id(config), dtype] = config, pace(config, self.machine.device, dtype)
         return known[1]
 
     def moved(self, src: int, dst: int, size: int, share: float = 1.0) -> Mapping[Supply, float]:
@@ -176,7 +178,7 @@ class Prices:
         return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far, late)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PieceOfK:
     """A work of a merged product: when its operands are there, on the launch's clock, and its price."""
 
@@ -184,7 +186,7 @@ class PieceOfK:
     price: Price
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """When a product's first tile begins and ends, when its last one ends, and how long all groups are busy with it."""
 
@@ -201,6 +203,7 @@ class TileGroups:
         self.kernel = kernel
         self.free = [start] * max(1, kernel.groups)  # when each has done what it has taken
         self.next = 0
+        self.fresh = True  # none has taken any
         self.total = self.left = total  # all tiles, and those that none has taken
         self.tail, self.tail_parts = total % len(self.free), tail_parts
 
@@ -217,7 +220,7 @@ class TileGroups:
         step = next(t.step for t in tiles if t is not None) * slower
         ends = max(t.ends for t in tiles if t is not None)
         shares = [t.steps / steps if t is not None and steps else 1.0 for t in tiles]
-        way = sum(part.price.time for part in parts) / count  # of a tile's bytes, if it has the memory for itself
+        alone = sum(part.price.time for part in parts) / count  # of a tile's bytes, if it has the memory for itself
         self.left -= count
         last = max(0, min(count, self.tail - self.left))
         begin, first_end, stop, busy = float("inf"), float("inf"), 0.0, 0.0
@@ -225,7 +228,7 @@ class TileGroups:
             if not amount:
                 continue
             end = ends + self.kernel.tail(split, accumulate) - self.kernel.ends
-            least = way * min(len(self.free), self.total * split) / split
+            least = alone * min(len(self.free), self.total * split) / split
             time = max((ceil(steps / split) if split > 1 else steps) * step + end * self.kernel.shown, least)
             first, final = self._hand_out(amount * split, time, self._ready(parts, shares, split))
             begin, stop = min(begin, first), max(stop, final + end * (1 - self.kernel.shown))
@@ -237,7 +240,7 @@ class TileGroups:
     def _ready(parts: Sequence[PieceOfK], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
         """When each part of K is there, and which share of a tile's time comes after that at least."""
         if len(parts) == 1 and parts[0].price.late is not None:
-            return [(parts[0].ready + ADDING, parts[0].price.late)]
+            return [(parts[0].ready + ADDING, min(1.0, parts[0].price.late * split))]
         found, after = [], 1.0
         for part, share in zip(parts, shares, strict=True):
             found.append((part.ready, min(1.0, after * split)))
@@ -249,6 +252,16 @@ class TileGroups:
         free, groups = self.free, len(self.free)
         soonest = max(at + share * time for at, share in ready)
         rounds, over = divmod(count, groups)
+        if self.fresh:  # all groups are free at the same time, and the first of them begins
+            self.fresh = False
+            end = max(free[0] + time, soonest)
+            if rounds:
+                free[:over] = [end + rounds * time] * over
+                free[over:] = [end + (rounds - 1) * time] * (groups - over)
+            else:
+                free[:over] = [end] * over
+            self.next = over
+            return end - time, free[0]
         begin, stop = float("inf"), 0.0
         for i in range(groups if rounds else over):  # a group's first tile may have to wait, no other
             at = self.next + i
