@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Generic, NamedTuple, TypeVar
 
 
@@ -107,10 +108,7 @@ class Region:
 
     @property
     def elements(self) -> int:
-        n = 1
-        for axis in self.axes:
-            n *= axis.size
-        return n
+        return prod(self.shape)  # a dropped dimension has one
 
     def logical_boxes(self) -> Iterator[tuple[Box, Box]]:
         """Each box of the tensor with the box that it fills in the region's own (logical) coordinates."""

@@ -34,7 +34,7 @@ from ficco_rt.kernels import compiler, families, tiles
 from ficco_rt.kernels.family import LaunchRequest
 from ficco_rt.kernels.naive.family import REDUCE
 from ficco_rt.kernels.occupancy import Limits
-from ficco_rt.kernels.sm90 import tables
+from ficco_rt.kernels.sm90 import variants
 from ficco_rt.kernels.sm90.variants import ARCH
 from ficco_rt.kernels.works import Sum, View
 from ficco_rt.machine.profiles import stored
@@ -127,7 +127,7 @@ def main() -> int:
     parser.add_argument(
         "--gap",
         type=int,
-        default=tables.ADDEND_GAP,
+        default=variants.ADDEND_GAP,
         help="steps of K from an addend's to the next, at most",
     )
     args = parser.parse_args()
@@ -137,7 +137,7 @@ def main() -> int:
         print("sum_bench needs a Hopper GPU", file=sys.stderr)
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
-    tables.ADDEND_GAP = args.gap
+    variants.ADDEND_GAP = args.gap
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}", flush=True)
     shapes = json.loads((Path(__file__).with_name("gemm_bench") / "shapes.json").read_text())["sum"]
     return 4 if bench(shapes, args.rounds) else 0

@@ -97,7 +97,7 @@ class LaunchPlanner:
         for config in self._configs(request, (stream.id, p) in self.unaligned, stream.rank, command):
             first, count = config.works
             yield DeviceLaunch(
-                config=replace(config, works=(0, count)),
+                config=replace(config, works=(0, count)) if first else config,
                 works=command.works[first : first + count],
                 sms=sms,
                 spins=command.streamed,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from ..errors import UsageError
 from ..machine.model import Device
 from .family import Chosen, Family, GemmRequest, KernelConfig, LaunchRequest, Refusal, Tables
 from .mfma.family import MFMA
@@ -106,7 +107,13 @@ def plain(request: LaunchRequest, limits: Limits) -> tuple[KernelConfig, ...]:
 
 
 def pace(config: KernelConfig, device: Device, dtype: str) -> Pace:
-    """What a configured launch of products of `dtype` takes on a device."""
+    """What a configured launch of products of `dtype` takes on a device. Raises UsageError if nothing says how long the
+    family's instructions take there."""
+    if config.family == MFMA.name and not MFMA.serves(device.arch):
+        raise UsageError(
+            f"the plan has kernel {config.kernel}, whose instructions {device.name} ({device.arch}) does not have; "
+            "compile the schedule for the machine that it is simulated on"
+        )
     return _BY_NAME[config.family].pace(config, device, dtype)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import compiler, env, files, library
 from ..errors import ScheduleError, UsageError
+from ..kernels.tiles import DEPTH
 from ..machine.model import Machine
 from ..sim.simulate import simulate
 from .candidates import BASELINE, Candidate, Operation, by_rules, text_of, variations, within_reach
@@ -25,6 +26,7 @@ SLOW = 1.4  # times the best closed form: a schedule above it is not worth a sim
 NEAR = 1.15  # and other values of its parameters above this
 VARIED = 3  # schedules of which other values are tried
 WORK = 2000  # copies and products of all candidates, over all ranks: some 0.2 ms each
+LEAST = 64  # rows of a piece: pieces of 39 rows take up to 40 % longer than modelled (docs/internals/model.md)
 FEWEST = 4  # schedules that are simulated whatever the closed forms say
 
 
@@ -61,7 +63,7 @@ def shortlist(operation: Operation, f: Facts | None) -> tuple[Candidate, ...]:
         (time, v)
         for _, c in kept[:VARIED]
         for v in variations(c)
-        if (time := estimate(f, v.schedule, dict(v.params))) is not None and time <= NEAR * best
+        if sensible(f, v) and (time := estimate(f, v.schedule, dict(v.params))) is not None and time <= NEAR * best
     ]
     found = [c for _, c in kept] + [c for _, c in sorted(others, key=lambda p: p[0])]
     chosen: list[Candidate] = [c for _, c in priced if c.schedule == baseline]
@@ -71,6 +73,14 @@ def shortlist(operation: Operation, f: Facts | None) -> tuple[Candidate, ...]:
         if candidate not in chosen and (work <= WORK or len(chosen) < FEWEST):
             chosen.append(candidate)
     return tuple(chosen)
+
+
+def sensible(f: Facts, candidate: Candidate) -> bool:
+    """Whether pieces are none that kernels are slow with: of K no whole steps, or of fewer rows than the smallest
+    tile."""
+    params = dict(candidate.params)
+    whole = f.shape.k % (DEPTH * pieces(params.get("deep", 1)).count) == 0
+    return (whole or "deep" not in params) and f.rows >= LEAST * pieces(params.get("chunks", 1)).count
 
 
 def _work(f: Facts, candidate: Candidate) -> int:

@@ -67,8 +67,10 @@ class LaunchRun:
         self, clock: LaunchClock, stream: SimStream, launch: DeviceLaunch, free: float, done: Callable[[], None]
     ) -> None:
         self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
-        self.prices = [clock.prices.work(work, launch, stream.rank) for work in launch.works]
         merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
+        self.splits = launch.config.split_k.works or (1,) * len(merged)
+        parts = {i: n for works, n in zip(merged, self.splits, strict=True) for i in works}
+        self.prices = [clock.prices.work(w, launch, stream.rank, parts[i]) for i, w in enumerate(launch.works)]
         self.products = [_Making(works, [], []) for works in merged]
         self.groups = self._groups()
         self.together = self._together()
@@ -157,11 +159,9 @@ class LaunchRun:
         else:
             body = self.launch.works[product.works[0]].body
             assert isinstance(body, Gemm)
-            splits = self.launch.config.split_k.works
-            split = splits[number] if splits else 1
             before = clock.multiplied.get(rank, 0.0)
             slower = slowed(clock.machine.device, before, self.groups.estimate(product.parts))
-            taken = self.groups.take(product.parts, split, body.accumulate, slower)
+            taken = self.groups.take(product.parts, self.splits[number], body.accumulate, slower)
             clock.multiplied[rank] = before + taken.busy
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin
             if product.parts[-1].price.sent:
@@ -215,6 +215,8 @@ class LaunchRun:
         for some in self.under_way.values():
             for supply, amount in some.items():
                 uses[supply] += amount
+        if self.groups is not None:  # tiles' times know already that their groups load no faster than the memory gives
+            uses[self.stream.rank] = min(uses[self.stream.rank], self.clock.prices.limit(self.stream.rank))
         self.clock.sharing.use(self.clock.now, self.activity, uses)
 
     def _ended(self, product: _Making) -> None:

@@ -10,6 +10,7 @@ from math import ceil, prod
 from ..device.ir import DeviceLaunch
 from ..graph.ir import Copy, Gemm, KernelCall, Reduce
 from ..kernels.families import pace
+from ..kernels.family import KernelConfig
 from ..kernels.pace import Pace
 from ..machine import cost
 from ..machine.model import Machine, Port
@@ -19,12 +20,17 @@ from ..trace import SpanKind
 from ..types import TYPES
 from .sharing import Supply
 
-# µs: a tile whose own product is done adds what comes last, and is stored. Fitted on H200 and taken for all machines
-# (docs/internals/model.md)
-ADDING = 6.0
+# µs: a tile that waits for its addends sees their flags, loads and adds them, and is stored. Fitted on H200 and taken
+# for all machines (docs/internals/model.md)
+ADDING = 3.0
 
 
-@dataclass(frozen=True, slots=True)
+# of what products whose tiles are at work at once could read once for all of them, what they do if it is larger than
+# the cache: they drift apart
+TOGETHER = 0.3
+
+
+@dataclass(slots=True)  # frozen ones take thrice as long to make
 class TileCost:
     """The tiles of a product, by groups of blocks, and what a group takes for one. µs."""
 
@@ -34,7 +40,7 @@ class TileCost:
     ends: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Price:
     """A work alone. `time`: µs on the launch's multiprocessors; of a product, what its operands' way takes at least.
     `uses`: bytes of each supply, in all. `sent`: of a product, what its stores on another rank use, and `sent_time`
@@ -50,7 +56,8 @@ class Price:
     tiles: TileCost | None = None
     sent: Mapping[Supply, float] = field(default_factory=dict)
     sent_time: float = 0.0
-    late: bool = False  # a product that waits for nothing but what is added at its end
+    # of a product that waits for its addends alone: the share of a tile's steps that stand behind the first of them
+    late: float | None = None
 
 
 class Prices:
@@ -58,7 +65,7 @@ class Prices:
 
     def __init__(self, machine: Machine, dtypes: Mapping[str, str], inputs: Container[str] = ()) -> None:
         self.machine, self.dtypes, self.inputs = machine, dtypes, inputs
-        self._paces: dict[tuple[int, str], tuple[DeviceLaunch, Pace]] = {}
+        self._paces: dict[tuple[int, str], tuple[KernelConfig, Pace]] = {}
 
     def size(self, region: Region) -> int:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
@@ -76,9 +83,10 @@ class Prices:
         return min(config.blocks / max(1, config.resident), self.machine.device.sms)
 
     def pace(self, launch: DeviceLaunch, dtype: str) -> Pace:
-        known = self._paces.get((id(launch), dtype))
-        if known is None:  # the launch is kept, so that its id is nobody else's
-            known = self._paces[id(launch), dtype] = launch, pace(launch.config, self.machine.device, dtype)
+        config = launch.config
+        known = self._paces.get((id(config), dtype))
+        if known is None:  # the configuration is kept, so that its id is nobody else's
+            known = self._paces[id(config), dtype] = config, pace(config, self.machine.device, dtype)
         return known[1]
 
     def moved(self, src: int, dst: int, size: int, share: float = 1.0) -> Mapping[Supply, float]:
@@ -90,7 +98,8 @@ class Prices:
         uses[src] = uses[dst] = float(size)
         return uses
 
-    def work(self, work: Work, launch: DeviceLaunch, rank: int) -> Price:
+    def work(self, work: Work, launch: DeviceLaunch, rank: int, parts: int = 1) -> Price:
+        """`parts`: into how many K of a product's tiles is split."""
         machine = self.machine
         sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self.size, (*work.reads, *work.writes)))
@@ -98,7 +107,7 @@ class Prices:
         match work.body:
             case Gemm(out=out):
                 sent = self._uses((), [out], rank) if out.rank != rank else {}
-                return self._product(work, work.body, launch, rank, moved, sent)
+                return self._product(work, work.body, launch, rank, parts, moved, sent)
             case Reduce(out=out, terms=terms):
                 far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
                 time = max(
@@ -129,7 +138,14 @@ class Prices:
             uses[supply] += amount
 
     def _product(
-        self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, moved: int, sent: Mapping[Supply, float]
+        self,
+        work: Work,
+        gemm: Gemm,
+        launch: DeviceLaunch,
+        rank: int,
+        parts: int,
+        moved: int,
+        sent: Mapping[Supply, float],
     ) -> Price:
         machine, config, out = self.machine, launch.config, gemm.out
         m, n = out.shape[-2:]
@@ -146,18 +162,23 @@ class Prices:
         share = 1.0 if kernel.whole_edges else batch * m * n / (batch * rows * columns * prod(config.tile))
         far = cost.link_time(machine, rank, out.rank, self.size(out))
         shown += cost.SENT * far * kernel.groups / count
-        tiles = TileCost(count, kernel.steps(k), kernel.step * share, kernel.ends + shown)
-        # products whose tiles are at work at once read the right operand together
-        moved -= round(self.size(gemm.right) * max(0.0, 1 - count / kernel.groups))
+        # a right operand that no other row of tiles loads comes out of memory
+        step = kernel.step if rows > config.cluster else max(kernel.step, kernel.fetched)
+        tiles = TileCost(count, kernel.steps(k), step * share, kernel.ends + shown)
+        if len(launch.works) > 1:  # products whose tiles are at work at once read some of the right operand together
+            right = self.size(gemm.right)
+            together = 1.0 if right <= kernel.cache else TOGETHER
+            moved -= round(together * right * max(0.0, 1 - count * parts / kernel.groups))
         time = moved / machine.device.memory_rate
         peer = out.rank if out.rank != rank else None
         label = f"{called(out, rank)} {summary(out)}"
         uses: dict[Supply, float] = {rank: float(moved)}
-        late = bool(gemm.addends) and gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
+        given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
+        late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
         return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far, late)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PieceOfK:
     """A work of a merged product: when its operands are there, on the launch's clock, and its price."""
 
@@ -165,7 +186,7 @@ class PieceOfK:
     price: Price
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Taken:
     """When a product's first tile begins and ends, when its last one ends, and how long all groups are busy with it."""
 
@@ -182,7 +203,8 @@ class TileGroups:
         self.kernel = kernel
         self.free = [start] * max(1, kernel.groups)  # when each has done what it has taken
         self.next = 0
-        self.left = total  # tiles that none has taken
+        self.fresh = True  # none has taken any
+        self.total = self.left = total  # all tiles, and those that none has taken
         self.tail, self.tail_parts = total % len(self.free), tail_parts
 
     def estimate(self, parts: Sequence[PieceOfK]) -> float:
@@ -198,7 +220,7 @@ class TileGroups:
         step = next(t.step for t in tiles if t is not None) * slower
         ends = max(t.ends for t in tiles if t is not None)
         shares = [t.steps / steps if t is not None and steps else 1.0 for t in tiles]
-        least = sum(part.price.time for part in parts) * len(self.free) / count  # of a tile: its bytes' way
+        alone = sum(part.price.time for part in parts) / count  # of a tile's bytes, if it has the memory for itself
         self.left -= count
         last = max(0, min(count, self.tail - self.left))
         begin, first_end, stop, busy = float("inf"), float("inf"), 0.0, 0.0
@@ -206,7 +228,8 @@ class TileGroups:
             if not amount:
                 continue
             end = ends + self.kernel.tail(split, accumulate) - self.kernel.ends
-            time = max((ceil(steps / split) if split > 1 else steps) * step + end * self.kernel.shown, least / split)
+            least = alone * min(len(self.free), self.total * split) / split
+            time = max((ceil(steps / split) if split > 1 else steps) * step + end * self.kernel.shown, least)
             first, final = self._hand_out(amount * split, time, self._ready(parts, shares, split))
             begin, stop = min(begin, first), max(stop, final + end * (1 - self.kernel.shown))
             first_end = min(first_end, first + time)
@@ -216,8 +239,8 @@ class TileGroups:
     @staticmethod
     def _ready(parts: Sequence[PieceOfK], shares: Sequence[float], split: int) -> list[tuple[float, float]]:
         """When each part of K is there, and which share of a tile's time comes after that at least."""
-        if len(parts) == 1 and parts[0].price.late:
-            return [(parts[0].ready + ADDING, 0.0)]
+        if len(parts) == 1 and parts[0].price.late is not None:
+            return [(parts[0].ready + ADDING, min(1.0, parts[0].price.late * split))]
         found, after = [], 1.0
         for part, share in zip(parts, shares, strict=True):
             found.append((part.ready, min(1.0, after * split)))
@@ -229,6 +252,16 @@ class TileGroups:
         free, groups = self.free, len(self.free)
         soonest = max(at + share * time for at, share in ready)
         rounds, over = divmod(count, groups)
+        if self.fresh:  # all groups are free at the same time, and the first of them begins
+            self.fresh = False
+            end = max(free[0] + time, soonest)
+            if rounds:
+                free[:over] = [end + rounds * time] * over
+                free[over:] = [end + (rounds - 1) * time] * (groups - over)
+            else:
+                free[:over] = [end] * over
+            self.next = over
+            return end - time, free[0]
         begin, stop = float("inf"), 0.0
         for i in range(groups if rounds else over):  # a group's first tile may have to wait, no other
             at = self.next + i

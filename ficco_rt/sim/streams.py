@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..device.ir import (
     Action,
@@ -19,16 +20,14 @@ from ..device.ir import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SignalKey:
+class SignalKey(NamedTuple):  # a tuple: the clock looks them up all the time
     """A word by its number, or a record of an event: a wait is for the last one that was issued before it."""
 
     of: EventName | int
     record: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(NamedTuple):
     """When a signal was raised, and on which rank; `label` names the work that raised it, for people."""
 
     time: float

@@ -27,8 +27,8 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     assert not notes
     assert all(case.split == "unseen" for case in found)
     whole = figures(found, {"model": modelled_best})
-    assert whole.errors.median < 0.03
-    assert whole.errors.p90 < 0.1
+    assert whole.errors.median < 0.025
+    assert whole.errors.p90 < 0.08
     assert whole.ranks.median is not None
     assert whole.ranks.median > 0.8
     lost = whole.choices["model"]

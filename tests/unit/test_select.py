@@ -645,6 +645,20 @@ def test_machines_of_files_and_of_tiers(tmp_path: Path) -> None:
         assert found.c.link_rate == rate
 
 
+def test_pieces_of_k_that_are_no_whole_steps_are_not_tried() -> None:
+    asked = question("ag_gemm", 2, "h200-switch", None, {"M": 4096, "N": 5120, "K": 2880})
+    assert asked.facts is not None
+    tried = [
+        dict(c.params)["deep"] for c in ranking.shortlist(asked.operation, asked.facts) if "deep" in dict(c.params)
+    ]
+    assert tried
+    assert (1, 1, 1, 1) not in tried  # 720 of K, steps are of 64: Hopper's kernel cannot make them
+    streamed = candidates.Candidate("ag_gemm/streamed", (("chunks", 1), ("deep", (1,))))
+    assert ranking.sensible(asked.facts, streamed)
+    assert not ranking.sensible(asked.facts, replace(streamed, params=(("chunks", 1), ("deep", (1, 1)))))
+    assert not ranking.sensible(asked.facts, replace(streamed, params=(("chunks", 64), ("deep", (1,)))))
+
+
 # ---------------------------------------------------------------- several nodes
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ficco_rt.kernels import compiler, tile_table, tiles
+from ficco_rt.kernels.pace import Pace
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import choice, cost, tables, variants
 from ficco_rt.kernels.tile_table import TILE, SplitK
@@ -440,3 +441,11 @@ def test_registers_without_spills_as_the_catalogue_says(variant: variants.Varian
         producer, consumers = variant.trade(added)
         assert (producer + variant.consumers * consumers) * 128 <= variant.registers * variant.threads
         assert variant.smem(variant.stages(231424, right_t), right_t) + variants.STATIC_BYTES <= 232448
+
+
+def test_the_price_of_a_tile_knows_where_its_addends_stand() -> None:
+    pace = Pace(1, 1.0, addend_steps=2, addend_gap=4)
+    assert pace.behind_addends(1, 4096) == 8 / 64
+    assert pace.behind_addends(3, 2048) == 24 / 32
+    assert pace.behind_addends(7, 1024) == 14 / 16  # one step apart: there is no more room
+    assert Pace(1, 1.0).behind_addends(3, 2048) == 0.0  # added where the tile is stored

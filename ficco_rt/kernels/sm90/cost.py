@@ -44,6 +44,11 @@ _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
 _LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/internals/model.md)
+_PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are at work
+# … from when a stage of the ring is asked for until its data have come out of memory, µs: a right operand that no
+# other cluster loads at the same time comes no faster than the ring's stages hide this.
+_LATENCY = 2.0
+_L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
@@ -107,7 +112,7 @@ def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms:
     )
 
 
-def pace(v: Variant, clusters: int, tiles: int, device: Device, dtype: str) -> Pace:
+def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dtype: str) -> Pace:
     """What the tiles of a launch take on a device whose tensor cores may be slower or faster than those of the GPU on
     which the steps above were measured: the steps keep their ratios, and the best variant's reach the device's rate."""
     m, n = v.tile
@@ -115,18 +120,21 @@ def pace(v: Variant, clusters: int, tiles: int, device: Device, dtype: str) -> P
     step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
     multiply = 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * step / (m * n) / best
-    busy = min(
-        tiles, clusters * v.cluster
-    )  # what their steps load comes out of L2, the right operand shared in a cluster
-    multiply = max(multiply, busy * 2 * DEPTH * (m + n / v.cluster) / _LOADS)
+    # what their steps load comes out of L2, the right operand shared in a cluster
+    busy, loaded = min(tiles, clusters * v.cluster), 2 * DEPTH * (m + n / v.cluster)
+    step = max(multiply, busy * loaded / _LOADS, loaded / _PORT)
     return Pace(
         groups=clusters,
-        step=multiply,
+        step=step,
+        fetched=max(step, _LATENCY / stages),
+        cache=_L2,
         ends=_TILE * size,
         shown=shown,
         adding=_ADDS * size,
         split=(_SPLIT[0], _SPLIT[1] * size),
         start=start(v) - _STREAM,
+        addend_steps=v.addend_steps,
+        addend_gap=v.addend_gap,
     )
 
 

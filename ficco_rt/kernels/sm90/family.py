@@ -163,7 +163,7 @@ class Sm90:
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
         v = next(v for v in self.variants if v.name == config.kernel)
-        return pace(v, config.wave, config.tiles, device, dtype)
+        return pace(v, config.wave, config.tiles, config.stages, device, dtype)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         gemm = gemm_of(works)

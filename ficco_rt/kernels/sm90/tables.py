@@ -32,7 +32,6 @@ INFO = struct.Struct("<4Q")  # struct OperandInfo of `src/tiles.h`
 POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
-ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ def build(
         shared=True,
         band=band,
         addend_steps=variant.addend_steps,
-        addend_gap=0 if variant.pingpong else ADDEND_GAP,
+        addend_gap=variant.addend_gap,
         serpentine=True,
         resets=resets,
     )

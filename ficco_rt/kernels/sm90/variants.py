@@ -15,6 +15,7 @@ MAX_STAGES = 16
 STATIC_BYTES = 272  # of shared memory: barriers, and how much has been waited for
 ALIGN_BYTES = 1024  # the ring starts on a swizzle atom
 CHUNK_BYTES = 2048  # a storing warp's buffer: 16 rows of 128 bytes
+ADDEND_GAP = 4  # steps of K from an addend's step to the next, at most, where another consumer multiplies meanwhile
 ADDEND_REGISTERS = (72, 216)  # of producer and consumers: a producer with addends has more to do
 LEAN_ADDEND_REGISTERS = (72, 152)
 
@@ -68,6 +69,11 @@ class Variant:
         """Stages that the tile's rows of an addend take; one of two holds those of a consumer, or of a 64-row block."""
         rows, columns = self.tile
         return 1 if rows * -(-columns // 64) <= rows + columns else self.consumers
+
+    @property
+    def addend_gap(self) -> int:
+        """Steps of K from one of these to the next, at most; 0: all of them stand behind the last of K."""
+        return 0 if self.pingpong else ADDEND_GAP
 
     @property
     def staging_bytes(self) -> int:
