@@ -90,11 +90,14 @@ def choose(
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
     a variant of that kind if one fits; None: where it pays. ValueError: none fits `smem`."""
     # where consumers alternate, smaller tiles pay if they are split, and in nothing else
-    alternating = bool(late) and not addends
+    alternating, plain = bool(late) and not addends, not late and not addends
     fitting = [
         v
         for v in VARIANTS
-        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (alternating or not v.pingpong)
+        if v.stages(smem, right_transposed) >= 2
+        and v.cluster <= sms
+        and (alternating or not v.pingpong)
+        and (plain or not v.odd)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
@@ -111,11 +114,13 @@ def choose(
                 last = late[-1]
                 after = last.share * cost.alone(v, last.rows, columns, k, sms, addends)[0]
                 estimate = max(estimate, start + span, last.last + after)
+        if v.odd:
+            alone, estimate = alone / cost.ODD, estimate / cost.ODD
         found.append((alone, Choice(v, parts_of_tail, estimate)))
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
     least = min(choice.estimate for _, choice in found)
     best = min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: c[0])[1]
-    often = k <= cost.SHORT and not late and not addends
+    often = k <= cost.SHORT and plain
     if (
         throttled is None
         and often

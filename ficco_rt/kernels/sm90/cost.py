@@ -29,6 +29,9 @@ _STEP = {
     (128, 64): 0.18,
     (64, 128): 0.20,
     (64, 64): 0.165,
+    (128, 216): 0.49,
+    (256, 168): 0.755,
+    (64, 256): 0.30,
 }
 # … and where consumers alternate; with it the share of a tile's other costs (start, store, addends, split) that the
 # other consumer's steps do not hide, but for the last tile; on an H200, with --pieces.
@@ -45,9 +48,14 @@ _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
 _LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/internals/model.md)
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
+FEW = 64  # rows of a product that is the reading of its right operand, little else. On an H200, with --odd: …
+_FEW_BANDWIDTH = 4.2e6  # … bytes of memory a µs
+_FEW_CACHE = 7.5e6  # … bytes of L2 a µs: every column of tiles reads the left operand again
+_FEW_SPLIT = (1.2, 1.0)  # … once, and for each part of 128 × 256
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
+ODD = 0.97  # times the estimate of any other variant: where one of an odd width is taken
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
 # … where a tile of 128 × 256 adds to what its output holds: its end reads that, and nothing hides the way. From four
@@ -95,14 +103,21 @@ def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms:
     step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
     if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
         step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
+    once, each = _SPLIT
+    moved = 2 * (read + written) / _BANDWIDTH
+    if sum(rows) <= FEW:
+        once, each = _FEW_SPLIT
+        again = sum(rows) * k * sum(ceil(c / n) for c in columns)
+        moved = 2 * max((read + written) / _FEW_BANDWIDTH, (k * sum(columns) + again) / _FEW_CACHE)
     return _Costs(
         tiles=tiles,
         clusters=clusters,
         steps=ceil(k / DEPTH),
         step=step,
         tile=(_TILE + _ADDEND * addends) * size,
-        split=(_SPLIT[0], _SPLIT[1] * size),
-        moved=2 * (sum(rows) * k + k * sum(columns) + (1 + addends) * sum(rows) * sum(columns)) / _BANDWIDTH,
+        split=(once, each * size),
+        moved=moved,
         shown=shown,
     )
 
