@@ -34,7 +34,7 @@ from .arrivals import in_pieces
 from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
-from .odd import odd
+from .odd import former, odd
 from .product import LAYOUTS
 from .table import bench
 from .variants import keys_of, named
@@ -97,6 +97,8 @@ def _shapes(path: Path) -> dict[str, list[dict[str, Any]]]:
     for shape in (*groups["large"], *groups["decode"], *groups["odd"]):
         if not (isinstance(shape, dict) and "name" in shape and all(shape.get(d, 0) >= 1 for d in "mnk")):
             raise ValueError(f"{json.dumps(shape)} is no name with m, n and k, numbers from 1")
+        if "was" in shape:
+            former(shape["was"])
     return groups
 
 

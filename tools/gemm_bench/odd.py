@@ -45,7 +45,6 @@ class Row:
     name: str
     layout: str
     cublas: float  # µs
-    library: str  # cuBLAS's kernel
     choice: Choice  # what `choose` says
     was: Choice  # what it said before there was this module; the kernel then read the table first
     times: dict[Choice, list[float]]  # µs
@@ -65,7 +64,7 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
     found = [first]
     few = m <= FEW
     for v in (*sm90.VARIANTS, *(MORE_FEW if few else MORE)):
-        if v.throttled or v.pingpong or not named(v, only) or (v.tile[0] == 64) != few or (not few and v.cluster == 1):
+        if not named(v, only) or (v.tile[0] == 64) != few or (v.throttled and few) or (v.cluster == 1 and not few):
             continue
         groups = v.clusters(sms())
         tiles = math.ceil(m / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
@@ -81,9 +80,11 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
 
 
 def former(name: str) -> Choice:
-    """Of a shape's `was`: a variant, and the splits of the last wave."""
-    tile, splits = name.split("/")
-    v = next(v for v in sm90.VARIANTS if v.name == f"sm90_gemm_{tile}")
+    """Of a shape's `was`: a variant, and the splits of the last wave. ValueError: it names none."""
+    tile, _, splits = name.partition("/")
+    v = next((v for v in sm90.VARIANTS if v.name == f"sm90_gemm_{tile}"), None)
+    if v is None:
+        raise ValueError(f"{name} is no variant with its splits, as 64x64_c1/1 is")
     return Choice(v, int(splits), foreseen=not v.foreseen)
 
 
@@ -103,8 +104,11 @@ def odd(
         row = measure(shape, right_t, layout, rounds, only)
         found.append(row)
         order = sorted(row.times, key=row.us)
-        print(f"{row.name:22} {layout} cuBLAS {row.cublas:7.1f} {row.library}  "
+        print(f"{row.name:22} {layout} cuBLAS {row.cublas:7.1f}  "
               + "  ".join(f"{c} {row.us(c):.1f}" for c in order[:12]), flush=True)  # fmt: skip
+    print("cuBLAS's kernels:")  # behind all that is timed: a profiler may slow down what comes after it
+    for shape, right_t, layout in cases:
+        print(f"{shape['name']:22} {layout} {library_kernel(shape, right_t)}", flush=True)
     wrong = [f"{row.name} {row.layout}: {text}" for row in found for text in row.wrong]
     print_table(found)
     print(f"{sum(len(r.times) for r in found)} results beside fp32, {len(wrong)} wrong")
@@ -112,8 +116,9 @@ def odd(
         print("  " + text)
     if out:
         out.write_text(json.dumps([
-            {"name": r.name, "layout": r.layout, "cublas_us": r.cublas, "cublas": r.library, "chosen": str(r.choice),
-             "us": {str(c): r.us(c) for c in r.times}, "spread": {str(c): spread(t) for c, t in r.times.items()}}
+            {"name": r.name, "layout": r.layout, "cublas_us": r.cublas, "chosen": str(r.choice),
+             "was": str(r.was), "us": {str(c): r.us(c) for c in r.times},
+             "spread": {str(c): spread(t) for c, t in r.times.items()}}
             for r in found
         ], indent=1))  # fmt: skip
     return len(wrong)
@@ -133,15 +138,16 @@ def measure(shape: dict[str, Any], right_t: bool, layout: str, rounds: int, only
     """Every choice by turns with cuBLAS."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     data = padded_sets(m, n, k, right_t, shape.get("pad", ""))
-    was = former(shape["was"])
-    found = list(dict.fromkeys([*choices(m, n, k, right_t, only), was]))
+    found = choices(m, n, k, right_t, only)
+    was = former(shape["was"]) if "was" in shape else found[0]
+    found = list(dict.fromkeys([*found, was]))
     tries = [[plain(a, b, c, right_t, choice) for a, b, c in data] for choice in found]
     wrong = check(data[0], right_t, [(str(choice), launches[0]) for choice, launches in zip(found, tries, strict=True)])
     theirs: list[Any] = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
     again = math.ceil(LAUNCHES / len(data))
     graphs = [graph(theirs * again), *(graph(launches * again) for launches in tries)]
     t = times(graphs, len(data) * again, rounds)
-    return Row(shape["name"], layout, median(t[0]), library_kernel(theirs[0]), found[0], was,
+    return Row(shape["name"], layout, median(t[0]), found[0], was,
                dict(zip(found, t[1:], strict=True)), tuple(wrong))  # fmt: skip
 
 
@@ -152,7 +158,7 @@ def padded_sets(m: int, n: int, k: int, right_t: bool, pad: str) -> Sets:
         pitch = -(-columns // 64) * 64 if name in pad else columns
         return torch.randn(rows, pitch, device="cuda", dtype=torch.bfloat16)[:, :columns]
 
-    count = max(2, math.ceil(180e6 / (2 * (m * k + k * n + m * n))))
+    count = max(2, min(24, math.ceil(180e6 / (2 * (m * k + k * n + m * n)))))
     return [
         (stored(m, k, "A"), stored(*((n, k) if right_t else (k, n)), "B"), stored(m, n, "C")) for _ in range(count)
     ]  # fmt: skip
@@ -183,10 +189,10 @@ def check(
     return wrong
 
 
-def library_kernel(call: Any) -> str:
-    """The name of the GPU's kernel that a call of PyTorch starts, if PyTorch's profiler sees it."""
+def library_kernel(shape: dict[str, Any], right_t: bool) -> str:
+    """The names of the GPU's kernels that PyTorch's product starts, if its profiler sees them."""
+    a, b, c = padded_sets(shape["m"], shape["n"], shape["k"], right_t, shape.get("pad", ""))[0]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        call()
+        torch.mm(a, b.T if right_t else b, out=c)
         torch.cuda.synchronize()
-    names = [e.key for e in seen.key_averages() if "gemm" in e.key.lower() or "nvjet" in e.key.lower()]
-    return " + ".join(names)[:100] or "?"
+    return " + ".join(e.key for e in seen.key_averages() if not e.key.startswith("cuda"))[:150] or "?"
