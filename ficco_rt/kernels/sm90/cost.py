@@ -29,6 +29,7 @@ _STEP = {
     (128, 64): 0.18,
     (64, 128): 0.20,
     (64, 64): 0.165,
+    # between their neighbours above, by columns; not measured yet (--odd does)
     (128, 216): 0.49,
     (256, 168): 0.755,
     (64, 256): 0.30,
@@ -48,10 +49,10 @@ _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
 _LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/internals/model.md)
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
-FEW = 64  # rows of a product that is the reading of its right operand, little else. On an H200, with --odd: …
-_FEW_BANDWIDTH = 4.2e6  # … bytes of memory a µs
-_FEW_CACHE = 7.5e6  # … bytes of L2 a µs: every column of tiles reads the left operand again
-_FEW_SPLIT = (1.2, 1.0)  # … once, and for each part of 128 × 256
+FEW = 64  # rows of a product that is the reading of its right operand, and little else. Estimated for H200; `--odd` …
+_FEW_BANDWIDTH = 4.2e6  # … measures them: bytes of memory a µs,
+_FEW_CACHE = 7.5e6  # bytes of L2 a µs, where every column of tiles reads the left operand again,
+_FEW_SPLIT = (1.2, 1.0)  # and splits, once and for each part of 128 × 256
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
@@ -95,7 +96,10 @@ class _Costs:
     shown: float  # the share of `tile` and `split` that each tile costs; the last one costs all
 
 
-def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> _Costs:
+def _costs(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, few: bool = False
+) -> _Costs:
+    """`few`: of a launch that is the reading of its right operand."""
     m, n = v.tile
     size = m * n / (128 * 256)
     tiles = cluster_tiles(v, rows, columns)
@@ -106,7 +110,7 @@ def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms:
     read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
     once, each = _SPLIT
     moved = 2 * (read + written) / _BANDWIDTH
-    if sum(rows) <= FEW:
+    if few:
         once, each = _FEW_SPLIT
         again = sum(rows) * k * sum(ceil(c / n) for c in columns)
         moved = 2 * max((read + written) / _FEW_BANDWIDTH, (k * sum(columns) + again) / _FEW_CACHE)
@@ -152,7 +156,7 @@ def start(v: Variant) -> float:
 
 def alone(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it."""
-    c = _costs(v, rows, columns, k, sms, addends)
+    c = _costs(v, rows, columns, k, sms, addends, few=sum(rows) <= FEW)
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
