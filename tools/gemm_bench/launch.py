@@ -86,7 +86,8 @@ def function(source: Path | None, key: Key) -> Any:
 class Launch:
     """A launch's table on the device, and its launch on PyTorch's current stream."""
 
-    def __init__(self, built: Built, source: Path | None = None) -> None:
+    def __init__(self, built: Built, source: Path | None = None, promotion: str = "L2_256B") -> None:
+        """`promotion`: see `encode`."""
         made = built.made
         self.table = table = made.table
         self.function = function(source, built.key)
@@ -95,7 +96,7 @@ class Launch:
         places = (self.constants.data_ptr(), self.scratch.data_ptr())
         cluster = built.key.variant.cluster
         if isinstance(made, tables.PackedLaunch):
-            block = made.parameters(*places, [encode(m) for m in made.maps])
+            block = made.parameters(*places, [encode(m, promotion) for m in made.maps])
         else:
             block = made.parameters(*places)
         raw = (ctypes.c_uint8 * (len(block) + 64))()

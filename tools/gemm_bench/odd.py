@@ -72,6 +72,7 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
         most = max(1, min(16, groups // tail if tail else 1, k // 256))
         parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
         found += [Choice(v, splits) for splits in sorted(parts)]
+    found += [replace(first, promotion=promotion) for promotion in ("L2_128B", "NONE")]
     if isinstance(first.variant, sm90.Variant) and first.variant.foreseen:
         deepest = first.variant.stages(SMEM, right_t)
         fewer = (n for n in (deepest // 2, deepest // 4) if n > 1)

@@ -43,11 +43,14 @@ class Choice:
     residency: int = 1
     stages: int = 0  # 0: as many as there is room for
     foreseen: bool = True  # see `build`
+    promotion: str = "L2_256B"  # see `Launch`
 
     def __str__(self) -> str:
         shared = f"@{self.residency}" if self.residency > 1 else ""
         stages = f" {self.stages} stages" if self.stages else ""
-        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{'' if self.foreseen else ' by table'}"
+        promotion = "" if self.promotion == "L2_256B" else f" {self.promotion}"
+        by_table = "" if self.foreseen else " by table"
+        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{by_table}{promotion}"
 
 
 def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
@@ -72,4 +75,4 @@ def plain(
     stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
     blocks, split_k = sms() * choice.residency, SplitK(choice.splits)
     made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen)
-    return Launch(made, source)
+    return Launch(made, source, choice.promotion)
