@@ -324,6 +324,8 @@ def test_odd_widths_are_for_plain_products_that_leave_waves_half_empty() -> None
     assert chosen(5000, 1000, 3000).tile == (256, 168)  # 60 of 66 clusters, once
     assert chosen(3000, 2304, 7168).tile == (128, 216)  # 66 clusters, twice
     assert not chosen(8192, 2560, 8192).odd
+    assert chosen(64, 67584, 4096).tile == (64, 256)
+    assert not chosen(256, 8192, 4096).odd  # a width for few rows
     assert not chosen(5000, 1000, 3000, addends=1).odd
     assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).odd
 

@@ -35,7 +35,8 @@ def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], 
     addends = max(len(w.addends) for w in works)
     found = wait_groups(works, k)
     rows = [n for group in found for n in group.rows]
-    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends)[1])
+    plain = not addends and not any(w.flags for w in works)
+    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain)[1])
     if any(w.signals for w in works):  # these come to an end one by one, and are never split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
         over = cost.cluster_tiles(v, rows, columns) % v.clusters(sms)
@@ -97,13 +98,13 @@ def choose(
         if v.stages(smem, right_transposed) >= 2
         and v.cluster <= sms
         and (alternating or not v.pingpong)
-        and (plain or not v.odd)
+        and (not v.odd or (plain and (sum(rows) <= cost.FEW or v.tile[0] > cost.FEW)))
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
     for v in [v for v in fitting if v.throttled is bool(throttled)] or fitting:
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends)
+        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, plain)
         estimate = alone
         if late:
             start = cost.start(v)

@@ -154,9 +154,11 @@ def start(v: Variant) -> float:
     return _LAUNCH + _CLUSTER * (v.cluster - 1)
 
 
-def alone(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> tuple[float, int]:
-    """The least time, and the splits of the last wave that give it."""
-    c = _costs(v, rows, columns, k, sms, addends, few=sum(rows) <= FEW)
+def alone(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, plain: bool = False
+) -> tuple[float, int]:
+    """The least time, and the splits of the last wave that give it. `plain`: nothing waits, and nothing is added."""
+    c = _costs(v, rows, columns, k, sms, addends, few=plain and sum(rows) <= FEW)
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
