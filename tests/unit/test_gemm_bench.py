@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -39,6 +40,17 @@ def test_what_was_asked_for_is_any_part_of_a_name() -> None:
     assert {k.variant for k in keys} == {v for v in sm90.VARIANTS if "128x160_c2" in v.name or "256x160" in v.name}
     assert all(named(k.variant, "128x160_c2,256x160") for k in keys)
     assert not keys_of("sm90", "nothing")
+
+
+def test_odd_shapes_name_what_was_chosen_before() -> None:
+    shapes = json.loads((ROOT / "tools" / "gemm_bench" / "shapes.json").read_text())["odd"]
+    names = {v.name for v in sm90.VARIANTS}
+    assert len({shape["name"] for shape in shapes}) == len(shapes)
+    for shape in shapes:
+        tile, splits = shape["was"].split("/")
+        assert f"sm90_gemm_{tile}" in names
+        assert int(splits) >= 1
+        assert set(shape.get("pad", "")) <= set("ABC")
 
 
 @pytest.mark.parametrize("kernel", ["sm80", "sm90"])

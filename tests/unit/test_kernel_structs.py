@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,12 @@ def test_parameters_of_sm90(of_tiles: dict[str, Struct]) -> None:
         "operands_0.out.opaque_0": 3, "addend_maps_0.opaque_0": 4,
     }  # fmt: skip
     assert {name: layout[name].read(data) for name in wanted} == wanted
+    few = replace(work(), waits=(), addends=(), addend_waits=())
+    variant = next(v for v in hopper.VARIANTS if v.name == "sm90_gemm_64x64_c1")
+    few = replace(few, left_rows=(Interval(8, 64),), out_rows=(Interval(0, 56),))
+    launch = sm90.build([few], variant, replace(ADDED, addends=False), clusters=66, stages=3)
+    data = launch.parameters(0x10000, 0x20000, [bytes(128)] * 3)
+    assert [layout[f"first.{name}"].read(data) for name in sm90.FirstTiles._fields] == [8, 0, 0, 0, 4, 4, 1]
     of_maps = [f for f in layout.fields if f.name.endswith("opaque_0")]
     assert len(of_maps) == 3 * sm90.MAX_OPERANDS + sm90.MAX_ADDENDS
     assert layout[f"infos_{sm90.MAX_OPERANDS - 1}.read_only"].offset < layout["table.tiles"].offset

@@ -67,6 +67,7 @@ class Shape:
     chained: bool = False  # a work's addends wait for the signal of the work before it
     stale: bool = False  # flags are up when the launch begins, until the launch before ends
     out: str = "bf16"
+    turned: bool = False  # B is stored [N, K]
 
 
 class Run:
@@ -77,7 +78,8 @@ class Run:
         self.shape, self.early = shape, early
         draw = np.random.default_rng(seed)
         m = sum(shape.rows)
-        self.a, self.b = Memory(m, shape.k, "bf16"), Memory(shape.k, shape.n, "bf16")
+        stored_b = (shape.n, shape.k) if shape.turned else (shape.k, shape.n)
+        self.a, self.b = Memory(m, shape.k, "bf16"), Memory(*stored_b, "bf16")
         self.c, self.d = Memory(m, shape.n, shape.out), Memory(m, shape.n, "bf16")
         self.held = {
             id(memory): draw.integers(-3, 4, memory.values.shape).astype(memory.whole.dtype)
@@ -103,13 +105,14 @@ class Run:
     def _works(self) -> list[MatrixWork]:
         s, at, works = self.shape, 0, []
         n, k = Interval(0, s.n), Interval(0, s.k)
+        b_rows, b_columns = (n, k) if s.turned else (k, n)
         of_b: tuple[int, ...] = ()
         if s.before:
-            self.gives += [(0, self.a, Interval(0, sum(s.rows)), k), (0, self.b, k, n)]
+            self.gives += [(0, self.a, Interval(0, sum(s.rows)), k), (0, self.b, b_rows, b_columns)]
         elif s.read_only:
             self.b.values[:] = self.held[id(self.b)]
         else:
-            of_b = (self._given(self.b, k, n),)
+            of_b = (self._given(self.b, b_rows, b_columns),)
         for number, size in enumerate(s.rows):
             rows = Interval(at, at + size)
             at += size
@@ -136,7 +139,7 @@ class Run:
             if s.addends:
                 addends = (Addend(MatrixOperand(self.d.matrix, (rows,), (n,)), "bf16"),)
                 behind = (self._given(self.d, rows, n), *([self.flag(31 + number)] if s.chained and number else []))
-            pieces = ((rows,), tuple(along), (k,), (n,), (rows,), (n,))
+            pieces = ((rows,), tuple(along), (b_rows,), (b_columns,), (rows,), (n,))
             flags = (waits, signals, addends, behind, tuple(depths))
             works.append(MatrixWork(self.a.matrix, self.b.matrix, self.c.matrix, *pieces, False, *flags))
             if s.signals:
@@ -149,7 +152,7 @@ class Run:
     def wanted(self, twice: bool) -> np.ndarray:
         """The result, behind the work that makes the first rows twice as large, or before it."""
         a, b, d = (self.held[id(memory)].astype(float) for memory in (self.a, self.b, self.d))
-        made = a @ b + (d if self.shape.addends else 0)
+        made = a @ (b.T if self.shape.turned else b) + (d if self.shape.addends else 0)
         if twice:
             made[: self.shape.rows[0]] *= 2
         return made.astype(DTYPES[self.shape.out])
@@ -222,7 +225,16 @@ HOPPER = {
         "splits": Shape((64, 64), 64, 512, 4, splits=4),
         "splits_in_turn": Shape((64, 64), 64, 512, 4, splits=4, resident=1),
         "twice": Shape((64, 64), 128, 192, 3, twice=True, read_only=True),
+        # the blocks' first tiles are known before the table has come: of two waves, the first; of parts of K, all
+        "foreseen": Shape((50,), 320, 136, 3, before=True),
+        "foreseen_parts": Shape((50,), 192, 520, 7, splits=2, before=True),
     },
+    "sm90_gemm_64x256_c1": {"foreseen": Shape((64,), 264, 136, 2, before=True)},
+    "sm90_gemm_128x216_c2": {  # a cluster's blocks load 8 columns twice
+        "waits": Shape((256, 40), 216, 136, 1, turned=True),
+        "edge": Shape((130,), 240, 136, 1, turned=True),
+    },
+    "sm90_gemm_256x168_c2": {"waits": Shape((512, 100), 168, 136, 1)},  # stored from registers, and a half of four
     "sm90_gemm_128x128_c2": {
         "waits": Shape((256, 128, 40), 128, 136, 1, resets=True, out="fp32"),
         "left": Shape((256, 128), 128, 192, 1, left_read_only=True, out="fp32"),
@@ -269,9 +281,9 @@ def hopper(variant: sm90.Variant, signature: Signature, shape: Shape, kernel: nv
 
 
 def hopper_kernel(
-    variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE
+    variant: sm90.Variant, addends: bool, out: str, folder: Path, source: Path = sm90.SOURCE, turned: bool = False
 ) -> tuple[nvidia.Kernel, Signature]:
-    signature = Signature("bf16", out, False, False, addends)
+    signature = Signature("bf16", out, False, turned, addends)
     options, entry = sm90.options(variant, signature), signature.entry(variant.name)
     return nvidia.Kernel(folder, source, options, entry, "Parameters", IMPATIENT), signature
 
@@ -281,7 +293,8 @@ def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
     variant = next(v for v in sm90.VARIANTS if v.name == name)
     for addends, shapes in ((False, HOPPER[name]), (True, SUMS.get(name, {}))):
         if shapes:
-            kernel, signature = hopper_kernel(variant, addends, next(iter(shapes.values())).out, tmp_path)
+            first = next(iter(shapes.values()))
+            kernel, signature = hopper_kernel(variant, addends, first.out, tmp_path, turned=first.turned)
             for number, shape in enumerate(shapes.values()):
                 hopper(variant, signature, shape, kernel, number)
 

@@ -318,6 +318,62 @@ def test_a_variant_fits_what_it_is_given() -> None:
         chosen(30000)
 
 
+def test_odd_widths_are_for_plain_products_that_leave_waves_half_empty() -> None:
+    def chosen(m: int, n: int, k: int, **more: Any) -> variants.Variant:
+        return choice.choose([m], [n], k, 132, False, **more).variant
+
+    assert chosen(5000, 1000, 3000).tile == (256, 168)  # 60 of 66 clusters, once
+    assert chosen(3000, 2304, 7168).tile == (128, 216)  # 66 clusters, twice
+    assert not chosen(8192, 2560, 8192).odd
+    assert chosen(64, 67584, 4096).tile == (64, 256)
+    assert not chosen(256, 8192, 4096).odd  # a width for few rows
+    assert not chosen(5000, 1000, 3000, addends=1).odd
+    assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).odd
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+def test_few_rows_are_cut_until_all_memory_is_read_at_once(rows: int) -> None:
+    """72 blocks that read 7168 rows each leave 60 multiprocessors idle; 108 that read a third do not."""
+    found = choice.choose([rows], [4608], 7168, 132, False)
+    assert (found.variant.tile, found.tail_splits) == ((64, 128), 3)
+
+
+def foreseen(work: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tables.FirstTiles | None:
+    v = named(name)
+    launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(splits))
+    data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
+    written = tables.FIRST_TILES.unpack_from(data, tables.FIRST_TILES_AT)
+    assert written == (launch.first or (0,) * 7)
+    return launch.first
+
+
+def test_blocks_foresee_first_tiles_that_lie_side_by_side() -> None:
+    (work,) = in_pieces(50, n=2560, k=8192)
+    assert foreseen(work) == (0, 0, 0, 0, 128, 40, 1)
+    assert foreseen(work, splits=3) == (0, 0, 0, 0, 128, 40, 3)
+    (wide,) = in_pieces(50, n=10240, k=520)  # 160 tiles: the last 28 stand in the table alone
+    assert foreseen(wide) == (0, 0, 0, 0, 9, 132, 1)
+    assert foreseen(wide, splits=4) == (0, 0, 0, 0, 9, 132, 1)
+    part = Interval(1024, 2048)
+    inner = replace(
+        work, left_columns=(part,), right_rows=(part,), left_rows=(Interval(8, 50),), out_rows=(Interval(0, 42),)
+    )
+    assert foreseen(inner) == (8, 0, 1024, 1024, 16, 40, 1)
+
+
+def test_what_blocks_do_not_foresee() -> None:
+    (work,) = in_pieces(50, n=2560, k=8192)
+    two = (Interval(0, 4096), Interval(4096, 8192))
+    assert foreseen(replace(work, waits=(64,))) is None
+    assert foreseen(added_late([work])[0]) is None
+    assert foreseen(*in_pieces(65)) is None  # two rows of tiles
+    assert foreseen(replace(work, left_columns=two, right_rows=two)) is None
+    columns = (Interval(0, 64), Interval(128, 2624))  # not side by side
+    apart = replace(work, right_columns=columns, right=replace(work.right, columns=2624, pitch=2624))
+    assert foreseen(apart) is None
+    assert foreseen(work, "sm90_gemm_128x64_c1") is None
+
+
 def test_parts_of_works_lie_apart() -> None:
     v = variants.VARIANTS[0]
     launch = tables.build(
@@ -351,6 +407,18 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     assert [m.box for m in launch.maps] == [(64, 128), (64, 128), (64, 16)]
     assert struct.unpack_from("<2Q", data, tables.POINTERS_AT + 80) == tuple(0x10000 + at for at in table.offsets[4:6])
     assert table.constants[: TILE.itemsize * 2] == table.tiles.tobytes()
+
+
+def test_slices_of_a_cluster_are_whole_atoms() -> None:
+    """Of 216 columns stored [N, K] two blocks load 112 each, 8 of them twice: so many bytes come into a stage."""
+    work = in_pieces(256, n=432, k=256)[0]
+    turned = replace(work, right=tiles.Matrix(1 << 20, 432, 256, 256), right_rows=work.right_columns,
+                     right_columns=work.right_rows)  # fmt: skip
+    for w, signature, box, rows in ((turned, TURNED, (64, 112), 224), (work, PLAIN, (64, 64), 256)):
+        launch = tables.build([w], named("sm90_gemm_128x216_c2"), signature, clusters=66, stages=4)
+        assert launch.maps[1].box == box
+        data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * 3)
+        assert struct.unpack_from("<Q", data, tables.INFOS_AT + 16) == (128 * (128 + rows),)
 
 
 def test_parameters_hold_the_maps_of_addends() -> None:

@@ -2,6 +2,7 @@
 
     python -m tools.gemm_bench                  # check, then the table over tools/gemm_bench/shapes.json, both layouts
     python -m tools.gemm_bench --explore        # every variant and split on every shape: what `choose` should say
+    python -m tools.gemm_bench --odd            # few rows and sizes that fill no wave: widths, splits, stages; a table
     python -m tools.gemm_bench --check-only
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
     python -m tools.gemm_bench --beside old.cu  # another version of the source, timed in turn with this one
@@ -33,6 +34,8 @@ from .arrivals import in_pieces
 from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
+from .odd import former, odd
+from .product import LAYOUTS
 from .table import bench
 from .variants import keys_of, named
 
@@ -58,6 +61,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--explore", action="store_true")
+    parser.add_argument("--odd", action="store_true", help="the group `odd` of --shapes, each result checked")
+    parser.add_argument("--layouts", choices=("kn", "nk", "both"), default="kn", help="of the right operand, for --odd")
     parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
     parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
     parser.add_argument("--size", type=int, nargs=3, default=(2048, 2560, 8192), help="M N K of --pieces")
@@ -70,8 +75,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--bands are numbers of rows, or 0 for what the kernel takes")
     if args.most < 128:
         parser.error("--most is a number from 128")
-    if (args.impatient or args.pieces is not None) and args.kernel != "sm90":
-        parser.error("--impatient and --pieces are for the Hopper kernel")
+    if (args.impatient or args.odd or args.pieces is not None) and args.kernel != "sm90":
+        parser.error("--impatient, --odd and --pieces are for the Hopper kernel")
     if args.pieces is not None and not 2 <= args.pieces <= args.size[0]:
         parser.error("--pieces is a number from 2 to the rows of --size")
     if args.every <= 0 or min(args.size) < 1:
@@ -88,10 +93,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _shapes(path: Path) -> dict[str, list[dict[str, Any]]]:
     """By group. ValueError: a shape lacks its name or a size."""
-    groups = {"large": [], "decode": [], **json.loads(path.read_text())}
-    for shape in (*groups["large"], *groups["decode"]):
+    groups = {"large": [], "decode": [], "odd": [], **json.loads(path.read_text())}
+    for shape in (*groups["large"], *groups["decode"], *groups["odd"]):
         if not (isinstance(shape, dict) and "name" in shape and all(shape.get(d, 0) >= 1 for d in "mnk")):
             raise ValueError(f"{json.dumps(shape)} is no name with m, n and k, numbers from 1")
+        if "was" in shape:
+            former(shape["was"])
     return groups
 
 
@@ -104,6 +111,9 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
+    if args.odd:
+        layouts = {"kn": LAYOUTS[:1], "nk": LAYOUTS[1:], "both": LAYOUTS}[args.layouts]
+        return 4 if odd(args.shapes["odd"], layouts, args.rounds, args.variants, args.json) else 0
     with tempfile.TemporaryDirectory() as folder:
         source = impatient(Path(folder)) if args.impatient else None
         bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.most, args.variants, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,15 @@ def build(
     stages: int,
     split_k: SplitK = WHOLE_K,
     band: int | None = None,
+    foreseen: bool = True,
 ) -> Built:
-    """Of so many blocks at work at once; the Ampere kernel splits K of the last wave only."""
+    """Of so many blocks at work at once; the Ampere kernel splits K of the last wave only. Not `foreseen`: all blocks
+    read the table before they load."""
     v, signature = key.variant, key.signature
     if isinstance(v, sm90.Variant):
         clusters = v.clusters(blocks)
         made = tables.build(works, v, signature, clusters=clusters, stages=stages, split_k=split_k, band=band)
+        made = made if foreseen else replace(made, first=None)
         smem = v.smem(stages, signature.right_transposed)
         return Built(key, made, min(clusters * v.cluster, len(made.table.tiles)), smem)
     other = by_address.build(works, v, signature, blocks=blocks, stages=stages, tail_splits=split_k.tail, band=band)
@@ -83,7 +86,8 @@ def function(source: Path | None, key: Key) -> Any:
 class Launch:
     """A launch's table on the device, and its launch on PyTorch's current stream."""
 
-    def __init__(self, built: Built, source: Path | None = None) -> None:
+    def __init__(self, built: Built, source: Path | None = None, promotion: str = "L2_256B") -> None:
+        """`promotion`: see `encode`."""
         made = built.made
         self.table = table = made.table
         self.function = function(source, built.key)
@@ -92,7 +96,7 @@ class Launch:
         places = (self.constants.data_ptr(), self.scratch.data_ptr())
         cluster = built.key.variant.cluster
         if isinstance(made, tables.PackedLaunch):
-            block = made.parameters(*places, [encode(m) for m in made.maps])
+            block = made.parameters(*places, [encode(m, promotion) for m in made.maps])
         else:
             block = made.parameters(*places)
         raw = (ctypes.c_uint8 * (len(block) + 64))()

@@ -41,10 +41,16 @@ class Choice:
     variant: Variant
     splits: int
     residency: int = 1
+    stages: int = 0  # 0: as many as there is room for
+    foreseen: bool = True  # see `build`
+    promotion: str = "L2_256B"  # see `Launch`
 
     def __str__(self) -> str:
         shared = f"@{self.residency}" if self.residency > 1 else ""
-        return f"{self.variant.name[10:]}{shared}/{self.splits}"
+        stages = f" {self.stages} stages" if self.stages else ""
+        promotion = "" if self.promotion == "L2_256B" else f" {self.promotion}"
+        by_table = "" if self.foreseen else " by table"
+        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{by_table}{promotion}"
 
 
 def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
@@ -66,6 +72,7 @@ def plain(
     work = tiles.MatrixWork(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
                       whole(m), whole(n), addends=addends)  # fmt: skip
     key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
-    stages = key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
-    blocks = sms() * choice.residency
-    return Launch(build([work], key, blocks=blocks, stages=stages, split_k=SplitK(choice.splits), band=band), source)
+    stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
+    blocks, split_k = sms() * choice.residency, SplitK(choice.splits)
+    made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen)
+    return Launch(made, source, choice.promotion)

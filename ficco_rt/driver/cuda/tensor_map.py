@@ -10,7 +10,8 @@ from ...types import TYPES
 from .call import api, call
 
 
-def encode(m: TensorMap) -> bytes:
+def encode(m: TensorMap, promotion: str = "L2_256B") -> bytes:
+    """`promotion`: how much L2 fetches from memory around what a box reads."""
     cu = api()
     kind = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{TYPES[m.dtype].tensor_map}")
     made: Any = call(
@@ -24,7 +25,7 @@ def encode(m: TensorMap) -> bytes:
         [cu.cuuint32_t(1)] * 2,
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{promotion}"),
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         what="a tensor map",
     )

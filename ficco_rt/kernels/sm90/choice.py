@@ -35,7 +35,8 @@ def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], 
     addends = max(len(w.addends) for w in works)
     found = wait_groups(works, k)
     rows = [n for group in found for n in group.rows]
-    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends)[1])
+    plain = not addends and not any(w.flags for w in works)
+    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain)[1])
     if any(w.signals for w in works):  # these come to an end one by one, and are never split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
         over = cost.cluster_tiles(v, rows, columns) % v.clusters(sms)
@@ -91,17 +92,20 @@ def choose(
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
     a variant of that kind if one fits; None: where it pays. ValueError: none fits `smem`."""
     # where consumers alternate, smaller tiles pay if they are split, and in nothing else
-    alternating = bool(late) and not addends
+    alternating, plain = bool(late) and not addends, not late and not addends
     fitting = [
         v
         for v in variants
-        if v.stages(smem, right_transposed) >= 2 and v.cluster <= sms and (alternating or not v.pingpong)
+        if v.stages(smem, right_transposed) >= 2
+        and v.cluster <= sms
+        and (alternating or not v.pingpong)
+        and (not v.odd or (plain and (sum(rows) <= cost.FEW or v.tile[0] > cost.FEW)))
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
     for v in [v for v in fitting if v.throttled is bool(throttled)] or fitting:
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends)
+        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, plain)
         estimate = alone
         if late:
             start = cost.start(v)
@@ -112,11 +116,13 @@ def choose(
                 last = late[-1]
                 after = last.share * cost.alone(v, last.rows, columns, k, sms, addends)[0]
                 estimate = max(estimate, start + span, last.last + after)
+        if v.odd:
+            alone, estimate = alone / cost.ODD, estimate / cost.ODD
         found.append((alone, Choice(v, parts_of_tail, estimate)))
     # of those that wait for what comes last, all as long, the one that is fastest when nothing is late
     least = min(choice.estimate for _, choice in found)
     best = min((c for c in found if c[1].estimate <= least + cost.CLOSE), key=lambda c: c[0])[1]
-    often = k <= cost.SHORT and not late and not addends
+    often = k <= cost.SHORT and plain
     if (
         throttled is None
         and often

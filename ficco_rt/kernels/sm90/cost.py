@@ -29,6 +29,10 @@ _STEP = {
     (128, 64): 0.18,
     (64, 128): 0.20,
     (64, 64): 0.165,
+    # between their neighbours above, by columns; not measured yet (--odd does)
+    (128, 216): 0.49,
+    (256, 168): 0.755,
+    (64, 256): 0.30,
 }
 # … and where consumers alternate; with it the share of a tile's other costs (start, store, addends, split) that the
 # other consumer's steps do not hide, but for the last tile; on an H200, with --pieces.
@@ -50,9 +54,14 @@ _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are a
 _LATENCY = 2.0
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
+FEW = 64  # rows of a product that is the reading of its right operand, and little else. Estimated for H200; `--odd` …
+_FEW_BANDWIDTH = 4.2e6  # … measures them: bytes of memory a µs,
+_FEW_CACHE = 7.5e6  # bytes of L2 a µs, where every column of tiles reads the left operand again,
+_FEW_SPLIT = (1.2, 1.0)  # and splits, once and for each part of 128 × 256
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
+ODD = 0.97  # times the estimate of any other variant: where one of an odd width is taken
 CLOSE = 1.0  # µs: estimates this close are alike
 SHORT = 1024  # so little of K that a tile's stores take as long as its steps: among the next one's they are hidden
 # … where a tile of 128 × 256 adds to what its output holds: its end reads that, and nothing hides the way. From four
@@ -92,7 +101,10 @@ class _Costs:
     shown: float  # the share of `tile` and `split` that each tile costs; the last one costs all
 
 
-def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> _Costs:
+def _costs(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, few: bool = False
+) -> _Costs:
+    """`few`: of a launch that is the reading of its right operand."""
     m, n = v.tile
     size = m * n / (128 * 256)
     tiles = cluster_tiles(v, rows, columns)
@@ -100,14 +112,21 @@ def _costs(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms:
     step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
     if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
         step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
+    read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
+    once, each = _SPLIT
+    moved = 2 * (read + written) / _BANDWIDTH
+    if few:
+        once, each = _FEW_SPLIT
+        again = sum(rows) * k * sum(ceil(c / n) for c in columns)
+        moved = 2 * max((read + written) / _FEW_BANDWIDTH, (k * sum(columns) + again) / _FEW_CACHE)
     return _Costs(
         tiles=tiles,
         clusters=clusters,
         steps=ceil(k / DEPTH),
         step=step,
         tile=(_TILE + _ADDEND * addends) * size,
-        split=(_SPLIT[0], _SPLIT[1] * size),
-        moved=2 * (sum(rows) * k + k * sum(columns) + (1 + addends) * sum(rows) * sum(columns)) / _BANDWIDTH,
+        split=(once, each * size),
+        moved=moved,
         shown=shown,
     )
 
@@ -143,9 +162,11 @@ def start(v: Variant) -> float:
     return _LAUNCH + _CLUSTER * (v.cluster - 1)
 
 
-def alone(v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int) -> tuple[float, int]:
-    """The least time, and the splits of the last wave that give it."""
-    c = _costs(v, rows, columns, k, sms, addends)
+def alone(
+    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, plain: bool = False
+) -> tuple[float, int]:
+    """The least time, and the splits of the last wave that give it. `plain`: nothing waits, and nothing is added."""
+    c = _costs(v, rows, columns, k, sms, addends, few=plain and sum(rows) <= FEW)
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 

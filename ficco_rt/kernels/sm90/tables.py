@@ -16,6 +16,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from ..family import TensorMap
 from ..signature import Signature
@@ -25,13 +28,55 @@ from .variants import Variant
 
 MAX_OPERANDS = 8  # different (left, right, out) triples in one launch
 MAX_ADDENDS = 4  # different matrices that addends lie in
-PARAMETER_BYTES = 3968  # of 4096 that a launch's may have
+PARAMETER_BYTES = 4032  # of 4096 that a launch's may have
 OPERAND_BYTES = 384  # three tensor maps
 INFOS_AT = MAX_OPERANDS * OPERAND_BYTES
 INFO = struct.Struct("<4Q")  # struct OperandInfo of `src/tiles.h`
 POINTERS_AT = INFOS_AT + MAX_OPERANDS * INFO.size
 POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `table` to `depth_waits`
 ADDEND_MAPS_AT = 3456
+FIRST_TILES = struct.Struct("<7i")
+FIRST_TILES_AT = ADDEND_MAPS_AT + MAX_ADDENDS * 128
+
+
+class FirstTiles(NamedTuple):
+    """Where the blocks' first tiles read, by the block's number: struct FirstTiles of `src/tiles.h`."""
+
+    left_row: int
+    right_col: int
+    left_k: int
+    right_k: int
+    steps: int
+    across: int
+    parts: int
+
+    def parts_of_tiles(self, blocks: int, columns: int) -> list[tuple[int, int, int, int, int]]:
+        """What the kernel makes of it for each block: left row, right column, steps of K, and where K starts."""
+        found = []
+        for block in range(blocks):
+            part, tile = divmod(block, self.across)
+            low, high = (self.steps * n // self.parts for n in (part, part + 1))
+            at = (self.left_k + DEPTH * low, self.right_k + DEPTH * low)
+            found.append((self.left_row, self.right_col + tile * columns, high - low, *at))
+        return found
+
+
+def first_tiles(made: Table, blocks: int) -> FirstTiles | None:
+    """The first tiles of so many blocks, if they can be told from a block's number: tiles of one row that wait for
+    nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
+    tiles = made.tiles[:blocks]
+    start, depth = tiles[0], made.depths[tiles["k_first"]]
+    parts = int(start["splits"])
+    across = int((tiles["split"] == 0).sum())
+    if made.matrices or made.depth_waits["count"].any() or tiles["wait_count"].any() or tiles["operands"].any():
+        return None
+    steps = int(tiles["k_blocks"][::across].sum())
+    left_k, right_k = (int(depth[name][0]) for name in ("left", "right"))
+    found = FirstTiles(int(start["left_row"]), int(start["right_col"]), left_k, right_k, steps, across, parts)
+    wanted = np.stack([tiles["left_row"], tiles["right_col"], tiles["k_blocks"], depth["left"], depth["right"]], 1)
+    whole = (depth["blocks"] == tiles["k_blocks"]).all() and (depth["size"] > 0).all()
+    same = np.array_equal(wanted, np.array(found.parts_of_tiles(len(tiles), made.tile[1])))
+    return found if whole and same and len(tiles) == across * parts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +89,7 @@ class PackedLaunch:
     right_transposed: bool
     maps: tuple[TensorMap, ...]
     read_only: tuple[bool, bool]  # see `build`
+    first: FirstTiles | None
 
     def parameters(
         self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0
@@ -56,12 +102,14 @@ class PackedLaunch:
             block[m.offset : m.offset + 128] = data
         for i, (_, _, out) in enumerate(table.operands):
             short = self.variant.tile[0] - self.maps[3 * i].box[1]  # rows that the left box lacks
-            loaded = self.variant.stage_bytes(self.right_transposed) - 128 * short
+            loaded = self.variant.loaded_bytes(self.right_transposed) - 128 * short
             INFO.pack_into(block, INFOS_AT + i * INFO.size, out.address, out.pitch, loaded, right + 2 * left)
         POINTERS.pack_into(
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
             *table.addend_pointers(constants), *table.resetting(scratch), table.depth_wait_pointer(constants),
         )  # fmt: skip
+        if self.first is not None:
+            FIRST_TILES.pack_into(block, FIRST_TILES_AT, *self.first)
         assert len(block) == PARAMETER_BYTES
         return bytes(block)
 
@@ -177,6 +225,7 @@ def build(
         maps=tuple(maps),
         # NOTE a left operand that is not waited for is not waited for along K either
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
+        first=first_tiles(made, clusters) if variant.foreseen else None,
     )
 
 
@@ -189,7 +238,7 @@ def _maps(
     # NOTE no more rows than there are: rows outside cost as much as others, and are not stored
     left_box = (DEPTH, min(rows, -(-left.rows // 8) * 8))
     if signature.right_transposed:
-        right_dims, right_box = (ends[right], right.rows), (DEPTH, columns // variant.cluster)
+        right_dims, right_box = (ends[right], right.rows), (DEPTH, variant.right_slice)
     else:  # whole atoms for each block of the cluster, or a part of the depth of each
         deep = DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster
         right_dims, right_box = (right.columns, ends[right]), (64, deep)

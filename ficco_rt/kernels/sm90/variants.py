@@ -31,6 +31,7 @@ class Variant:
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
+    odd: bool = False  # of a width that is taken only where it fills waves that others leave half empty
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
     producer_registers: int = 56
     consumer_registers: int = 224
@@ -58,6 +59,21 @@ class Variant:
     def stage_bytes(self, right_transposed: bool) -> int:
         rows, columns = self.tile
         return 128 * (rows + (columns if right_transposed else -(-columns // 64) * 64))
+
+    @property
+    def right_slice(self) -> int:
+        """Columns of a right operand `[N, K]` that a block loads for all of its cluster: whole swizzle atoms."""
+        return -(-self.tile[1] // self.cluster // 8) * 8
+
+    def loaded_bytes(self, right_transposed: bool) -> int:
+        """That loads bring into a stage: some columns come twice where a cluster's blocks cannot share them evenly."""
+        twice = self.right_slice * self.cluster - self.tile[1] if right_transposed else 0
+        return self.stage_bytes(right_transposed) + 128 * twice
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether its blocks load their first tile before they have read the table, where `FirstTiles` tells it."""
+        return self.tile[0] == 64 and self.cluster == 1
 
     def trade(self, addends: bool) -> tuple[int, int]:
         """Registers of a producer's and of a consumer's thread, for works with addends or without."""
@@ -94,22 +110,26 @@ class Variant:
         return min(MAX_STAGES, left // self.stage_bytes(right_transposed))
 
 
-def _variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int, staging: int = 2) -> Variant:
+def variant(rows: int, columns: int, blocks_m: int, consumers: int, cluster: int, staging: int = 2) -> Variant:
+    """A compilation for a tile of so many rows and columns."""
     assert rows == 64 * blocks_m * consumers
     return Variant(f"sm90_gemm_{rows}x{columns}_c{cluster}", (rows, columns), blocks_m, consumers, cluster, staging)
 
 
 VARIANTS: tuple[Variant, ...] = (
-    _variant(128, 256, 1, 2, 2),
-    _variant(256, 128, 2, 2, 2),
-    _variant(256, 160, 2, 2, 2, 0),  # no buffer, a stage more
-    _variant(128, 192, 1, 2, 2),
-    _variant(128, 160, 1, 2, 2),
-    _variant(128, 128, 1, 2, 2),
-    _variant(128, 128, 1, 2, 1),
-    _variant(128, 64, 1, 2, 1),
-    _variant(64, 128, 1, 1, 1),
-    _variant(64, 64, 1, 1, 1),
+    variant(128, 256, 1, 2, 2),
+    variant(256, 128, 2, 2, 2),
+    variant(256, 160, 2, 2, 2, 0),  # no buffer, a stage more
+    variant(128, 192, 1, 2, 2),
+    variant(128, 160, 1, 2, 2),
+    variant(128, 128, 1, 2, 2),
+    variant(128, 128, 1, 2, 1),
+    variant(128, 64, 1, 2, 1),
+    variant(64, 128, 1, 1, 1),
+    variant(64, 64, 1, 1, 1),
+    replace(variant(64, 256, 1, 1, 1), odd=True),  # for few rows
+    replace(variant(128, 216, 1, 2, 2), odd=True),
+    replace(variant(256, 168, 2, 2, 2, 0), odd=True),
 )
 
 

@@ -95,6 +95,15 @@ typedef struct OperandInfo {
     u64 read_only;    // bits, 1 right, 2 left: nothing in the plan writes the operand, so that it may be read at once
 } OperandInfo;
 
+// Where the blocks' first tiles read, from a block's number alone: tiles side by side, tile after tile for each part of K.
+// Block b loads part b / across of tile b % across before the table has come from memory.
+typedef struct FirstTiles {
+    int left_row, right_col;           // of the first tile; the others' columns follow
+    int left_k, right_k;
+    int steps;                         // of 64 of K of a whole tile; 0: only the table tells
+    int across, parts;
+} FirstTiles;
+
 typedef struct MappedParameters {
     MappedOperands operands[8];
     OperandInfo infos[8];
@@ -106,4 +115,5 @@ typedef struct MappedParameters {
     int reset_first, reset_count;      // Table.flags that are reset when all blocks have ended so
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
     TensorMap addend_maps[4];
+    FirstTiles first;                  // used by kernels whose tiles have 64 rows
 } MappedParameters;

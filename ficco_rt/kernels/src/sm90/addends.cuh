@@ -28,6 +28,7 @@ __device__ __forceinline__ void add_addend(float (&d)[ACC], u32 rows, int m) {
         u32 v[4];
         load_matrices(v, at);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) add_packed(d[4 * j + 2 * i], d[4 * j + 2 * i + 1], v[i]);
+        for (int i = 0; i < 4; ++i)
+            if (4 * j + 2 * i < ACC) add_packed(d[4 * j + 2 * i], d[4 * j + 2 * i + 1], v[i]);
     }
 }

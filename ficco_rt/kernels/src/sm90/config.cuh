@@ -11,12 +11,19 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int WARPS = 4 * GROUPS;                  // that store a tile
 constexpr int ACC = TILE_N / 2;                    // a thread's accumulators of a 64-row block
 
+// A launch of 64-row tiles takes little more than its blocks' start: they load their first tile before they have read what
+// it is (FirstTiles).
+constexpr bool FORESEEN = TILE_M == 64 && CLUSTER == 1 && !ADDENDS;
+
 // A stage of the ring holds a step of both operands.
 constexpr int ATOM = 64 * 128;                     // bytes of 64 swizzle rows
 constexpr int LEFT_BYTES = TILE_M * TILE_K * 2;
 constexpr int RIGHT_ATOMS = (TILE_N + 63) / 64;
 constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
+// RIGHT_T: columns that a block of the cluster loads for all of them, whole swizzle atoms. If they are more than its
+// share, neighbours load the columns between twice, to the same place.
+constexpr int RIGHT_SLICE = (TILE_N / CLUSTER + 7) / 8 * 8;
 constexpr int MAX_STAGES = 16;
 
 // Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
@@ -32,13 +39,11 @@ constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 constexpr int OUT_ITEM = OUT_FP32 ? 4 : 2;         // bytes of an element of the output
 
 static_assert(sizeof(Parameters) <= 4096, "what a launch may be given");
-static_assert(TILE_N % 16 == 0 && TILE_N <= 256, "wgmma shapes");
+static_assert(TILE_N % 8 == 0 && TILE_N <= 256, "wgmma shapes");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
-static_assert(STAGING > 0 || OUT_FP32 || TILE_N % 32 == 0, "stores from registers take four fragments at a time");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");
 static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two groups in turn, 128 rows each");
-static_assert(!RIGHT_T || (TILE_N / CLUSTER) % 8 == 0, "a block's slice of the right tile is whole atoms");
 
 // Where the parts of a block's shared memory start: 32-bit addresses of the shared window.
 struct SharedMemory {

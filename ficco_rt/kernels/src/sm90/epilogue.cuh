@@ -80,7 +80,8 @@ __device__ __forceinline__ void store_from_registers(const float (&d)[ACC], cons
             for (int j = 0; j < ACC / 4; j += 4) {
                 u32 v[4];
 #pragma unroll
-                for (int i = 0; i < 4; ++i) v[i] = pack(d[4 * (j + i) + 2 * h], d[4 * (j + i) + 2 * h + 1]);
+                for (int i = 0; i < 4; ++i)
+                    v[i] = 4 * (j + i) < ACC ? pack(d[4 * (j + i) + 2 * h], d[4 * (j + i) + 2 * h + 1]) : 0;
                 transpose_in_quad(v, q);
                 const int col = (j + q) * 8;
                 if (mine && r < to.rows && col < to.cols)
@@ -110,8 +111,9 @@ __device__ __forceinline__ void stage_chunk(const float (&d)[ACC], int c, u32 bu
             if (k >= ACC) break;
             const u32 r = lane & 15, unit = j + (lane >> 4);
             const u32 at = buffer + r * 128 + ((unit ^ (r & 7)) << 4);
-            store_matrices(at, pack(d[k], d[k + 1]), pack(d[k + 2], d[k + 3]), pack(d[k + 4], d[k + 5]),
-                           pack(d[k + 6], d[k + 7]));
+            const bool pair = k + 4 < ACC;   // known when compiled: not behind the last 8 columns of some tiles
+            store_matrices(at, pack(d[k], d[k + 1]), pack(d[k + 2], d[k + 3]), pair ? pack(d[k + 4], d[k + 5]) : 0,
+                           pair ? pack(d[k + 6], d[k + 7]) : 0);
         }
     }
 }

@@ -51,8 +51,8 @@ __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count)
 // This block's slice of a step of the right operand, for all blocks of its cluster.
 __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col, int k, u32 me, u32 bar) {
     if constexpr (RIGHT_T) {   // a slice is some of the columns
-        constexpr int slice = TILE_N / CLUSTER;
-        load_box_for_all(to + me * slice * 128, &map, k, col + me * slice, bar);
+        constexpr int apart = TILE_N - RIGHT_SLICE;
+        load_box_for_all(to + me * apart * 128, &map, k, col + me * apart, bar);
     } else if constexpr (RIGHT_ATOMS % CLUSTER == 0) {   // a slice is some of the 64-column atoms
         constexpr int slice = RIGHT_ATOMS / CLUSTER;
 #pragma unroll
@@ -116,6 +116,15 @@ template <bool RIGHT> struct Feeder {
         depth = load_quad(p.table.depths + more.z);
         if constexpr (ADDENDS && !RIGHT)
             if (added.y > 0) addend = load_quad(p.addends + added.x);
+    }
+
+    // The block's first tile as the table has it, from the block's number.
+    __device__ __forceinline__ void foresee_tile() {
+        const FirstTiles& f = p.first;
+        const int part = blockIdx.x / f.across, tile = blockIdx.x % f.across;
+        const int low = f.steps * part / f.parts, high = f.steps * (part + 1) / f.parts;
+        place = {f.left_row, f.right_col + tile * TILE_N, 0, 0}, more = {0, 0, 0, high - low}, wait = {0, 0, 0, 0};
+        depth = {f.left_k + low * TILE_K, f.right_k + low * TILE_K, high - low, TILE_K};
     }
 
     // Stages of the tile's addends that stand behind step b of K. `now` is the addend of the next of them.
@@ -211,7 +220,9 @@ template <bool RIGHT> struct Feeder {
 template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, const SharedMemory& memory) {
     Feeder<RIGHT> feeder(p, memory);
     int index = blockIdx.x;
-    if (index < p.tile_count) {
+    if (FORESEEN && p.first.steps > 0) {
+        feeder.foresee_tile();
+    } else if (index < p.tile_count) {
         feeder.read_tile(index);
         feeder.read_first_pieces();
     }

@@ -19,8 +19,8 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
 #define TEXT(x) #x
 #define TEXT_OF(x) TEXT(x)
 #define P10(t) "%" #t "0,%" #t "1,%" #t "2,%" #t "3,%" #t "4,%" #t "5,%" #t "6,%" #t "7,%" #t "8,%" #t "9,"
-#define D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), \
-              "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D8(i) D4(i), D4(i + 4)
 #define D32(i) D8(i), D8(i + 8), D8(i + 16), D8(i + 24)
 #if TILE_N == 256
 #define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) P10(11) \
@@ -28,16 +28,53 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 lead, u32 step) {
 #define VALUES D32(0), D32(32), D32(64), D32(96)
 #define ARGS "%128, %129, use, 1, 1, "
 #define USE "%130"
+#elif TILE_N == 240
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) \
+               "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119"
+#define VALUES D32(0), D32(32), D32(64), D8(96), D8(104), D8(112)
+#define ARGS "%120, %121, use, 1, 1, "
+#define USE "%122"
+#elif TILE_N == 224
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) P10(10) "%110,%111"
+#define VALUES D32(0), D32(32), D32(64), D8(96), D8(104)
+#define ARGS "%112, %113, use, 1, 1, "
+#define USE "%114"
+#elif TILE_N == 216
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) \
+               "%100,%101,%102,%103,%104,%105,%106,%107"
+#define VALUES D32(0), D32(32), D32(64), D8(96), D4(104)
+#define ARGS "%108, %109, use, 1, 1, "
+#define USE "%110"
+#elif TILE_N == 208
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) P10(9) "%100,%101,%102,%103"
+#define VALUES D32(0), D32(32), D32(64), D8(96)
+#define ARGS "%104, %105, use, 1, 1, "
+#define USE "%106"
 #elif TILE_N == 192
 #define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) P10(8) "%90,%91,%92,%93,%94,%95"
 #define VALUES D32(0), D32(32), D32(64)
 #define ARGS "%96, %97, use, 1, 1, "
 #define USE "%98"
+#elif TILE_N == 176
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) "%80,%81,%82,%83,%84,%85,%86,%87"
+#define VALUES D32(0), D32(32), D8(64), D8(72), D8(80)
+#define ARGS "%88, %89, use, 1, 1, "
+#define USE "%90"
+#elif TILE_N == 168
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) P10(7) "%80,%81,%82,%83"
+#define VALUES D32(0), D32(32), D8(64), D8(72), D4(80)
+#define ARGS "%84, %85, use, 1, 1, "
+#define USE "%86"
 #elif TILE_N == 160
 #define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71,%72,%73,%74,%75,%76,%77,%78,%79"
 #define VALUES D32(0), D32(32), D8(64), D8(72)
 #define ARGS "%80, %81, use, 1, 1, "
 #define USE "%82"
+#elif TILE_N == 144
+#define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) P10(6) "%70,%71"
+#define VALUES D32(0), D32(32), D8(64)
+#define ARGS "%72, %73, use, 1, 1, "
+#define USE "%74"
 #elif TILE_N == 128
 #define PLACES P10() P10(1) P10(2) P10(3) P10(4) P10(5) "%60,%61,%62,%63"
 #define VALUES D32(0), D32(32)

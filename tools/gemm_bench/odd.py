@@ -1,0 +1,199 @@
+"""Sizes that fill no wave, and few rows: which tile, split of K and number of stages is best, beside cuBLAS.
+
+The last table is what `ficco_rt/kernels/sm90/cost.py` should lead `choose` to: the constants of steps (`_STEP`) and of
+few rows (`_FEW`) there are set from it. A width that wins and is no variant becomes one by a line of `VARIANTS` in
+`ficco_rt/kernels/sm90/variants.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from ficco_rt.kernels.signature import Signature
+from ficco_rt.kernels.sm90 import variants as sm90
+
+from .device import SMEM, sms
+from .launch import Launch, compiled
+from .product import Choice, chosen, plain
+from .timing import Sets, graph, spread, times
+from .variants import Key, named
+
+FEW = 64  # rows of one tile
+LAUNCHES = 16  # in a graph, at least: its own start is then a small part
+# Widths that are tried beside those of the variants.
+MORE = [
+    *(sm90.variant(128, columns, 1, 2, 2) for columns in (144, 168, 176, 208, 224, 240)),
+    *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
+]
+MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of a shape."""
+
+    name: str
+    layout: str
+    cublas: float  # µs
+    choice: Choice  # what `choose` says
+    was: Choice  # what it said before there was this module; the kernel then read the table first
+    times: dict[Choice, list[float]]  # µs
+    wrong: tuple[str, ...]
+
+    @property
+    def best(self) -> Choice:
+        return min(self.times, key=lambda c: median(self.times[c]))
+
+    def us(self, choice: Choice) -> float:
+        return median(self.times[choice])
+
+
+def choices(m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
+    """What `choose` says, first; then every tile that the rows fit, with K whole and in some numbers of parts."""
+    first = chosen("sm90", m, n, k, right_t)
+    found = [first]
+    few = m <= FEW
+    for v in (*sm90.VARIANTS, *(MORE_FEW if few else MORE)):
+        if not named(v, only) or (v.tile[0] == 64) != few or (v.throttled and few) or (v.cluster == 1 and not few):
+            continue
+        groups = v.clusters(sms())
+        tiles = math.ceil(m / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
+        tail = tiles % groups
+        most = max(1, min(16, groups // tail if tail else 1, k // 256))
+        parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
+        found += [Choice(v, splits) for splits in sorted(parts)]
+    found += [replace(first, promotion=promotion) for promotion in ("L2_128B", "NONE")]
+    if isinstance(first.variant, sm90.Variant) and first.variant.foreseen:
+        deepest = first.variant.stages(SMEM, right_t)
+        fewer = (n for n in (deepest // 2, deepest // 4) if n > 1)
+        found += [replace(first, foreseen=False), *(replace(first, stages=n) for n in fewer)]
+    return list(dict.fromkeys(found))
+
+
+def former(name: str) -> Choice:
+    """Of a shape's `was`: a variant, and the splits of the last wave. ValueError: it names none."""
+    tile, _, splits = name.partition("/")
+    v = next((v for v in sm90.VARIANTS if v.name == f"sm90_gemm_{tile}"), None)
+    if v is None:
+        raise ValueError(f"{name} is no variant with its splits, as 64x64_c1/1 is")
+    return Choice(v, int(splits), foreseen=not v.foreseen)
+
+
+def odd(
+    shapes: Sequence[dict[str, Any]], layouts: Sequence[tuple[bool, str]], rounds: int, only: str, out: Path | None
+) -> int:
+    """Check and time all shapes; print each one's best, and the table. How many results are wrong."""
+    cases = [(shape, right_t, layout) for right_t, layout in layouts for shape in shapes]
+    kernels = {
+        Key(c.variant, Signature("bf16", "bf16", False, right_t))
+        for s, right_t, _ in cases for c in choices(s["m"], s["n"], s["k"], right_t, only)
+    }  # fmt: skip
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(partial(compiled, None), kernels))
+    found = []
+    for shape, right_t, layout in cases:
+        row = measure(shape, right_t, layout, rounds, only)
+        found.append(row)
+        order = sorted(row.times, key=row.us)
+        print(f"{row.name:22} {layout} cuBLAS {row.cublas:7.1f}  "
+              + "  ".join(f"{c} {row.us(c):.1f}" for c in order[:12]), flush=True)  # fmt: skip
+    print("cuBLAS's kernels:")  # behind all that is timed: a profiler may slow down what comes after it
+    for shape, right_t, layout in cases:
+        print(f"{shape['name']:22} {layout} {library_kernel(shape, right_t)}", flush=True)
+    wrong = [f"{row.name} {row.layout}: {text}" for row in found for text in row.wrong]
+    print_table(found)
+    print(f"{sum(len(r.times) for r in found)} results beside fp32, {len(wrong)} wrong")
+    for text in wrong[:12]:
+        print("  " + text)
+    if out:
+        out.write_text(json.dumps([
+            {"name": r.name, "layout": r.layout, "cublas_us": r.cublas, "chosen": str(r.choice),
+             "was": str(r.was), "us": {str(c): r.us(c) for c in r.times},
+             "spread": {str(c): spread(t) for c, t in r.times.items()}}
+            for r in found
+        ], indent=1))  # fmt: skip
+    return len(wrong)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    print(f"\n{'shape':22} {'layout':7} {'cuBLAS µs':>9} {'was µs':>7} {'ratio':>6} {'chosen µs':>9} {'ratio':>6} "
+          f"{'best µs':>8} {'ratio':>6}  was → chosen → best")  # fmt: skip
+    for r in rows:
+        three = "".join(
+            f" {r.us(c):{width}.1f} {r.cublas / r.us(c):6.3f}" for c, width in ((r.was, 7), (r.choice, 9), (r.best, 8))
+        )
+        print(f"{r.name:22} {r.layout:7} {r.cublas:9.1f}{three}  {r.was} → {r.choice} → {r.best}")
+
+
+def measure(shape: dict[str, Any], right_t: bool, layout: str, rounds: int, only: str) -> Row:
+    """Every choice by turns with cuBLAS."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    data = padded_sets(m, n, k, right_t, shape.get("pad", ""))
+    found = choices(m, n, k, right_t, only)
+    was = former(shape["was"]) if "was" in shape else found[0]
+    found = list(dict.fromkeys([*found, was]))
+    tries = [[plain(a, b, c, right_t, choice) for a, b, c in data] for choice in found]
+    wrong = check(data[0], right_t, [(str(choice), launches[0]) for choice, launches in zip(found, tries, strict=True)])
+    theirs: list[Any] = [partial(torch.mm, a, b.T if right_t else b, out=c) for a, b, c in data]
+    again = math.ceil(LAUNCHES / len(data))
+    graphs = [graph(theirs * again), *(graph(launches * again) for launches in tries)]
+    t = times(graphs, len(data) * again, rounds)
+    return Row(shape["name"], layout, median(t[0]), found[0], was,
+               dict(zip(found, t[1:], strict=True)), tuple(wrong))  # fmt: skip
+
+
+def padded_sets(m: int, n: int, k: int, right_t: bool, pad: str) -> Sets:
+    """Operands that together are several times L2; rows of those that `pad` names (A, B, C) start at whole lines."""
+
+    def stored(rows: int, columns: int, name: str) -> torch.Tensor:
+        pitch = -(-columns // 64) * 64 if name in pad else columns
+        return torch.randn(rows, pitch, device="cuda", dtype=torch.bfloat16)[:, :columns]
+
+    count = max(2, min(24, math.ceil(180e6 / (2 * (m * k + k * n + m * n)))))
+    return [
+        (stored(m, k, "A"), stored(*((n, k) if right_t else (k, n)), "B"), stored(m, n, "C")) for _ in range(count)
+    ]  # fmt: skip
+
+
+def check(
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], right_t: bool, launches: Sequence[tuple[str, Launch]]
+) -> list[str]:
+    """What is wrong with the results: beside fp32, in a second launch, in the counters."""
+    a, b, c = operands
+    wanted = a.float() @ (b.T if right_t else b).float()
+    wrong = []
+    for name, launch in launches:
+        made = []
+        for _ in range(2):
+            c.fill_(math.nan)
+            launch()
+            torch.cuda.synchronize()
+            made.append(c.clone())
+        off = float((made[0].float() - wanted).norm() / wanted.norm())
+        worst = float((made[0].float() - wanted).abs().max() / wanted.abs().max())
+        if not (off < 3e-3 and worst < 1.2e-2):
+            wrong.append(f"{name}: relative error {off:.1e}, worst element {worst:.1e}")
+        if not torch.equal(*made):
+            wrong.append(f"{name}: a second launch gives other bits")
+        if launch.left_counters():
+            wrong.append(f"{name}: counters are not zero")
+    return wrong
+
+
+def library_kernel(shape: dict[str, Any], right_t: bool) -> str:
+    """The names of the GPU's kernels that PyTorch's product starts, if its profiler sees them."""
+    a, b, c = padded_sets(shape["m"], shape["n"], shape["k"], right_t, shape.get("pad", ""))[0]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        torch.mm(a, b.T if right_t else b, out=c)
+        torch.cuda.synchronize()
+    return " + ".join(e.key for e in seen.key_averages() if not e.key.startswith("cuda"))[:150] or "?"
