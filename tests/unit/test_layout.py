@@ -78,7 +78,14 @@ ALLOWED: dict[str, set[str]] = {
     | NODES
     | MACHINE
     | PLAN
-    | {"ficco_rt.graph.bind", "ficco_rt.compiler", "ficco_rt.library", "ficco_rt.files", "ficco_rt.sim"},
+    | {
+        "ficco_rt.graph.bind",
+        "ficco_rt.compiler",
+        "ficco_rt.library",
+        "ficco_rt.files",
+        "ficco_rt.sim",
+        "ficco_rt.kernels.tiles",
+    },
     "ficco_rt.select.tune": LEAVES
     | MACHINE
     | DRIVER_API

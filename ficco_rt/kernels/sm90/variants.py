@@ -160,10 +160,10 @@ LEAN: tuple[Variant, ...] = tuple(
         adds=v.blocks_m == 1,
     )
     for v in (
-        _variant(128, 128, 2, 1, 2, 1),
-        _variant(128, 128, 2, 1, 1, 1),
-        _variant(64, 128, 1, 1, 1),
-        _variant(64, 64, 1, 1, 1),
+        variant(128, 128, 2, 1, 2, 1),
+        variant(128, 128, 2, 1, 1, 1),
+        variant(64, 128, 1, 1, 1),
+        variant(64, 64, 1, 1, 1),
     )
 )
 
