@@ -19,7 +19,9 @@ from .carriers import Carrier, carrier_of, started
 from .errors import DeviceError, UsageError
 
 TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is said
-_NAPS = 0.0002, 0.02  # the first and the longest pause between two looks
+# The pause between two looks, in seconds and of the time waited. NOTE processes wait for each other in turn: a pause as
+# long as the wait before it would grow from exchange to exchange.
+_NAP, _LONGEST, _SHARE = 0.0002, 0.02, 1 / 8
 _DATA, _LEFT = b"d", b"l"
 _END = b"\0"
 
@@ -107,7 +109,6 @@ class Group:
         self, number: int, others: list[int], found: dict[int, bytes], timeout: float | None, step: str
     ) -> None:
         begun = time.monotonic()
-        nap, longest = _NAPS
         while True:
             for place in others:
                 if place not in found and (message := self._carrier.take(number, place)) is not None:
@@ -116,14 +117,14 @@ class Group:
                         raise LeftError(f"process {place} of {self.size} has left: {message[1:].decode()}")
             if len(found) == len(others):
                 return
-            if timeout is not None and time.monotonic() - begun > timeout:
+            waited = time.monotonic() - begun
+            if timeout is not None and waited > timeout:
                 missing = [place for place in others if place not in found]
                 what = f" for {step}" if step else ""
                 raise DeviceError(
                     f"process {self.rank} has waited {timeout:g} s{what}, and {_named(missing, self.size)} not come"
                 )
-            time.sleep(nap)
-            nap = min(2 * nap, longest)
+            time.sleep(min(max(_NAP, waited * _SHARE), _LONGEST))
 
     def _data(self, place: int, message: bytes, step: str) -> bytes:
         theirs, _, data = message[1:].partition(_END)
