@@ -10,8 +10,9 @@ steps.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -139,6 +140,19 @@ class Group:
 def as_group(given: Any, timeout: float = TIMEOUT) -> Group:
     """A Group as it is; anything else that one can be made of as one."""
     return given if isinstance(given, Group) else Group(given, timeout=timeout)
+
+
+def agree(group: Group, facts: Mapping[str, str], timeout: float | None) -> None:
+    """Return if all processes give the same facts. UsageError names what differs, with both values."""
+    told = [json.loads(data) for data in group.exchange(json.dumps(dict(facts)).encode(), timeout, "the same facts")]
+    differ = [
+        f"{name} is {told[0].get(name)} in process 0 and {other.get(name)} in process {place}"
+        for place, other in enumerate(told)
+        for name in facts
+        if other.get(name) != told[0].get(name)
+    ]
+    if differ:
+        raise UsageError("the processes do not run the same: " + "; ".join(differ))
 
 
 def processes(ranks: int, size: int) -> tuple[int, ...]:
