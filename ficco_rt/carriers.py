@@ -37,6 +37,12 @@ class Carrier(Protocol):
     def forget(self, number: int) -> None:
         """All others have taken the message of this number of ours."""
 
+    def among(self, places: Sequence[int], timeout: float) -> Carrier:
+        """Another carrier, of these places alone, in this order."""
+
+    def abandon(self, code: int) -> None:
+        """This process ends, and others may never come: nothing may wait for them."""
+
     def close(self) -> None: ...
 
 
@@ -52,6 +58,11 @@ class Alone:
         raise AssertionError("there is no other place")
 
     def forget(self, number: int) -> None: ...
+
+    def among(self, places: Sequence[int], timeout: float) -> Carrier:
+        return self
+
+    def abandon(self, code: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -78,6 +89,11 @@ class StoreCarrier:
     def forget(self, number: int) -> None:
         self._call("delete_key", self._key(number, self.place))
 
+    def among(self, places: Sequence[int], timeout: float) -> Carrier:
+        return StoreCarrier(self._store, [self._members[place] for place in places], self._members[self.place])
+
+    def abandon(self, code: int) -> None: ...
+
     def close(self) -> None: ...
 
     def _key(self, number: int, place: int) -> str:
@@ -101,6 +117,7 @@ class MpiCarrier:
                 f"not all of the processes {', '.join(map(str, members))} of the communicator have come within "
                 f"{timeout:g} s to make a group; every member makes it, with the same ranks"
             )
+        self._mpi = mpi
         self._comm = made
         self.place, self.size = made.Get_rank(), made.Get_size()
         self._sent: list[Any] = []
@@ -114,6 +131,13 @@ class MpiCarrier:
 
     def forget(self, number: int) -> None:
         self._sent = [request for request in self._sent if not request.test()[0]]
+
+    def among(self, places: Sequence[int], timeout: float) -> Carrier:
+        return MpiCarrier(self._mpi, self._comm, places, timeout)
+
+    def abandon(self, code: int) -> None:
+        """NOTE the end of MPI in a process waits for all others."""
+        self._comm.Abort(code)
 
     def close(self) -> None:
         if all(request.test()[0] for request in self._sent):
@@ -133,11 +157,9 @@ def carrier_of(of: Any, ranks: Sequence[int] | None, timeout: float) -> Carrier:
 
         members = _members(ranks, of.size(), of.rank())
         return StoreCarrier(_get_process_group_store(of), members, of.rank()) if len(members) > 1 else Alone()
-    if all(hasattr(of, name) for name in ("place", "size", "post", "take", "forget", "close")):
-        if ranks is not None:
-            raise UsageError("ranks= picks members of a process group or of a communicator")
+    if all(hasattr(of, name) for name in ("place", "size", "post", "take", "forget", "among")):
         carrier: Carrier = of
-        return carrier
+        return carrier if ranks is None else carrier.among(_members(ranks, of.size, of.place), timeout)
     raise UsageError(
         f"no group can be made of {type(of).__name__}: give a torch.distributed process group, an mpi4py communicator, "
         "or ficco.Group.from_env()"

@@ -32,7 +32,7 @@ class LeftError(DeviceError):
 
 
 class Group:
-    """See the module. `of`: a torch.distributed process group, an mpi4py communicator, or a Carrier.
+    """See the module. `of`: a torch.distributed process group, an mpi4py communicator, another Group, or a Carrier.
 
     `ranks`: the members by their ranks in `of`, in the order of places; by default all, in their own order. Only the
     members make the group. Groups over one `of` are made in the same order by all of their members.
@@ -42,6 +42,8 @@ class Group:
     """
 
     def __init__(self, of: object, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> None:
+        if isinstance(of, Group):
+            of, ranks = of._carrier, range(of.size) if ranks is None else ranks
         self._carrier: Carrier = carrier_of(of, ranks, timeout)
         self._number = 0  # of the next exchange
         self._over: str | None = None  # why nothing more can be exchanged
@@ -97,6 +99,10 @@ class Group:
         with suppress(DeviceError):  # of a store or a launcher that is gone
             self._carrier.post(self._number, _LEFT + why.encode())
             self._number += 1
+
+    def abandon(self, code: int) -> None:
+        """This process ends with an exit code, and others may never come: nothing may wait for them."""
+        self._carrier.abandon(code)
 
     def close(self) -> None:
         self._over = self._over or "it is closed"

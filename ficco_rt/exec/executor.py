@@ -67,8 +67,8 @@ class Executor:
 
     `group`: the processes that run the plan together, each its own `ranks`: a torch.distributed process group, an
     mpi4py communicator, or a `ficco.Group`. Every process makes an executor of the same plan; tensors, streams, `write`
-    and `read` are of its own ranks. All processes make the same calls in the same order. Then a run on the host is given
-    up, too: when no process moves for `timeout` seconds.
+    and `read` are of its own ranks. All processes make the same calls in the same order. A run on the host is then
+    given up, too, when no process moves for `timeout` seconds.
 
     Executors of a process may be used in different threads, each by one thread at a time. Their runs have one order,
     the same on all GPUs, and are on a GPU at the same time as far as they leave each other room. An executor on GPUs
@@ -95,6 +95,7 @@ class Executor:
             machine = discover(driver, plan.ranks, ranks_per_gpu)
         self.machine = chosen(plan.target if machine is None else machine, plan.ranks)
         self.group: Group | None = None if group is None else as_group(group)
+        self.timeout = timeout
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):
@@ -209,8 +210,8 @@ class Executor:
 
         `streams`: one a rank of this process, of the rank's GPU, as an int handle or an object of PyTorch, CuPy or any
         library with `__cuda_stream__`. The run touches a rank's inputs and outputs when what stands on the rank's
-        stream is done, and what is put there later begins when the run touches them no more; other ranks' parts may then
-        still run. `synchronize` waits for all of it, and only then its errors show.
+        stream is done, and what is put there later begins when the run touches them no more; other ranks' parts may
+        then still run. `synchronize` waits for all of it, and only then its errors show.
 
         While the caller captures the streams into graphs of his own (CUDA), the run becomes a part of them: it runs
         whenever they are replayed, on the tensors that it was given now. One graph may hold the streams of all GPUs,
