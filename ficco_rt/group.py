@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .carriers import Carrier, carrier_of, started
+from .transports import Transport, transport_of, started
 from .errors import DeviceError, UsageError
 
 TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is said
@@ -32,7 +32,7 @@ class LeftError(DeviceError):
 
 
 class Group:
-    """See the module. `of`: a torch.distributed process group, an mpi4py communicator, another Group, or a Carrier.
+    """See the module. `of`: a torch.distributed process group, an mpi4py communicator, another Group, or a Transport.
 
     `ranks`: the members by their ranks in `of`, in the order of places; by default all, in their own order. Only the
     members make the group. Groups over one `of` are made in the same order by all of their members.
@@ -43,8 +43,8 @@ class Group:
 
     def __init__(self, of: object, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> None:
         if isinstance(of, Group):
-            of, ranks = of._carrier, range(of.size) if ranks is None else ranks
-        self._carrier: Carrier = carrier_of(of, ranks, timeout)
+            of, ranks = of._transport, range(of.size) if ranks is None else ranks
+        self._transport: Transport = transport_of(of, ranks, timeout)
         self._number = 0  # of the next exchange
         self._over: str | None = None  # why nothing more can be exchanged
 
@@ -56,11 +56,11 @@ class Group:
     @property
     def rank(self) -> int:
         """This process's place, 0 … size − 1."""
-        return self._carrier.place
+        return self._transport.place
 
     @property
     def size(self) -> int:
-        return self._carrier.size
+        return self._transport.size
 
     def __repr__(self) -> str:
         return f"<Group: process {self.rank} of {self.size}>"
@@ -77,7 +77,7 @@ class Group:
         others = [place for place in range(self.size) if place != self.rank]
         found: dict[int, bytes] = {}
         try:
-            self._carrier.post(number, _DATA + step.encode() + _END + mine)
+            self._transport.post(number, _DATA + step.encode() + _END + mine)
             self._collect(number, others, found, timeout, step)
             return tuple(mine if place == self.rank else self._data(place, found[place], step) for place in self.places)
         except (DeviceError, UsageError) as error:
@@ -85,7 +85,7 @@ class Group:
             raise
         finally:
             if number and not self._over:  # who has come to this exchange has taken all of the one before
-                self._carrier.forget(number - 1)
+                self._transport.forget(number - 1)
 
     def barrier(self, timeout: float | None, step: str = "") -> None:
         """Return when all processes have called it."""
@@ -97,16 +97,16 @@ class Group:
             return
         self._over = why
         with suppress(DeviceError):  # of a store or a launcher that is gone
-            self._carrier.post(self._number, _LEFT + why.encode())
+            self._transport.post(self._number, _LEFT + why.encode())
             self._number += 1
 
     def abandon(self, code: int) -> None:
         """This process ends with an exit code, and others may never come: nothing may wait for them."""
-        self._carrier.abandon(code)
+        self._transport.abandon(code)
 
     def close(self) -> None:
         self._over = self._over or "it is closed"
-        self._carrier.close()
+        self._transport.close()
 
     @property
     def places(self) -> range:
@@ -118,7 +118,7 @@ class Group:
         begun = time.monotonic()
         while True:
             for place in others:
-                if place not in found and (message := self._carrier.take(number, place)) is not None:
+                if place not in found and (message := self._transport.take(number, place)) is not None:
                     found[place] = message
                     if message[:1] == _LEFT:
                         raise LeftError(f"process {place} of {self.size} has left: {message[1:].decode()}")

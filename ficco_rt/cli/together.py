@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..carriers import launched
+from ..transports import launched
 from ..errors import DeviceError, UsageError, exit_code
 from ..graph.budget import one_meter
 from ..group import Group, LeftError

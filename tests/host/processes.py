@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ficco_rt.carriers import StoreCarrier
+from ficco_rt.transports import StoreTransport
 from ficco_rt.group import Group
 
 LIMIT = 60.0  # seconds that processes get, of which they need a few tenths
 
 
 class FolderStore:
-    """What `StoreCarrier` needs of a store of torch.distributed, in files."""
+    """What `StoreTransport` needs of a store of torch.distributed, in files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -56,7 +56,7 @@ class FolderStore:
 
 
 def group_of(folder: Path, size: int, place: int, members: Sequence[int] | None = None) -> Group:
-    return Group(StoreCarrier(FolderStore(folder), members or range(size), place))
+    return Group(StoreTransport(FolderStore(folder), members or range(size), place))
 
 
 def several(folder: Path, size: int, body: Callable[[int], object]) -> list[Any]:

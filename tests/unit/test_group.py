@@ -10,7 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.carriers import StoreCarrier, launched
+from ficco_rt.transports import StoreTransport, launched
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.group import Group, LeftError, agree, as_group, processes
 from tests.host.processes import FolderStore, group_of, several
@@ -154,9 +154,9 @@ def test_a_store_that_is_gone_is_a_device_error(tmp_path: Path) -> None:
         def check(self, keys: object) -> bool:
             raise RuntimeError("Connection reset by peer")
 
-    carrier = StoreCarrier(FolderStore(tmp_path), [0, 1], 0)
-    carrier._store = Gone(tmp_path)
-    assert told(lambda: Group(carrier).barrier(1)) == (
+    transport = StoreTransport(FolderStore(tmp_path), [0, 1], 0)
+    transport._store = Gone(tmp_path)
+    assert told(lambda: Group(transport).barrier(1)) == (
         "DeviceError: the store of the processes does not answer (check): Connection reset by peer"
     )
 

@@ -43,8 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.cells": {"ficco_rt.region"},
     "ficco_rt.arguments": {"ficco_rt.errors"},
     "ficco_rt.files": {"ficco_rt.errors"},
-    "ficco_rt.group": {"ficco_rt.errors", "ficco_rt.carriers"},
-    "ficco_rt.carriers": {"ficco_rt.errors", "ficco_rt.env"},
+    "ficco_rt.group": {"ficco_rt.errors", "ficco_rt.transports"},
+    "ficco_rt.transports": {"ficco_rt.errors", "ficco_rt.env"},
     "ficco_rt.library": LEAVES,
     "ficco_rt.machine": LEAVES | {"ficco_rt.files"},
     "ficco_rt.kernels": LEAVES | NODES | MACHINE,
@@ -118,7 +118,7 @@ FOREIGN: dict[str, set[str]] = {
     "ficco_rt.plan": {"numpy"},
     "ficco_rt.graph": {"numpy"},
     "ficco_rt.types": {"numpy"},
-    "ficco_rt.carriers": {"mpi4py", "torch"},  # what callers have
+    "ficco_rt.transports": {"mpi4py", "torch"},  # what callers have
 }
 SOURCES = ("ficco_rt", "dsl", "tests", "tools", "examples")
 SUFFIXES = {".py", ".c", ".h", ".cu", ".cuh", ".lark", ".js", ".css"}

@@ -19,7 +19,7 @@ T = TypeVar("T")
 TAG = 29_041  # of making a communicator; no message of a caller's carries it
 
 
-class Carrier(Protocol):
+class Transport(Protocol):
     """Moves bytes among the processes of a group. Messages of a process are numbered 0, 1, …"""
 
     @property
@@ -37,8 +37,8 @@ class Carrier(Protocol):
     def forget(self, number: int) -> None:
         """All others have taken the message of this number of ours."""
 
-    def among(self, places: Sequence[int], timeout: float) -> Carrier:
-        """Another carrier, of these places alone, in this order."""
+    def among(self, places: Sequence[int], timeout: float) -> Transport:
+        """Another transport, of these places alone, in this order."""
 
     def abandon(self, code: int) -> None:
         """This process ends, and others may never come: nothing may wait for them."""
@@ -59,7 +59,7 @@ class Alone:
 
     def forget(self, number: int) -> None: ...
 
-    def among(self, places: Sequence[int], timeout: float) -> Carrier:
+    def among(self, places: Sequence[int], timeout: float) -> Transport:
         return self
 
     def abandon(self, code: int) -> None: ...
@@ -67,7 +67,7 @@ class Alone:
     def close(self) -> None: ...
 
 
-class StoreCarrier:
+class StoreTransport:
     """Messages are keys of a store (torch.distributed.TCPStore, FileStore, …). It is asked without waiting: a wait in a
     store holds the connection that other threads of the process use."""
 
@@ -89,8 +89,8 @@ class StoreCarrier:
     def forget(self, number: int) -> None:
         self._call("delete_key", self._key(number, self.place))
 
-    def among(self, places: Sequence[int], timeout: float) -> Carrier:
-        return StoreCarrier(self._store, [self._members[place] for place in places], self._members[self.place])
+    def among(self, places: Sequence[int], timeout: float) -> Transport:
+        return StoreTransport(self._store, [self._members[place] for place in places], self._members[self.place])
 
     def abandon(self, code: int) -> None: ...
 
@@ -106,7 +106,7 @@ class StoreCarrier:
             raise DeviceError(f"the store of the processes does not answer ({name}): {error}") from error
 
 
-class MpiCarrier:
+class MpiTransport:
     """Messages from process to process on a communicator of our own, so that none meets a caller's."""
 
     def __init__(self, mpi: Any, of: Any, members: Sequence[int], timeout: float) -> None:
@@ -132,8 +132,8 @@ class MpiCarrier:
     def forget(self, number: int) -> None:
         self._sent = [request for request in self._sent if not request.test()[0]]
 
-    def among(self, places: Sequence[int], timeout: float) -> Carrier:
-        return MpiCarrier(self._mpi, self._comm, places, timeout)
+    def among(self, places: Sequence[int], timeout: float) -> Transport:
+        return MpiTransport(self._mpi, self._comm, places, timeout)
 
     def abandon(self, code: int) -> None:
         """NOTE the end of MPI in a process waits for all others."""
@@ -144,22 +144,22 @@ class MpiCarrier:
             self._comm.Free()
 
 
-def carrier_of(of: Any, ranks: Sequence[int] | None, timeout: float) -> Carrier:
+def transport_of(of: Any, ranks: Sequence[int] | None, timeout: float) -> Transport:
     """What carries the messages of a group over what a caller has; see `Group`."""
     module = type(of).__module__.partition(".")[0]
     if module == "mpi4py":
         from mpi4py import MPI
 
         members = _members(ranks, of.Get_size(), of.Get_rank())
-        return MpiCarrier(MPI, of, members, timeout) if len(members) > 1 else Alone()
+        return MpiTransport(MPI, of, members, timeout) if len(members) > 1 else Alone()
     if module == "torch" and hasattr(of, "rank") and hasattr(of, "size"):
         from torch.distributed.distributed_c10d import _get_process_group_store
 
         members = _members(ranks, of.size(), of.rank())
-        return StoreCarrier(_get_process_group_store(of), members, of.rank()) if len(members) > 1 else Alone()
+        return StoreTransport(_get_process_group_store(of), members, of.rank()) if len(members) > 1 else Alone()
     if all(hasattr(of, name) for name in ("place", "size", "post", "take", "forget", "among")):
-        carrier: Carrier = of
-        return carrier if ranks is None else carrier.among(_members(ranks, of.size, of.place), timeout)
+        transport: Transport = of
+        return transport if ranks is None else transport.among(_members(ranks, of.size, of.place), timeout)
     raise UsageError(
         f"no group can be made of {type(of).__name__}: give a torch.distributed process group, an mpi4py communicator, "
         "or ficco.Group.from_env()"
@@ -192,7 +192,7 @@ def launched() -> tuple[str, int]:
     return "", 1
 
 
-def started(timeout: float) -> Carrier:
+def started(timeout: float) -> Transport:
     """What carries the messages of all processes that were started together."""
     who, size = launched()
     if size == 1:
@@ -212,10 +212,10 @@ def started(timeout: float) -> Carrier:
             f"{who} has started {size} processes, and MPI knows of {world.Get_size()}: "
             + ("srun needs --mpi=pmix" if who == "Slurm" else "mpirun and mpi4py are of different MPIs")
         )
-    return carrier_of(world, None, timeout)
+    return transport_of(world, None, timeout)
 
 
-def _store_of_env(timeout: float) -> Carrier:
+def _store_of_env(timeout: float) -> Transport:
     try:
         from torch import distributed
     except ImportError as error:
@@ -226,7 +226,7 @@ def _store_of_env(timeout: float) -> Carrier:
         store, rank, size = next(distributed.rendezvous("env://", timeout=timedelta(seconds=timeout)))
     except (RuntimeError, ValueError) as error:
         raise DeviceError(f"no meeting at MASTER_ADDR and MASTER_PORT: {error}") from error
-    return StoreCarrier(store, list(range(size)), rank)
+    return StoreTransport(store, list(range(size)), rank)
 
 
 def _number(name: str) -> int:
