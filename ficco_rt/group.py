@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from .transports import Transport, transport_of, started
 from .errors import DeviceError, UsageError
+from .transports import Transport, started, transport_of
 
 TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is said
 # The pause between two looks, in seconds and of the time waited. NOTE processes wait for each other in turn: a pause as

@@ -182,7 +182,7 @@ def launched() -> tuple[str, int]:
     """Who has started this process, in words, and how many processes; ("", 1) where nobody has."""
     if env.others("TORCHELASTIC_RUN_ID") is not None:
         return "torchrun", _number("WORLD_SIZE")
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS"):
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"):
         if env.others(name) is not None:
             return "mpirun", _number(name)
     if all(env.others(name) is not None for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):

@@ -12,10 +12,10 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..transports import launched
 from ..errors import DeviceError, UsageError, exit_code
 from ..graph.budget import one_meter
 from ..group import Group, LeftError
+from ..transports import launched
 from .common import DEFAULT_GPUS, PLAN_SUFFIX, join_words
 from .options import Options
 from .report import as_ours, error_record, error_text, print_json, say

@@ -8,6 +8,7 @@ roundings add up to.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -97,15 +98,17 @@ def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnPro
         for t in plan.tensors
         if t.kind == "output"
     }
+    begun = time.monotonic()
     mine = look(plan, inputs, outputs, values)
-    return verdict(plan, values, _of_all(executor, mine))
+    return verdict(plan, values, _of_all(executor, mine, time.monotonic() - begun))
 
 
-def _of_all(executor: Executor, mine: Look) -> list[Look]:
-    """What every process has seen."""
+def _of_all(executor: Executor, mine: Look, took: float = 0.0) -> list[Look]:
+    """What every process has seen. It `took` this one so many seconds; another one may have more to look at."""
     if executor.group is None:
         return [mine]
-    told = executor.group.exchange(pickle.dumps(mine), executor.timeout, "the verdict on a run")
+    timeout = None if executor.timeout is None else executor.timeout + 10 * took
+    told = executor.group.exchange(pickle.dumps(mine), timeout, "the verdict on a run")
     return [pickle.loads(data) for data in told]
 
 

@@ -6,11 +6,13 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 
 from ficco_rt.driver.api import Array
+from ficco_rt.driver.host import peers, segment
 from ficco_rt.driver.host.peers import Peers
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
@@ -176,6 +178,34 @@ def test_a_process_that_does_not_come_is_named(tmp_path: Path) -> None:
         "no process has moved for 0.3 s (timeout) in run 1 of x\nprocess 1 has not begun run 1; it has begun none yet"
     )
     assert several(tmp_path, 2, body) == [late, f"process 0 has given up run 1: {late}"]
+
+
+def test_a_process_shows_that_it_works_on_a_long_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 1.0, 1.25])
+    monkeypatch.setattr(peers.time, "process_time", lambda: next(times))
+    mine, working, seen = np.zeros(peers.OWN, np.int64), Event(), []
+
+    class Over:
+        def wait(self, seconds: float) -> bool:
+            seen.append(int(mine[peers.BEAT]))
+            working.set() if len(seen) < 4 else working.clear()
+            return len(seen) == 6
+
+    peers._beat(mine, working, Over())
+    assert seen == [0, 100, 100, 125, 125, 125]  # not while it hangs, and not while it waits for others
+
+
+def test_processes_that_cannot_share_memory_are_told_why() -> None:
+    here = {"machine": "a", "host": "left", "namespace": "pid:[1]"}
+    with pytest.raises(UsageError) as caught:
+        segment._opened({**here, "machine": "b", "host": "right"}, here)
+    assert str(caught.value) == ("it is on left and process 0 on right; the host driver runs all ranks on one machine")
+    with pytest.raises(UsageError) as caught:
+        segment._opened({**here, "namespace": "pid:[2]", "pid": str(os.getpid()), "file": "0", "name": "ficco-0"}, here)
+    assert str(caught.value) == (
+        "it does not see process 0, as they are in different PID namespaces (another process has its number); "
+        "start all processes as one user, in one container or with --pid=host"
+    )
 
 
 def test_different_numbers_of_runs_are_told(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import ficco_rt as ficco
-from ficco_rt.transports import StoreTransport, launched
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.group import Group, LeftError, agree, as_group, processes
+from ficco_rt.transports import StoreTransport, launched
 from tests.host.processes import FolderStore, group_of, several
 
 STARTERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE")
-STARTERS += ("PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+STARTERS += ("PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ processors keep it in practice, as there are thousands of instructions between t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from math import prod
@@ -28,14 +29,15 @@ from .segment import Segment
 from .tasks import HostJob, HostSignal, HostStream
 
 # The words of a process: the last run that it has entered, ended, failed in; whether it has closed; where it stands in
-# the plan; how many words it has raised; how many it knew of when nothing could run.
-ENTERED, ENDED, FAILED, CLOSED, STREAM, POSITION, WORK, RAISED, IDLE = range(9)
+# the plan; how many words it has raised; how many it knew of when nothing could run; the time that it has worked.
+ENTERED, ENDED, FAILED, CLOSED, STREAM, POSITION, WORK, RAISED, IDLE, BEAT = range(10)
 OWN = 16  # words a process
 MESSAGE = 4096  # bytes a process
 _ALIGNED = 64
 _BUSY, _DONE = -2, -1  # of IDLE
 _NAP, _LONGEST, _SHARE = 0.0001, 0.005, 1 / 8  # as of `group`
 _LOOK = 0.05  # seconds between two looks at who still lives
+_BEATS = 0.5  # seconds between two beats
 
 
 class Peers:
@@ -57,6 +59,11 @@ class Peers:
         self._looked = 0.0
         self._moved = time.monotonic()
         self._seen = b""
+        self._working = threading.Event()  # a job is being done
+        self._over = threading.Event()
+        beat = threading.Thread(target=_beat, args=(self._mine, self._working, self._over), name="ficco beat")
+        beat.daemon = True
+        beat.start()
 
     # ---- what crosses, by the plan alone
 
@@ -141,6 +148,7 @@ class Peers:
         self._mine[STREAM] = job.task.stream.id
         self._mine[POSITION] = job.task.position
         self._mine[WORK] = job.index
+        self._working.set()
 
     def tell(self, word: int) -> None:
         self._words[word] = self._run
@@ -176,6 +184,7 @@ class Peers:
         return not over
 
     def close(self) -> None:
+        self._over.set()
         self._mine[CLOSED] = 1
         self._segment.close()
 
@@ -186,6 +195,7 @@ class Peers:
 
     def _until(self, done: Callable[[], bool], stuck: list[HostStream] | None = None) -> None:
         """Return when `done`. DeviceError: another process has ended or has failed, or nobody moves any more."""
+        self._working.clear()
         begun = self._moved = time.monotonic()
         while not done():
             for place in self._others:
@@ -243,6 +253,13 @@ class Peers:
             what = "a copy"
         where = f"rank {stream.rank} stream {stream.name}"
         return f"was last at {what} ({at(place_of)}) on {where} in run {self._run}"
+
+
+def _beat(mine: Array, working: threading.Event, over: threading.Event) -> None:
+    """Show the others that a long job goes on: it does, as long as this process uses its processor."""
+    while not over.wait(_BEATS):
+        if working.is_set():
+            mine[BEAT] = int(time.process_time() * 100)
 
 
 def _up(size: int) -> int:
