@@ -31,7 +31,6 @@ def mpirun(size: int, *words: str, here: Path = ROOT) -> subprocess.CompletedPro
 
 
 def test_processes_give_the_bits_of_one_process() -> None:
-    left = set(os.listdir("/dev/shm"))
     done = mpirun(4, "-m", "tests.host.in_processes")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -42,7 +41,7 @@ def test_processes_give_the_bits_of_one_process() -> None:
     assert found.pop("another plan").startswith("UsageError: the processes do not run the same: plan is ")
     assert found.pop("late") == "DeviceError: process 0 has waited 0.2 s, and process 3 of 4 has not come"
     assert not found
-    assert set(os.listdir("/dev/shm")) == left
+    assert not [name for name in os.listdir("/dev/shm") if "ficco" in name]  # an MPI has files of its own there
 
 
 @pytest.fixture
