@@ -90,12 +90,14 @@ class Peers:
 
     def _touched(self) -> tuple[tuple[str, int], ...]:
         """Tensors of ranks that other processes read or write."""
-        found = {
-            (access.region.tensor, access.region.rank): None
-            for stream, command in self._plan.commands()
-            for access in command.accesses()
-            if self.process[access.region.rank] != self.process[stream.rank] or isinstance(command, CollectiveCall)
-        }
+        found: dict[tuple[str, int], None] = {}
+        for stream, command in self._plan.commands():
+            if isinstance(command, CollectiveCall):  # every rank looks at all calls, at empty ones too
+                regions = [command.src, command.dst]
+            else:
+                regions = [access.region for access in command.accesses()]
+                regions = [region for region in regions if self.process[region.rank] != self.process[stream.rank]]
+            found |= {(region.tensor, region.rank): None for region in regions}
         return tuple(found)
 
     def _layout(self, group: Group, timeout: float | None) -> None:
