@@ -59,6 +59,7 @@ from .version import __version__ as __version__
 __all__ = [
     "Device",
     "Executor",
+    "Group",
     "Links",
     "Machine",
     "choose",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from . import errors
     from .driver.api import DriverName
     from .exec.executor import Executor
+    from .group import Group
     from .machine.model import Device, Links, Machine
     from .machine.profiles import AnyMachine
     from .plan.ir import Plan
@@ -239,6 +241,10 @@ def __getattr__(name: str) -> Any:
         from .exec.executor import Executor
 
         return Executor
+    if name == "Group":
+        from .group import Group
+
+        return Group
     if name in ("Device", "Links", "Machine"):
         from .machine import model
 

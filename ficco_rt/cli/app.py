@@ -25,13 +25,10 @@ from .shared_options import (
 
 
 def _run(**options: Any) -> int:
-    from ..graph.budget import one_meter
-    from .common import DEFAULT_GPUS
     from .options import Options
-    from .run import run
+    from .together import together
 
-    with one_meter(options["gpus"] or DEFAULT_GPUS):  # of the plan and of what is made of it, together
-        return run(Options(**options))
+    return together(Options(**options))
 
 
 @click.command("ficco-run", context_settings=SETTINGS, epilog=EXITS, no_args_is_help=True)
@@ -43,6 +40,9 @@ def run(**options: Any) -> int:
     SCHEDULE is a .ficco file, a name in the library (see `ficco list`) such as ag_gemm/hetero_fused_1d, or `-`
     for standard input, which may hold a plan, too. For an OPERATION, such as ag_gemm, the schedule is chosen
     (see `ficco choose`).
+
+    Under torchrun (-m ficco_rt.run), mpirun or srun the processes run one plan together, each its own ranks, and
+    process 0 reports.
     """
     return _run(**options)
 

@@ -90,13 +90,18 @@ class Job:
 def read(target: str) -> Source:
     """A schedule or a stored plan: `-` for standard input, a path (a pipe, too), or a library name."""
     if target == "-":
-        return _source(STDIN, read_stdin(), 0)
+        return of_stdin(read_stdin())
     if target.endswith(PLAN_SUFFIX):  # no library name
         return _source(target, files.read_bytes(target), target)
     from .. import library
 
     path = library.find(target)
     return _source(library.shown(path), files.read_bytes(path), path)
+
+
+def of_stdin(data: bytes) -> Source:
+    """What standard input has held."""
+    return _source(STDIN, data, 0)
 
 
 def _source(name: str, data: bytes, file: Path | str | int) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import ExitStack
 from statistics import median
@@ -17,6 +18,7 @@ from .result import GPUS, Result
 if TYPE_CHECKING:
     from ..exec.executor import Executor
     from ..exec.inputs import InputValues
+    from ..group import Group
 
 
 def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
@@ -50,10 +52,15 @@ def modelled_run(job: Job, seed: int, progress: Progress) -> Result:
 
 
 def real_runs(
-    job: Job, options: Options, backend: Literal["cuda", "hip", "host"], order: str, progress: Progress
+    job: Job,
+    options: Options,
+    backend: Literal["cuda", "hip", "host"],
+    order: str,
+    progress: Progress,
+    group: Group | None = None,
 ) -> Result:
-    """One verified run, then the timed runs. On GPUs these alternate with the baselines. Without --iters and without
-    baselines, the verified run is the timed one."""
+    """One verified run, then the timed runs. Where one process drives all GPUs, these alternate with the baselines.
+    Without --iters and without baselines, the verified run is the timed one."""
     with progress.step("preparing the run"):
         from ..exec.executor import Executor
         from ..exec.inputs import fresh_inputs
@@ -84,14 +91,15 @@ def real_runs(
                 ranks_per_gpu=shared,
                 timeout=timeout,
                 collectives=options.collectives,
+                group=group,
             )
         )
         verification = None
         if options.no_verify:
             with progress.step("making inputs"):
                 for name, arrays in fresh_inputs(job.plan, options.seed).items():
-                    for rank, array in enumerate(arrays):
-                        executor.write(name, rank, array)
+                    for rank in executor.ranks:
+                        executor.write(name, rank, arrays[rank])
         else:
             with progress.step("running and verifying"):
                 values: InputValues | None = "exact" if options.exact and job.plan.claims else None
@@ -104,7 +112,7 @@ def real_runs(
             with progress.step("comparing the replayed graph"):
                 check_replay(executor)
         baselines = None
-        if backend != "host" and options.baselines and right:
+        if backend != "host" and options.baselines and right and group is None:
             baselines = _baselines(job, options, backend, executor, opened, progress)
         timed = options.iters or (UNASKED if baselines else 0 if verification and not options.warmup else 1)
         turns = turns_among(timed) if baselines else frozenset()
@@ -128,9 +136,12 @@ def real_runs(
         trace = executor.trace
         devices, collectives = executor.driver.describe(), executor.driver.collectives
         yardsticks = baselines.yardsticks(median(times)) if baselines else modelled(job.plan, job.machine, shared)
+    if group is not None:
+        times = _slowest(group, times, timeout)
     return Result(
         job=job,
         backend=backend,
+        processes=1 if group is None else group.size,
         devices=devices,
         collectives=collectives,
         graph=bool(options.graph),
@@ -143,6 +154,12 @@ def real_runs(
         host=tuple(host),
         yardsticks=yardsticks,
     )
+
+
+def _slowest(group: Group, times: list[float], timeout: float) -> list[float]:
+    """Of each run the time of the process that took longest."""
+    told = group.exchange(json.dumps(times).encode(), timeout, "the times of the runs")
+    return [max(each) for each in zip(*map(json.loads, told), strict=True)]
 
 
 def _baselines(

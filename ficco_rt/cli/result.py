@@ -46,6 +46,7 @@ class Result:
     times: tuple[float, ...]
     host: tuple[float, ...]
     yardsticks: Yardsticks
+    processes: int = 1  # that the ranks were in
     modelled: Trace | None = None  # of a measured run: the same plan on the virtual clock
 
     @property
@@ -103,6 +104,7 @@ def record(result: Result) -> dict[str, object]:
         "title": job.title,
         "backend": result.backend,
         "devices": result.devices,
+        "processes": result.processes,
         "collectives": result.collectives or None,
         "graph": result.graph,
         "machine": job.machine.name,
@@ -197,10 +199,16 @@ def _backend(result: Result) -> str:
     machine = result.job.machine
     if result.backend in GPUS:
         how = "graphs" if result.graph else "streams"
-        return f"{result.backend}: {count(result.job.plan.ranks, 'rank')} on {result.devices}, {how}"
-    ranks = count(result.job.plan.ranks, "virtual GPU")
+        return (
+            f"{result.backend}: {count(result.job.plan.ranks, 'rank')}{_processes(result)} on {result.devices}, {how}"
+        )
+    ranks = count(result.job.plan.ranks, "virtual GPU") + _processes(result)
     how = "no data moves" if result.backend == "sim" else "on numpy"
     return f"{result.backend}: {ranks}, {how}, as {machine.device.name} on a {_links(machine)}"
+
+
+def _processes(result: Result) -> str:
+    return f" in {result.processes} processes" if result.processes > 1 else ""
 
 
 def _serial(result: Result) -> str:

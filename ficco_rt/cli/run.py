@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import UsageError
 from ..files import PAGE, PICTURE, TRACE, check_outputs
 from .choosing import chosen, is_operation, settings_of
-from .common import DEFAULT_GPUS, Job, Request, compile_job, machine_of, read
+from .common import DEFAULT_GPUS, Job, Request, Source, compile_job, machine_of, of_stdin, read, read_stdin
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
 from .measure import modelled_run, real_runs
@@ -19,17 +19,20 @@ from .report import error_text, print_json, say, warn
 from .result import GPUS, Result, record, report
 
 if TYPE_CHECKING:
+    from ..group import Group
     from ..select.choose import Choice
 
 BACKENDS = ("auto", *GPUS, "host", "sim")
 SKETCHED = 16  # the most streams that are sketched under a report
 
 
-def run(options: Options) -> int:
-    """The whole command; 4 if the numbers are wrong."""
+def run(options: Options, group: Group | None = None) -> int:
+    """The whole command; 4 if the numbers are wrong. `group`: the processes that run the plan together; the first of
+    them reports."""
+    reports = group is None or group.rank == 0
     options, choice = _named(options)
     if options.emit:
-        return emit(options)
+        return emit(options) if reports else 0
     refuse_device_plan_options(options)
     if options.backend not in BACKENDS:
         raise UsageError(
@@ -45,9 +48,9 @@ def run(options: Options) -> int:
     if options.backend == "sim" and options.order is not None:
         raise UsageError("--order is how the host backend steps, and sim runs nothing: its times know no order")
     _order(options.order)  # before the long work; only the plan can say whether the stream exists
-    source = read(options.target)
+    source = _source(options.target, group)
     check_outputs([(TRACE, options.trace), (PICTURE, options.timeline), (PAGE, options.report)], [source.file])
-    progress = Progress()
+    progress = Progress(None if reports else sys.stdout)
     request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
     if backend == "cuda" or backend == "hip":
@@ -56,11 +59,14 @@ def run(options: Options) -> int:
         job = compile_job(request, progress)
     job = replace(job, choice=choice)
     order = _order(options.order, job)
-    warn(job.warnings, job.texts)
+    if reports:
+        warn(job.warnings, job.texts)
     if backend == "sim":
         result = modelled_run(job, options.seed, progress)
     else:
-        result = real_runs(job, options, backend, order or "fifo", progress)
+        result = real_runs(job, options, backend, order or "fifo", progress, group)
+    if not reports:
+        return 4 if result.error else 0
     result = write_outputs(result, options, progress)
     if options.as_json:
         print_json(record(result))
@@ -71,6 +77,13 @@ def run(options: Options) -> int:
     if not options.as_json:
         say(error_text(result.error, "ficco-run"))
     return 4
+
+
+def _source(target: str, group: Group | None) -> Source:
+    """The target as read. Standard input of several processes is process 0's: launchers give it to no other."""
+    if group is None or target != "-":
+        return read(target)
+    return of_stdin(group.exchange(read_stdin() if group.rank == 0 else b"", None, "standard input")[0])
 
 
 def _named(options: Options) -> tuple[Options, Choice | None]:

@@ -79,6 +79,10 @@ class Driver(Protocol):
     def on_device(self) -> bool:
         """Whether buffers lie in devices' memory: callers then give DeviceArrays, else numpy arrays."""
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that this process runs. Of the others it takes no buffers, and gives none."""
+
     def describe(self) -> str:
         """What the ranks run on, for people."""
 
@@ -116,7 +120,8 @@ class Driver(Protocol):
     # ---- running
 
     def bind(self, memory: Memory) -> Binding:
-        """The plan on buffers, one for each tensor and rank. UsageError: the plan asks for what the driver has not."""
+        """The plan on buffers, one for each tensor and rank of this process. UsageError: the plan asks for what the
+        driver has not."""
 
     def unbind(self, binding: Binding) -> None:
         """Forget it; it is not run any more."""
@@ -126,9 +131,9 @@ class Driver(Protocol):
 
     def run(self, binding: Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         """Issue a run. It comes after all of the last run and, rank by rank, after what stands on the callers'
-        `streams`, one a rank, before it touches a rank's inputs and outputs; each goes on when they are not touched
-        any more. No event is recorded, no flag is up at first. `graph`: by captured graphs. After an error nothing of
-        it is left.
+        `streams`, one a rank of this process, before it touches a rank's inputs and outputs; each goes on when they are
+        not touched any more. No event is recorded, no flag is up at first. `graph`: by captured graphs. After an error
+        nothing of it is left.
 
         True: the callers capture their streams, and the run has become a part of their graphs, to run whenever these
         are replayed; the binding must then stay."""

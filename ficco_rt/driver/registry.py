@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import get_args
 
 from ..errors import DeviceError, UsageError
+from ..group import Group
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from .api import CollectivesBy, Driver, DriverName
@@ -40,8 +41,9 @@ def open_driver(
     ranks_per_gpu: int = 1,
     timeout: float | None = None,
     collectives: CollectivesBy = "auto",
+    group: Group | None = None,
 ) -> Driver:
-    """The driver `name` for a plan.
+    """The driver `name` for a plan; `group`: the processes that run the plan together.
 
     `order` is the host driver's way to step through what may run (see `host.order`). `ranks_per_gpu` ranks share a
     GPU; `timeout` is the seconds that a run may take. `collectives`: what makes these on GPUs.
@@ -51,7 +53,11 @@ def open_driver(
     if name == "host":
         if collectives == "library":
             raise UsageError("collectives of a library need GPUs; the host driver has none")
-        return HostDriver(plan, order=order)
+        return HostDriver(plan, order=order, group=group, timeout=timeout)
+    if group is not None and group.size > 1:
+        raise UsageError(
+            f"the {name} driver does not run a plan in several processes yet: take one process for all GPUs"
+        )
     return GpuDriver(_vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout, collectives=collectives)
 
 

@@ -17,17 +17,21 @@ from ..types import numpy_dtype
 from .device_arrays import look
 
 
-def checked(plan: Plan, given: Mapping[str, object]) -> dict[tuple[str, int], Array]:
-    """The caller's arrays by (tensor, rank), or a UsageError that says which one is wrong and what fits."""
-    bound = {key: _array(tensor, key[1], array) for key, tensor, array in _matched(plan, given, "arrays")}
+def checked(plan: Plan, given: Mapping[str, object], ranks: Sequence[int]) -> dict[tuple[str, int], Array]:
+    """The caller's arrays by (tensor, rank), one for each of `ranks`, or a UsageError that says which one is wrong and
+    what fits."""
+    bound = {key: _array(tensor, key[1], array) for key, tensor, array in _matched(plan, given, "arrays", ranks)}
     _no_overlap({t.name: t for t in plan.tensors}, bound)
     return bound
 
 
-def checked_on_device(plan: Plan, given: Mapping[str, object]) -> dict[tuple[str, int], DeviceArray]:
-    """The caller's tensors on GPUs by (tensor, rank), or a UsageError that says which one is wrong and what fits."""
+def checked_on_device(
+    plan: Plan, given: Mapping[str, object], ranks: Sequence[int]
+) -> dict[tuple[str, int], DeviceArray]:
+    """The caller's tensors on GPUs by (tensor, rank), one for each of `ranks`, or a UsageError that says which one is
+    wrong and what fits."""
     bound: dict[tuple[str, int], DeviceArray] = {}
-    for key, tensor, array in _matched(plan, given, "tensors"):
+    for key, tensor, array in _matched(plan, given, "tensors", ranks):
         wanted = partial(_wanted, tensor, key[1])
         seen = look(array, wanted)
         if seen.dtype != tensor.dtype or seen.shape != tensor.shapes[key[1]]:
@@ -63,7 +67,9 @@ def _apart(plan: Plan, bound: Mapping[tuple[str, int], DeviceArray]) -> None:
         active.append((stop, key))
 
 
-def _matched(plan: Plan, given: Mapping[str, object], what: str) -> Iterator[tuple[tuple[str, int], Tensor, object]]:
+def _matched(
+    plan: Plan, given: Mapping[str, object], what: str, ranks: Sequence[int]
+) -> Iterator[tuple[tuple[str, int], Tensor, object]]:
     """The given arrays one by one with the tensors that they are for."""
     tensors = {t.name: t for t in plan.tensors if t.kind != "scratch"}
     for name, arrays in given.items():
@@ -72,10 +78,13 @@ def _matched(plan: Plan, given: Mapping[str, object], what: str) -> Iterator[tup
             kind = "is scratch, which the executor owns" if any(t.name == name for t in plan.tensors) else "is none"
             raise UsageError(f"'{name}' {kind}; the tensors of schedule '{plan.schedule}' to give are {known}")
         tensor = tensors[name]
-        if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence) or len(arrays) != plan.ranks:
+        if isinstance(arrays, np.ndarray) or not isinstance(arrays, Sequence) or len(arrays) != len(ranks):
             got = f"{len(arrays)} {what}" if isinstance(arrays, list | tuple) else f"one {type(arrays).__name__}"
-            raise UsageError(f"{tensor.kind} {name}: wanted a list of {plan.ranks} {what}, one a rank; given {got}")
-        for rank, array in enumerate(arrays):
+            whose = "" if len(ranks) == plan.ranks else " of this process"
+            raise UsageError(
+                f"{tensor.kind} {name}: wanted a list of {len(ranks)} {what}, one a rank{whose}; given {got}"
+            )
+        for rank, array in zip(ranks, arrays, strict=True):
             yield (name, rank), tensor, array
 
 

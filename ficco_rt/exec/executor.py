@@ -37,11 +37,14 @@ from ..driver.api import (
 from ..driver.registry import VENDORS, discover, open_driver
 from ..errors import DeviceError, UsageError
 from ..graph.ir import Tensor
+from ..group import Group, agree, as_group
 from ..machine.profiles import AnyMachine, chosen
+from ..plan.codec import content_hash
 from ..plan.ir import Plan
 from ..sim.simulate import simulate
 from ..trace import Lane, Trace
 from ..types import TYPES, numpy_dtype
+from ..version import __version__
 from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
 from .order import host_order
@@ -62,6 +65,11 @@ class Executor:
     back. None: no limit. `collectives` makes those of the plan on GPUs: "library", which is NCCL or RCCL; "copies",
     which are our own, with sums; "auto", the library where it is installed and each rank has a GPU of its own.
 
+    `group`: the processes that run the plan together, each its own `ranks`: a torch.distributed process group, an
+    mpi4py communicator, or a `ficco.Group`. Every process makes an executor of the same plan; tensors, streams, `write`
+    and `read` are of its own ranks. All processes make the same calls in the same order. A run on the host is then
+    given up, too, when no process moves for `timeout` seconds.
+
     Executors of a process may be used in different threads, each by one thread at a time. Their runs have one order,
     the same on all GPUs, and are on a GPU at the same time as far as they leave each other room. An executor on GPUs
     that nobody closed is closed when Python frees it, with a ResourceWarning.
@@ -80,15 +88,21 @@ class Executor:
         graph: bool = False,
         timeout: float | None = TIMEOUT,
         collectives: CollectivesBy = "auto",
+        group: object = None,
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
         if machine is None and isinstance(driver, str) and driver in VENDORS:
             machine = discover(driver, plan.ranks, ranks_per_gpu)
         self.machine = chosen(plan.target if machine is None else machine, plan.ranks)
+        self.group: Group | None = None if group is None else as_group(group)
+        self.timeout = timeout
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run
         if driver is None or isinstance(driver, str):
             order = host_order(order, plan)
+            if self.group is not None:
+                facts = {"ficco": __version__, "driver": driver or "host", "plan": content_hash(plan)}
+                agree(self.group, facts, timeout)
             driver = open_driver(
                 driver or "host",
                 plan,
@@ -96,6 +110,7 @@ class Executor:
                 ranks_per_gpu=ranks_per_gpu,
                 timeout=timeout,
                 collectives=collectives,
+                group=self.group,
             )
         self.driver: Driver = driver
         self._recorder = driver if isinstance(driver, Traceable) else None  # NOTE not to be asked by each run: slow
@@ -116,7 +131,13 @@ class Executor:
 
     def __repr__(self) -> str:
         state = ", closed" if self._closed else ""
-        return f"<Executor of {self.plan.schedule}: {self.plan.ranks} ranks by the {self.driver.name} driver{state}>"
+        ranks = f"{len(self.ranks)} of {self.plan.ranks}" if self.group is not None else f"{self.plan.ranks}"
+        return f"<Executor of {self.plan.schedule}: {ranks} ranks by the {self.driver.name} driver{state}>"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that this process runs: all, or in a group its own."""
+        return self.driver.ranks
 
     # ---- life
 
@@ -187,10 +208,10 @@ class Executor:
     ) -> None:
         """Run the plan once: to its end, or, given the callers' `streams`, to be run on the devices.
 
-        `streams`: one a rank, of the rank's GPU, as an int handle or an object of PyTorch, CuPy or any library with
-        `__cuda_stream__`. The run touches a rank's inputs and outputs when what stands on the rank's stream is
-        done, and what is put there later begins when the run touches them no more; other ranks' parts may then still
-        run. `synchronize` waits for all of it, and only then its errors show.
+        `streams`: one a rank of this process, of the rank's GPU, as an int handle or an object of PyTorch, CuPy or any
+        library with `__cuda_stream__`. The run touches a rank's inputs and outputs when what stands on the rank's
+        stream is done, and what is put there later begins when the run touches them no more; other ranks' parts may
+        then still run. `synchronize` waits for all of it, and only then its errors show.
 
         While the caller captures the streams into graphs of his own (CUDA), the run becomes a part of them: it runs
         whenever they are replayed, on the tensors that it was given now. One graph may hold the streams of all GPUs,
@@ -198,9 +219,10 @@ class Executor:
         what such graphs need until it is closed, and stays alive until then. Replays and plain runs of an executor may
         follow each other; a replay comes after the runs and the replays that stand before it on its streams.
 
-        `tensors`: for each input and output that is bound a sequence of one numpy array a rank, of exactly the
-        plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of them. An
-        input that is not given must have been set with `write`; an output that is not given is read with `read`.
+        `tensors`: for each input and output that is bound a sequence of one numpy array a rank of this process, of
+        exactly the plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of
+        them. An input that is not given must have been set with `write`; an output that is not given is read with
+        `read`.
         Binding other arrays takes milliseconds and waits for the last run; on GPUs it is kept, so that giving
         tensors at the addresses of one of the last few runs costs nothing but to look at them.
 
@@ -386,7 +408,7 @@ class Executor:
         mine = [t for t in self.plan.tensors if t.kind != "input"]
         self._own(mine)
         for tensor in mine:
-            for rank in range(self.plan.ranks):
+            for rank in self.ranks:
                 self.driver.poison(self._owned[tensor.name, rank])
 
     def _tensor(self, name: str, rank: int) -> Tensor:
@@ -394,11 +416,14 @@ class Executor:
         if found is None or not 0 <= rank < self.plan.ranks:
             names = ", ".join(t.name for t in self.plan.tensors)
             raise UsageError(f"there is no tensor '{name}' of rank {rank}; {names} on ranks 0–{self.plan.ranks - 1}")
+        if rank not in self.ranks:
+            mine = ", ".join(map(str, self.ranks))
+            raise UsageError(f"{name} of rank {rank} is in another process; this one has the ranks {mine}")
         return found
 
     def _own(self, tensors: Iterable[Tensor]) -> None:
-        """Allocate the tensors on all ranks, where not done; only if all of it fits."""
-        missing = [(t, r) for t in tensors for r in range(self.plan.ranks) if (t.name, r) not in self._owned]
+        """Allocate the tensors on all ranks of this process, where not done; only if all of it fits."""
+        missing = [(t, r) for t in tensors for r in self.ranks if (t.name, r) not in self._owned]
         if not missing:
             return
         need: dict[int, int] = defaultdict(int)
@@ -420,11 +445,11 @@ class Executor:
 
     def _bind(self, tensors: Mapping[str, object]) -> Bound:
         """The plan bound to the given arrays, and to buffers of the executor for the rest."""
-        given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors)
+        given: Given = (checked_on_device if self.driver.on_device else checked)(self.plan, tensors, self.ranks)
         mine = [t for t in self.plan.tensors if t.name not in tensors]
         self._own(mine)
         for tensor in mine:
-            absent = [r for r in range(self.plan.ranks) if (tensor.name, r) not in self._filled]
+            absent = [r for r in self.ranks if (tensor.name, r) not in self._filled]
             if tensor.kind == "input" and absent:
                 raise UsageError(
                     f"input {tensor.name} of rank {absent[0]} has no value: give run({tensor.name}=[…]), "

@@ -7,7 +7,7 @@ itself needs at once is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -40,12 +40,16 @@ class Arithmetic:
     join: Callable[[list[Any], int], Any]  # end to end along an axis
 
 
-def evaluate(value: ClaimValue, inputs: Inputs, arithmetic: Arithmetic | None = None) -> Iterator[Any]:
-    """The value on rank 0, 1, …; by default with numpy, in float64 where that is cheap and in float32 otherwise."""
+def evaluate(
+    value: ClaimValue, inputs: Inputs, arithmetic: Arithmetic | None = None, *, of: Container[int] | None = None
+) -> Iterator[Any]:
+    """The value on rank 0, 1, …; by default with numpy, in float64 where that is cheap and in float32 otherwise. `of`:
+    the ranks whose value is wanted, by default all; None stands for the others'."""
     if arithmetic is None:
         dtype = np.float64 if extent(value).operations <= DOUBLE_OPERATIONS else np.float32
         arithmetic = Arithmetic(lambda a: a.astype(dtype), np.concatenate)
-    return _evaluate(value, inputs, arithmetic)
+    ranks = range(len(extent(value).shapes))
+    return _evaluate(value, inputs, arithmetic, ranks, ranks if of is None else of)
 
 
 def extent(value: ClaimValue) -> Extent:
@@ -86,17 +90,22 @@ def take(array: Any, region: Region, join: Callable[[list[Any], int], Any] = np.
     return array.reshape(region.shape) if any(a.dropped for a in region.axes) else array
 
 
-def _evaluate(value: ClaimValue, inputs: Inputs, to: Arithmetic) -> Iterator[Any]:
+def _evaluate(value: ClaimValue, inputs: Inputs, to: Arithmetic, ranks: range, wanted: Container[int]) -> Iterator[Any]:
     match value:
         case Operand(regions=regions, transposed=transposed):
-            for region in regions:
+            for rank, region in zip(ranks, regions, strict=True):
+                if rank not in wanted:
+                    yield None
+                    continue
                 part = to.wide(take(inputs[region.tensor][region.rank], region, to.join))
                 yield part.swapaxes(-1, -2) if transposed else part
         case Product(left=left, right=right):
-            for a, b in zip(_evaluate(left, inputs, to), _evaluate(right, inputs, to), strict=True):
-                yield a @ b
+            operands = (_evaluate(operand, inputs, to, ranks, wanted) for operand in (left, right))
+            for a, b in zip(*operands, strict=True):
+                yield None if a is None else a @ b
         case Combined():
-            yield from _combine(value, _evaluate(value.operand, inputs, to), to)
+            found = _combine(value, _evaluate(value.operand, inputs, to, ranks, ranks), to)
+            yield from (part if rank in wanted else None for rank, part in zip(ranks, found, strict=True))
 
 
 def _combine(value: Combined, ranks: Iterator[Any], to: Arithmetic) -> Iterator[Any]:

@@ -7,9 +7,12 @@ roundings add up to.
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +26,8 @@ from .inputs import InputValues, exact_limit, fresh_inputs
 from .projection import project, times, vectors
 from .reference import DOUBLE_OPERATIONS, Inputs, evaluate, extent, take
 from .rounding import tolerances
+
+Outputs: TypeAlias = Mapping[str, Mapping[int, Array]]  # by tensor and rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,8 @@ def verified_run(
     There are two runs, on the plan's integers and then on normal data (see `fresh_inputs`); `values` asks for one
     of them alone, "exact" or "normal". Where nothing is claimed, there is one, on normal data.
 
+    In a group each process looks at its own ranks, and all get the verdict of all.
+
     Raises what `Executor.run` raises. Wrong numbers are no error here but a result.
     """
     if values is not None or not executor.plan.claims:
@@ -82,75 +89,137 @@ def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnPro
     plan = executor.plan
     inputs = fresh_inputs(plan, seed, values)
     for name, arrays in inputs.items():
-        for rank, array in enumerate(arrays):
-            executor.write(name, rank, array)
+        for rank in executor.ranks:
+            executor.write(name, rank, arrays[rank])
     executor.poison()
     executor.run(progress=progress)
     outputs = {
-        t.name: [executor.read(t.name, r) for r in range(plan.ranks)] for t in plan.tensors if t.kind == "output"
+        t.name: {rank: executor.read(t.name, rank) for rank in executor.ranks}
+        for t in plan.tensors
+        if t.kind == "output"
     }
-    return compare(plan, inputs, outputs, values)
+    begun = time.monotonic()
+    mine = look(plan, inputs, outputs, values)
+    return verdict(plan, values, _of_all(executor, mine, time.monotonic() - begun))
+
+
+def _of_all(executor: Executor, mine: Look, took: float = 0.0) -> list[Look]:
+    """What every process has seen. It `took` this one so many seconds; another one may have more to look at."""
+    if executor.group is None:
+        return [mine]
+    timeout = None if executor.timeout is None else executor.timeout + 10 * took
+    told = executor.group.exchange(pickle.dumps(mine), timeout, "the verdict on a run")
+    return [pickle.loads(data) for data in told]
 
 
 def check_replay(executor: Executor) -> None:
     """Run the plan once more, on the same inputs and poisoned outputs, as a graph: NumbersError unless every bit of
     every output is as the last run on streams left it. Kernels sum in a fixed order, so nothing may differ."""
-    plan = executor.plan
-    names = [(t.name, rank) for t in plan.tensors if t.kind == "output" for rank in range(plan.ranks)]
+    names = [(t.name, rank) for t in executor.plan.tensors if t.kind == "output" for rank in executor.ranks]
     before = {key: executor.read(*key) for key in names}
     executor.poison()
     executor.graph = True
     executor.run()
+    mine = Look(next(_differing(executor, before), None), ())
+    worst = next((seen.hole for seen in _of_all(executor, mine) if seen.hole is not None), None)
+    if worst is not None:
+        raise NumbersError(f"the replayed graph differs from the run on streams: {worst}")
+
+
+def _differing(executor: Executor, before: Mapping[tuple[str, int], Array]) -> Iterator[Worst]:
     for (name, rank), wanted in before.items():
         got = executor.read(name, rank)
         bits = np.uint16 if got.dtype.itemsize == 2 else np.uint32
         differs = got.view(bits) != wanted.view(bits)
         if differs.any():
             index = tuple(int(i) for i in np.unravel_index(int(differs.argmax()), differs.shape))
-            worst = Worst(name, rank, index, float(got[index]), float(wanted[index]))
-            raise NumbersError(f"the replayed graph differs from the run on streams: {worst}")
+            yield Worst(name, rank, index, float(got[index]), float(wanted[index]))
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What some ranks' outputs say of a claim. `worst`: None where they are right by their products with vectors."""
+
+    error: float  # the largest |C − R|
+    largest: float  # max|R|
+    worst: Worst | None
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What some ranks' outputs say: an element that was never written (of replays: one that differs), or each claim's
+    comparison."""
+
+    hole: Worst | None
+    claims: tuple[Compared, ...]
 
 
 def compare(
     plan: Plan, inputs: Inputs, outputs: Mapping[str, Sequence[Array]], values: InputValues = "normal"
 ) -> Verification:
     """The outputs (one array a rank) against the claims, for `fresh_inputs`."""
+    by_rank = {name: dict(enumerate(arrays)) for name, arrays in outputs.items()}
+    return verdict(plan, values, [look(plan, inputs, by_rank, values)])
+
+
+def look(plan: Plan, inputs: Inputs, outputs: Outputs, values: InputValues) -> Look:
+    """The outputs of some ranks against the claims, for `fresh_inputs` of all."""
+    hole = next(_never_written(outputs), None)
+    if hole is not None:
+        return Look(hole, ())
+    return Look(None, tuple(_compared(plan, claim, inputs, outputs, values == "exact") for claim in plan.claims))
+
+
+def verdict(plan: Plan, values: InputValues, looks: Sequence[Look]) -> Verification:
+    """The result of all ranks' outputs."""
     claimed = {target.tensor for claim in plan.claims for target in claim.targets}
     unproven = tuple(t.name for t in plan.tensors if t.kind == "output" and t.name not in claimed)
-    hole = next(_never_written(outputs), None)
+    hole = next((seen.hole for seen in looks if seen.hole is not None), None)
     if hole is not None:
         return Verification(False, inf, 0.0, hole, unproven)
     limits = [0.0] * len(plan.claims) if values == "exact" else tolerances(plan)
     result = Verification(True, None, 0.0, None, unproven)
-    for claim, limit in zip(plan.claims, limits, strict=True):
-        found = _found(plan, claim, inputs, outputs, limit, values == "exact")
+    for number, limit in enumerate(limits):
+        found = _judged([seen.claims[number] for seen in looks], limit)
         if result.rel_err is None or (result.ok, -_share(result)) > (found.ok, -_share(found)):
             result = replace(found, unproven=unproven)
     return result
 
 
-def _found(
-    plan: Plan, claim: Claim, inputs: Inputs, outputs: Mapping[str, Sequence[Array]], limit: float, exact: bool
-) -> Verification:
-    """One claim; `limit` is what |C − R| may be."""
-    if exact and extent(claim.value).operations > DOUBLE_OPERATIONS and _same_projected(plan, claim, inputs, outputs):
+def _judged(parts: Sequence[Compared], limit: float) -> Verification:
+    """A claim; `limit` is what |C − R| may be."""
+    compared = [part for part in parts if part.worst is not None]
+    if not compared:
         return Verification(True, 0.0, 0.0, None, ())
-    error, worst, largest = _worst(claim, inputs, outputs)
+    furthest = max(compared, key=lambda part: part.error)  # the first of these
+    error, largest = furthest.error, max(part.largest for part in compared)
     relative = error / largest if largest else (inf if error else 0.0)
-    return Verification(error <= limit, relative, limit / largest if largest else 0.0, worst, ())
+    return Verification(error <= limit, relative, limit / largest if largest else 0.0, furthest.worst, ())
 
 
-def _same_projected(plan: Plan, claim: Claim, inputs: Inputs, outputs: Mapping[str, Sequence[Array]]) -> bool:
+def _compared(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs, exact: bool) -> Compared:
+    if exact and extent(claim.value).operations > DOUBLE_OPERATIONS and _same_projected(plan, claim, inputs, outputs):
+        return Compared(0.0, 0.0, None)
+    return _worst(claim, inputs, outputs)
+
+
+def _same_projected(plan: Plan, claim: Claim, inputs: Inputs, outputs: Outputs) -> bool:
     """Whether large results are what is claimed, by their products with random vectors. What is larger than the
     plan's types hold exactly is not: its products with vectors would be rounded."""
-    # numpy looks through bf16 ten times as slowly as through fp32
-    parts = [take(outputs[t.tensor][t.rank], t).astype(np.float32, copy=False) for t in claim.targets]
+    by = vectors(claim.value, len(claim.targets))
     limit = exact_limit(plan)
-    if any(part.size and not -limit <= part.min() <= part.max() <= limit for part in parts):
-        return False
-    by = vectors(claim.value, len(parts))
+    parts = []
+    for target, x in zip(claim.targets, by, strict=True):
+        if target.rank in outputs[target.tensor]:
+            # numpy looks through bf16 ten times as slowly as through fp32
+            part = take(outputs[target.tensor][target.rank], target).astype(np.float32, copy=False)
+            if part.size and not -limit <= part.min() <= part.max() <= limit:
+                return False
+            parts.append((part, x))
+        else:
+            parts.append((None, x))
     wanted = project(claim.value, by, inputs)
-    return all(np.array_equal(times(part, x), w) for part, x, w in zip(parts, by, wanted, strict=True))
+    return all(part is None or np.array_equal(times(part, x), w) for (part, x), w in zip(parts, wanted, strict=True))
 
 
 def _share(verification: Verification) -> float:
@@ -159,23 +228,25 @@ def _share(verification: Verification) -> float:
     return verification.rel_err / verification.tolerance if verification.tolerance else verification.rel_err
 
 
-def _never_written(outputs: Mapping[str, Sequence[Array]]) -> Iterator[Worst]:
+def _never_written(outputs: Outputs) -> Iterator[Worst]:
     for name, arrays in outputs.items():
-        for rank, array in enumerate(arrays):
+        for rank, array in arrays.items():
             nan = np.isnan(array)
             if nan.any():
                 index = np.unravel_index(int(np.argmax(nan)), array.shape)
                 yield Worst(name, rank, tuple(map(int, index)), float("nan"), None)
 
 
-def _worst(claim: Claim, inputs: Inputs, outputs: Mapping[str, Sequence[Array]]) -> tuple[float, Worst, float]:
+def _worst(claim: Claim, inputs: Inputs, outputs: Outputs) -> Compared:
     """The largest |C − R|, its place, and max|R|."""
     error, largest = -1.0, 0.0
     worst = Worst(claim.targets[0].tensor, 0, (), 0.0, 0.0)  # of a claim on nothing
-    for rank, (target, wanted) in enumerate(zip(claim.targets, evaluate(claim.value, inputs), strict=True)):
-        got = take(outputs[target.tensor][target.rank], target)
-        if not wanted.size:
+    here = [number for number, target in enumerate(claim.targets) if target.rank in outputs[target.tensor]]
+    values = evaluate(claim.value, inputs, of=here)
+    for rank, (target, wanted) in enumerate(zip(claim.targets, values, strict=True)):
+        if wanted is None or not wanted.size:
             continue
+        got = take(outputs[target.tensor][target.rank], target)
         off = np.subtract(got, wanted, dtype=wanted.dtype)
         np.abs(off, out=off)
         at = np.unravel_index(int(off.argmax()), off.shape)
@@ -184,7 +255,7 @@ def _worst(claim: Claim, inputs: Inputs, outputs: Mapping[str, Sequence[Array]])
             error = float(off[at])
             index = _index(target, tuple(map(int, at)))
             worst = Worst(target.tensor, rank, index, float(got[at]), float(wanted[at]))
-    return max(error, 0.0), worst, largest
+    return Compared(max(error, 0.0), largest, worst)
 
 
 def _index(region: Region, logical: tuple[int, ...]) -> tuple[int, ...]:

@@ -18,8 +18,8 @@ from tests.unit.command_line import ENVIRONMENT, GOOD, Ending, command
 
 UNCLAIMED = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
 FIELDS = [
-    "schedule", "path", "title", "backend", "devices", "collectives", "graph", "machine", "clock", "ranks", "params",
-    "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
+    "schedule", "path", "title", "backend", "devices", "processes", "collectives", "graph", "machine", "clock", "ranks",
+    "params", "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "share_of_ideal",
     "exposed_ms", "exposed_of", "account", "stages", "modelled", "launches", "host_us", "plan_hash", "version",
@@ -117,7 +117,7 @@ def test_wrong_integers_alone(run: Callable[..., Ending], here: Path, monkeypatc
 
     monkeypatch.setattr(verify, "_same_projected", lambda *_: False)
     worst = verify.Worst("C", 1, (2, 3), 5.0, 6.0)
-    monkeypatch.setattr(verify, "_worst", lambda *_: (1.0, worst, 8.0))
+    monkeypatch.setattr(verify, "_worst", lambda *_: verify.Compared(1.0, 8.0, worst))
     ending = run("ficco-run", "good.ficco", "--gpus", "2", "--exact")
     assert ending.code == 4
     assert "  numbers  WRONG: integers DIFFER, random data not run\n" in ending.out

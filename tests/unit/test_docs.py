@@ -109,6 +109,10 @@ def understood(words: list[str]) -> None:
     """A command line of ficco is taken, and a tool's file and options are there; nothing runs."""
     while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
         words = words[1:]
+    if words[:2] == ["mpirun", "-n"]:
+        words = words[3:]
+    elif words[0] == "torchrun" and "ficco_rt.run" in words:
+        words = ["ficco-run", *words[words.index("ficco_rt.run") + 1 :]]
     if words[0] in ("ficco", "ficco-run"):
         command: click.Command = app.run if words[0] == "ficco-run" else app.ficco
         rest = words[1:]

@@ -43,6 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.cells": {"ficco_rt.region"},
     "ficco_rt.arguments": {"ficco_rt.errors"},
     "ficco_rt.files": {"ficco_rt.errors"},
+    "ficco_rt.group": {"ficco_rt.errors", "ficco_rt.transports"},
+    "ficco_rt.transports": {"ficco_rt.errors", "ficco_rt.env"},
     "ficco_rt.library": LEAVES,
     "ficco_rt.machine": LEAVES | {"ficco_rt.files"},
     "ficco_rt.kernels": LEAVES | NODES | MACHINE,
@@ -51,8 +53,21 @@ ALLOWED: dict[str, set[str]] = {
     # a device plan is made of a finished plan, and says more of it
     "ficco_rt.device": LEAVES | NODES | MACHINE | KERNELS | PLAN | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     # a driver carries plans out: it knows their commands, not how they came about
-    "ficco_rt.driver": LEAVES | NODES | MACHINE | KERNELS | DEVICE | IRS | FINISHED | {"ficco_rt.kernel_files"},
-    "ficco_rt.exec": LEAVES | NODES | MACHINE | KERNELS | PLAN | DRIVER_API | {"ficco_rt.graph.ir", "ficco_rt.sim"},
+    "ficco_rt.driver": LEAVES
+    | NODES
+    | MACHINE
+    | KERNELS
+    | DEVICE
+    | IRS
+    | FINISHED
+    | {"ficco_rt.kernel_files", "ficco_rt.group"},
+    "ficco_rt.exec": LEAVES
+    | NODES
+    | MACHINE
+    | KERNELS
+    | PLAN
+    | DRIVER_API
+    | {"ficco_rt.graph.ir", "ficco_rt.sim", "ficco_rt.group"},
     "ficco_rt.sim": LEAVES | NODES | MACHINE | KERNELS | PLAN | DEVICE | {"ficco_rt.graph.ir", "ficco_rt.graph.budget"},
     "ficco_rt.kernel_files": LEAVES | IRS | {"ficco_rt.files", "ficco_rt.library"},
     "ficco_rt.compiler": LEAVES
@@ -110,6 +125,7 @@ FOREIGN: dict[str, set[str]] = {
     "ficco_rt.plan": {"numpy"},
     "ficco_rt.graph": {"numpy"},
     "ficco_rt.types": {"numpy"},
+    "ficco_rt.transports": {"mpi4py", "torch"},  # what callers have
 }
 SOURCES = ("ficco_rt", "dsl", "tests", "tools", "examples")
 SUFFIXES = {".py", ".c", ".h", ".cu", ".cuh", ".lark", ".js", ".css"}

@@ -123,6 +123,10 @@ class GpuDriver:
         return f"copies and sums: {self._by_copies or layout.own_way}"
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(range(self._plan.ranks))
+
+    @property
     def clock(self) -> ClockKind:
         return "device"
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...errors import Span
-from ...plan.ir import Launch
-from .tasks import CollectiveTask, HostSignal, HostStream, Task, WaitTask, WorkTask
+from ...plan.ir import CollectiveCall, Launch
+from .tasks import HostSignal, HostStream, Task, WaitTask, WorkTask
 
 SHOWN = 8  # streams that are written out; in a large run they all wait for a few
 
@@ -13,26 +13,27 @@ def at(place: Span) -> str:
     return f"{place.path}:{place.line}"
 
 
-def describe_deadlock(stuck: list[HostStream], arrived: dict[int, list[CollectiveTask]], ranks: int) -> str:
+def describe_deadlock(stuck: list[HostStream]) -> str:
     """One line a stuck stream, as `deadlock: rank 1 stream compute waits for event 3 (x.ficco:20), which …`."""
-    lines = [f"deadlock: {_waits(stream, arrived, ranks)}" for stream in stuck[:SHOWN]]
+    return "\n".join(f"deadlock: {line}" for line in describe_waits(stuck))
+
+
+def describe_waits(stuck: list[HostStream]) -> list[str]:
+    """What streams that cannot go on wait for."""
+    lines = [_waits(stream) for stream in stuck[:SHOWN]]
     if len(stuck) > SHOWN:
-        lines.append(f"deadlock: and {len(stuck) - SHOWN} more streams wait")
-    return "\n".join(lines)
+        lines.append(f"and {len(stuck) - SHOWN} more streams wait")
+    return lines
 
 
-def _waits(stream: HostStream, arrived: dict[int, list[CollectiveTask]], ranks: int) -> str:
+def _waits(stream: HostStream) -> str:
     task = stream.queue[stream.head]
     match task:
         case WaitTask(signal=signal):
             return f"{stream} waits for {signal.name} ({at(task.command.origin)}), {_raiser(signal)}"
-        case CollectiveTask(call=call):
-            here = {t.stream.rank for t in arrived.get(call.group, [])}
-            missing = ", ".join(str(r) for r in range(ranks) if r not in here)
-            return (
-                f"{stream} waits in {call.kind}, collective {call.group} ({at(call.origin)}), "
-                f"for rank {missing} to call it"
-            )
+        case WorkTask(body=CollectiveCall() as call):
+            missing = ", ".join(signal.name for signal in task.jobs[0].waits if not signal.up)
+            return f"{stream} waits in {call.kind}, collective {call.group} ({at(call.origin)}), for {missing}"
         case WorkTask():
             assert isinstance(task.body, Launch)  # copies wait on their stream
             waiting = [j for j in task.jobs if j.missing]
@@ -48,6 +49,8 @@ def _waits(stream: HostStream, arrived: dict[int, list[CollectiveTask]], ranks: 
 
 
 def _raiser(signal: HostSignal) -> str:
+    if signal.elsewhere:
+        return f"which {signal.elsewhere}"
     task, place = signal.raiser, signal.raiser_place
     verb = "records" if signal.name.startswith("event") else "raises"
     if task is None or place is None:
@@ -66,7 +69,7 @@ def _head(task: Task) -> str:
     match task:
         case WaitTask(signal=signal):
             return f"its own wait for {signal.name} ({at(task.command.origin)})"
-        case CollectiveTask(call=call):
+        case WorkTask(body=CollectiveCall() as call):
             return f"{call.kind}, collective {call.group} ({at(call.origin)})"
         case WorkTask(body=body):
             return f"its launch of stage '{body.stage}' ({at(body.origin)})"

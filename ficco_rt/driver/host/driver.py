@@ -1,4 +1,4 @@
-"""The driver without a device: numpy arrays, virtual streams, one thread, all ranks.
+"""The driver without a device: numpy arrays, virtual streams, one thread, all ranks; in a group, a process's own.
 
 Issuing a call appends it to its stream; `synchronize` then steps any stream whose head is ready, in the
 order that was asked for (see `order`). A plan that lacks a wait gives wrong data under some order; one
@@ -7,7 +7,8 @@ that waits for what never comes ends with a named deadlock. Both are repeatable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 
 from ...errors import DeviceError, InternalError, PlanError, Span, UsageError
 from ...graph.ir import KernelCall
+from ...group import Group
 from ...plan.ir import (
     CollectiveCall,
     Command,
@@ -35,11 +37,12 @@ from ...trace import ClockKind, TraceSpan
 from ...types import Dtype, numpy_dtype
 from ..api import Array, Binding, Buffer, Holdings, Memory, OnProgress, Pool
 from .deadlock import at, describe_deadlock
-from .kernels import bind_transfers, bind_work, host_function
+from .kernels import bind_collective, bind_transfers, bind_work, host_function
 from .memory import available
 from .order import parse_order, ready_pool
+from .peers import Peers
 from .stepping import Stepper, unfinished
-from .tasks import CollectiveTask, HostJob, HostSignal, HostStream, RaiseTask, Task, WaitTask, WorkTask
+from .tasks import HostJob, HostSignal, HostStream, RaiseTask, Task, WaitTask, WorkTask
 from .views import HostView
 
 
@@ -49,33 +52,73 @@ class _Resolver:
 
     arrays: dict[Buffer, Array]
     memory: Memory
+    peers: Peers | None
     place: Span
 
     def __call__(self, region: Region) -> HostView:
-        return HostView(self.arrays[self.memory[region.tensor, region.rank]], region, self.place)
+        at = region.tensor, region.rank
+        array = self.peers.areas.get(at) if self.peers is not None else None
+        return HostView(self.arrays[self.memory[at]] if array is None else array, region, self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The plan on buffers. `shared`: those of which the processes have a copy, an input's or not."""
+
+    tasks: tuple[Task, ...]
+    shared: tuple[tuple[Array, Array, bool], ...]
 
 
 class HostDriver:
-    """See the module. `order` is described in `order.py`."""
+    """See the module. `order` is described in `order.py`. `group`: the processes that run the plan together; a run is
+    given up when none of them moves for `timeout` seconds."""
 
-    def __init__(self, plan: Plan, *, order: str = "fifo") -> None:
+    def __init__(
+        self, plan: Plan, *, order: str = "fifo", group: Group | None = None, timeout: float | None = None
+    ) -> None:
         self._plan = plan
-        self._ranks = plan.ranks
         self.order = order
         self._arrays: dict[Buffer, Array] = {}
         self._handles = count()
-        self._issue = issue_order(plan)
-        issued = count()
-        self._streams = [HostStream(stream, issued) for stream in plan.streams]
-        signals = (s for stream in plan.streams for c in stream.commands for s in (*c.waits, *c.signals))
-        self._signals = {s: HostSignal(str(s)) for s in signals}
         modules: dict[Path, ModuleType] = {}
         used = {w.body.kernel for _, launch in plan.launches() for w in launch.works if isinstance(w.body, KernelCall)}
         self._functions = {k.name: host_function(k, modules) for k in plan.kernels if k.name in used}
+        self._peers = Peers(plan, group, timeout) if group is not None and group.size > 1 else None
+        self._ranks = tuple(range(plan.ranks)) if self._peers is None else self._peers.ranks
+        issued = count()
+        self._streams = {s: HostStream(x, issued) for s, x in enumerate(plan.streams) if x.rank in self._ranks}
+        self._issue = [(s, p) for s, p in issue_order(plan) if s in self._streams]
+        self._calls: dict[int, dict[int, CollectiveCall]] = defaultdict(dict)  # by collective and rank
+        for stream, command in plan.commands():
+            if isinstance(command, CollectiveCall):
+                self._calls[command.group][stream.rank] = command
+        self._signals = self._named_signals()
+        self._incoming = [signal for signal in self._signals.values() if signal.elsewhere]
+        self._issued: _Bound | None = None  # the run that is still to be stepped
+
+    def _named_signals(self) -> dict[Signal | tuple[str, int, int], HostSignal]:
+        """Events and flags; of a collective that each rank has come, and has read."""
+        commands = (c for stream in self._plan.streams for c in stream.commands)
+        found: dict[Signal | tuple[str, int, int], HostSignal] = {
+            s: HostSignal(str(s)) for c in commands for s in (*c.waits, *c.signals)
+        }
+        for group in self._calls:
+            for rank in range(self._plan.ranks):
+                found["call", group, rank] = HostSignal(f"rank {rank} to call it")
+                found["read", group, rank] = HostSignal(f"rank {rank} to have read")
+        if self._peers is not None:
+            for name, (word, process, who) in self._peers.crossing.items():
+                found[name].word = word
+                found[name].elsewhere = who if process != self._peers.place else ""
+        return found
 
     @property
     def name(self) -> str:
         return "host"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self._ranks
 
     @property
     def clock(self) -> ClockKind:
@@ -87,8 +130,7 @@ class HostDriver:
 
     @property
     def collectives(self) -> str:
-        calls = any(isinstance(command, CollectiveCall) for _, command in self._plan.commands())
-        return "copies and sums: the host has no library of collectives" if calls else ""
+        return "copies and sums: the host has no library of collectives" if self._calls else ""
 
     def describe(self) -> str:
         return "numpy"
@@ -106,7 +148,7 @@ class HostDriver:
     # ---- memory
 
     def pools(self) -> tuple[Pool, ...]:
-        return (Pool("this machine's memory", tuple(range(self._ranks)), available()),)
+        return (Pool("this machine's memory", self._ranks, available()),)
 
     def alloc(self, rank: int, shape: tuple[int, ...], dtype: Dtype) -> Buffer:
         try:
@@ -141,31 +183,58 @@ class HostDriver:
     # ---- binding
 
     def bind(self, memory: Memory) -> Binding:
-        return Binding(tuple(self._task(s, self._plan.streams[s].commands[p], memory) for s, p in self._issue))
+        tasks = (t for s, p in self._issue for t in self._tasks(s, p, self._plan.streams[s].commands[p], memory))
+        return Binding(_Bound(tuple(tasks), tuple(self._shared(memory))))
 
-    def _task(self, s: int, command: Command, memory: Memory) -> Task:
+    def _shared(self, memory: Memory) -> Iterator[tuple[Array, Array, bool]]:
+        for (name, rank), area in self._peers.areas.items() if self._peers is not None else ():
+            if rank in self._ranks:
+                yield self._arrays[memory[name, rank]], area, self._plan.tensor(name).kind == "input"
+
+    def _tasks(self, s: int, p: int, command: Command, memory: Memory) -> Iterator[Task]:
         stream = self._streams[s]
         match command:
             case CopyAsync():
-                task = WorkTask(stream, command, command)
+                task = WorkTask(stream, p, command, command)
                 run = bind_transfers(command.transfers, self._resolver(memory, command.origin))
-                task.jobs.append(HostJob(run, max(t.op for t in command.transfers), 0, [task], command.origin))
-                return task
+                task.jobs.append(HostJob(run, max(t.op for t in command.transfers), 0, task, command.origin))
+                yield task
             case Launch():
-                return self._launch(stream, command, memory)
+                yield self._launch(stream, p, command, memory)
             case CollectiveCall():
-                resolve = self._resolver(memory, command.origin)
-                return CollectiveTask(stream, command, command, resolve(command.dst), resolve(command.src))
+                yield from self._collective(stream, p, command, memory)
             case Record() | SignalFlag():
-                signal = self._signals[command.signals[0]]
-                raising = RaiseTask(stream, command, signal)
-                signal.raiser, signal.raiser_place = raising, command.origin
-                return raising
+                yield self._raise(stream, p, command, self._signals[command.signals[0]])
             case WaitEvent() | WaitFlag():
-                return WaitTask(stream, command, self._signals[command.waits[0]])
+                yield WaitTask(stream, p, command, self._signals[command.waits[0]])
 
-    def _launch(self, stream: HostStream, command: Launch, memory: Memory) -> WorkTask:
-        task = WorkTask(stream, command, command)
+    @staticmethod
+    def _raise(stream: HostStream, p: int, command: Command, signal: HostSignal) -> RaiseTask:
+        raising = RaiseTask(stream, p, command, signal)
+        signal.raiser, signal.raiser_place = raising, command.origin
+        return raising
+
+    def _collective(self, stream: HostStream, p: int, command: CollectiveCall, memory: Memory) -> Iterator[Task]:
+        group, rank, calls = command.group, stream.rank, self._calls[command.group]
+        others = [r for r in range(self._plan.ranks) if r != rank]
+        yield self._raise(stream, p, command, self._signals["call", group, rank])
+        read, write = WorkTask(stream, p, command, command), WorkTask(stream, p, command, command)
+        if len(calls) < self._plan.ranks:  # nobody ever gets beyond the first wait
+            reading = writing = _nothing
+        else:
+            each = [calls[r] for r in range(self._plan.ranks)]
+            reading, writing = bind_collective(each, rank, self._resolver(memory, command.origin))
+        come = tuple(self._signals["call", group, r] for r in others)
+        done = tuple(self._signals["read", group, r] for r in others)
+        told = self._signals["read", group, rank]
+        told.raiser, told.raiser_place = read, command.origin
+        read.jobs.append(HostJob(reading, command.op, 0, read, command.origin, come, (told,)))
+        write.jobs.append(HostJob(writing, command.op, 0, write, command.origin, done))
+        yield read
+        yield write
+
+    def _launch(self, stream: HostStream, p: int, command: Launch, memory: Memory) -> WorkTask:
+        task = WorkTask(stream, p, command, command)
         for index, work in enumerate(command.works):
             run = bind_work(work, self._resolver(memory, work.origin), self._functions)
             waits, signals = (
@@ -173,11 +242,11 @@ class HostDriver:
             )
             for signal in signals:
                 signal.raiser, signal.raiser_place = task, work.origin
-            task.jobs.append(HostJob(run, work.op, index, [task], work.origin, waits, signals))
+            task.jobs.append(HostJob(run, work.op, index, task, work.origin, waits, signals))
         return task
 
     def _resolver(self, memory: Memory, place: Span) -> _Resolver:
-        return _Resolver(self._arrays, memory, place)
+        return _Resolver(self._arrays, memory, self._peers, place)
 
     def unbind(self, binding: Binding) -> None:
         pass  # a task that is not issued holds nothing
@@ -191,20 +260,41 @@ class HostDriver:
         """Nothing runs before `synchronize`."""
         if streams:
             raise UsageError("the host driver has no streams of the caller's to wait for")
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.queue.clear()
             stream.head = 0
         for signal in self._signals.values():
             signal.up = False
             signal.waiters.clear()
-        assert isinstance(binding, tuple)
-        for task in binding:
+        assert isinstance(binding, _Bound)
+        for task in binding.tasks:
             task()
+        self._issued = binding
         return False
 
     def synchronize(self, progress: OnProgress | None = None) -> None:
-        streams = self._streams
-        stepper = Stepper(streams, self._ranks, ready_pool(self._parsed_order))
+        issued, self._issued = self._issued, None
+        if issued is None:
+            return
+        if self._peers is None:
+            self._step(progress)
+            return
+        try:
+            for own, area, _ in issued.shared:
+                np.copyto(area, own)
+            self._peers.enter(self._incoming)
+            self._step(progress)
+            self._peers.end()
+            for own, area, is_input in issued.shared:
+                if not is_input:
+                    np.copyto(own, area)
+        except BaseException as error:  # the others wait for this process, whatever ends its run
+            self._peers.fail(str(error) or type(error).__name__)
+            raise
+
+    def _step(self, progress: OnProgress | None) -> None:
+        streams = list(self._streams.values())
+        stepper = Stepper(streams, ready_pool(self._parsed_order), self._peers)
         try:
             with np.errstate(all="ignore"):  # poison is multiplied like any number
                 stepper.run(progress)
@@ -216,7 +306,7 @@ class HostDriver:
             raise InternalError(f"{_place(stepper)}: {type(error).__name__}: {error}") from error
         stuck = unfinished(streams)
         if stuck:
-            raise DeviceError(describe_deadlock(stuck, stepper.arrived, self._ranks))
+            raise DeviceError(describe_deadlock(stuck))
 
     def elapsed(self) -> float | None:
         return None
@@ -228,6 +318,9 @@ class HostDriver:
         return Holdings(len(self._streams), self._plan.events, 0, sum(a.nbytes for a in self._arrays.values()))
 
     def close(self) -> None:
+        if self._peers is not None and self._streams:
+            self._peers.close()
+        self._issued = None
         self._streams.clear()  # tasks and streams hold each other
         self._signals.clear()
         self._functions.clear()
@@ -235,6 +328,9 @@ class HostDriver:
 
     def drop(self) -> None:
         self.close()
+
+
+def _nothing() -> None: ...
 
 
 def _place(stepper: Stepper) -> str:

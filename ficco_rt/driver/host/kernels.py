@@ -154,46 +154,59 @@ def _rank(call: KernelCall) -> int:
 # ---------------------------------------------------------------- collectives
 
 
-def collective(calls: Sequence[tuple[CollectiveCall, HostView, HostView]]) -> None:
-    """One collective: every rank's (call, dst, src), in the order of ranks. Pieces go along the first
-    dimension. What all ranks read is read before anything is written: a call may be in place."""
-    command = calls[0][0]
-    sources = [src for _, _, src in calls]
-    values: list[Array]
-    match command.kind:
+def bind_collective(calls: Sequence[CollectiveCall], rank: int, resolve: Resolve) -> tuple[HostCall, HostCall]:
+    """A rank's part in a collective, given all ranks' calls in order: it reads what all give, and then, when all ranks
+    have read, writes its result. Pieces go along the first dimension. A call may be in place: nobody writes what others
+    are still to read."""
+    mine = calls[rank]
+    sources, dst = [resolve(call.src) for call in calls], resolve(mine.dst)
+    in_place = any(call.src.tensor == mine.dst.tensor for call in calls)
+    kept: list[Array] = []
+
+    def read() -> None:
+        value = _result(calls, rank, sources)
+        if dst.shape != value.shape:
+            raise malformed(mine.origin, f"{mine.kind} gives shape {list(value.shape)}, {mine.dst} has another")
+        if in_place:
+            kept[:] = [value]
+        else:
+            dst.store(value)
+
+    def write() -> None:
+        if kept:
+            dst.store(kept.pop())
+
+    return read, write
+
+
+def _result(calls: Sequence[CollectiveCall], rank: int, sources: Sequence[HostView]) -> Array:
+    """What a rank gets of a collective, as memory of its own."""
+    mine = calls[rank]
+    match mine.kind:
         case "all_gather":
-            values = [np.concatenate([s.load() for s in sources])] * len(calls)
+            return np.concatenate([s.load() for s in sources])
         case "all_reduce":
-            values = [_sum(calls)] * len(calls)
+            return _sum(mine, [s.load() for s in sources])
         case "reduce_scatter":
-            total = _sum(calls)
-            values, at = [], 0
-            for _, dst, _ in calls:
-                values.append(total[at : at + dst.shape[0]])
-                at += dst.shape[0]
-            if at != total.shape[0]:
-                raise malformed(command.origin, f"reduce_scatter of {total.shape[0]} rows into {at}")
+            ends = np.cumsum([0, *(call.dst.shape[0] for call in calls)])
+            rows = sources[0].shape[0]
+            if ends[-1] != rows:
+                raise malformed(mine.origin, f"reduce_scatter of {rows} rows into {ends[-1]}")
+            return _sum(mine, [s.load()[ends[rank] : ends[rank + 1]] for s in sources])
         case "send_recv":
-            values = [sources[call.by].load() for call, _, _ in calls]
+            return sources[mine.by].load().copy()
         case "all_to_all":
             n = len(calls)
             loaded = [s.load() for s in sources]
-            values = [
-                np.concatenate([v[r * v.shape[0] // n : (r + 1) * v.shape[0] // n] for v in loaded]) for r in range(n)
-            ]
-    for (call, dst, _), value in zip(calls, values, strict=True):
-        if dst.shape != value.shape:
-            raise malformed(call.origin, f"{call.kind} gives shape {list(value.shape)}, {call.dst} has another")
-        dst.store(value.copy() if value.base is not None else value)
+            return np.concatenate([v[rank * v.shape[0] // n : (rank + 1) * v.shape[0] // n] for v in loaded])
 
 
-def _sum(calls: Sequence[tuple[CollectiveCall, HostView, HostView]]) -> Array:
-    command, _, first = calls[0]
-    total = first.load().astype(np.float32)
-    for _, _, src in calls[1:]:
-        if src.shape != total.shape:
-            raise malformed(command.origin, f"{command.kind}: the ranks' sources differ in shape")
-        total += src.load32()
+def _sum(call: CollectiveCall, parts: Sequence[Array]) -> Array:
+    total = parts[0].astype(np.float32)  # a copy, whatever the dtype
+    for part in parts[1:]:
+        if part.shape != total.shape:
+            raise malformed(call.origin, f"{call.kind}: the ranks' sources differ in shape")
+        total += part.astype(np.float32, copy=False)
     return total
 
 

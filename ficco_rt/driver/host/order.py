@@ -58,7 +58,7 @@ def ready_pool(order: StepOrder) -> ReadyPool:
             return _Sorted(_latest)
         case "lazy":
             lazy = order.number
-            return _Sorted(lambda job: (any(t.stream.id == lazy for t in job.tasks), *_latest(job)))
+            return _Sorted(lambda job: (job.task.stream.id == lazy, *_latest(job)))
         case _:
             return _Random(order.number)
 

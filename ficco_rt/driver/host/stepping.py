@@ -9,20 +9,19 @@ from __future__ import annotations
 from time import monotonic
 
 from ..api import OnProgress
-from .kernels import collective
 from .order import ReadyPool
-from .tasks import CollectiveTask, Doing, HostJob, HostSignal, HostStream, RaiseTask, WaitTask, WorkTask
+from .peers import Peers
+from .tasks import HostJob, HostSignal, HostStream, RaiseTask, WaitTask, WorkTask
 
 
 class Stepper:
-    """Takes all streams from what is issued to their ends."""
+    """Takes all streams from what is issued to their ends. `peers`: the processes that step other ranks' streams."""
 
-    def __init__(self, streams: list[HostStream], ranks: int, pool: ReadyPool) -> None:
+    def __init__(self, streams: list[HostStream], pool: ReadyPool, peers: Peers | None = None) -> None:
         self.streams = streams
-        self.ranks = ranks
         self.pool = pool
+        self.peers = peers
         self.waiting = 0  # jobs in the pool
-        self.arrived: dict[int, list[CollectiveTask]] = {}  # by group
         self.awake: list[HostStream] = []  # streams whose head may have become ready
         self.current: HostJob | None = None  # for whoever reports an error
 
@@ -33,22 +32,38 @@ class Stepper:
         done, told = 0, monotonic()
         self.awake.extend(reversed(self.streams))
         self._advance_awake()
-        while self.waiting:
+        while self.waiting or self._others_go_on():
+            if self.peers is not None:
+                self._hear(self.peers)
+            if not self.waiting:
+                continue
             self.waiting -= 1
             self.current = job = pool.pop()
+            if self.peers is not None:
+                self.peers.at(job)
             job.run()
             for signal in job.signals:
                 self._raise(signal)
-            for task in job.tasks:
-                task.left -= 1
-                if not task.left:
-                    task.stream.head += 1
-                    self.awake.append(task.stream)
+            task = job.task
+            task.left -= 1
+            if not task.left:
+                task.stream.head += 1
+                self.awake.append(task.stream)
             self._advance_awake()
             done += 1
             if progress is not None and monotonic() - told > 0.2:
                 told = monotonic()
                 progress(done / total)
+
+    def _others_go_on(self) -> bool:
+        """Nothing can run here: whether what other processes do will let something run."""
+        return self.peers is not None and bool(stuck := unfinished(self.streams)) and self.peers.wait(stuck)
+
+    def _hear(self, peers: Peers) -> None:
+        """Take note of what other processes have raised."""
+        for signal in peers.heard():
+            self._up(signal)
+        self._advance_awake()
 
     def _advance_awake(self) -> None:
         while self.awake:
@@ -79,17 +94,14 @@ class Stepper:
                         return
                 case RaiseTask():
                     self._raise(task.signal)
-                case CollectiveTask():
-                    arrived = self.arrived.setdefault(task.call.group, [])
-                    arrived.append(task)
-                    task.left = 1
-                    if len(arrived) == self.ranks:
-                        self.waiting += 1
-                        self.pool.push(_collective_job(arrived))
-                    return
             stream.head += 1
 
     def _raise(self, signal: HostSignal) -> None:
+        if self.peers is not None and signal.word is not None:
+            self.peers.tell(signal.word)
+        self._up(signal)
+
+    def _up(self, signal: HostSignal) -> None:
         signal.up = True
         waiters, signal.waiters = signal.waiters, []
         for waiter in waiters:
@@ -100,14 +112,6 @@ class Stepper:
                     self.pool.push(waiter)
             else:
                 self.awake.append(waiter)
-
-
-def _collective_job(arrived: list[CollectiveTask]) -> HostJob:
-    members = sorted(arrived, key=lambda t: t.stream.rank)
-    calls = [(t.call, t.dst, t.src) for t in members]
-    tasks: list[Doing] = [*sorted(arrived, key=lambda t: t.number)]
-    call = calls[0][0]
-    return HostJob(lambda: collective(calls), max(c.op for c, _, _ in calls), 0, tasks, call.origin)
 
 
 def unfinished(streams: list[HostStream]) -> list[HostStream]:

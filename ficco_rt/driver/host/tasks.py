@@ -1,7 +1,9 @@
 """What the host driver's streams hold: tasks, their jobs, and the signals that order them.
 
-A task is a bound command. What it does to data is one job (a copy, a launch of one work, a collective of all
-ranks) or several (a streamed launch). Waits, records and signals do nothing to data.
+A task is a bound command, or a part of one: a rank's call of a collective tells that the rank has come, reads what the
+others give when all have come, and writes its result when all have read. What a task does to data is one job (a copy,
+a launch of one work, a part of a collective) or several (a streamed launch). Waits, records and signals do nothing to
+data.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from typing import TypeAlias
 
 from ...errors import Span
 from ...plan.ir import CollectiveCall, Command, CopyAsync, Launch, Stream
-from .views import HostView
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +39,15 @@ class HostStream:
 
 @dataclass(slots=True, eq=False)
 class HostSignal:
-    """An event or a flag."""
+    """An event, a flag, or a rank's part in a collective. `word`: where processes tell each other of it."""
 
     name: str
     up: bool = False
+    word: int | None = None
     waiters: list[HostStream | HostJob] = field(default_factory=list)
     raiser: Task | None = None  # the bound command that raises it
     raiser_place: Span | None = None
+    elsewhere: str = ""  # who raises it in another process
 
 
 @dataclass(slots=True, eq=False)
@@ -54,15 +57,11 @@ class HostJob:
     run: Callable[[], None]
     op: int  # where it stands in the schedule
     index: int  # among the works of its launch
-    tasks: list[Doing]  # done when this and their other jobs are; several for a collective
+    task: WorkTask  # done when this and its other jobs are
     place: Span
     waits: tuple[HostSignal, ...] = ()
     signals: tuple[HostSignal, ...] = ()
     missing: int = 0  # waits that are not up
-
-    @property
-    def task(self) -> Doing:
-        return self.tasks[-1]
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +69,7 @@ class _IssuedTask:
     """A bound command; calling it issues it."""
 
     stream: HostStream
+    position: int  # among the stream's commands
     command: Command
     number: int = field(default=0, init=False)  # in the order of issue
 
@@ -94,22 +94,11 @@ class WaitTask(_IssuedTask):
 
 @dataclass(slots=True, eq=False)
 class WorkTask(_IssuedTask):
-    """CopyAsync, Launch."""
+    """CopyAsync, Launch, a part of a CollectiveCall."""
 
-    body: CopyAsync | Launch
+    body: CopyAsync | Launch | CollectiveCall
     jobs: list[HostJob] = field(default_factory=list)
     left: int = 0  # jobs that have not run
 
 
-@dataclass(slots=True, eq=False)
-class CollectiveTask(_IssuedTask):
-    """One rank's call; it has a job only together with the others'."""
-
-    call: CollectiveCall
-    dst: HostView
-    src: HostView
-    left: int = 0
-
-
-Doing: TypeAlias = WorkTask | CollectiveTask
-Task: TypeAlias = RaiseTask | WaitTask | Doing
+Task: TypeAlias = RaiseTask | WaitTask | WorkTask

@@ -1,0 +1,175 @@
+"""The processes that run one plan together.
+
+A `Group` is made of what the caller has: a `torch.distributed` process group or store, or an mpi4py communicator. A
+process of a group has a *place*, 0 … size − 1. Ranks of a plan go to places in order (`processes`).
+
+All processes of a group call `exchange`, `barrier` and the things that use them in the same order. A call that some
+process does not reach ends with an error that names the process; so does a call that the processes make for different
+steps.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from .errors import DeviceError, UsageError
+from .transports import Transport, started, transport_of
+
+TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is said
+# The pause between two looks, in seconds and of the time waited. NOTE processes wait for each other in turn: a pause as
+# long as the wait before it would grow from exchange to exchange.
+_NAP, _LONGEST, _SHARE = 0.0002, 0.02, 1 / 8
+_DATA, _LEFT = b"d", b"l"
+_END = b"\0"
+
+
+class LeftError(DeviceError):
+    """Another process has told that it goes on no more, and why."""
+
+
+class Group:
+    """See the module. `of`: a torch.distributed process group, an mpi4py communicator, another Group, or a Transport.
+
+    `ranks`: the members by their ranks in `of`, in the order of places; by default all, in their own order. Only the
+    members make the group. Groups over one `of` are made in the same order by all of their members.
+
+    Raises UsageError (nothing that a group can be made of; this process is no member), DeviceError (not all members
+    have come within `timeout` seconds).
+    """
+
+    def __init__(self, of: object, *, ranks: Sequence[int] | None = None, timeout: float = TIMEOUT) -> None:
+        if isinstance(of, Group):
+            of, ranks = of._transport, range(of.size) if ranks is None else ranks
+        self._transport: Transport = transport_of(of, ranks, timeout)
+        self._number = 0  # of the next exchange
+        self._over: str | None = None  # why nothing more can be exchanged
+
+    @classmethod
+    def from_env(cls, timeout: float = TIMEOUT) -> Group:
+        """The processes that torchrun, mpirun or Slurm has started with this one; this process alone where none has."""
+        return cls(started(timeout), timeout=timeout)
+
+    @property
+    def rank(self) -> int:
+        """This process's place, 0 … size − 1."""
+        return self._transport.place
+
+    @property
+    def size(self) -> int:
+        return self._transport.size
+
+    def __repr__(self) -> str:
+        return f"<Group: process {self.rank} of {self.size}>"
+
+    def exchange(self, mine: bytes, timeout: float | None, step: str = "") -> tuple[bytes, ...]:
+        """What each process gives, in the order of places. `step` says what for; all processes must say the same.
+
+        Raises DeviceError (a process did not come within `timeout` seconds, or has left), UsageError (a process has
+        come for another step). The group is of no use after that.
+        """
+        if self._over is not None:
+            raise DeviceError(f"the group of {self.size} processes is of no use any more: {self._over}")
+        number, self._number = self._number, self._number + 1
+        others = [place for place in range(self.size) if place != self.rank]
+        found: dict[int, bytes] = {}
+        try:
+            self._transport.post(number, _DATA + step.encode() + _END + mine)
+            self._collect(number, others, found, timeout, step)
+            return tuple(mine if place == self.rank else self._data(place, found[place], step) for place in self.places)
+        except (DeviceError, UsageError) as error:
+            self._over = str(error)
+            raise
+        finally:
+            if number and not self._over:  # who has come to this exchange has taken all of the one before
+                self._transport.forget(number - 1)
+
+    def barrier(self, timeout: float | None, step: str = "") -> None:
+        """Return when all processes have called it."""
+        self.exchange(b"", timeout, step)
+
+    def leave(self, why: str) -> None:
+        """Tell the others that this process goes on no more: their next exchange raises a LeftError."""
+        if self.size == 1 or self._over == why:
+            return
+        self._over = why
+        with suppress(DeviceError):  # of a store or a launcher that is gone
+            self._transport.post(self._number, _LEFT + why.encode())
+            self._number += 1
+
+    def abandon(self, code: int) -> None:
+        """This process ends with an exit code, and others may never come: nothing may wait for them."""
+        self._transport.abandon(code)
+
+    def close(self) -> None:
+        self._over = self._over or "it is closed"
+        self._transport.close()
+
+    @property
+    def places(self) -> range:
+        return range(self.size)
+
+    def _collect(
+        self, number: int, others: list[int], found: dict[int, bytes], timeout: float | None, step: str
+    ) -> None:
+        begun = time.monotonic()
+        while True:
+            for place in others:
+                if place not in found and (message := self._transport.take(number, place)) is not None:
+                    found[place] = message
+                    if message[:1] == _LEFT:
+                        raise LeftError(f"process {place} of {self.size} has left: {message[1:].decode()}")
+            if len(found) == len(others):
+                return
+            waited = time.monotonic() - begun
+            if timeout is not None and waited > timeout:
+                missing = [place for place in others if place not in found]
+                what = f" for {step}" if step else ""
+                raise DeviceError(
+                    f"process {self.rank} has waited {timeout:g} s{what}, and {_named(missing, self.size)} not come"
+                )
+            time.sleep(min(max(_NAP, waited * _SHARE), _LONGEST))
+
+    def _data(self, place: int, message: bytes, step: str) -> bytes:
+        theirs, _, data = message[1:].partition(_END)
+        if theirs.decode() != step:
+            raise UsageError(
+                f"processes do different things: process {self.rank} is at {step or 'an exchange'}, process {place} at "
+                f"{theirs.decode() or 'an exchange'}; all processes of a group make the same calls in the same order"
+            )
+        return data
+
+
+def as_group(given: Any, timeout: float = TIMEOUT) -> Group:
+    """A Group as it is; anything else that one can be made of as one."""
+    return given if isinstance(given, Group) else Group(given, timeout=timeout)
+
+
+def agree(group: Group, facts: Mapping[str, str], timeout: float | None) -> None:
+    """Return if all processes give the same facts. UsageError names what differs, with both values."""
+    told = [json.loads(data) for data in group.exchange(json.dumps(dict(facts)).encode(), timeout, "the same facts")]
+    differ = [
+        f"{name} is {told[0].get(name)} in process 0 and {other.get(name)} in process {place}"
+        for place, other in enumerate(told)
+        for name in facts
+        if other.get(name) != told[0].get(name)
+    ]
+    if differ:
+        raise UsageError("the processes do not run the same: " + "; ".join(differ))
+
+
+def processes(ranks: int, size: int) -> tuple[int, ...]:
+    """The process of each rank of a plan: equally many consecutive ranks each. UsageError: they do not go out even."""
+    if ranks % size:
+        raise UsageError(
+            f"{ranks} ranks do not go out even on {size} processes: take a multiple of {size} ranks, or fewer processes"
+        )
+    return tuple(rank // (ranks // size) for rank in range(ranks))
+
+
+def _named(places: Sequence[int], size: int) -> str:
+    names = ", ".join(map(str, places))
+    return f"process {names} of {size} has" if len(places) == 1 else f"processes {names} of {size} have"

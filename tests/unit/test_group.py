@@ -1,0 +1,194 @@
+"""Groups of processes: exchange, who did not come, who goes astray; of what a group is made, and who has started it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import ficco_rt as ficco
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.group import Group, LeftError, agree, as_group, processes
+from ficco_rt.transports import StoreTransport, launched
+from tests.host.processes import FolderStore, group_of, several
+
+STARTERS = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE")
+STARTERS += ("PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS")
+
+
+@pytest.fixture(autouse=True)
+def by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process, whoever has started pytest."""
+    for name in STARTERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def told(call: Callable[[], object]) -> str:
+    with pytest.raises((DeviceError, UsageError)) as caught:
+        call()
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_processes_exchange_in_order_and_leave_no_keys(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        group = group_of(tmp_path, 3, place)
+        found = [group.exchange(f"{place}:{n}".encode() + b"\0", 10, f"step {n}") for n in range(20)]
+        group.barrier(10)
+        again = Group(group)
+        assert again.exchange(b"x", 10) == (b"x",) * 3
+        return repr(group), found
+
+    for place, (name, found) in enumerate(several(tmp_path, 3, body)):
+        assert name == f"<Group: process {place} of 3>"
+        assert found == [tuple(f"{p}:{n}".encode() + b"\0" for p in range(3)) for n in range(20)]
+    exchanged = [key for key in FolderStore(tmp_path).names() if "made" not in key]
+    assert len(exchanged) == 2 * 3  # of each group the last exchange
+
+
+def test_groups_side_by_side_in_any_order(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        group = group_of(tmp_path, 4, place, members=(2, 0) if place % 2 == 0 else (3, 1))
+        return group.rank, group.exchange(str(place).encode(), 10)
+
+    assert several(tmp_path, 4, body) == [
+        (1, (b"2", b"0")),
+        (1, (b"3", b"1")),
+        (0, (b"2", b"0")),
+        (0, (b"3", b"1")),
+    ]
+
+
+def test_who_goes_astray_is_told(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        late = group_of(tmp_path / "late", 3, place)
+        missing = "" if place == 1 else told(lambda: late.barrier(0.2, "a meal"))
+        after = "" if place == 1 else told(lambda: late.barrier(0.2))
+        other = group_of(tmp_path / "other", 2, place % 2)
+        astray = told(lambda: other.barrier(10, f"run {place}")) if place < 2 else ""
+        leaving = group_of(tmp_path / "leaving", 3, place)
+        if place == 2:
+            leaving.leave("out of memory")
+            return missing, after, astray, ""
+        return missing, after, astray, told(lambda: leaving.barrier(10))
+
+    for name in ("late", "other", "leaving"):
+        (tmp_path / name).mkdir()
+    missing, after, astray, left = zip(*several(tmp_path, 3, body), strict=True)
+    assert missing[0] == "DeviceError: process 0 has waited 0.2 s for a meal, and process 1 of 3 has not come"
+    assert after[2] == (
+        "DeviceError: the group of 3 processes is of no use any more: "
+        "process 2 has waited 0.2 s for a meal, and process 1 of 3 has not come"
+    )
+    assert astray[0] == (
+        "UsageError: processes do different things: process 0 is at run 0, process 1 at run 1; "
+        "all processes of a group make the same calls in the same order"
+    )
+    assert left[:2] == ("LeftError: process 2 of 3 has left: out of memory",) * 2
+    assert issubclass(LeftError, DeviceError)
+
+
+def test_facts_that_differ_are_told_with_both(tmp_path: Path) -> None:
+    def body(place: int) -> str:
+        group = group_of(tmp_path, 2, place)
+        agree(group, {"plan": "abc"}, 10)
+        return told(lambda: agree(group, {"plan": "abc", "ficco": f"0.{place}"}, 10))
+
+    wanted = "UsageError: the processes do not run the same: ficco is 0.0 in process 0 and 0.1 in process 1"
+    assert several(tmp_path, 2, body) == [wanted, wanted]
+
+
+def test_ranks_go_to_processes_in_order() -> None:
+    assert processes(4, 2) == (0, 0, 1, 1)
+    assert told(lambda: processes(6, 4)) == (
+        "UsageError: 6 ranks do not go out even on 4 processes: take a multiple of 4 ranks, or fewer processes"
+    )
+
+
+class _ProcessGroup:
+    """As torch.distributed has one."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = lambda: rank, lambda: size
+
+
+_ProcessGroup.__module__ = "torch._C._distributed_c10d"
+
+
+@pytest.fixture
+def torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What is used of torch, over a folder."""
+    store = FolderStore(tmp_path)
+    found = SimpleNamespace(store=store, rendezvous=lambda url, timeout: iter([(store, 0, 2)]))
+    for name in ("torch", "torch.distributed", "torch.distributed.distributed_c10d"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["torch"].distributed = sys.modules["torch.distributed"]
+    sys.modules["torch.distributed"].rendezvous = lambda *given, **words: found.rendezvous(*given, **words)
+    sys.modules["torch.distributed.distributed_c10d"]._get_process_group_store = lambda group: store
+    return found
+
+
+def test_a_group_of_a_torch_process_group(torch: SimpleNamespace) -> None:
+    group = as_group(_ProcessGroup(1, 4))
+    assert (group.rank, group.size) == (1, 4)
+    assert as_group(group) is group
+    part = ficco.Group(_ProcessGroup(1, 4), ranks=[3, 1])
+    assert (part.rank, part.size) == (1, 2)
+    assert Group(_ProcessGroup(1, 4), ranks=[1]).exchange(b"me", 0) == (b"me",)
+    assert told(lambda: Group(_ProcessGroup(1, 4), ranks=[0, 2])) == (
+        "UsageError: ranks=[0, 2]: this process has rank 1; only members make a group"
+    )
+    assert told(lambda: Group(_ProcessGroup(1, 4), ranks=[1, 4])) == (
+        "UsageError: ranks=[1, 4]: takes different ranks from 0 to 3"
+    )
+    assert told(lambda: as_group("world")) == (
+        "UsageError: no group can be made of str: give a torch.distributed process group, an mpi4py communicator, "
+        "or ficco.Group.from_env()"
+    )
+
+
+def test_a_store_that_is_gone_is_a_device_error(tmp_path: Path) -> None:
+    class Gone(FolderStore):
+        def check(self, keys: object) -> bool:
+            raise RuntimeError("Connection reset by peer")
+
+    transport = StoreTransport(FolderStore(tmp_path), [0, 1], 0)
+    transport._store = Gone(tmp_path)
+    assert told(lambda: Group(transport).barrier(1)) == (
+        "DeviceError: the store of the processes does not answer (check): Connection reset by peer"
+    )
+
+
+def test_who_has_started_the_process(monkeypatch: pytest.MonkeyPatch, torch: SimpleNamespace) -> None:
+    assert launched() == ("", 1)
+    assert Group.from_env().size == 1
+    for names, found in (
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, ("", 1)),  # the script of a batch, which srun has not started
+        ({"SLURM_STEP_NUM_TASKS": "8"}, ("Slurm", 8)),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, ("torchrun", 2)),
+        ({"PMI_SIZE": "4"}, ("mpirun", 4)),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ("torchrun", 2)),
+    ):
+        for name, value in names.items():
+            monkeypatch.setenv(name, value)
+        assert launched() == found
+    group = Group.from_env()
+    assert (group.rank, group.size) == (0, 2)
+
+    def refuses(url: str, timeout: object) -> object:
+        raise ValueError("the port is taken")
+
+    torch.rendezvous = refuses
+    assert told(Group.from_env) == "DeviceError: no meeting at MASTER_ADDR and MASTER_PORT: the port is taken"
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    assert told(Group.from_env) == "UsageError: WORLD_SIZE is 'many', not a number of processes"
+
+
+@pytest.mark.parametrize(("library", "way_out"), [("mpi4py", "pip install mpi4py"), ("torch", "torchrun does")])
+def test_a_launcher_without_its_library(monkeypatch: pytest.MonkeyPatch, library: str, way_out: str) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setenv("PMI_SIZE" if library == "mpi4py" else "TORCHELASTIC_RUN_ID", "4")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert way_out in told(Group.from_env)
