@@ -333,15 +333,15 @@ def test_tensors_that_do_not_fit() -> None:
 
 def test_streams_of_other_libraries() -> None:
     given = [SimpleNamespace(cuda_stream=7), SimpleNamespace(ptr=8), SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0]
-    assert handles(given, 4, int) == (7, 8, 9, 0)
+    assert handles(given, range(4), int) == (7, 8, 9, 0)
     assert handles((), 4, int) == ()
     assert [steady(given[:count]) for count in range(4)] == [True, True, False, False]
     with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
-        handles([0, "x"], 2, int)
+        handles([0, "x"], range(2), int)
     with pytest.raises(UsageError, match="wanted one a rank, 3; given 2"):
-        handles([0, 0], 3, int)
+        handles([0, 0], range(3), int)
     with pytest.raises(UsageError, match="holds a number that is no handle"):
-        handles([0, -1], 2, lambda handle: handle.to_bytes(8, "little"))
+        handles([0, -1], range(2), lambda handle: handle.to_bytes(8, "little"))
 
 
 # ---------------------------------------------------------------- devices and errors

@@ -22,10 +22,13 @@ from ...device.build import Layout, streams_of
 from ...device.ir import Placement
 from ...device.room_table import too_little_left
 from ...errors import DeviceError, UsageError
+from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
 from ...kernels.occupancy import Limits
+from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
+from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
@@ -38,6 +41,7 @@ from .devices import placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
+from .peers import Peers, label, touched_by_others
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady
@@ -64,6 +68,7 @@ class GpuDriver:
         ranks_per_gpu: int = 1,
         timeout: float | None = None,
         collectives: CollectivesBy = "auto",
+        group: Group | None = None,
     ) -> None:
         self.name = vendor.name
         self._vendor = vendor
@@ -77,16 +82,30 @@ class GpuDriver:
         self._callers: Callers = ()  # and their handles
         self._collectives = self._by_copies = ""
         refuse(plan)
-        placement = placed(vendor, plan.ranks, ranks_per_gpu)
-        self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'")
+        self._peers = None
+        locals_: Mapping[int, int] | None = None
+        all_facts: list[DeviceFacts] = []
+        if group is not None and group.size > 1:
+            self._peers = Peers(vendor, group, plan.schedule, content_hash(plan), plan.ranks, timeout)
+            placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
+        else:
+            placement = placed(vendor, plan.ranks, ranks_per_gpu)
+        self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'", self._peers, locals_)
         self._communicators = Communicators(self._gpus, None, ())
         WATCHDOG.watch(self._gpus.tenant)
         try:
-            self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
+            facts = all_facts or [d.facts for d in self._gpus.devices.values()]
+            self._device = machine_from(facts, plan.ranks).device
             self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
             library, self._by_copies = library_for(vendor, plan, placement, collectives)
+            if library is not None and self._peers is not None:
+                library, self._by_copies = None, "ranks run in several processes"
             if library is not None:
                 self._features = replace(self._features, collectives=library.name)
+            if self._peers is not None:
+                self._features = self._peers.common(self._features)
+                with self._gpus.inside(self._gpus.first):
+                    self._peers.connect(self._gpus.devices.values())
             layout = self._plans().layout
             self._collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
@@ -215,8 +234,9 @@ class GpuDriver:
         self._runs.answers()
         device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
+        what = f"{list(shape)} of {dtype} for rank {rank}"
         with self._gpus.uncaptured():
-            address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
+            address = self._gpus.alloc(device, tensor.size, what, shared=True)
         return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
@@ -228,8 +248,8 @@ class GpuDriver:
             return self._buffer(tensor)
         with concerning(device), self._vendor.uncaptured():
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
-        if where != device.ordinal:
-            raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
+        if where != device.local:
+            raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
         mapped = self._share(tensor)
         buffer = self._buffer(tensor)
         if mapped:
@@ -239,7 +259,7 @@ class GpuDriver:
     def _share(self, tensor: DeviceTensor) -> bool:
         """The other devices may touch a caller's tensor; see `Vendor.share`."""
         device = self._gpus.device(tensor.rank)
-        others = [ordinal for ordinal in self._gpus.devices if ordinal != device.ordinal]
+        others = [other.local for other in self._gpus.devices.values() if other is not device]
         with concerning(device), self._vendor.uncaptured():
             try:
                 return self._vendor.share(tensor.address, tensor.size, others, f"access to rank {tensor.rank}'s tensor")
@@ -303,13 +323,51 @@ class GpuDriver:
             for (name, rank), buffer in memory.items()
         }
         with self._gpus.uncaptured():
-            return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
+            if self._peers is not None:
+                return api.Binding(self._bound_together(self._peers, tensors))
+            return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), tensors))
 
-    def _plans_for(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> Plans:
-        """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
-        kernels take."""
-        launches = self._plans().layout.launches
-        return self._plans(frozenset((x.stream, x.command) for x in launches if not fits(x, tensors)))
+    def _unaligned(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> frozenset[tuple[int, int]]:
+        """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels
+        take it."""
+        layout = self._plans().layout
+        ranks = [stream.rank for stream in layout.plan.streams]
+        mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
+        return frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
+
+    def _bound_together(self, peers: Peers, tensors: Mapping[tuple[str, int], DeviceTensor]) -> BoundPlan:
+        """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
+        plans."""
+        plan = self._plans().of("streams")
+        wanted = touched_by_others(plan)
+        kinds = {t.name: t for t in self._plan.tensors}
+        mine = {label(key): (tensors[key].address, tensors[key].size) for key in wanted if key[1] in self._gpus.ranks}
+        with self._gpus.inside(self._gpus.first):
+            shared = peers.share("bind tensors", {name: at for name, at in mine.items() if at[1]})
+        try:
+            known = {key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks}
+            for name, rank in wanted:
+                if rank not in self._gpus.ranks:
+                    tensor, address = kinds[name], shared.addresses.get(label((name, rank)), 0)
+                    known[name, rank] = DeviceTensor(
+                        address, tensor.shapes[rank], tensor.dtype, rank, owned=False, written=tensor.kind != "input"
+                    )
+            said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known)))
+            plans = self._plans(frozenset((s, p) for theirs in said for s, p in theirs))
+            made: list[BoundPlan] = []
+            try:
+                with peers.in_step("bind launches"):
+                    made.append(self._binder.bind(plans, known, shared))
+            except BaseException:
+                with suppress(DeviceError):  # another process has failed
+                    if made:
+                        self._binder.release(made[0])
+                raise
+            return made[0]
+        except BaseException:
+            with suppress(DeviceError), self._gpus.inside(self._gpus.first):
+                peers.release(shared)
+            raise
 
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
         return plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
@@ -332,7 +390,7 @@ class GpuDriver:
         assert isinstance(binding, BoundPlan)
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
-            self._callers = handles(given, self._plan.ranks, self._vendor.stream)
+            self._callers = handles(given, self._gpus.ranks, self._vendor.stream)
             self._given = given if steady(given) else None
         return self._runs.run(binding, self._callers, graph=graph)
 
@@ -354,11 +412,14 @@ class GpuDriver:
         raisers = raisers_of(plan)
         dtypes = {t.name: t.dtype for t in plan.tensors}
         launched: dict[tuple[int, int], Launched] = {}
-        for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
+        for number, bound in binding.launches.items():
+            launch = binding.plans.layout.launches[number]
             launched.setdefault((launch.stream, launch.command), bound.launched)
         inside = self._inside(binding)
         found: list[TraceSpan] = []
         for stream in plan.streams:
+            if stream.rank not in self._gpus.ranks:
+                continue
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):
                 time = partial(self._runs.since, device.ordinal)
@@ -377,8 +438,9 @@ class GpuDriver:
             marked.append(Marked(launch, marks, bound.tile_works, ordinal, start, stop))
 
         def ticks(ordinal: int) -> float:
-            with concerning(self._gpus.devices[ordinal]):
-                return self._vendor.ticks(ordinal)
+            device = self._gpus.devices[ordinal]
+            with concerning(device):
+                return self._vendor.ticks(device.local)
 
         return launch_times(marked, ticks)
 
