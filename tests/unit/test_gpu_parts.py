@@ -334,7 +334,7 @@ def test_tensors_that_do_not_fit() -> None:
 def test_streams_of_other_libraries() -> None:
     given = [SimpleNamespace(cuda_stream=7), SimpleNamespace(ptr=8), SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0]
     assert handles(given, range(4), int) == (7, 8, 9, 0)
-    assert handles((), 4, int) == ()
+    assert handles((), range(4), int) == ()
     assert [steady(given[:count]) for count in range(4)] == [True, True, False, False]
     with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
         handles([0, "x"], range(2), int)
