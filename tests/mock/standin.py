@@ -23,6 +23,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     uuid N               of device 0; those of the others follow                         [0]
     shared 0|1           ordinary memory can go to other processes as IPC memory         [0]
     way 0|1              whether memory can leave the process as file descriptors        [1]
+    kill N               the N-th call kills the process
     version N            CUDA: of the driver                                             [13000]
     flush 0|1            devices can flush what others write to their memory, and streams that wait for words must ask
                          for it                                                          [0]

@@ -117,9 +117,11 @@ def _release(vendor: Vendor, device: Gpu) -> None:
         vendor.release(device.local)
 
 
-def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1) -> Machine:
-    """This machine's GPUs as a Machine of `ranks` ranks."""
-    used = placed(vendor, ranks, ranks_per_gpu).ordinals
+def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+    """This machine's GPUs as a Machine of `ranks` ranks. Each of several processes may see GPUs of its own alone: what
+    it sees stands for all."""
+    mine = placed(vendor, -(-ranks // processes), ranks_per_gpu).ordinals
+    used = range(min(vendor.count(), len(mine) * processes))
     linked = all(_linked(vendor, a, b) for a in used for b in used if a != b)
     return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked)
 

@@ -76,7 +76,7 @@ class GpuDriver:
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
-        self._closed = False
+        self._closed = self._poisoned = False
         self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
@@ -143,7 +143,7 @@ class GpuDriver:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(range(self._plan.ranks))
+        return self._gpus.ranks
 
     @property
     def clock(self) -> ClockKind:
@@ -296,6 +296,7 @@ class GpuDriver:
         with self._gpus.inside(device):
             self._vendor.fill(tensor.address, 0xFF, tensor.size, stream)  # all bits set are a NaN in every type
             self._gpus.finish(device, stream)
+        self._poisoned = self._peers is not None
 
     def write(self, buffer: Buffer, array: Array) -> None:
         self._runs.quiet()
@@ -388,6 +389,10 @@ class GpuDriver:
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
+        if self._poisoned and self._peers is not None:
+            # NOTE others write into our scratch as soon as they run: words keep apart runs, not what the host does
+            self._peers.agree("run what was poisoned")
+            self._poisoned = False
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
             self._callers = handles(given, self._gpus.ranks, self._vendor.stream)

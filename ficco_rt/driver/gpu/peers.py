@@ -165,17 +165,9 @@ class Peers:
         """The placement of all ranks; the devices of this process with the vendor's ordinals; and the facts of all
         devices. UsageError, DeviceError: devices are too few, or two processes have the same one."""
         needed = -(-self._each // ranks_per_gpu)
-        visible = [self._vendor.uuid(i) for i in range(self._vendor.count())]
-        wish = self._wish(needed, len(visible))
-        said = self.agreed("choose GPUs", lambda: [visible, wish])
-        taken: set[str] = set()
-        mine: list[int] = []
-        for p, (theirs, wished) in enumerate(said):
-            free = [i for i, uuid in enumerate(theirs) if uuid not in taken]
-            chosen = wished if wished is not None else free[:needed]
-            if p == self.group.rank:
-                mine = chosen
-            taken.update(theirs[i] for i in chosen)
+        mine, visible = own_devices(
+            self._vendor, needed, self.group.rank, lambda make: self.agreed("choose GPUs", make)
+        )
         facts = self.agreed("tell about GPUs", lambda: self._own_facts(mine, visible, needed))
         owners: dict[str, int] = {}
         for p, theirs in enumerate(facts):
@@ -193,17 +185,6 @@ class Peers:
         )
         locals_ = {self.group.rank * needed + i: local for i, local in enumerate(mine)}
         return Placement(devices, self._processes), locals_, [DeviceFacts(**f) for theirs in facts for _, f in theirs]
-
-    def _wish(self, needed: int, count: int) -> list[int] | None:
-        """The devices that this process should take: the current one; or those that its place on the machine tells."""
-        current = self._vendor.chosen()
-        if needed == 1 and current is not None:
-            return [current]
-        for name in LOCAL_RANKS:
-            text = os.environ.get(name, "")
-            if text.isdecimal() and (int(text) + 1) * needed <= count:
-                return list(range(int(text) * needed, (int(text) + 1) * needed))
-        return None
 
     def _own_facts(self, mine: Sequence[int], visible: Sequence[str], needed: int) -> list[Any]:
         if len(mine) < needed:
@@ -462,6 +443,42 @@ class Peers:
         for key in list(self._theirs):
             closing(self._unmap, key)
         closing.end()
+
+
+def own_devices(
+    vendor: Vendor, needed: int, place: int, agreed: Callable[[Callable[[], object]], list[Any]]
+) -> tuple[list[int], list[str]]:
+    """So many devices for this process, as the vendor numbers them, fewer if there are no more; and the UUIDs of all
+    that it sees. `agreed` gives what every process has made. A process that wishes for none gets the first ones that
+    nobody before it has."""
+    visible: list[str] = []
+
+    def seen() -> object:
+        visible[:] = [vendor.uuid(i) for i in range(vendor.count())]
+        return [visible, _wish(vendor, needed, len(visible))]
+
+    taken: set[str] = set()
+    mine: list[int] = []
+    for p, (theirs, wished) in enumerate(agreed(seen)):
+        chosen = wished
+        if wished is None:
+            chosen = [i for i, uuid in enumerate(theirs) if uuid not in taken][:needed]
+        taken.update(theirs[i] for i in chosen)
+        if p == place:
+            mine = chosen
+    return mine, visible
+
+
+def _wish(vendor: Vendor, needed: int, count: int) -> list[int] | None:
+    """The devices that this process should take: the current one; or those that its place on the machine tells."""
+    current = vendor.chosen()
+    if needed == 1 and current is not None:
+        return [current]
+    for name in LOCAL_RANKS:
+        text = os.environ.get(name, "")
+        if text.isdecimal() and (int(text) + 1) * needed <= count:
+            return list(range(int(text) * needed, (int(text) + 1) * needed))
+    return None
 
 
 def touched_by_others(plan: DevicePlan) -> list[Key]:

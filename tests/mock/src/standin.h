@@ -102,7 +102,7 @@ typedef struct {
     bool shared;                     // ordinary memory can go to other processes as IPC memory
     int way;                         // what memory leaves the process as: 1 descriptors, 0 IPC handles alone
     bool flush;                      // devices can flush remote writes, and need to
-    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
+    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call;
     int lose_code;
     int nccl;                        // the version of the library of collectives; 0: its calls say that there is none
     long collectives, lose_collective;   // the one that never ends, and whose communicators tell of an error

@@ -77,6 +77,7 @@ Call enter(Called *function) {
         snprintf(fired, sizeof fired, "%s", function->name);
         raise(SIGINT);
     }
+    if (world.kill_call && world.calls == world.kill_call) raise(SIGKILL);
     if (call.code && !fired[0]) snprintf(fired, sizeof fired, "%s", function->name);
     if (!call.code && world.steps_per_call) advance((int)drawn((uint64_t)world.steps_per_call + 1));
     return call;
@@ -187,6 +188,7 @@ static void set(char *line) {
     else if (!strcmp(key, "stop")) world.stop_command = world.commands + a;
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
+    else if (!strcmp(key, "kill")) world.kill_call = world.calls + a;
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "queues")) world.queues = (int)a;

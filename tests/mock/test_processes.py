@@ -1,0 +1,71 @@
+"""A plan in two processes, each with a GPU of its own: right in any order, and every trouble told in both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ficco_rt.compiler import build
+from ficco_rt.exec.inputs import fresh_inputs
+from ficco_rt.exec.verify import compare
+from tests import cases
+from tests.mock.processes import Processes
+
+DRAWN = cases.few(cases.SCHEDULES, 9, 1)
+SEEDS = 20 if cases.ALL else 4
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Processes]:
+    with Processes(2) as started:
+        yield started
+
+
+def _right(name: str, answers: list[Any]) -> None:
+    """Both processes' outputs of each seed are what the schedule claims, and nothing is left."""
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        assert answer[1] == ""
+    graph = build(cases.schedule(name), 2, cases.sizes(name, 2, True) | cases.few_chunks(name))
+    for seed, parts in enumerate(zip(*(found for found, _ in answers), strict=True)):
+        got = {key: array for part in parts for key, array in part.items()}
+        names = [t.name for t in graph.tensors if t.kind == "output"]
+        outputs = {name: [got[name, rank] for rank in range(2)] for name in names}
+        result = compare(graph, fresh_inputs(graph, seed, "exact"), outputs, "exact")
+        assert result.ok, (seed, result.worst)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_right_in_every_order(both: Processes, name: str) -> None:
+    settings = "flush 1" if DRAWN.index(name) % 2 else ""
+    _right(name, both.ask("shipped", name, SEEDS, settings=settings))
+
+
+@pytest.mark.parametrize("name", cases.few(cases.SCHEDULES, 2, 3))
+def test_graphs_of_callers_are_replayed_in_each_process(both: Processes, name: str) -> None:
+    _right(name, both.ask("captured", name, SEEDS))
+
+
+def test_memory_by_handles_where_descriptors_do_not_pass(both: Processes) -> None:
+    settings = "way 0; shared 1"
+    assert both.ask("opened", "ag_gemm/streamed", settings=settings) == ["IPC handles"] * 2
+
+
+def test_each_process_sees_its_own_gpu_alone(both: Processes) -> None:
+    settings = "devices 1; uuid PLACE"
+    assert both.ask("opened", "gemm_rs/streamed", settings=settings) == ["file descriptors"] * 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("devices 1", "UsageError: processes 0 and 1 have the same GPU"),
+        ("link 0 1 0", "has no direct access to the memory of process"),
+    ],
+)
+def test_gpus_that_do_not_go_together(both: Processes, settings: str, said: str) -> None:
+    for answer in both.ask("opened", "ag_gemm/streamed", settings=settings):
+        assert said in answer or "process 0 failed" in answer or "all but 0" in answer, answer
+        assert "LEFT" not in answer
