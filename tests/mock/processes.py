@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,12 @@ import numpy as np
 from ficco_rt.errors import DeviceError, UsageError
 
 TIMEOUT = 5.0  # seconds that processes wait for each other, and that a run may take
+
+
+def kernels() -> str:
+    """Where all processes of a session find their compiled kernels."""
+    folder = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-kernels"
+    return os.environ.get("FICCO_CACHE") or str(folder)
 
 
 class Pipes:
@@ -181,22 +189,25 @@ class Worker:
 
     def given(self, kind: str) -> tuple[Any, str]:
         """Runs on a caller's tensors: `empty` ones, ordinary ones, or ones that cannot leave the process."""
+        return self._given(kind), self.left()
+
+    def _given(self, kind: str) -> Any:
         from ficco_rt import empty
         from ficco_rt.exec.inputs import fresh_inputs
 
-        with self.executor("gemm_rs/direct") as executor:
+        with self.executor("gemm_ar/streamed") as executor:
             self.fill(executor, 3)
+            gpus, vendor = executor.driver._gpus, executor.driver._vendor
             tensors: dict[str, list[Any]] = {}
             for t in executor.plan.tensors:
-                if t.kind == "scratch":
-                    continue
-                shape = t.shapes[self.place]
-                if kind == "empty":
+                shape, size = t.shapes[self.place], int(np.prod(t.shapes[self.place])) * 4
+                if kind == "empty" and t.kind != "scratch":
                     tensors[t.name] = [empty(shape, t.dtype, group=self.group)]
-                else:
-                    size = int(np.prod(shape)) * 4
-                    at = self.gpus.pooled(self.place, size) if kind == "pooled" else self._allocated(executor, size)
-                    tensors[t.name] = [_Array(at, shape)]
+                elif kind == "pooled" and t.kind != "scratch":
+                    tensors[t.name] = [_Array(self.gpus.pooled(self.place, size), shape)]
+                elif t.kind != "scratch":
+                    with gpus.inside(gpus.first):
+                        tensors[t.name] = [_Array(vendor.alloc(size, "a caller's tensor"), shape)]
             bound = executor.bind(**tensors)
             for name, arrays in fresh_inputs(executor.plan, 3, "exact").items():
                 executor.driver.write(bound.memory[name, self.place], arrays[self.place])
@@ -204,16 +215,10 @@ class Worker:
                 executor.run(bound)
             got = {("C", self.place): executor.driver.read(bound.memory["C", self.place])}
             executor.release(bound)
-            if kind == "ordinary":
-                for array in (array for arrays in tensors.values() for array in arrays):
-                    with executor.driver._gpus.inside(executor.driver._gpus.first):
-                        executor.driver._vendor.free(array.address)
-        tensors.clear()
-        return got, self.left()
-
-    def _allocated(self, executor: Any, size: int) -> int:
-        with executor.driver._gpus.inside(executor.driver._gpus.first):
-            return int(executor.driver._vendor.alloc(size, "a caller's tensor"))
+            for array in (array for arrays in tensors.values() for array in arrays if kind == "ordinary"):
+                with gpus.inside(gpus.first):
+                    vendor.free(array.address)
+        return got
 
     def captured(self, name: str, replays: int) -> tuple[list[Any], str]:
         """The run as a part of a caller's graph, a graph in each process, replayed at each one's own pace."""
@@ -279,6 +284,7 @@ class _Array:
 
 
 def _serve(place: int, pipes: Sequence[Connection | None], control: Connection) -> None:
+    os.environ["FICCO_CACHE"] = kernels()
     while True:
         try:
             question, settings, name, arguments = control.recv()
@@ -339,6 +345,3 @@ class Processes:
                 except (EOFError, OSError):
                     found[place] = "gone"
         return found
-
-
-Make = Callable[[], Processes]

@@ -69,3 +69,73 @@ def test_gpus_that_do_not_go_together(both: Processes, settings: str, said: str)
     for answer in both.ask("opened", "ag_gemm/streamed", settings=settings):
         assert said in answer or "process 0 failed" in answer or "all but 0" in answer, answer
         assert "LEFT" not in answer
+
+
+def test_another_plan_is_told_with_both(both: Processes) -> None:
+    for answer in both.ask("other_plans"):
+        assert answer.startswith("UsageError: the processes do not run the same: plan is "), answer
+        assert "in process 0 and " in answer
+        assert "LEFT" not in answer
+
+
+def test_another_order_is_told(both: Processes) -> None:
+    answers = both.ask("other_orders")
+    assert answers[0].startswith("UsageError: processes do different things: process 0 is at capture, process 1 at bind")
+    assert answers[1].startswith("UsageError: processes do different things: process 1 is at bind tensors, process 0")
+    assert not any("LEFT" in answer for answer in answers)
+
+
+FUNCTIONS = (
+    "cuMemCreate",
+    "cuMemAddressReserve",
+    "cuMemMap",
+    "cuMemSetAccess",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
+    "cuMemGetAllocationGranularity",
+    "cuDeviceGetUuid",
+)
+
+
+def test_each_call_of_the_exchange_fails_once(both: Processes) -> None:
+    """The process whose call fails tells it; the other one tells that the first has failed; then all is well."""
+    mine, theirs = both.ask("faults", "ag_gemm/streamed", FUNCTIONS, limit=120)
+    for function, said, told in zip(FUNCTIONS, mine, theirs, strict=True):
+        assert said.startswith(f"{function}: {function}"), said
+        assert "CUDA_ERROR_UNKNOWN" in said
+        assert f"process 0 failed: {function}" in told or f"process 0 of 2 has left: {function}" in told, told
+        assert "LEFT" not in said + told, (said, told)
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("empty", ""), ("ordinary", "shared 1"), ("empty", "way 0; shared 1")])
+def test_tensors_of_callers(both: Processes, kind: str, settings: str) -> None:
+    answers = both.ask("given", kind, settings=settings)
+    for answer in answers:
+        assert not isinstance(answer, str), answer
+        assert answer[1] == ""
+    name = "gemm_ar/streamed"  # whose outputs other ranks write
+    graph = build(cases.schedule(name), 2, cases.sizes(name, 2, True) | cases.few_chunks(name))
+    got = {key: array for found, _ in answers for key, array in found.items()}
+    outputs = {"C": [got["C", rank] for rank in range(2)]}
+    result = compare(graph, fresh_inputs(graph, 3, "exact"), outputs, "exact")
+    assert result.ok, result.worst
+
+
+def test_memory_that_cannot_leave_the_process(both: Processes) -> None:
+    answers = both.ask("given", "pooled", settings="shared 1")
+    assert any("cannot be given to other processes; take tensors of ficco_rt.empty" in answer for answer in answers), answers
+    assert not any("LEFT" in answer for answer in answers), answers
+
+
+def test_runs_leave_nothing(both: Processes) -> None:
+    for before, after in both.ask("flat", "gemm_rs/ring", 200):
+        assert before == after
+
+
+@pytest.mark.parametrize(("dies", "call", "graph"), [(0, 37, False), (1, 61, True)])
+def test_a_killed_process_ends_the_other(dies: int, call: int, graph: bool) -> None:
+    with Processes(2) as doomed:
+        answers = doomed.ask("doomed", "ag_gemm/streamed", dies, call, graph)
+    assert answers[dies] == "gone"
+    assert answers[1 - dies].startswith("DeviceError: "), answers[1 - dies]
+    assert "LEFT" not in answers[1 - dies]

@@ -11,7 +11,7 @@ that is harmless, or is refused (`device.chain`, `device.check`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -123,7 +123,9 @@ class GpuDriver:
             if layout.communicators:
                 self._gpus.tenant.ill = self._communicators.ill
                 WATCHDOG.watch(self._gpus.tenant)
-        except BaseException:
+        except BaseException as error:
+            if self._peers is not None and isinstance(error, DeviceError | UsageError):
+                self._peers.leave(error)
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
                     self._communicators.close()
@@ -235,11 +237,19 @@ class GpuDriver:
         device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
         what = f"{list(shape)} of {dtype} for rank {rank}"
-        with self._gpus.uncaptured():
+        with self._alone(), self._gpus.uncaptured():
             address = self._gpus.alloc(device, tensor.size, what, shared=True)
         return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
+    def _alone(self) -> AbstractContextManager[None]:
+        """Inside, an error ends other processes' waiting."""
+        return nullcontext() if self._peers is None else self._peers.alone()
+
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
+        with self._alone():
+            return self._adopted(rank, array, dtype)
+
+    def _adopted(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         if not isinstance(array, DeviceArray):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
         device = self._gpus.device(rank)

@@ -119,6 +119,23 @@ class Peers:
         return [said["data"] for said in found]
 
     @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, a process does something that the others do not wait for. Where it fails, they are told when they
+        come to the next exchange."""
+        try:
+            yield
+        except (DeviceError, UsageError) as error:
+            self.leave(error)
+            raise
+
+    def leave(self, error: Exception) -> None:
+        """This process goes on no more."""
+        if not self.lost:
+            self.lost = True
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.group.leave(str(error))
+
+    @contextmanager
     def in_step(self, what: str) -> Iterator[None]:
         """Inside, a process does what all do; where one fails, all fail."""
         try:
