@@ -25,6 +25,7 @@ from ...errors import DeviceError, UsageError
 from ...group import Group, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
+from .board import MOST, Board, made
 from .descriptors import Way, pass_around
 from .devices import facts_of
 from .refused import Closing, Refused, concerning
@@ -94,6 +95,7 @@ class Peers:
         self._theirs: dict[tuple[int, int], Found] = {}  # by process and number
         self._in_use: dict[tuple[int, int], int] = {}  # by how many bindings
         self._leaving: set[tuple[int, int]] = set()  # theirs that their owners have given back
+        self.board: Board | None = None
         self.lost = False  # an exchange has failed: the others may be gone
         self._processes = processes(ranks, group.size)
         self._each = ranks // group.size
@@ -256,7 +258,26 @@ class Peers:
                 LOG.debug("%s", error)
                 continue
             self._way = way
+            self._open_board()
             return
+
+    def _open_board(self) -> None:
+        """Process 0 makes the page on which all say what they do."""
+        if self.group.size > MOST or self._way == "ipc":
+            return
+        mine = [made()] if self.group.rank == 0 else []
+        try:
+            counts = [1] + [0] * (self.group.size - 1)
+            came = pass_around(self.group, mine, counts, self._way, self._timeout)
+        except BaseException:
+            for descriptor in mine:
+                os.close(descriptor)
+            raise
+        with self.in_step("open the page of all processes"):
+            try:
+                self.board = Board((mine or came[0])[0], self.group.rank, self.group.size)
+            except OSError as error:  # a system without such locks: a killed process is then found by the time limit
+                LOG.debug("%s", error)
 
     def _try(self, way: Way) -> None:
         probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -457,6 +478,8 @@ class Peers:
     def close(self) -> None:
         """Unmap all memory of other processes. NOTE this process's own memory is freed behind it, with its devices."""
         closing = Closing()
+        if self.board is not None:
+            closing(self.board.close)
         for key in list(self._theirs):
             closing(self._unmap, key)
         closing.end()

@@ -22,6 +22,7 @@ from .turns import TURNS, Issued, Tenant
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
+ALIVE = 0.05  # seconds of waiting for a run after which other processes are looked after
 DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
 
 
@@ -45,6 +46,7 @@ class Runs:
         self._setting: Setting | None = None  # and how
         self._calls: Calls | None = None
         self._replays = False  # callers' graphs hold runs, and may be under way
+        self._board = gpus.peers.board if gpus.peers is not None else None
         self.lost = False  # a run failed or does not end: these devices get no further run
 
     @property
@@ -84,6 +86,8 @@ class Runs:
             if enters:
                 gpus.begin_issue()
             self._running, self._last, self._setting, self._calls = True, binding, setting, calls
+            if self._board is not None:
+                self._board.issues()
             make(gpus, steps)
             if enters:
                 gpus.end_issue()
@@ -325,14 +329,27 @@ class Runs:
         while not self._ended():
             waited = time.monotonic() - begun
             if limit is not None and waited > limit:
-                self._give_up(limit)
+                self._give_up(f"the run did not end within {limit:.3g} s (--timeout)")
             naps += 1
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))
                 self._ended(everywhere=True)
+                self._look_for_others(waited)
+        if self._board is not None:
+            self._board.ends()
         self._running, self._tenant.over = False, True
         if self._tenant.overdue:
             self._told()
+
+    def _look_for_others(self, waited: float) -> None:
+        """DeviceError: a process has ended, and its part of the run will never come."""
+        if self._board is None or waited < ALIVE:
+            return
+        self._board.say("waits")
+        gone = self._board.gone()
+        if gone and not self._ended():  # it may have done its part first
+            names = " and ".join(map(str, gone))
+            self._give_up(f"process{'es' if len(gone) > 1 else ''} {names} ended in the midst of a run")
 
     def quiet(self) -> None:
         """The last run has ended, and the devices answer."""
@@ -400,9 +417,10 @@ class Runs:
             found |= dict.fromkeys(self._on_callers())
         return list(found)
 
-    def _give_up(self, limit: float) -> None:
+    def _give_up(self, why: str) -> None:
         replayed = self._setting is not None and self._setting.mode == "graph"
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._busy()]
+        others = self._board.lines() if self._board is not None else []
         ahead = TURNS.ahead(self._tenant)
         if ahead:
             report = self._report_on(ahead)
@@ -410,11 +428,11 @@ class Runs:
         through = self._release()
         if replayed and not ahead and self._gpus.peers is None:
             report = self._report_on_streams() if through else []
-            why = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
-            report = report or [*self._communicators.calls(), why]
+            silent = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
+            report = report or [*self._communicators.calls(), silent]
         busy = " and ".join(self._busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
-        raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
+        raise DeviceError("\n".join([why, *others, *report]) + state)
 
     def _report_on(self, ahead: Sequence[Tenant]) -> list[str]:
         """The executors whose runs this run stands behind. Those runs take too long as well, and are released."""
