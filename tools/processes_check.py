@@ -29,6 +29,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
 from pathlib import Path
@@ -49,31 +50,37 @@ DECODE = {  # operation → schedules that are tried
 
 
 class Pipes:
-    """Carries the messages of a group over pipes, one to each other process (`ficco_rt.carriers.Carrier`)."""
+    """Carries the messages of a group over pipes, one to each other process (`ficco_rt.carriers.Carrier`). `name`
+    parts the groups that share pipes; `came` holds what has come for any of them."""
 
-    def __init__(self, place: int, pipes: Sequence[Connection | None]) -> None:
-        self.place, self.size, self._pipes = place, len(pipes), pipes
-        self._came: dict[tuple[int, int], bytes] = {}
+    def __init__(
+        self, place: int, pipes: Sequence[Connection | None], name: str = "", came: dict[object, bytes] | None = None
+    ) -> None:
+        self.place, self.size = place, len(pipes)
+        self._pipes, self._name = pipes, name
+        self._came: dict[object, bytes] = {} if came is None else came
 
     def post(self, number: int, message: bytes) -> None:
         for pipe in self._pipes:
-            try:
+            with suppress(OSError):  # the other is gone: who waits for it will find that
                 if pipe is not None:
-                    pipe.send((number, message))
-            except OSError:  # the other is gone: who waits for it will find that
-                pass
+                    pipe.send((self._name, number, message))
 
     def take(self, number: int, place: int) -> bytes | None:
         pipe = self._pipes[place]
-        try:
+        with suppress(EOFError, OSError):
             while pipe is not None and pipe.poll():
-                key, message = pipe.recv()
-                self._came[key, place] = message
-        except (EOFError, OSError):
-            pass
-        return self._came.pop((number, place), None)
+                name, key, message = pipe.recv()
+                self._came[name, key, id(pipe)] = message
+        return self._came.pop((self._name, number, id(pipe)), None)
 
     def forget(self, number: int) -> None: ...
+
+    def among(self, places: Sequence[int], timeout: float) -> Pipes:
+        name = f"{self._name}/{','.join(map(str, places))}"
+        return Pipes(places.index(self.place), [self._pipes[place] for place in places], name, self._came)
+
+    def abandon(self, code: int) -> None: ...
 
     def close(self) -> None: ...
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ficco_rt.errors import DeviceError, UsageError
+from tools.processes_check import Pipes
 
 TIMEOUT = 5.0  # seconds that processes wait for each other, and that a run may take
 
@@ -30,37 +31,6 @@ def kernels() -> str:
     """Where all processes of a session find their compiled kernels."""
     folder = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-kernels"
     return os.environ.get("FICCO_CACHE") or str(folder)
-
-
-class Pipes:
-    """A `ficco_rt.carriers.Carrier`. `question`: messages of others are dropped."""
-
-    def __init__(self, place: int, pipes: Sequence[Connection | None], question: int) -> None:
-        self.place, self.size = place, len(pipes)
-        self._pipes, self._question = pipes, question
-        self._came: dict[tuple[int, int, int], bytes] = {}
-
-    def post(self, number: int, message: bytes) -> None:
-        for pipe in self._pipes:
-            try:
-                if pipe is not None:
-                    pipe.send((self._question, number, message))
-            except OSError:  # the process is gone
-                pass
-
-    def take(self, number: int, place: int) -> bytes | None:
-        pipe = self._pipes[place]
-        try:
-            while pipe is not None and pipe.poll():
-                question, key, message = pipe.recv()
-                self._came[question, key, place] = message
-        except (EOFError, OSError):
-            pass
-        return self._came.pop((self._question, number, place), None)
-
-    def forget(self, number: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Worker:
@@ -74,7 +44,9 @@ class Worker:
         self.place = place
         self.gpus = standin.cuda()
         self.gpus.reset(f"devices {len(pipes)}; seed {place + 1}; {settings.replace('PLACE', str(place))}")
-        self.group = Group(Pipes(place, pipes, question))
+        self._name = str(question)
+        self._pipes = pipes
+        self.group = Group(Pipes(place, pipes, self._name))
         GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
     def plan(self, name: str, **sizes: object) -> Any:
@@ -177,10 +149,8 @@ class Worker:
         """A group of its own for what comes next: the one before is of no use once an exchange has failed."""
         from ficco_rt.group import Group
 
-        carrier = self.group._carrier
-        assert isinstance(carrier, Pipes)
-        carrier._question += 1000
-        self.group = Group(carrier)
+        self._name += "+"
+        self.group = Group(Pipes(self.place, self._pipes, self._name))
 
     def fault_free(self, name: str) -> None:
         with self.executor(name) as executor:
@@ -298,43 +268,55 @@ def _serve(place: int, pipes: Sequence[Connection | None], control: Connection) 
 
 
 class Processes:
-    """So many of them. See the module."""
+    """So many of them. See the module. They are started when they are first asked, and anew once one is gone."""
 
     def __init__(self, count: int) -> None:
+        self._count = count
+        self._question = 0
+        self._controls: list[Connection] = []
+        self._started: list[Any] = []
+
+    def _start(self) -> None:
         context = mp.get_context("spawn")
-        pipes: list[list[Connection | None]] = [[None] * count for _ in range(count)]
-        for a in range(count):
+        pipes: list[list[Connection | None]] = [[None] * self._count for _ in range(self._count)]
+        for a in range(self._count):
             for b in range(a):
                 pipes[a][b], pipes[b][a] = context.Pipe()
-        self.controls: list[Connection] = []
-        self._question = 0
-        self._started = []
-        for place in range(count):
+        for place in range(self._count):
             mine, theirs = context.Pipe()
             self._started.append(context.Process(target=_serve, args=(place, pipes[place], theirs), daemon=True))
             self._started[-1].start()
             theirs.close()
-            self.controls.append(mine)
+            self._controls.append(mine)
         for pipe in (pipe for of in pipes for pipe in of if pipe is not None):
             pipe.close()
+
+    def _end(self) -> None:
+        for control in self._controls:
+            control.close()
+        for process in self._started:
+            process.join(10)
+            process.kill()
+        self._controls.clear()
+        self._started.clear()
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for control in self.controls:
-            control.close()
-        for process in self._started:
-            process.join(10)
-            process.kill()
+        self._end()
 
     def ask(self, name: str, *arguments: object, settings: str = "", limit: float = 60.0) -> list[Any]:
         """What each process has answered; "gone" if it is no more."""
+        if not all(process.is_alive() for process in self._started):
+            self._end()
+        if not self._started:
+            self._start()
         self._question += 1
-        for control in self.controls:
+        for control in self._controls:
             control.send((self._question, settings, name, arguments))
-        found: list[Any] = ["no answer"] * len(self.controls)
-        waiting = dict(enumerate(self.controls))
+        found: list[Any] = ["no answer"] * len(self._controls)
+        waiting = dict(enumerate(self._controls))
         while waiting:
             came = ready(list(waiting.values()), timeout=limit)
             if not came:

@@ -311,11 +311,11 @@ def test_tensors_that_do_not_fit() -> None:
 
     def refused(c: list[object]) -> str:
         with pytest.raises(UsageError) as caught:
-            checked_on_device(plan, {"C": c})
+            checked_on_device(plan, {"C": c}, range(2))
         return str(caught.value)
 
     good = [OnGpu(4096, (8, 4)), OnGpu(8192, (8, 4))]
-    assert checked_on_device(plan, {"C": good})["C", 1] == api.DeviceArray(8192, (8, 4))
+    assert checked_on_device(plan, {"C": good}, range(2))["C", 1] == api.DeviceArray(8192, (8, 4))
     wanted = "output C, rank 0: wanted fp32 of shape [8, 4]"
     assert refused([np.zeros((8, 4), np.float32), good[1]]) == f"{wanted}, on a GPU; given ndarray in host memory"
     assert refused([OnGpu(4096, (4, 8)), good[1]]) == f"{wanted}; given fp32 of shape [4, 8]"

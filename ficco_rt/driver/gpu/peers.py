@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...errors import DeviceError, UsageError
 from ...group import Group, processes
@@ -515,7 +516,7 @@ def _wish(vendor: Vendor, needed: int, count: int) -> list[int] | None:
     if needed == 1 and current is not None:
         return [current]
     for name in LOCAL_RANKS:
-        text = os.environ.get(name, "")
+        text = env.others(name) or ""
         if text.isdecimal() and (int(text) + 1) * needed <= count:
             return list(range(int(text) * needed, (int(text) + 1) * needed))
     return None

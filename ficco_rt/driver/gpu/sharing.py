@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
-from .vendor import Handle
+Handle: TypeAlias = Any  # of memory, as the vendor's bindings have it
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,7 @@ from ...machine.discover import DeviceFacts
 from ...types import Dtype
 from .collective_library import CollectiveLibrary
 from .refused import Refused
-
-if TYPE_CHECKING:
-    from .sharing import Sharing
+from .sharing import Sharing
 
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
