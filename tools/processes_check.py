@@ -50,7 +50,7 @@ DECODE = {  # operation → schedules that are tried
 
 
 class Pipes:
-    """Carries the messages of a group over pipes, one to each other process (`ficco_rt.carriers.Carrier`). `name`
+    """Carries the messages of a group over pipes, one to each other process (`ficco_rt.transports.Transport`). `name`
     parts the groups that share pipes; `came` holds what has come for any of them."""
 
     def __init__(

@@ -1,4 +1,5 @@
-"""GPUs of any vendor: one process, all devices, a plan's device plans on streams or as a graph for each.
+"""GPUs of any vendor: a plan's device plans on streams or as a graph for each device. One process drives all devices,
+or each process of a group its own.
 
 The driver puts its parts together: `gpus` (devices and what is made on them), `resources` (what device plans name),
 `binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
