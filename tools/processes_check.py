@@ -11,6 +11,7 @@ Parts, each with a time limit:
     kill     one process is killed at random moments of runs: the other ends with an error within its timeout, and the
              next start works
     decode   M = 16, 64, 128, 256 back to back, as graphs: two processes, one process, and NCCL with cuBLAS in a graph
+    groups   in one job: a group of each process alone, and a group of both in the other order of ranks
     flat     runs in their thousands: descriptors, memory, streams and events before and after
 
 The processes are started here, by `spawn`, and find each other over pipes. Exit code 4 if anything is wrong or does not
@@ -30,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
 from pathlib import Path
@@ -39,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 RANKS = 2
-PARTS = ("right", "kill", "decode", "flat")
+PARTS = ("right", "kill", "groups", "decode", "flat")
 N, K = 10240, 8192  # of decode, over all ranks
 TIMEOUT = 10.0  # seconds of a run
 DECODE = {  # operation → schedules that are tried
@@ -96,18 +98,27 @@ class Side:
         from ficco_rt.group import Group
 
         self._vendor = VENDORS[driver]()  # type: ignore[index]
-        self._group = Group(Pipes(place, pipes)) if len(pipes) > 1 else None
+        if len(pipes) > 1:  # as torchrun says it
+            os.environ.setdefault("LOCAL_RANK", str(place))
+        self._all = self._group = Group(Pipes(place, pipes)) if len(pipes) > 1 else None
         self._machine = discover(driver, RANKS)  # type: ignore[arg-type]
         self._place, self._port = place, torch_port
         self._driver: Any = None
         self._torch: Any = None
 
-    def open(self, name: str, sizes: dict[str, object], timeout: float) -> list[int]:
+    def regroup(self, ranks: Sequence[int] | None) -> None:
+        """What is opened from here on runs in a group of these places; None: of all."""
+        from ficco_rt.group import Group
+
+        self._group = self._all if ranks is None else Group(self._all, ranks=ranks)
+
+    def open(self, name: str, sizes: dict[str, object], timeout: float, ranks: int = RANKS) -> list[int]:
         from ficco_rt.compiler import build, load, plan_of
         from ficco_rt.driver.gpu.driver import GpuDriver
         from ficco_rt.library import find
 
-        plan = plan_of(build(load(find(name)), RANKS, sizes), self._machine)
+        machine = self._machine if ranks == RANKS else replace(self._machine, ranks=ranks)
+        plan = plan_of(build(load(find(name)), ranks, sizes), machine)
         self._plan = plan
         # the same engine of collectives on both sides: their bits are compared
         self._driver = GpuDriver(self._vendor, plan, timeout=timeout, group=self._group, collectives="copies")
@@ -157,7 +168,7 @@ class Side:
 
         inputs, got = fresh_inputs(self._plan, seed, values), self._outputs()
         names = [t.name for t in self._plan.tensors if t.kind == "output"]
-        outputs = {name: [got[name, rank] for rank in range(RANKS)] for name in names}
+        outputs = {name: [got[name, rank] for rank in range(self._plan.ranks)] for name in names}
         result = compare(self._plan, inputs, outputs, values)
         return "" if result.ok else str(result.worst)
 
@@ -316,11 +327,19 @@ class Sides:
     def ask(self, name: str, *arguments: object, limit: float = 120.0) -> list[Any]:
         """Every process does this; what each has answered. Failed: one has given an error, or no answer."""
         self.tell(name, *arguments)
+        return self.taken(limit, f"{name}{arguments}")
+
+    def taken(self, limit: float, what: str = "") -> list[Any]:
+        """What each has answered. Failed: see `ask`."""
         answers = self.answers(limit)
         wrong = [f"process {p}: {text}" for p, (good, text) in enumerate(answers) if not good]
         if wrong:
-            raise Failed(f"{name}{arguments}: " + "\n".join(wrong))
+            raise Failed(f"{what}: " + "\n".join(wrong))
         return [value for _, value in answers]
+
+    def tell_each(self, name: str, arguments: Sequence[tuple[object, ...]]) -> None:
+        for control, given in zip(self.controls, arguments, strict=True):
+            control.send((name, given))
 
     def tell(self, name: str, *arguments: object) -> None:
         for control in self.controls:
@@ -443,6 +462,40 @@ def kill(options: argparse.Namespace) -> bool:
     return good
 
 
+def groups(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
+    good, name = True, "gemm_rs/streamed"
+    try:
+        sizes = sizes_of(name, options.scale)
+        both.tell_each("regroup", [([place],) for place in range(RANKS)])
+        both.taken(60)
+        both.ask("open", name, sizes, TIMEOUT, 1)
+        for graph in (False, True):
+            both.ask("data", 0, "normal")
+            both.ask("run", graph)
+            wrong = [text for text in both.ask("judged", 0, "normal") if text]
+            good = good and not wrong
+            print(f"groups  each process alone, graph {graph}: {wrong or 'right'}", flush=True)
+        both.ask("close")
+        both.ask("regroup", list(reversed(range(RANKS))))
+        both.ask("open", name, sizes, TIMEOUT)
+        alone.ask("open", name, sizes, TIMEOUT)
+        for graph in (False, True):
+            alone.ask("data", 1, "normal")
+            both.ask("data", 1, "normal")
+            wanted = alone.ask("run", graph)[0]
+            theirs = {key: found for part in both.ask("run", graph) for key, found in part.items()}
+            good = good and theirs == wanted
+            same = "one process's bits" if theirs == wanted else "OTHER BITS"
+            print(f"groups  the other order of ranks, graph {graph}: {same}", flush=True)
+        both.ask("close")
+        alone.ask("close")
+        both.ask("regroup", None)
+    except Failed as error:
+        print(f"groups  {error}", flush=True)
+        return False
+    return good
+
+
 def decode(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
     print(f"decode  µs a run, back to back as graphs, N = {N}, K = {K}, bf16; median of {options.rounds}", flush=True)
     print(
@@ -548,6 +601,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parts: dict[str, Callable[[Sides, Sides], bool]] = {
         "right": lambda both, alone: right(both, alone, options),
         "decode": lambda both, alone: decode(both, alone, options),
+        "groups": lambda both, alone: groups(both, alone, options),
         "flat": lambda both, alone: flat(both, options),
         "kill": lambda both, alone: kill(options),
     }

@@ -109,6 +109,32 @@ class Worker:
             way = str(executor.driver._peers.way)
         return f"{way}{self.left()}"
 
+    def alone(self, name: str) -> str:
+        """Each process runs a plan of one rank in a group of its own, on the GPU that `LOCAL_RANK` tells."""
+        from ficco_rt.group import Group
+
+        os.environ["LOCAL_RANK"] = str(self.place)
+        self.group = Group(self.group, ranks=[self.place])
+        try:
+            with self.executor(name) as executor:
+                self.fill(executor, 0)
+                executor.run()
+                gpu = executor.driver._gpus.first.local
+        finally:
+            del os.environ["LOCAL_RANK"]
+        return f"GPU {gpu}{self.left()}"
+
+    def reversed(self, name: str) -> tuple[list[Any], str]:
+        """The group in the other order of ranks."""
+        from ficco_rt.group import Group
+
+        self.group = Group(self.group, ranks=[1, 0])
+        with self.executor(name) as executor:
+            self.fill(executor, 0)
+            executor.run()
+            found = [self.outputs(executor)]
+        return found, self.left()
+
     def other_plans(self) -> str:
         with self.executor(("ag_gemm/streamed", "ag_gemm/oneshot")[self.place]):
             pass

@@ -58,6 +58,11 @@ def test_each_process_sees_its_own_gpu_alone(both: Processes) -> None:
     assert both.ask("opened", "gemm_rs/streamed", settings=settings) == ["file descriptors"] * 2
 
 
+def test_groups_that_are_not_the_job(both: Processes) -> None:
+    assert both.ask("alone", "ag_gemm/streamed") == ["GPU 0", "GPU 1"]
+    _right("gemm_rs/streamed", both.ask("reversed", "gemm_rs/streamed"))
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -42,7 +42,7 @@ from .devices import placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
-from .peers import Peers, label, touched_by_others
+from .peers import Peers, label, own_devices, touched_by_others
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady
@@ -91,6 +91,10 @@ class GpuDriver:
             placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
         else:
             placement = placed(vendor, plan.ranks, ranks_per_gpu)
+            if group is not None:  # one process of several that were started together: not all take the first GPU
+                needed = len(placement.ordinals)
+                mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
+                locals_ = dict(zip(placement.ordinals, mine, strict=True))
         self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'", self._peers, locals_)
         self._communicators = Communicators(self._gpus, None, ())
         WATCHDOG.watch(self._gpus.tenant)
