@@ -107,6 +107,7 @@ class Worker:
             self.fill(executor, 0)
             executor.run()
             way = str(executor.driver._peers.way)
+            assert executor.driver.describe() == "2 × stand-in"
         return f"{way}{self.left()}"
 
     def alone(self, name: str) -> str:

@@ -196,9 +196,9 @@ class GpuDriver:
 
     def describe(self) -> str:
         """The devices in use, for people."""
-        names = [d.facts.name for d in self._gpus.devices.values()]
-        shared = -(-self._plan.ranks // len(names))
-        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
+        count, name = len(self._gpus.placement.ordinals), self._gpus.first.facts.name
+        shared = -(-self._plan.ranks // count)
+        return f"{count} × {name}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
 
     def _library(self) -> str:
         """Which library makes products, if one does, and why where the plan does not say so."""
