@@ -196,8 +196,7 @@ class Binder:
         while binding.marked:
             closing(self._launches.release_marks, binding.marked.popitem()[1])
         if binding.shared is not None and self._gpus.peers is not None:
-            with self._gpus.inside(self._gpus.first):
-                closing(self._gpus.peers.release, binding.shared)
+            closing(self._gpus.peers.release, binding.shared)
         while binding.launches:
             closing(self._launches.release, binding.launches.popitem()[1])
         closing.end()

@@ -109,8 +109,7 @@ class GpuDriver:
                 self._features = replace(self._features, collectives=library.name)
             if self._peers is not None:
                 self._features = self._peers.common(self._features)
-                with self._gpus.inside(self._gpus.first):
-                    self._peers.connect(self._gpus.devices.values())
+                self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
             layout = self._plans().layout
             self._collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
@@ -358,8 +357,7 @@ class GpuDriver:
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
         mine = {label(key): (tensors[key].address, tensors[key].size) for key in wanted if key[1] in self._gpus.ranks}
-        with self._gpus.inside(self._gpus.first):
-            shared = peers.share("bind tensors", {name: at for name, at in mine.items() if at[1]})
+        shared = peers.share("bind tensors", {name: at for name, at in mine.items() if at[1]})
         try:
             known = {key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks}
             for name, rank in wanted:
@@ -381,7 +379,7 @@ class GpuDriver:
                 raise
             return made[0]
         except BaseException:
-            with suppress(DeviceError), self._gpus.inside(self._gpus.first):
+            with suppress(DeviceError):
                 peers.release(shared)
             raise
 

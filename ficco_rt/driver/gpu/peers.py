@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -96,6 +96,7 @@ class Peers:
         self._theirs: dict[tuple[int, int], Found] = {}  # by process and number
         self._in_use: dict[tuple[int, int], int] = {}  # by how many bindings
         self._leaving: set[tuple[int, int]] = set()  # theirs that their owners have given back
+        self._inside: Callable[[], AbstractContextManager[None]] = nullcontext
         self.board: Board | None = None
         self.lost = False  # an exchange has failed: the others may be gone
         self._processes = processes(ranks, group.size)
@@ -240,9 +241,11 @@ class Peers:
 
     # ---- memory
 
-    def connect(self, devices: Iterable[Gpu]) -> None:
-        """The devices are open: find the way by which memory passes between processes."""
+    def connect(self, devices: Iterable[Gpu], inside: Callable[[], AbstractContextManager[None]]) -> None:
+        """The devices are open: find the way by which memory passes between processes. `inside`: where calls of the
+        vendor's driver are made. NOTE exchanges are outside of it: other threads may use the GPUs meanwhile."""
         here = list(devices)
+        self._inside = inside
         self._reach = tuple(device.local for device in here)
 
         def able() -> bool:
@@ -339,10 +342,10 @@ class Peers:
         sizes. All processes do this at the same step."""
         made = Shared({}, [], [])
         try:
-            said = self.agreed(what, lambda: self._offer(mine, made))
+            said = self.agreed(what, lambda: self._offered(mine, made))
             self._told.update(int(number) for number in said[self.group.rank]["new"])
             came = self._descriptors(said)
-            with self.in_step(f"{what}: map it"):
+            with self.in_step(f"{what}: map it"), self._inside():
                 for p, theirs in enumerate(said):
                     if p != self.group.rank:
                         self._take(p, theirs, came[p], made)
@@ -351,6 +354,10 @@ class Peers:
                 self.release(made)
             raise
         return made
+
+    def _offered(self, mine: Mapping[str, tuple[int, int]], made: Shared) -> dict[str, Any]:
+        with self._inside():
+            return self._offer(mine, made)
 
     def _offer(self, mine: Mapping[str, tuple[int, int]], made: Shared) -> dict[str, Any]:
         places = {}
@@ -402,7 +409,7 @@ class Peers:
         assert sharing is not None
         assert self._way != "ipc"
         try:
-            with self.in_step("export memory"):
+            with self.in_step("export memory"), self._inside():
                 for number, (_, ipc) in said[self.group.rank]["new"].items():
                     if not ipc:
                         for handle in self._areas[int(number)].handles:
@@ -463,6 +470,10 @@ class Peers:
 
     def release(self, shared: Shared) -> None:
         """A binding is given back: what it used of others, and of callers' memory, may go."""
+        with self._inside():
+            self._released(shared)
+
+    def _released(self, shared: Shared) -> None:
         while shared.theirs:
             key = shared.theirs.pop()
             self._in_use[key] -= 1

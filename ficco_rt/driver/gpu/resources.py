@@ -44,8 +44,7 @@ class RunResources:
     def _theirs(self, peers: Peers) -> dict[int, int]:
         """Where the words of other processes' devices lie."""
         mine = {f"words {ordinal}": (address, 4 * size) for ordinal, (address, size) in self._words.items()}
-        with self._gpus.inside(self._gpus.first):
-            shared = peers.share("share words", mine)
+        shared = peers.share("share words", mine)
         return {int(name.split()[1]): address for name, address in shared.addresses.items()}
 
     def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Gpu, Handle]]:
