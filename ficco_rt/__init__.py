@@ -65,6 +65,7 @@ __all__ = [
     "choose",
     "compile",
     "discover",
+    "empty",
     "errors",
     "load_machine",
     "load_plan",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
     from . import errors
     from .driver.api import DriverName
+    from .driver.gpu.symmetric import SymmetricTensor
     from .exec.executor import Executor
     from .group import Group
     from .machine.model import Device, Links, Machine
@@ -105,6 +107,26 @@ def compile(schedule: str | Path, ranks: int, machine: AnyMachine | None = None,
     from .select.defaults import compile_named
 
     return compile_named(schedule, ranks, params, DEFAULT if machine is None else machine)
+
+
+def empty(
+    shape: int | Iterable[int],
+    dtype: str = "bf16",
+    *,
+    group: object = None,
+    device: int | None = None,
+    driver: DriverName = "cuda",
+) -> SymmetricTensor:
+    """A dense row-major tensor on a GPU of this process that other processes of `group` can map, for an
+    `Executor(group=…)`: `torch.from_dlpack(ficco.empty((4096, 8192), "bf16", group=group))`. Its content is undefined.
+
+    `device`: as this process numbers its GPUs; by default the current one, or the one that an executor of the group
+    takes, which all processes ask for together. Raises UsageError (no such type), DeviceError (memory).
+    """
+    from .driver.registry import symmetric
+    from .group import as_group
+
+    return symmetric(driver, shape, dtype, device, None if group is None else as_group(group))
 
 
 def choose(

@@ -30,7 +30,8 @@ def run(options: Options, group: Group | None = None) -> int:
     """The whole command; 4 if the numbers are wrong. `group`: the processes that run the plan together; the first of
     them reports."""
     reports = group is None or group.rank == 0
-    options, choice = _named(options)
+    processes = 1 if group is None else group.size
+    options, choice = _named(options, processes)
     if options.emit:
         return emit(options) if reports else 0
     refuse_device_plan_options(options)
@@ -54,7 +55,7 @@ def run(options: Options, group: Group | None = None) -> int:
     request = Request(source, options.gpus, options.settings, options.machine, options.trust)
     backend = _backend_of(options)
     if backend == "cuda" or backend == "hip":
-        job = _gpu_job(request, options, backend, progress)
+        job = _gpu_job(request, options, backend, progress, processes)
     else:
         job = compile_job(request, progress)
     job = replace(job, choice=choice)
@@ -86,7 +87,7 @@ def _source(target: str, group: Group | None) -> Source:
     return of_stdin(group.exchange(read_stdin() if group.rank == 0 else b"", None, "standard input")[0])
 
 
-def _named(options: Options) -> tuple[Options, Choice | None]:
+def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
     """Replace an operation by the schedule chosen for it, with the values of its params and, on GPUs, the mode of the
     choice."""
     if not is_operation(options.target):
@@ -98,7 +99,7 @@ def _named(options: Options) -> tuple[Options, Choice | None]:
         from ..driver.registry import device_count, discover
 
         ranks = options.gpus or max(1, device_count(backend)) * options.ranks_per_gpu
-        machine = discover(backend, ranks, options.ranks_per_gpu)
+        machine = discover(backend, ranks, options.ranks_per_gpu, processes)
     else:
         machine = machine_of(options.machine, ranks)
     each = options.ranks_per_gpu
@@ -129,16 +130,19 @@ def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
     return "sim" if backend == "sim" else "host"
 
 
-def _gpu_job(request: Request, options: Options, backend: Literal["cuda", "hip"], progress: Progress) -> Job:
-    """Compiled for the GPUs at hand."""
+def _gpu_job(
+    request: Request, options: Options, backend: Literal["cuda", "hip"], progress: Progress, processes: int
+) -> Job:
+    """Compiled for the GPUs at hand, of which each of several processes may see its own alone."""
     from ..driver.registry import device_count, discover
 
     if request.gpus is None and not request.source.is_plan:
         request = replace(request, gpus=max(1, device_count(backend)) * options.ranks_per_gpu)
     ranks = request.gpus
     if ranks is not None:
-        discover(backend, ranks, options.ranks_per_gpu)  # report a missing GPU, or too few, before anything is compiled
-    return compile_job(request, progress, lambda n: discover(backend, n, options.ranks_per_gpu))
+        # report a missing GPU, or too few, before anything is compiled
+        discover(backend, ranks, options.ranks_per_gpu, processes)
+    return compile_job(request, progress, lambda n: discover(backend, n, options.ranks_per_gpu, processes))
 
 
 def _order(text: str | None, job: Job | None = None) -> str | None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import get_args
 
+from ..arguments import whole
 from ..errors import DeviceError, UsageError
-from ..group import Group
+from ..group import TIMEOUT, Group
 from ..machine.model import Machine
 from ..plan.ir import Plan
+from ..types import TYPES, Dtype
 from .api import CollectivesBy, Driver, DriverName
 from .gpu.devices import discover as machine_of
 from .gpu.devices import kept_open, placed
 from .gpu.driver import GpuDriver
+from .gpu.peers import own_devices
+from .gpu.symmetric import SymmetricTensor
 from .gpu.vendor import Vendor
 from .host.driver import HostDriver
 
@@ -54,11 +59,35 @@ def open_driver(
         if collectives == "library":
             raise UsageError("collectives of a library need GPUs; the host driver has none")
         return HostDriver(plan, order=order, group=group, timeout=timeout)
-    if group is not None and group.size > 1:
-        raise UsageError(
-            f"the {name} driver does not run a plan in several processes yet: take one process for all GPUs"
-        )
-    return GpuDriver(_vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout, collectives=collectives)
+    return GpuDriver(
+        _vendor(name), plan, ranks_per_gpu=ranks_per_gpu, timeout=timeout, collectives=collectives, group=group
+    )
+
+
+def symmetric(
+    name: DriverName, shape: int | Iterable[int], dtype: str, device: int | None, group: Group | None
+) -> SymmetricTensor:
+    """A tensor that other processes can map, on a device of this process."""
+    kind = next((t for t in get_args(Dtype) if t == dtype), None)
+    if kind is None:
+        raise UsageError(f"there is no type '{dtype}'; there are {', '.join(TYPES)}")
+    sides = tuple(whole(n, "a side") for n in ([shape] if isinstance(shape, int) else shape))
+    if min(sides, default=0) < 0:
+        raise UsageError(f"shape {list(sides)} has a negative side")
+    vendor = _vendor(name)
+    if device is None:
+
+        def agreed(make: Callable[[], object]) -> list[object]:
+            if group is None:
+                return [make()]
+            texts = group.exchange(json.dumps(make()).encode(), TIMEOUT, "choose GPUs for tensors")
+            return [json.loads(text) for text in texts]
+
+        mine, _ = own_devices(vendor, 1, 0 if group is None else group.rank, agreed)
+        if not mine:
+            raise DeviceError("no GPU is left for this process: the others have all that it sees")
+        device = mine[0]
+    return SymmetricTensor(vendor, device, sides, kind)
 
 
 def device_count(name: DriverName) -> int:
@@ -69,11 +98,12 @@ def device_count(name: DriverName) -> int:
         return 0
 
 
-def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1) -> Machine:
-    """The GPUs of this machine, as the driver `name` sees them. DeviceError if they are too few for the ranks."""
+def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+    """The GPUs of this machine, as the driver `name` sees them. DeviceError if they are too few for the ranks of this
+    process, one of so many."""
     if name == "host":
         raise UsageError(f"the {name} driver has no GPUs to discover")
-    return machine_of(_vendor(name), ranks, ranks_per_gpu)
+    return machine_of(_vendor(name), ranks, ranks_per_gpu, processes)
 
 
 def devices_open(name: DriverName, ranks: int) -> AbstractContextManager[None]:

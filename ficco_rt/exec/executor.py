@@ -91,10 +91,10 @@ class Executor:
         group: object = None,
     ) -> None:
         self.plan = of_kind(plan, Plan, "an Executor runs a plan, as compile() or load_plan() gives it")
-        if machine is None and isinstance(driver, str) and driver in VENDORS:
-            machine = discover(driver, plan.ranks, ranks_per_gpu)
-        self.machine = chosen(plan.target if machine is None else machine, plan.ranks)
         self.group: Group | None = None if group is None else as_group(group)
+        if machine is None and isinstance(driver, str) and driver in VENDORS:
+            machine = discover(driver, plan.ranks, ranks_per_gpu, 1 if self.group is None else self.group.size)
+        self.machine = chosen(plan.target if machine is None else machine, plan.ranks)
         self.timeout = timeout
         self.graph = graph
         self.issued_in = 0.0  # microseconds that the host took to issue the last run

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +10,13 @@ from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.select import tune
 from tests.mock import standin
+from tests.mock.processes import kernels
 
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled once for all of the session's processes."""
-    folder = Path(tempfile.gettempdir()) / f"ficco-standin-{os.getuid()}-kernels"
-    monkeypatch.setenv("FICCO_CACHE", os.environ.get("FICCO_CACHE") or str(folder))
+    monkeypatch.setenv("FICCO_CACHE", kernels())
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,10 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     fail NAME N CODE     the N-th call of a function from now gives CODE; `*` for NAME: of all functions
     lose N CODE          from the N-th call on, every call gives CODE: the device is lost
     interrupt N          the N-th call raises SIGINT, as Ctrl-C does
+    uuid N               of device 0; those of the others follow                         [0]
+    shared 0|1           ordinary memory can go to other processes as IPC memory         [0]
+    way 0|1              whether memory can leave the process as file descriptors        [1]
+    kill N               the N-th call kills the process
     version N            CUDA: of the driver                                             [13000]
     flush 0|1            devices can flush what others write to their memory, and streams that wait for words must ask
                          for it                                                          [0]
@@ -64,6 +68,9 @@ KINDS = (
     "communicators",
     "libraries",
     "descriptors",
+    "physicals",
+    "mappings",
+    "opened",
 )
 COMPILER = ("cc",) if shutil.which("cc") else (sys.executable, "-m", "ziglang", "cc")  # of the machine, or of the tests
 FLAGS = (

@@ -154,7 +154,7 @@ def test_counters_are_zero_after_a_run_that_was_given_up(cuda: StandIn, arch: st
         assert verified_run(executor, values="exact").ok
         driver = executor.driver
         assert isinstance(driver, GpuDriver)
-        counting = [launch for b in driver._binder.bindings for launch in b.launches if launch.counters]
+        counting = [launch for b in driver._binder.bindings for launch in b.launches.values() if launch.counters]
         assert counting
         cuda.set(f"fail cuLaunchKernelEx 2 {campaign.UNKNOWN}")
         with pytest.raises(DeviceError):

@@ -311,11 +311,11 @@ def test_tensors_that_do_not_fit() -> None:
 
     def refused(c: list[object]) -> str:
         with pytest.raises(UsageError) as caught:
-            checked_on_device(plan, {"C": c})
+            checked_on_device(plan, {"C": c}, range(2))
         return str(caught.value)
 
     good = [OnGpu(4096, (8, 4)), OnGpu(8192, (8, 4))]
-    assert checked_on_device(plan, {"C": good})["C", 1] == api.DeviceArray(8192, (8, 4))
+    assert checked_on_device(plan, {"C": good}, range(2))["C", 1] == api.DeviceArray(8192, (8, 4))
     wanted = "output C, rank 0: wanted fp32 of shape [8, 4]"
     assert refused([np.zeros((8, 4), np.float32), good[1]]) == f"{wanted}, on a GPU; given ndarray in host memory"
     assert refused([OnGpu(4096, (4, 8)), good[1]]) == f"{wanted}; given fp32 of shape [4, 8]"
@@ -333,15 +333,15 @@ def test_tensors_that_do_not_fit() -> None:
 
 def test_streams_of_other_libraries() -> None:
     given = [SimpleNamespace(cuda_stream=7), SimpleNamespace(ptr=8), SimpleNamespace(__cuda_stream__=lambda: (0, 9)), 0]
-    assert handles(given, 4, int) == (7, 8, 9, 0)
-    assert handles((), 4, int) == ()
+    assert handles(given, range(4), int) == (7, 8, 9, 0)
+    assert handles((), range(4), int) == ()
     assert [steady(given[:count]) for count in range(4)] == [True, True, False, False]
     with pytest.raises(UsageError, match="rank 1's is str, not a stream of a GPU"):
-        handles([0, "x"], 2, int)
+        handles([0, "x"], range(2), int)
     with pytest.raises(UsageError, match="wanted one a rank, 3; given 2"):
-        handles([0, 0], 3, int)
+        handles([0, 0], range(3), int)
     with pytest.raises(UsageError, match="holds a number that is no handle"):
-        handles([0, -1], 2, lambda handle: handle.to_bytes(8, "little"))
+        handles([0, -1], range(2), lambda handle: handle.to_bytes(8, "little"))
 
 
 # ---------------------------------------------------------------- devices and errors

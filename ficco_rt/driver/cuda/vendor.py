@@ -34,6 +34,7 @@ from ..gpu.vendor import (
 from .call import api, call
 from .library import CublasLt
 from .nccl import Nccl
+from .sharing import CudaSharing
 from .tensor_map import encode
 
 _BATCHES = 13000  # the driver's version from which on it has `cuMemcpyBatchAsync` as the bindings call it
@@ -112,6 +113,18 @@ class Cuda:
         atomics = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
         return bool(call(cu.cuDeviceGetP2PAttribute, atomics, call(cu.cuDeviceGet, a), call(cu.cuDeviceGet, b)))
 
+    def uuid(self, ordinal: int) -> str:
+        found = call(self.cu.cuDeviceGetUuid, call(self.cu.cuDeviceGet, ordinal))
+        return ctypes.string_at(found.getPtr(), 16).hex()
+
+    def chosen(self) -> int | None:
+        if not int(self.current()):
+            return None
+        return int(call(self.cu.cuCtxGetDevice))
+
+    def sharing(self) -> CudaSharing:
+        return CudaSharing(self._pointer, self._access)
+
     def retain(self, ordinal: int) -> Handle:
         cu = self.cu
         self._retained[ordinal] = call(cu.cuDeviceGet, ordinal)
@@ -130,9 +143,9 @@ class Cuda:
         can = self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES
         flags = self.cu.CUstreamWaitValue_flags
         flush = True
-        for ordinal, device in gpus.devices.items():
+        for device in gpus.devices.values():
             with gpus.inside(device):
-                flush = bool(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, ordinal))) and flush
+                flush = bool(call(self.cu.cuDeviceGetAttribute, can, call(self.cu.cuDeviceGet, device.local))) and flush
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
         if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)

@@ -48,6 +48,7 @@ from .collective_library import Member
 from .collectives import Communicators
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
+from .peers import Shared
 from .refused import Closing, concerning
 from .resources import RunResources
 from .steps import ENTERS, DriverStep, entered
@@ -141,17 +142,18 @@ class BoundPlan:
 
     plans: Plans
     memory: Memory
-    launches: list[BoundLaunch] = field(default_factory=list)
+    launches: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, those of this process's devices
     marked: dict[int, MarkedLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
     calls: dict[Setting, Calls] = field(default_factory=dict)
+    shared: Shared | None = None  # memory of other processes
 
     @property
     def launched(self) -> list[Launched]:
-        """How each launch of the table launches."""
-        return [launch.launched for launch in self.launches]
+        """How each launch of this process's devices launches."""
+        return [launch.launched for launch in self.launches.values()]
 
 
 class Binder:
@@ -166,16 +168,19 @@ class Binder:
         self._communicators = communicators
         self.bindings: set[BoundPlan] = set()
 
-    def bind(self, plans: Plans, memory: Memory) -> BoundPlan:
+    def bind(self, plans: Plans, memory: Memory, shared: Shared | None = None) -> BoundPlan:
         """Raises DeviceError; nothing is left of it then."""
-        binding = BoundPlan(plans, memory)
+        binding = BoundPlan(plans, memory, shared=shared)
         self.bindings.add(binding)
         try:
             streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
-            for launch in plans.layout.launches:
-                device = self._gpus.devices[streams[launch.stream].device]
+            for number, launch in enumerate(plans.layout.launches):
+                device = self._gpus.devices.get(streams[launch.stream].device)
+                if device is None:
+                    continue
                 with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
-                    binding.launches.append(self._launches.bind(launch, device, memory, self._flags(plans.layout)))
+                    flags = self._flags(plans.layout)
+                    binding.launches[number] = self._launches.bind(launch, device, memory, flags)
             self._body(binding, "streams")
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
@@ -190,8 +195,10 @@ class Binder:
         closing(self.drop_graphs, binding)
         while binding.marked:
             closing(self._launches.release_marks, binding.marked.popitem()[1])
+        if binding.shared is not None and self._gpus.peers is not None:
+            closing(self._gpus.peers.release, binding.shared)
         while binding.launches:
-            closing(self._launches.release, binding.launches.pop())
+            closing(self._launches.release, binding.launches.popitem()[1])
         closing.end()
 
     def drop_graphs(self, binding: BoundPlan) -> None:
@@ -241,16 +248,20 @@ class Binder:
     def _passage(self, binding: BoundPlan, setting: Setting, frame: Frame) -> Passage:
         plan = binding.plans.of(setting.mode)
         streams = {name: of for name, (_, of) in self._resources.streams_of(plan, setting.callers).items()}
+        locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
         waiting = gates(plan, called=bool(setting.callers))
         through = plan.body if setting.mode == "embedded" else frame.end
         ends = {
-            action.event.number: (self._resources.recorded(action.event), streams[action.stream])
+            locals_[action.event.number]: (self._resources.recorded(action.event), streams[action.stream])
             for action in through
-            if isinstance(action, RecordEvent) and action.event.kind in ("completion", "replayed")
+            if action.stream in streams
+            and isinstance(action, RecordEvent)
+            and action.event.kind in ("completion", "replayed")
         }
+        rooms = binding.plans.rooms(setting.mode)
         return Passage(
-            binding.plans.rooms(setting.mode),
-            {device: tuple(streams[name] for name in names) for device, names in waiting.items()},
+            {local: rooms[device] for device, local in locals_.items()},
+            {local: tuple(streams[name] for name in waiting[device]) for device, local in locals_.items()},
             ends,
         )
 
@@ -271,6 +282,8 @@ class Binder:
         streams = self._resources.streams_of(plan, callers)
         together: list[Member] = []  # of a collective, whose calls stand side by side
         for action in actions:
+            if action.stream not in streams:  # another process's
+                continue
             device, stream = streams[action.stream]
             if isinstance(action, CallCollective):
                 together.append(member(action, binding.memory, len(plan.placement.devices), stream))

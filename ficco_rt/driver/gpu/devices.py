@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from ...device.ir import Placement
@@ -30,14 +30,15 @@ def placed(vendor: Vendor, ranks: int, ranks_per_gpu: int) -> Placement:
     return Placement(tuple(rank // ranks_per_gpu for rank in range(ranks)))
 
 
-def open_devices(vendor: Vendor, ordinals: tuple[int, ...]) -> dict[int, Gpu]:
-    """The devices, each with its context retained and direct access to every other one's memory."""
+def open_devices(vendor: Vendor, locals_: Mapping[int, int]) -> dict[int, Gpu]:
+    """The devices, by their numbers in the placement, each with its context retained and direct access to every other
+    one's memory. `locals_`: the vendor's ordinals of them."""
     devices: dict[int, Gpu] = {}
     try:
-        for i in ordinals:
-            facts = facts_of(vendor, i)
-            with concerning(f"{facts.name} (device {i})"):
-                devices[i] = Gpu(i, facts, vendor.retain(i))
+        for i, local in locals_.items():
+            facts = facts_of(vendor, local)
+            with concerning(f"{facts.name} (device {local})"):
+                devices[i] = Gpu(i, facts, vendor.retain(local), local)
         for i, device in devices.items():
             for j, other in devices.items():
                 if i != j:
@@ -81,14 +82,14 @@ def _restore(vendor: Vendor, callers: Handle) -> None:
 
 def _connect(vendor: Vendor, device: Gpu, other: Gpu) -> None:
     with concerning(device):
-        reached = vendor.can_access(device.ordinal, other.ordinal)
+        reached = vendor.can_access(device.local, other.local)
     if not reached:
         raise DeviceError(
             f"{device} has no direct access to the memory of {other}; set {vendor.visible} to GPUs "
             f"that reach each other ({vendor.topology} shows them), or share one with --ranks-per-gpu"
         )
     with inside(vendor, device):
-        vendor.enable_access(other.ordinal, other.context)
+        vendor.enable_access(other.local, other.context)
 
 
 def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
@@ -104,7 +105,7 @@ def close_devices(vendor: Vendor, devices: dict[int, Gpu]) -> None:
 def kept_open(vendor: Vendor, ordinals: tuple[int, ...]) -> Iterator[None]:
     """Inside, the devices keep their contexts when the last executor on them closes. Making a context and giving the
     others access to its memory takes far longer than all else that opening an executor does."""
-    devices = open_devices(vendor, ordinals)
+    devices = open_devices(vendor, {ordinal: ordinal for ordinal in ordinals})
     try:
         yield
     finally:
@@ -113,12 +114,14 @@ def kept_open(vendor: Vendor, ordinals: tuple[int, ...]) -> Iterator[None]:
 
 def _release(vendor: Vendor, device: Gpu) -> None:
     with concerning(device):
-        vendor.release(device.ordinal)
+        vendor.release(device.local)
 
 
-def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1) -> Machine:
-    """This machine's GPUs as a Machine of `ranks` ranks."""
-    used = placed(vendor, ranks, ranks_per_gpu).ordinals
+def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+    """This machine's GPUs as a Machine of `ranks` ranks. Each of several processes may see GPUs of its own alone: what
+    it sees stands for all."""
+    mine = placed(vendor, -(-ranks // processes), ranks_per_gpu).ordinals
+    used = range(min(vendor.count(), len(mine) * processes))
     linked = all(_linked(vendor, a, b) for a in used for b in used if a != b)
     return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked)
 

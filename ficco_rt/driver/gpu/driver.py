@@ -1,4 +1,5 @@
-"""GPUs of any vendor: one process, all devices, a plan's device plans on streams or as a graph for each.
+"""GPUs of any vendor: a plan's device plans on streams or as a graph for each device. One process drives all devices,
+or each process of a group its own.
 
 The driver puts its parts together: `gpus` (devices and what is made on them), `resources` (what device plans name),
 `binding` (their actions on memory), `runs`. What differs between vendors is behind `vendor.Vendor`.
@@ -11,7 +12,7 @@ that is harmless, or is refused (`device.chain`, `device.check`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -22,10 +23,13 @@ from ...device.build import Layout, streams_of
 from ...device.ir import Placement
 from ...device.room_table import too_little_left
 from ...errors import DeviceError, UsageError
+from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
 from ...kernels.families import tuned
 from ...kernels.occupancy import Limits
+from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
+from ...plan.codec import content_hash
 from ...plan.ir import CollectiveCall, Launch, Plan
 from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
@@ -38,6 +42,7 @@ from .devices import placed
 from .gpus import Gpus
 from .inside import LaunchTimes, Marked, launch_times
 from .launches import LaunchBinder, fits
+from .peers import Peers, label, own_devices, touched_by_others
 from .refused import Closing, Refused, concerning
 from .resources import RunResources
 from .runs import Runs, handles, steady
@@ -64,6 +69,7 @@ class GpuDriver:
         ranks_per_gpu: int = 1,
         timeout: float | None = None,
         collectives: CollectivesBy = "auto",
+        group: Group | None = None,
     ) -> None:
         self.name = vendor.name
         self._vendor = vendor
@@ -71,22 +77,39 @@ class GpuDriver:
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
-        self._closed = False
+        self._closed = self._poisoned = False
         self._tracing = self._latching = False
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         self._collectives = self._by_copies = ""
         refuse(plan)
-        placement = placed(vendor, plan.ranks, ranks_per_gpu)
-        self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'")
+        self._peers = None
+        locals_: Mapping[int, int] | None = None
+        all_facts: list[DeviceFacts] = []
+        if group is not None and group.size > 1:
+            self._peers = Peers(vendor, group, plan.schedule, content_hash(plan), plan.ranks, timeout)
+            placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
+        else:
+            placement = placed(vendor, plan.ranks, ranks_per_gpu)
+            if group is not None:  # one process of several that were started together: not all take the first GPU
+                needed = len(placement.ordinals)
+                mine, _ = own_devices(vendor, needed, 0, lambda make: [make()])
+                locals_ = dict(zip(placement.ordinals, mine, strict=True))
+        self._gpus = Gpus(vendor, placement, timeout, f"schedule '{plan.schedule}'", self._peers, locals_)
         self._communicators = Communicators(self._gpus, None, ())
         WATCHDOG.watch(self._gpus.tenant)
         try:
-            self._device = machine_from([d.facts for d in self._gpus.devices.values()], plan.ranks).device
+            facts = all_facts or [d.facts for d in self._gpus.devices.values()]
+            self._device = machine_from(facts, plan.ranks).device
             self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
             library, self._by_copies = library_for(vendor, plan, placement, collectives)
+            if library is not None and self._peers is not None:
+                library, self._by_copies = None, "ranks run in several processes"
             if library is not None:
                 self._features = replace(self._features, collectives=library.name)
+            if self._peers is not None:
+                self._features = self._peers.common(self._features)
+                self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
             layout = self._plans().layout
             self._collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
@@ -104,7 +127,9 @@ class GpuDriver:
             if layout.communicators:
                 self._gpus.tenant.ill = self._communicators.ill
                 WATCHDOG.watch(self._gpus.tenant)
-        except BaseException:
+        except BaseException as error:
+            if self._peers is not None and isinstance(error, DeviceError | UsageError):
+                self._peers.leave(error)
             if not self._gpus.hung:
                 with suppress(DeviceError):  # the first error is the one to tell
                     self._communicators.close()
@@ -124,7 +149,7 @@ class GpuDriver:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(range(self._plan.ranks))
+        return self._gpus.ranks
 
     @property
     def clock(self) -> ClockKind:
@@ -170,9 +195,9 @@ class GpuDriver:
 
     def describe(self) -> str:
         """The devices in use, for people."""
-        names = [d.facts.name for d in self._gpus.devices.values()]
-        shared = -(-self._plan.ranks // len(names))
-        return f"{len(names)} × {names[0]}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
+        count, name = len(self._gpus.placement.ordinals), self._gpus.first.facts.name
+        shared = -(-self._plan.ranks // count)
+        return f"{count} × {name}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
 
     def _library(self) -> str:
         """Which library makes products, if one does, and why where the plan does not say so."""
@@ -215,11 +240,20 @@ class GpuDriver:
         self._runs.answers()
         device = self._gpus.device(rank)
         tensor = DeviceTensor(0, shape, dtype, rank, owned=True)
-        with self._gpus.uncaptured():
-            address = self._gpus.alloc(device, tensor.size, f"{list(shape)} of {dtype} for rank {rank}")
+        what = f"{list(shape)} of {dtype} for rank {rank}"
+        with self._alone(), self._gpus.uncaptured():
+            address = self._gpus.alloc(device, tensor.size, what, shared=True)
         return self._buffer(DeviceTensor(address, shape, dtype, rank, owned=True))
 
+    def _alone(self) -> AbstractContextManager[None]:
+        """Inside, an error ends other processes' waiting."""
+        return nullcontext() if self._peers is None else self._peers.alone()
+
     def adopt(self, rank: int, array: object, dtype: Dtype) -> Buffer:
+        with self._alone():
+            return self._adopted(rank, array, dtype)
+
+    def _adopted(self, rank: int, array: object, dtype: Dtype) -> Buffer:
         if not isinstance(array, DeviceArray):
             raise UsageError(f"the {self.name} driver takes tensors on a GPU, not {type(array).__name__}")
         device = self._gpus.device(rank)
@@ -228,8 +262,8 @@ class GpuDriver:
             return self._buffer(tensor)
         with concerning(device), self._vendor.uncaptured():
             where = self._vendor.owner(array.address, f"rank {rank}'s tensor")
-        if where != device.ordinal:
-            raise UsageError(f"rank {rank} runs on device {device.ordinal}; its tensor lies on device {where}")
+        if where != device.local:
+            raise UsageError(f"rank {rank} runs on device {device.local}; its tensor lies on device {where}")
         mapped = self._share(tensor)
         buffer = self._buffer(tensor)
         if mapped:
@@ -239,7 +273,7 @@ class GpuDriver:
     def _share(self, tensor: DeviceTensor) -> bool:
         """The other devices may touch a caller's tensor; see `Vendor.share`."""
         device = self._gpus.device(tensor.rank)
-        others = [ordinal for ordinal in self._gpus.devices if ordinal != device.ordinal]
+        others = [other.local for other in self._gpus.devices.values() if other is not device]
         with concerning(device), self._vendor.uncaptured():
             try:
                 return self._vendor.share(tensor.address, tensor.size, others, f"access to rank {tensor.rank}'s tensor")
@@ -276,6 +310,7 @@ class GpuDriver:
         with self._gpus.inside(device):
             self._vendor.fill(tensor.address, 0xFF, tensor.size, stream)  # all bits set are a NaN in every type
             self._gpus.finish(device, stream)
+        self._poisoned = self._peers is not None
 
     def write(self, buffer: Buffer, array: Array) -> None:
         self._runs.quiet()
@@ -303,13 +338,50 @@ class GpuDriver:
             for (name, rank), buffer in memory.items()
         }
         with self._gpus.uncaptured():
-            return api.Binding(self._binder.bind(self._plans_for(tensors), tensors))
+            if self._peers is not None:
+                return api.Binding(self._bound_together(self._peers, tensors))
+            return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), tensors))
 
-    def _plans_for(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> Plans:
-        """The device plans that suit the memory. Tuned kernels count with aligned tensors; what lies otherwise plain
-        kernels take."""
-        launches = self._plans().layout.launches
-        return self._plans(frozenset((x.stream, x.command) for x in launches if not fits(x, tensors)))
+    def _unaligned(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> frozenset[tuple[int, int]]:
+        """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels
+        take it."""
+        layout = self._plans().layout
+        ranks = [stream.rank for stream in layout.plan.streams]
+        mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
+        return frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
+
+    def _bound_together(self, peers: Peers, tensors: Mapping[tuple[str, int], DeviceTensor]) -> BoundPlan:
+        """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
+        plans."""
+        plan = self._plans().of("streams")
+        wanted = touched_by_others(plan)
+        kinds = {t.name: t for t in self._plan.tensors}
+        mine = {label(key): (tensors[key].address, tensors[key].size) for key in wanted if key[1] in self._gpus.ranks}
+        shared = peers.share("bind tensors", {name: at for name, at in mine.items() if at[1]})
+        try:
+            known = {key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks}
+            for name, rank in wanted:
+                if rank not in self._gpus.ranks:
+                    tensor, address = kinds[name], shared.addresses.get(label((name, rank)), 0)
+                    known[name, rank] = DeviceTensor(
+                        address, tensor.shapes[rank], tensor.dtype, rank, owned=False, written=tensor.kind != "input"
+                    )
+            said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known)))
+            plans = self._plans(frozenset((s, p) for theirs in said for s, p in theirs))
+            made: list[BoundPlan] = []
+            try:
+                with peers.in_step("bind launches"):
+                    made.append(self._binder.bind(plans, known, shared))
+            except BaseException:
+                with suppress(DeviceError):  # another process has failed
+                    if made:
+                        self._binder.release(made[0])
+                raise
+            return made[0]
+        except BaseException:
+            with suppress(DeviceError):
+                peers.release(shared)
+            raise
 
     def _plans(self, unaligned: frozenset[tuple[int, int]] = frozenset()) -> Plans:
         return plans_of(Same(self._plan), self._device, self._gpus.placement, self._features, unaligned)
@@ -330,9 +402,13 @@ class GpuDriver:
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
+        if self._poisoned and self._peers is not None:
+            # NOTE others write into our scratch as soon as they run: words keep apart runs, not what the host does
+            self._peers.agree("run what was poisoned")
+            self._poisoned = False
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
-            self._callers = handles(given, self._plan.ranks, self._vendor.stream)
+            self._callers = handles(given, self._gpus.ranks, self._vendor.stream)
             self._given = given if steady(given) else None
         return self._runs.run(binding, self._callers, graph=graph)
 
@@ -354,11 +430,14 @@ class GpuDriver:
         raisers = raisers_of(plan)
         dtypes = {t.name: t.dtype for t in plan.tensors}
         launched: dict[tuple[int, int], Launched] = {}
-        for launch, bound in zip(binding.plans.layout.launches, binding.launches, strict=True):
+        for number, bound in binding.launches.items():
+            launch = binding.plans.layout.launches[number]
             launched.setdefault((launch.stream, launch.command), bound.launched)
         inside = self._inside(binding)
         found: list[TraceSpan] = []
         for stream in plan.streams:
+            if stream.rank not in self._gpus.ranks:
+                continue
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):
                 time = partial(self._runs.since, device.ordinal)
@@ -377,8 +456,9 @@ class GpuDriver:
             marked.append(Marked(launch, marks, bound.tile_works, ordinal, start, stop))
 
         def ticks(ordinal: int) -> float:
-            with concerning(self._gpus.devices[ordinal]):
-                return self._vendor.ticks(ordinal)
+            device = self._gpus.devices[ordinal]
+            with concerning(device):
+                return self._vendor.ticks(device.local)
 
         return launch_times(marked, ticks)
 

@@ -6,7 +6,7 @@ Everything is registered as it is made, before anything else can fail, so `close
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...device.ir import Mode, Placement
 from ...errors import DeviceError
 from .devices import close_devices, inside, open_devices
+from .peers import Peers
 from .refused import Closing, Refused, concerning, concerns
 from .turns import TURNS, Tenant
 from .vendor import Gpu, Handle, Vendor
@@ -27,13 +28,25 @@ _SHARES = {"high": 0.0, "normal": 0.5, "low": 1.0}
 
 class Gpus:
     """See the module. `timeout` is the seconds that the devices get for what the host waits for; None: any time. `name`
-    is what messages call the user of all this."""
+    is what messages call the user of all this. `peers`: the processes that drive the other devices of the placement;
+    `locals_` are then the vendor's ordinals of this process's."""
 
-    def __init__(self, vendor: Vendor, placement: Placement, timeout: float | None, name: str = "") -> None:
+    def __init__(
+        self,
+        vendor: Vendor,
+        placement: Placement,
+        timeout: float | None,
+        name: str = "",
+        peers: Peers | None = None,
+        locals_: Mapping[int, int] | None = None,
+    ) -> None:
         self.vendor = vendor
         self.tenant = Tenant(name, vendor, timeout)
         self.timeout = timeout
         self.placement = placement
+        self.peers = peers
+        self._locals = dict(locals_) if locals_ is not None else {i: i for i in placement.ordinals}
+        self.ranks = tuple(r for r, device in enumerate(placement.devices) if device in self._locals)
         self.current: Gpu | None = None  # whose context is current, while a run is issued
         self.mode: Mode = "streams"  # of runs that are no graphs: this, "traced" or "latched"
         self.timing = False  # whether runs on callers' streams are timed; all others are
@@ -51,9 +64,9 @@ class Gpus:
 
     def _open(self) -> None:
         vendor = self.vendor
-        self.devices = open_devices(vendor, self.placement.ordinals)
+        self.devices = open_devices(vendor, self._locals)
         self.first = next(iter(self.devices.values()))
-        self.tenant.sms = {ordinal: device.facts.sms for ordinal, device in self.devices.items()}
+        self.tenant.sms = {device.local: device.facts.sms for device in self.devices.values()}
         try:
             with self.inside(self.first):
                 self._least, self._greatest = vendor.priorities()
@@ -68,6 +81,7 @@ class Gpus:
             raise
 
     def device(self, rank: int) -> Gpu:
+        """Of a rank of this process."""
         return self.devices[self.placement.devices[rank]]
 
     # ---- contexts
@@ -180,11 +194,13 @@ class Gpus:
 
     # ---- memory
 
-    def alloc(self, device: Gpu, size: int, what: str, *, flags: bool = False) -> int:
-        """Bytes of the device's memory: their address. `flags`: what other devices write while kernels look."""
+    def alloc(self, device: Gpu, size: int, what: str, *, flags: bool = False, shared: bool = False) -> int:
+        """Bytes of the device's memory: their address. `flags`: what other devices write while kernels look. `shared`:
+        what other processes use, if there are any."""
         with self.inside(device):
             make = self.vendor.alloc_flags if flags else self.vendor.alloc
-            address = make(max(16, size), what)
+            found = self.peers.alloc(device, max(16, size), what) if shared and self.peers is not None else None
+            address = make(max(16, size), what) if found is None else found
             self._memory[address] = (device, size)
         return address
 
@@ -194,7 +210,8 @@ class Gpus:
             return
         with self.inside(device):
             del self._memory[address]  # whatever the call says: it may tell of an earlier error
-            self.vendor.free(address)
+            if self.peers is None or not self.peers.free(address):
+                self.vendor.free(address)
 
     def put(self, device: Gpu, address: int, values: npt.NDArray[np.generic]) -> None:
         """Done on return: the copy goes by a stream that does not wait for the default one, as the plan's do not."""
@@ -216,11 +233,17 @@ class Gpus:
             closing(self.drop_event, event)
         while self._streams:
             closing(self._drop_stream, *self._streams.pop())
+        if self.peers is not None:
+            closing(self._leave, self.peers)
         for _ in range(2):  # once more what a context that was not to be had has kept
             for address in list(self._memory):
                 closing(self.free, address)
         closing(close_devices, self.vendor, self.devices)
         closing.end()
+
+    def _leave(self, peers: Peers) -> None:
+        with self.inside(self.first):
+            peers.close()
 
     def _drop_stream(self, device: Gpu, stream: Handle) -> None:
         with concerning(device):

@@ -9,6 +9,7 @@ import numpy as np
 from ...device.ir import DevicePlan, DeviceStream, EventName, StreamName, Word
 from .devices import inside
 from .gpus import Gpus
+from .peers import Peers
 from .refused import Closing
 from .vendor import Gpu, Handle
 
@@ -28,25 +29,38 @@ class RunResources:
         for ordinal, device in gpus.devices.items():
             size = sum(word.device == ordinal for word in words)
             if size:
-                self._words[ordinal] = (gpus.alloc(device, 4 * size, "the plan's flags", flags=True), size)
+                self._words[ordinal] = (gpus.alloc(device, 4 * size, "the plan's flags", flags=True, shared=True), size)
                 self._rescue[ordinal] = gpus.new_stream(device)
         with gpus.turn():
             for stream in streams:
-                self._stream(stream)
-        self.addresses = [self.word(word.device, word.index) for word in words]
+                if stream.device in gpus.devices:
+                    self._stream(stream)
         self.clear()
+        bases = {ordinal: address for ordinal, (address, _) in self._words.items()}
+        if gpus.peers is not None:  # whose words are 0 when all have come here
+            bases |= self._theirs(gpus.peers)
+        self.addresses = [bases[word.device] + 4 * word.index for word in words]
+
+    def _theirs(self, peers: Peers) -> dict[int, int]:
+        """Where the words of other processes' devices lie."""
+        mine = {f"words {ordinal}": (address, 4 * size) for ordinal, (address, size) in self._words.items()}
+        shared = peers.share("share words", mine)
+        return {int(name.split()[1]): address for name, address in shared.addresses.items()}
 
     def streams_of(self, plan: DevicePlan, callers: Sequence[Handle]) -> Mapping[StreamName, tuple[Gpu, Handle]]:
-        """All streams of a device plan, with their devices; `callers` are the callers', one a rank, or none. NOTE they
+        """This process's streams of a device plan, with their devices; `callers` are the callers', one a rank of this
+        process, or none. NOTE they
         are made one after another: streams of other executors between them could make two of one plan share a queue."""
         found: dict[StreamName, tuple[Gpu, Handle]] = {}
         with self._gpus.turn():
             for stream in plan.streams:
-                device = self._gpus.devices[stream.device]
+                device = self._gpus.devices.get(stream.device)
+                if device is None:  # another process's
+                    continue
                 if stream.name.kind != "caller":
                     found[stream.name] = (device, self._stream(stream))
                 elif callers:
-                    found[stream.name] = (device, callers[stream.name.number])
+                    found[stream.name] = (device, callers[self._gpus.ranks.index(stream.name.number)])
         return found
 
     def _stream(self, stream: DeviceStream) -> Handle:

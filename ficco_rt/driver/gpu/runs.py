@@ -22,6 +22,7 @@ from .turns import TURNS, Issued, Tenant
 from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
+ALIVE = 0.05  # seconds of waiting for a run after which other processes are looked after
 DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
 
 
@@ -45,6 +46,7 @@ class Runs:
         self._setting: Setting | None = None  # and how
         self._calls: Calls | None = None
         self._replays = False  # callers' graphs hold runs, and may be under way
+        self._board = gpus.peers.board if gpus.peers is not None else None
         self.lost = False  # a run failed or does not end: these devices get no further run
 
     @property
@@ -84,6 +86,8 @@ class Runs:
             if enters:
                 gpus.begin_issue()
             self._running, self._last, self._setting, self._calls = True, binding, setting, calls
+            if self._board is not None:
+                self._board.issues()
             make(gpus, steps)
             if enters:
                 gpus.end_issue()
@@ -109,7 +113,8 @@ class Runs:
 
     def _gates(self, waits: Sequence[tuple[int, Handle, Handle]]) -> Iterator[DriverStep]:
         """The run waits on a device for another executor's."""
-        devices, wait = self._gpus.devices, self._gpus.vendor.wait_action
+        devices = {device.local: device for device in self._gpus.devices.values()}
+        wait = self._gpus.vendor.wait_action
         steps = (DriverStep(devices[i], *wait(stream, event), "another executor's run") for i, stream, event in waits)
         return entered(self._gpus.vendor, steps)
 
@@ -161,7 +166,7 @@ class Runs:
     def _follow(self, callers: Callers) -> None:
         """The devices' own streams stand behind the callers', on which graphs of a run that is not whole may be."""
         vendor = self._gpus.vendor
-        for rank, caller in enumerate(callers):
+        for rank, caller in zip(self._gpus.ranks, callers, strict=False):
             device = self._gpus.device(rank)
             with suppress(DeviceError), self._gpus.inside(device):
                 event = self._resources.event(EventName("caller", rank), device)
@@ -290,7 +295,7 @@ class Runs:
         if gpus.mode == "traced":
             raise UsageError("a run in a caller's graph takes no times of its commands: set executor.traced = False")
         captures: dict[int, int] = {}  # by device
-        for rank, stream in enumerate(callers):
+        for rank, stream in zip(gpus.ranks, callers, strict=True):
             device = gpus.device(rank)
             with concerning(device, f"the stream of rank {rank}"):
                 found = gpus.vendor.capture_of(stream)
@@ -324,14 +329,27 @@ class Runs:
         while not self._ended():
             waited = time.monotonic() - begun
             if limit is not None and waited > limit:
-                self._give_up(limit)
+                self._give_up(f"the run did not end within {limit:.3g} s (--timeout)")
             naps += 1
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))
                 self._ended(everywhere=True)
+                self._look_for_others(waited)
+        if self._board is not None:
+            self._board.ends()
         self._running, self._tenant.over = False, True
         if self._tenant.overdue:
             self._told()
+
+    def _look_for_others(self, waited: float) -> None:
+        """DeviceError: a process has ended, and its part of the run will never come."""
+        if self._board is None or waited < ALIVE:
+            return
+        self._board.say("waits")
+        gone = self._board.gone()
+        if gone and not self._ended():  # it may have done its part first
+            names = " and ".join(map(str, gone))
+            self._give_up(f"process{'es' if len(gone) > 1 else ''} {names} ended in the midst of a run")
 
     def quiet(self) -> None:
         """The last run has ended, and the devices answer."""
@@ -340,7 +358,8 @@ class Runs:
 
     def answers(self) -> None:
         if self.lost or self._gpus.hung:
-            raise DeviceError("the GPUs run nothing since an earlier error; make a new executor, in a new process")
+            where = "new processes" if self._gpus.peers is not None else "a new process"
+            raise DeviceError(f"the GPUs run nothing since an earlier error; make a new executor, in {where}")
 
     def microseconds(self) -> float:
         """From the last run's begin to its end on a device; the slowest counts."""
@@ -398,21 +417,22 @@ class Runs:
             found |= dict.fromkeys(self._on_callers())
         return list(found)
 
-    def _give_up(self, limit: float) -> None:
+    def _give_up(self, why: str) -> None:
         replayed = self._setting is not None and self._setting.mode == "graph"
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._busy()]
+        others = self._board.lines() if self._board is not None else []
         ahead = TURNS.ahead(self._tenant)
         if ahead:
             report = self._report_on(ahead)
         self._dirty = True
         through = self._release()
-        if replayed and not ahead:
+        if replayed and not ahead and self._gpus.peers is None:
             report = self._report_on_streams() if through else []
-            why = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
-            report = report or [*self._communicators.calls(), why]
+            silent = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
+            report = report or [*self._communicators.calls(), silent]
         busy = " and ".join(self._busy())
         state = "" if through else f"\n{busy} still run it: this process can use them no more"
-        raise DeviceError(f"the run did not end within {limit:.3g} s (--timeout)\n" + "\n".join(report) + state)
+        raise DeviceError("\n".join([why, *others, *report]) + state)
 
     def _report_on(self, ahead: Sequence[Tenant]) -> list[str]:
         """The executors whose runs this run stands behind. Those runs take too long as well, and are released."""
@@ -426,7 +446,8 @@ class Runs:
         """A line for each stream that is not through. `issued`: of a run that is not whole yet, what is."""
         if self._setting is None or self._setting.mode == "graph":
             return []
-        devices = [str(self._gpus.device(stream.rank)) for stream in self._plan.streams]
+        mine = [stream for stream in self._plan.streams if stream.rank in self._gpus.ranks]
+        devices = {stream.id: str(self._gpus.device(stream.rank)) for stream in mine}
         return stuck(self._plan, devices, self._passed(issued), traced=self._setting.mode == "traced")
 
     def _report_on_streams(self) -> list[str]:
@@ -463,6 +484,7 @@ class Runs:
             return False
         self._running, self._tenant.over = False, True
         self._spoiled()
+        self.lost = self.lost or self._gpus.peers is not None  # the others' words are not ours to reset
         return True
 
     def _drained(self) -> bool:
@@ -484,7 +506,7 @@ class Runs:
         """Words and counters are 0, whatever a given-up run has left, and communicators are open."""
         self._communicators.ready()
         self._resources.clear()
-        for launch in (launch for binding in self._binder.bindings for launch in binding.launches):
+        for launch in (launch for binding in self._binder.bindings for launch in binding.launches.values()):
             if launch.counters:
                 self._gpus.put(launch.device, launch.scratch, np.zeros(launch.counters, np.uint32))
         self._dirty = False
@@ -502,13 +524,13 @@ class Runs:
             raise self._trouble
 
 
-def handles(streams: Sequence[object], ranks: int, stream: Callable[[int], Handle]) -> Callers:
-    """The callers' streams, one a rank, by `Vendor.stream`. Each is given as an int handle, or an object with
-    `cuda_stream` (PyTorch), `ptr` (CuPy) or `__cuda_stream__`."""
-    if streams and len(streams) != ranks:
-        raise UsageError(f"streams: wanted one a rank, {ranks}; given {len(streams)}")
+def handles(streams: Sequence[object], ranks: Sequence[int], stream: Callable[[int], Handle]) -> Callers:
+    """The callers' streams, one a rank of this process, by `Vendor.stream`. Each is given as an int handle, or as an
+    object with `cuda_stream` (PyTorch), `ptr` (CuPy) or `__cuda_stream__`."""
+    if streams and len(streams) != len(ranks):
+        raise UsageError(f"streams: wanted one a rank, {len(ranks)}; given {len(streams)}")
     try:
-        return tuple([stream(_handle(given, rank)) for rank, given in enumerate(streams)])
+        return tuple([stream(_handle(given, rank)) for rank, given in zip(ranks, streams, strict=False)])
     except OverflowError as error:
         raise UsageError(f"streams: {list(streams)} holds a number that is no handle") from error
 

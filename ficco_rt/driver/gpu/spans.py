@@ -216,12 +216,13 @@ def words(command: Command) -> str:
     return f"{text} ({command.origin.place})"
 
 
-def stuck(plan: Plan, devices: Sequence[str], passed: HasPassed, *, traced: bool) -> list[str]:
-    """A line for each stream that has not finished: how far it got. `devices` are those of the streams, for people."""
+def stuck(plan: Plan, devices: Mapping[int, str], passed: HasPassed, *, traced: bool) -> list[str]:
+    """A line for each stream that has not finished: how far it got. `devices`: for people, by the streams of this
+    process."""
     raisers = raisers_of(plan)
     lines = []
-    for stream, device in zip(plan.streams, devices, strict=True):
-        line = _stuck(stream, device, passed, raisers, traced)
+    for stream in plan.streams:
+        line = _stuck(stream, devices[stream.id], passed, raisers, traced) if stream.id in devices else None
         if line is not None:
             lines.append(line)
     return lines

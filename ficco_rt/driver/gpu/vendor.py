@@ -27,6 +27,7 @@ from ...machine.discover import DeviceFacts
 from ...types import Dtype
 from .collective_library import CollectiveLibrary
 from .refused import Refused
+from .sharing import Sharing
 
 DriverFunction: TypeAlias = Callable[..., tuple[Any, ...]]
 DriverCall: TypeAlias = tuple[DriverFunction, tuple[Any, ...]]  # a driver call with its arguments, ready to be made
@@ -47,14 +48,17 @@ class Address(int):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gpu:
-    """A GPU with its context, which other libraries of the process share."""
+    """A GPU with its context, which other libraries of the process share. `ordinal` is its number in the placement,
+    `local` the vendor's in this process; the two differ where other processes drive other devices."""
 
     ordinal: int
     facts: DeviceFacts
     context: Handle
+    local: int
 
     def __str__(self) -> str:
-        return f"{self.facts.name} (device {self.ordinal})"
+        here = f", {self.local} of this process" if self.local != self.ordinal else ""
+        return f"{self.facts.name} (device {self.ordinal}{here})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +208,15 @@ class Vendor(Protocol):
 
     def linked(self, a: int, b: int) -> bool:
         """Whether a link of GPUs (NVLink, xGMI) connects them, and not only the host's bus."""
+
+    def uuid(self, ordinal: int) -> str:
+        """By which all processes know the device; of a part of a GPU (MIG) the part's own."""
+
+    def chosen(self) -> int | None:
+        """The device whose context the calling thread has made current; None: it has made none."""
+
+    def sharing(self) -> Sharing:
+        """Memory that several processes use. DeviceError: the vendor's bindings have no such calls."""
 
     def retain(self, ordinal: int) -> Handle:
         """The device's context, shared with the process's other libraries."""

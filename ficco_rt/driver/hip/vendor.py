@@ -25,6 +25,7 @@ from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
+from ..gpu.sharing import Sharing
 from ..gpu.vendor import (
     Address,
     Current,
@@ -124,6 +125,16 @@ class Hip:
     def linked(self, a: int, b: int) -> bool:
         kind, _ = call(self.hip.hipExtGetLinkTypeAndHopCount, a, b)
         return int(kind) == _XGMI
+
+    def uuid(self, ordinal: int) -> str:
+        found = filled(self.hip.hipDeviceGetUuid, self.hip.hipUUID_t, ordinal)
+        return bytes(found.bytes).hex()
+
+    def chosen(self) -> int | None:
+        return None  # one is always current: nobody need have chosen it
+
+    def sharing(self) -> Sharing:
+        raise DeviceError("hip: memory of several processes is not there yet; run all ranks in one process")
 
     def retain(self, ordinal: int) -> Handle:
         return ordinal

@@ -87,6 +87,8 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 81: *value = d->smem_sm; break;
         case 97: *value = d->smem_block; break;
         case 98: *value = world.flush; break;  // remote writes
+        case 102: *value = 1; break;           // mappings of memory to addresses
+        case 103: *value = world.way; break;   // and their descriptors
         case 106: *value = d->max_blocks; break;
         case 111: *value = d->smem_reserved; break;
         default:
@@ -94,6 +96,17 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
             return INVALID_VALUE;
     }
     return OK;
+}
+int cuDeviceGetUuid_v2(unsigned char *uuid, int device) {
+    CALL(cuDeviceGetUuid);
+    ORDINAL(device);
+    memset(uuid, 0x5C, 16);
+    return uuid[0] = (unsigned char)(world.uuid + d->ordinal), OK;
+}
+int cuCtxGetDevice(int *device) {
+    CALL(cuCtxGetDevice);
+    DEVICE(d);
+    return *device = d->ordinal, OK;
 }
 int cuDeviceCanAccessPeer(int *can, int device, int peer) {
     CALL(cuDeviceCanAccessPeer);

@@ -5,13 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 // `ranged`: a mapping of a range of addresses, `pooled`: of a pool. Of both `access` says which devices may touch them;
 // other memory is touched by the devices that have access to its home's.
-typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine, ranged, pooled; uint64_t access; } Block;
+typedef struct { uint64_t base, bytes; Device *home; bool live, mapped, fine, ranged, pooled, foreign; uint64_t access, number; void *physical; int file; } Block;
 static Block *blocks;   // by base
 static size_t count, room;
 static Block *last;     // found
+static uint64_t numbers;
 
 enum { ALIGN = 256, BIG = 1 << 20 };
 
@@ -37,6 +39,7 @@ static void insert(Block block) {
         blocks[place] = blocks[place - 1];
         place--;
     }
+    block.number = ++numbers;
     blocks[place] = block;
     last = NULL;
 }
@@ -45,8 +48,15 @@ int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
     if (!bytes) return INVALID_VALUE;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
     void *at = NULL;
-    bool mapped = bytes >= BIG;
-    if (mapped) {
+    int file = -1;
+    bool mapped = bytes >= BIG || world.shared;
+    if (world.shared) {
+        uint64_t all = (bytes + 4095) / 4096 * 4096;
+        file = shared_file(bytes, d->ordinal);
+        at = file < 0 ? MAP_FAILED : mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (at == MAP_FAILED) return OUT_OF_MEMORY;
+        memset(at, 0xA5, bytes);
+    } else if (mapped) {
         at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (at == MAP_FAILED) return OUT_OF_MEMORY;
     } else {
@@ -54,7 +64,8 @@ int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
         if (!at) return OUT_OF_MEMORY;
         memset(at, 0xA5, bytes);  // undefined content
     }
-    insert((Block){.base = (uint64_t)at, .bytes = bytes, .home = d, .live = true, .mapped = mapped, .fine = fine});
+    insert((Block){.base = (uint64_t)at, .bytes = bytes, .home = d, .live = true, .mapped = mapped, .fine = fine,
+                   .file = file + 1});
     d->used += bytes;
     world.live[ALLOCATION]++;
     *address = (uint64_t)at;
@@ -68,6 +79,8 @@ int memory_free(uint64_t address, const char *who) {
         return INVALID_VALUE;
     }
     b->live = false;
+    if (b->file) close(b->file - 1);
+    b->file = 0;
     b->home->used -= b->bytes;
     world.live[ALLOCATION]--;
     return OK;
@@ -96,6 +109,7 @@ int memory_reach(const Device *d, uint64_t address, uint64_t bytes) {
     const Device *home = bytes ? memory_home(address, bytes) : d;
     if (!home) return ILLEGAL_ADDRESS;
     const Block *b = bytes ? find(address) : NULL;
+    if (b && b->foreign && !b->ranged) return OK;   // whoever opens another process's memory is given access to it
     if (!b || !(b->ranged || b->pooled)) return home == d || d->enabled[home->ordinal] ? OK : ILLEGAL_ADDRESS;
     for (uint64_t end = address + bytes; address < end; address = b->base + b->bytes) {
         b = find(address);
@@ -148,6 +162,38 @@ int memory_pool_let(const Device *home, int device) {
     return OK;
 }
 
+uint64_t memory_number(uint64_t address) {
+    const Block *b = find(address);
+    return b && b->live ? b->number : 0;
+}
+bool memory_place(uint64_t address, uint64_t *base, uint64_t *bytes) {
+    const Block *b = find(address);
+    return b && b->live ? *base = b->base, *bytes = b->bytes, true : false;
+}
+void memory_insert(Device *home, uint64_t base, uint64_t bytes, bool ranged, bool foreign, void *physical) {
+    insert((Block){.base = base, .bytes = bytes, .home = home, .live = true, .mapped = true, .fine = true, .ranged = ranged,
+                   .foreign = foreign, .physical = physical});
+}
+int memory_file(uint64_t address) {
+    const Block *b = find(address);
+    return b && b->live ? b->file - 1 : -1;
+}
+void *memory_physical(uint64_t address) {
+    const Block *b = find(address);
+    return b && b->live ? b->physical : NULL;
+}
+// NOTE the addresses stay taken, so that the use of what is gone is seen.
+int memory_gone(uint64_t base, uint64_t bytes) {
+    for (uint64_t at = base; at < base + bytes;) {
+        Block *b = find(at);
+        if (!b || !b->live || b->base != at || at + b->bytes > base + bytes) return INVALID_VALUE;
+        b->live = false;
+        mmap((void *)at, b->bytes, PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        at += b->bytes;
+    }
+    return OK;
+}
+
 // Memory as a caller's allocator maps it, in pieces side by side, for its own device alone.
 uint64_t standin_mapped(int device, uint64_t bytes, int pieces) {
     char *at = mmap(NULL, bytes * (uint64_t)pieces, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -192,7 +238,9 @@ void memory_drift(void) {
 
 void memory_write(const Device *writer, uint64_t dst, const void *src, uint64_t bytes) {
     const Device *home = world.flush ? memory_home(dst, bytes) : NULL;
-    if (!home || home == writer) {
+    const Block *b = home ? find(dst) : NULL;
+    // NOTE what this process holds back no other one can flush: it brings such writes at once
+    if (!home || home == writer || b->foreign) {
         memmove((void *)dst, src, bytes);
         return;
     }
@@ -211,6 +259,8 @@ void memory_write(const Device *writer, uint64_t dst, const void *src, uint64_t 
 
 void memory_reset(void) {
     memory_settle();
+    for (size_t i = 0; i < count; i++)
+        if (blocks[i].file) close(blocks[i].file - 1);
     for (size_t i = 0; i < count; i++)
         if (blocks[i].mapped) munmap((void *)blocks[i].base, blocks[i].bytes);
         else free((void *)blocks[i].base);

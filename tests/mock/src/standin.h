@@ -6,6 +6,7 @@
 //
 // world.c    settings, faults to be injected, counts, violations      memory.c   allocations, who may touch what
 // stream.c   streams, events, what is submitted to them               step.c     what runs next
+// shared.c   memory of several processes                           (its faces: cuda_shared.c)
 // graph.c    capture and replay                                       kernel.c   launches and their blocks
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     cuda_memory.c    cuda_stream.c    cuda_graph.c    hip.c    the vendors' faces
@@ -44,7 +45,7 @@ typedef struct Clique Clique;
 typedef struct Collective Collective;
 
 typedef enum { CONTEXT, STREAM, EVENT, ALLOCATION, MODULE, FUNCTION, GRAPH, EXEC, CAPTURE, COMMUNICATOR, LIBRARY,
-               DESCRIPTOR, KINDS } Kind;
+               DESCRIPTOR, PHYSICAL, MAPPING, OPENED, KINDS } Kind;
 
 struct Device {
     int ordinal;
@@ -97,8 +98,11 @@ typedef struct {
     int queues;                      // of each device; 0: as the environment says, else as the vendor has it
     uint64_t tickets;                // commands that streams were given
     long early;                      // launches that began before the one before them had ended
+    int uuid;                        // of device 0; those of the others follow
+    bool shared;                     // ordinary memory can go to other processes as IPC memory
+    int way;                         // what memory leaves the process as: 1 descriptors, 0 IPC handles alone
     bool flush;                      // devices can flush remote writes, and need to
-    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call;
+    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call;
     int lose_code;
     int nccl;                        // the version of the library of collectives; 0: its calls say that there is none
     long collectives, lose_collective;   // the one that never ends, and whose communicators tell of an error
@@ -135,12 +139,36 @@ int memory_may(uint64_t address, int device, bool *may);           // whether a 
 int memory_let(uint64_t address, uint64_t bytes, int device);      // it may touch these mappings from now on
 Device *memory_pool_of(uint64_t address);                          // NULL: of no pool
 int memory_pool_let(const Device *home, int device);               // likewise, what is of a device's pool
+uint64_t memory_number(uint64_t address);                          // another one for each allocation; 0: none is there
+bool memory_place(uint64_t address, uint64_t *base, uint64_t *bytes);   // the allocation or mapping around it
+// `foreign`: of another process.
+void memory_insert(Device *home, uint64_t base, uint64_t bytes, bool ranged, bool foreign, void *physical);
+int memory_file(uint64_t address);                                 // of an ordinary allocation; −1: it has none
+void *memory_physical(uint64_t address);                           // behind a mapping
+int memory_gone(uint64_t base, uint64_t bytes);                    // mappings that are unmapped
 // What a device writes to another's memory. Where devices can flush such writes (`flush 1`), they are seen late: when a
 // kernel or an event acquires, when a stream's wait asks for the flush, or at any time.
 void memory_write(const Device *writer, uint64_t dst, const void *src, uint64_t bytes);
 void memory_settle(void);                                          // all of it is seen
 void memory_drift(void);                                           // or a little
 void memory_reset(void);
+
+// ---------------------------------------------------------------- shared.c
+
+typedef struct Physical { void *handle; int file; uint64_t bytes; Device *home; int refs; bool ours; } Physical;
+int shared_file(uint64_t bytes, int home);                         // of memory that processes share; −1: none is to be had
+Physical *physical_create(Device *d, uint64_t bytes);
+Physical *physical_import(int file);                               // NULL: it is no such file
+int physical_file(const Physical *p);                              // a descriptor of it for somebody else
+Physical *physical_again(const Physical *p);                       // a handle more of the same memory
+void physical_release(Physical *p);
+int physical_map(Physical *p, uint64_t address, uint64_t bytes);
+int shared_reserve(uint64_t bytes, uint64_t *address);
+int shared_unreserve(uint64_t address, uint64_t bytes);
+int shared_unmap(uint64_t address, uint64_t bytes);
+int shared_handle(uint64_t base, void *handle);                    // 64 bytes
+int shared_open(const void *handle, uint64_t *address);
+int shared_close(uint64_t address);
 
 // ---------------------------------------------------------------- stream.c
 

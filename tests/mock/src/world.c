@@ -13,7 +13,7 @@ World world;
 Device devices[MAX_DEVICES];
 const char *const kind_names[KINDS] = {"contexts", "streams", "events",  "allocations",
                                        "modules",  "functions", "graphs", "execs", "captures",
-                                       "communicators", "libraries", "descriptors"};
+                                       "communicators", "libraries", "descriptors", "physicals", "mappings", "opened"};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Called *all_called;
@@ -77,6 +77,7 @@ Call enter(Called *function) {
         snprintf(fired, sizeof fired, "%s", function->name);
         raise(SIGINT);
     }
+    if (world.kill_call && world.calls == world.kill_call) raise(SIGKILL);
     if (call.code && !fired[0]) snprintf(fired, sizeof fired, "%s", function->name);
     if (!call.code && world.steps_per_call) advance((int)drawn((uint64_t)world.steps_per_call + 1));
     return call;
@@ -187,12 +188,16 @@ static void set(char *line) {
     else if (!strcmp(key, "stop")) world.stop_command = world.commands + a;
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
+    else if (!strcmp(key, "kill")) world.kill_call = world.calls + a;
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "queues")) world.queues = (int)a;
     else if (!strcmp(key, "nccl")) world.nccl = (int)a;
     else if (!strcmp(key, "lose_collective"))
         world.lose_collective = world.collectives + a, world.lose_collective_code = (int)b;
+    else if (!strcmp(key, "uuid")) world.uuid = (int)a;
+    else if (!strcmp(key, "shared")) world.shared = a != 0;
+    else if (!strcmp(key, "way")) world.way = (int)a;
     else if (!strcmp(key, "flush")) world.flush = a != 0;
     else if (!strcmp(key, "link")) devices[a].links[b] = devices[b].links[a] = c;
     else if (!strcmp(key, "name") && sscanf(line, "%*s %63[^\n;]", text) == 1)
@@ -249,6 +254,7 @@ static void reset(void) {
     world.devices = 8;
     world.steps_per_query = 64;
     world.version = 13000;
+    world.way = 1;
     fail_any = 0;
     fired[0] = 0;
     later_count = 0;

@@ -1,0 +1,149 @@
+"""File descriptors between the processes of a group, over Unix sockets (SCM_RIGHTS).
+
+Each process opens a datagram socket, tells the group its name, sends its descriptors to every other process and takes
+theirs. Then the socket is closed. A name is abstract: it lies in the network namespace. Processes of different
+namespaces (containers) take a path in a folder that all of them see; the folder is removed at once.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import struct
+import tempfile
+import time
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from ...errors import DeviceError
+from ...group import Group
+
+Way: TypeAlias = Literal["abstract", "path"]
+
+LONG = 86400.0  # seconds that stand for no limit
+_TOKEN = 16  # bytes that each message begins with: nobody else's message is taken for one of ours
+_HEAD = struct.Struct("<16sII")  # of a message: the receiver's token, the sender, where its descriptors begin
+_MOST = 128  # descriptors in a message; Linux takes 253
+
+
+def pass_around(
+    group: Group, mine: Sequence[int], counts: Sequence[int], way: Way, timeout: float | None
+) -> list[list[int]]:
+    """Every process's descriptors, in order of processes; the own ones are left out. `counts`: how many each process
+    has. The caller closes what comes. DeviceError, in every process: somebody's did not come."""
+    came: list[list[int]] = [[] for _ in range(group.size)]
+    failed = ""
+    with _Mailbox(way) as mailbox:
+        names = group.exchange(mailbox.name, timeout, "tell sockets' names")
+        try:
+            _send_and_take(mailbox, group, mine, counts, names, came, time.monotonic() + (timeout or LONG))
+        except OSError as error:
+            failed = f"process {group.rank}: {error}"
+        troubles = [
+            text.decode()
+            for text in group.exchange(failed.encode(), timeout and 2 * timeout, "pass descriptors")
+            if text
+        ]
+    if troubles:
+        for descriptor in (d for some in came for d in some):
+            os.close(descriptor)
+        raise DeviceError("file descriptors did not pass between the processes: " + "; ".join(troubles))
+    return came
+
+
+def _send_and_take(
+    mailbox: _Mailbox,
+    group: Group,
+    mine: Sequence[int],
+    counts: Sequence[int],
+    names: Sequence[bytes],
+    came: list[list[int]],
+    until: float,
+) -> None:
+    """Raises OSError."""
+    sending = [
+        (other, at) for other in range(group.size) if other != group.rank for at in range(0, len(mine), _MOST)
+    ]  # fmt: skip
+    waiting = {other for other in range(group.size) if other != group.rank and counts[other]}
+    while sending or waiting:
+        left = until - time.monotonic()
+        if left <= 0:
+            raise OSError(f"no message from process {min(waiting)}" if waiting else "a socket stays full")
+        readable, writable, _ = select.select([mailbox.socket], [mailbox.socket] if sending else [], [], left)
+        if readable:
+            message, descriptors = mailbox.take()
+            if len(message) < _HEAD.size or message[:_TOKEN] != mailbox.token:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                continue
+            _, sender, at = _HEAD.unpack(message)
+            came[sender][at : at + len(descriptors)] = descriptors
+            if len(came[sender]) == counts[sender]:
+                waiting.discard(sender)
+        elif writable:
+            other, at = sending[0]
+            token, name = names[other][:_TOKEN], names[other][_TOKEN:]
+            head = _HEAD.pack(token, group.rank, at)
+            try:
+                mailbox.send(head, mine[at : at + _MOST], name)
+                sending.pop(0)
+            except BlockingIOError:  # the receiver's queue is full: another one's turn
+                sending.append(sending.pop(0))
+                time.sleep(1e-4)
+            except OSError as error:
+                raise OSError(f"process {other} is not reached: {os.strerror(error.errno or 0)}") from error
+
+
+class _Mailbox:
+    """A socket with a name. What it is told by is its token and its name."""
+
+    def __init__(self, way: Way) -> None:
+        self.token = secrets.token_bytes(_TOKEN)
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._folder: str | None = None
+        try:
+            if way == "path":
+                self._folder = tempfile.mkdtemp(prefix="ficco-")
+                name = os.fsencode(Path(self._folder) / "peers")
+            else:
+                name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()
+            self.socket.bind(name)
+        except BaseException:
+            self._close()
+            raise
+        self.name = self.token + name
+
+    def send(self, message: bytes, descriptors: Sequence[int], name: bytes) -> None:
+        """NOTE `socket.send_fds` of Python 3.11 sends to nobody's name."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+        self.socket.sendmsg([message], [rights], socket.MSG_DONTWAIT, name)
+
+    def take(self) -> tuple[bytes, list[int]]:
+        found = array("i")
+        room = socket.CMSG_SPACE(_MOST * found.itemsize)
+        flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        message, rights, _, _ = self.socket.recvmsg(_HEAD.size, room, flags)
+        for level, kind, data in rights:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+        return message, found.tolist()
+
+    def __enter__(self) -> _Mailbox:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """NOTE the descriptors of messages that nobody has taken are closed with the socket."""
+        self.socket.close()
+        if self._folder is not None:
+            with suppress(OSError):
+                (Path(self._folder) / "peers").unlink()
+            with suppress(OSError):
+                Path(self._folder).rmdir()

@@ -1,0 +1,567 @@
+"""The processes of a group, one or several GPUs each: which ranks are whose, and memory that all of them use.
+
+Every process makes the device plans of all ranks and issues its own part. Between processes order is words in memory
+(`device.frames`). So all that processes share is memory: words, scratch, and the tensors that commands of other
+processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
+
+What processes do together they do in the same order: they *agree* on it. `Peers.agree` is an exchange of what each one
+does, with an error if one does something else, or has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ... import env
+from ...device.ir import CopyMemory, DevicePlan, Features, Placement
+from ...errors import DeviceError, UsageError
+from ...group import Group, processes
+from ...machine.discover import DeviceFacts
+from ...version import __version__
+from .board import MOST, Board, made
+from .descriptors import Way, pass_around
+from .devices import facts_of
+from .refused import Closing, Refused, concerning
+from .sharing import Mapped, Sharing
+from .vendor import Gpu, Handle, Vendor
+
+LOG = logging.getLogger(__name__)
+
+Key: TypeAlias = tuple[str, int]  # a tensor and a rank
+
+TRY = 5.0  # seconds that a first message between processes gets
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
+_NO_EXPORT = (
+    "this tensor's memory cannot be given to other processes; take tensors of ficco_rt.empty(…), or of ordinary "
+    "allocations (cudaMalloc; PyTorch's default allocator)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Memory of this process that others map. `handles` become file descriptors; without handles it is IPC memory.
+    `kept`: it is a caller's, whose handles were retained for this and are given back."""
+
+    number: int
+    sizes: tuple[int, ...]
+    handles: tuple[Handle, ...] = ()
+    ipc: bytes = b""
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An area of another process as it lies in this one."""
+
+    mapped: Mapped
+    ipc: bool
+
+
+@dataclass(slots=True)
+class Shared:
+    """What one exchange of memory has brought: addresses by label, and what is used of others and of callers."""
+
+    addresses: dict[str, int]
+    theirs: list[tuple[int, int]]
+    callers: list[tuple[int, int]]
+
+
+class Peers:
+    """See the module. `timeout` is the seconds that processes wait for one another; None: any time."""
+
+    def __init__(
+        self, vendor: Vendor, group: Group, schedule: str, plan_hash: str, ranks: int, timeout: float | None
+    ) -> None:
+        self.group = group
+        self.name = f"schedule '{schedule}'"
+        self._vendor = vendor
+        self._timeout = timeout
+        self._way: Way | Literal["ipc"] = "ipc"
+        self._sharing: Sharing | None = None
+        self._reach: tuple[int, ...] = ()
+        self._numbers = 0
+        self._areas: dict[int, Area] = {}  # of this process, by number
+        self._told: set[int] = set()  # those that the others know
+        self._gone: list[int] = []  # those given back since the last exchange
+        self._own: dict[int, tuple[Mapped, int]] = {}  # our own allocations, by address, with their areas
+        self._callers: dict[tuple[int, int], list[int]] = {}  # IPC memory: by address and number, area and uses
+        self._theirs: dict[tuple[int, int], Found] = {}  # by process and number
+        self._in_use: dict[tuple[int, int], int] = {}  # by how many bindings
+        self._leaving: set[tuple[int, int]] = set()  # theirs that their owners have given back
+        self._inside: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.board: Board | None = None
+        self.lost = False  # an exchange has failed: the others may be gone
+        self._processes = processes(ranks, group.size)
+        self._each = ranks // group.size
+        self.ranks = tuple(rank for rank, process in enumerate(self._processes) if process == group.rank)
+        self._same_plan(plan_hash)
+
+    # ---- agreement
+
+    def agree(self, what: str, data: object = None, error: Exception | None = None) -> list[Any]:
+        """What every process says about `what`, which all do now. UsageError: one does something else. DeviceError:
+        one has failed, or does not come."""
+        mine = {"data": data, "error": None if error is None else str(error)}
+        try:
+            texts = self.group.exchange(json.dumps(mine).encode(), self._timeout, what)
+        except (DeviceError, UsageError):
+            self.lost = True
+            raise
+        found = [json.loads(text) for text in texts]
+        failed = [(p, said["error"]) for p, said in enumerate(found) if said["error"] and p != self.group.rank]
+        if failed and error is None:
+            p, text = failed[0]
+            raise DeviceError(f"{what}: process {p} failed: {text}")
+        return [said["data"] for said in found]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, a process does something that the others do not wait for. Where it fails, they are told when they
+        come to the next exchange."""
+        try:
+            yield
+        except (DeviceError, UsageError) as error:
+            self.leave(error)
+            raise
+
+    def leave(self, error: Exception) -> None:
+        """This process goes on no more."""
+        if not self.lost:
+            self.lost = True
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.group.leave(str(error))
+
+    @contextmanager
+    def in_step(self, what: str) -> Iterator[None]:
+        """Inside, a process does what all do; where one fails, all fail."""
+        try:
+            yield
+        except (DeviceError, UsageError) as error:
+            if not self.lost:
+                with suppress(DeviceError, UsageError):  # the first error is the one to tell
+                    self.agree(what, error=error)
+            raise
+        self.agree(what)
+
+    def agreed(self, what: str, make: Callable[[], object]) -> list[Any]:
+        """What every process has made."""
+        try:
+            mine = make()
+        except (DeviceError, UsageError) as error:
+            with suppress(DeviceError, UsageError):
+                self.agree(what, error=error)
+            raise
+        return self.agree(what, mine)
+
+    def _same_plan(self, plan_hash: str) -> None:
+        said = self.agree("open an executor", [__version__, self._vendor.name, plan_hash, _host()])
+        for p, (version, vendor, other, host) in enumerate(said):
+            if (version, vendor) != (__version__, self._vendor.name):
+                raise UsageError(
+                    f"process {self.group.rank} runs ficco {__version__} on {self._vendor.name}, process {p} ficco "
+                    f"{version} on {vendor}; all processes need the same"
+                )
+            if other != plan_hash:
+                raise UsageError(
+                    f"process {self.group.rank} has plan {plan_hash}, process {p} plan {other}; compile the same "
+                    "schedule with the same settings in every process"
+                )
+            if host != _host():
+                raise UsageError(
+                    f"processes {self.group.rank} and {p} are on different machines; GPUs of one schedule share memory "
+                    "inside a machine"
+                )
+
+    # ---- devices
+
+    def place(self, ranks_per_gpu: int) -> tuple[Placement, dict[int, int], list[DeviceFacts]]:
+        """The placement of all ranks; the devices of this process with the vendor's ordinals; and the facts of all
+        devices. UsageError, DeviceError: devices are too few, or two processes have the same one."""
+        needed = -(-self._each // ranks_per_gpu)
+        mine, visible = own_devices(
+            self._vendor, needed, self.group.rank, lambda make: self.agreed("choose GPUs", make)
+        )
+        facts = self.agreed("tell about GPUs", lambda: self._own_facts(mine, visible, needed))
+        owners: dict[str, int] = {}
+        for p, theirs in enumerate(facts):
+            for uuid, _ in theirs:
+                if uuid in owners:
+                    raise UsageError(
+                        f"processes {owners[uuid]} and {p} have the same GPU ({uuid}); give each process GPUs of its "
+                        f"own ({self._vendor.visible}, or make its GPU current before), or run several ranks in one "
+                        "process with --ranks-per-gpu"
+                    )
+                owners[uuid] = p
+        self._reachable(mine, [(p, u) for p, theirs in enumerate(facts) for u, _ in theirs], visible)
+        devices = tuple(
+            p * needed + place // ranks_per_gpu for p in range(self.group.size) for place in range(self._each)
+        )
+        locals_ = {self.group.rank * needed + i: local for i, local in enumerate(mine)}
+        return Placement(devices, self._processes), locals_, [DeviceFacts(**f) for theirs in facts for _, f in theirs]
+
+    def _own_facts(self, mine: Sequence[int], visible: Sequence[str], needed: int) -> list[Any]:
+        if len(mine) < needed:
+            raise DeviceError(
+                f"process {self.group.rank} needs {needed} GPU{'s' * (needed > 1)} of its own and sees {len(visible)}, "
+                f"of which other processes have all but {len(mine)}; --backend host runs without any"
+            )
+        return [[visible[i], asdict(facts_of(self._vendor, i))] for i in mine]
+
+    def _reachable(self, mine: Sequence[int], all_: Sequence[tuple[int, str]], visible: Sequence[str]) -> None:
+        """NOTE of a device that this process does not see nobody can ask: mapping its memory tells."""
+        for p, uuid in all_:
+            if p == self.group.rank or uuid not in visible:
+                continue
+            for i in mine:
+                with concerning(f"device {i}"):
+                    reached = self._vendor.can_access(i, visible.index(uuid))
+                if not reached:
+                    raise DeviceError(
+                        f"device {i} of process {self.group.rank} has no direct access to the memory of process {p}'s "
+                        f"GPU; set {self._vendor.visible} to GPUs that reach each other ({self._vendor.topology} shows "
+                        "them)"
+                    )
+
+    def common(self, mine: Features) -> Features:
+        """What every process's driver does."""
+        said = self.agree("tell what the driver does", {f.name: getattr(mine, f.name) for f in fields(Features)})
+        found: dict[str, Any] = {}
+        for f in fields(Features):
+            values = [theirs[f.name] for theirs in said]
+            found[f.name] = min(values) if not isinstance(values[0], str) else values[0]
+        return replace(mine, **found)
+
+    # ---- memory
+
+    def connect(self, devices: Iterable[Gpu], inside: Callable[[], AbstractContextManager[None]]) -> None:
+        """The devices are open: find the way by which memory passes between processes. `inside`: where calls of the
+        vendor's driver are made. NOTE exchanges are outside of it: other threads may use the GPUs meanwhile."""
+        here = list(devices)
+        self._inside = inside
+        self._reach = tuple(device.local for device in here)
+
+        def able() -> bool:
+            self._sharing = self._vendor.sharing()
+            return all(self._sharing.descriptors(device.local) for device in here)
+
+        if not all(self.agreed("ask how memory is shared", able)):
+            return
+        ways: tuple[Way, ...] = ("abstract", "path")
+        for way in ways:
+            try:
+                self._try(way)
+            except DeviceError as error:
+                LOG.debug("%s", error)
+                continue
+            self._way = way
+            self._open_board()
+            return
+
+    def _open_board(self) -> None:
+        """Process 0 makes the page on which all say what they do."""
+        if self.group.size > MOST or self._way == "ipc":
+            return
+        mine = [made()] if self.group.rank == 0 else []
+        try:
+            counts = [1] + [0] * (self.group.size - 1)
+            came = pass_around(self.group, mine, counts, self._way, self._timeout)
+        except BaseException:
+            for descriptor in mine:
+                os.close(descriptor)
+            raise
+        with self.in_step("open the page of all processes"):
+            try:
+                self.board = Board((mine or came[0])[0], self.group.rank, self.group.size)
+            except OSError as error:  # a system without such locks: a killed process is then found by the time limit
+                LOG.debug("%s", error)
+
+    def _try(self, way: Way) -> None:
+        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            got = pass_around(
+                self.group,
+                [probe],
+                [1] * self.group.size,
+                way,
+                TRY if self._timeout is None else min(TRY, self._timeout),
+            )
+        finally:
+            os.close(probe)
+        for descriptor in (d for some in got for d in some):
+            os.close(descriptor)
+
+    @property
+    def way(self) -> str:
+        """How memory passes between processes, for people."""
+        ways = {"abstract": "file descriptors", "path": "file descriptors over a path", "ipc": "IPC handles"}
+        return ways[self._way]
+
+    def alloc(self, device: Gpu, size: int, what: str) -> int | None:
+        """Memory of a device of ours that others can map; its address. None: ordinary memory is the way."""
+        if self._way == "ipc" or self._sharing is None:
+            return None
+        made = self._sharing.alloc(device.local, size, self._reach, what)
+        self._own[made.address] = made, self._add(Area(0, (made.size,), made.handles))
+        return made.address
+
+    def free(self, address: int) -> bool:
+        """Give back what `alloc` made; False: it is none. Others that have it mapped keep it until they are told."""
+        found = self._own.pop(address, None)
+        if found is None:
+            return False
+        made, number = found
+        self._drop(number)
+        assert self._sharing is not None
+        self._sharing.unmap(made)
+        return True
+
+    def _add(self, area: Area) -> int:
+        self._numbers += 1
+        self._areas[self._numbers] = replace(area, number=self._numbers)
+        return self._numbers
+
+    def _drop(self, number: int) -> None:
+        area = self._areas.pop(number, None)
+        if number in self._told:
+            self._told.discard(number)
+            self._gone.append(number)
+        if area is not None and area.kept and self._sharing is not None:
+            for handle in area.handles:
+                self._sharing.release(handle)
+
+    def share(self, what: str, mine: Mapping[str, tuple[int, int]]) -> Shared:
+        """The addresses of other processes' memory by its labels. `mine`: what is this process's, with addresses and
+        sizes. All processes do this at the same step."""
+        made = Shared({}, [], [])
+        try:
+            said = self.agreed(what, lambda: self._offered(mine, made))
+            self._told.update(int(number) for number in said[self.group.rank]["new"])
+            came = self._descriptors(said)
+            with self.in_step(f"{what}: map it"), self._inside():
+                for p, theirs in enumerate(said):
+                    if p != self.group.rank:
+                        self._take(p, theirs, came[p], made)
+        except BaseException:
+            with suppress(DeviceError):
+                self.release(made)
+            raise
+        return made
+
+    def _offered(self, mine: Mapping[str, tuple[int, int]], made: Shared) -> dict[str, Any]:
+        with self._inside():
+            return self._offer(mine, made)
+
+    def _offer(self, mine: Mapping[str, tuple[int, int]], made: Shared) -> dict[str, Any]:
+        places = {}
+        for label, (address, size) in mine.items():
+            try:
+                number, offset = self._area(address, size, label, made)
+            except Refused as error:
+                error.advice = _NO_EXPORT
+                raise
+            places[label] = [number, offset]
+        new = {
+            number: [list(area.sizes), area.ipc.hex()]
+            for number in sorted({number for number, _ in places.values()} - self._told)
+            for area in [self._areas[number]]
+        }
+        gone, self._gone = self._gone, []
+        return {"places": places, "new": new, "gone": gone}
+
+    def _area(self, address: int, size: int, label: str, made: Shared) -> tuple[int, int]:
+        """The area that holds these bytes, and where in it they begin."""
+        if address in self._own:
+            return self._own[address][1], 0
+        if self._sharing is None:
+            self._sharing = self._vendor.sharing()
+        found = self._sharing.allocation(address, label)
+        if found is not None:
+            key = found.address, found.number
+            if key not in self._callers:
+                ipc = self._sharing.handle(found.address, label)
+                self._callers[key] = [self._add(Area(0, (found.size,), ipc=ipc)), 0]
+            self._callers[key][1] += 1
+            made.callers.append(key)
+            return self._callers[key][0], address - found.address
+        if self._way == "ipc":
+            raise Refused("export", "NOT_SUPPORTED", label)
+        base, pieces = self._sharing.pieces(address, size, label)
+        number = self._add(
+            Area(0, tuple(length for _, length in pieces), tuple(handle for handle, _ in pieces), kept=True)
+        )
+        made.callers.append((number, -1))
+        return number, address - base
+
+    def _descriptors(self, said: Sequence[Any]) -> list[list[int]]:
+        """The descriptors of all processes' new areas, in the order of these."""
+        counts = [sum(len(sizes) for sizes, ipc in theirs["new"].values() if not ipc) for theirs in said]
+        if not any(counts):
+            return [[] for _ in said]
+        sharing, mine = self._sharing, []
+        assert sharing is not None
+        assert self._way != "ipc"
+        try:
+            with self.in_step("export memory"), self._inside():
+                for number, (_, ipc) in said[self.group.rank]["new"].items():
+                    if not ipc:
+                        for handle in self._areas[int(number)].handles:
+                            mine.append(self._exported(sharing, handle))
+            return pass_around(self.group, mine, counts, self._way, self._timeout)
+        finally:
+            for descriptor in mine:
+                os.close(descriptor)
+
+    @staticmethod
+    def _exported(sharing: Sharing, handle: Handle) -> int:
+        try:
+            return sharing.export(handle, "")
+        except Refused as error:
+            error.advice = _NO_EXPORT
+            raise
+
+    def _take(self, p: int, said: Mapping[str, Any], descriptors: Sequence[int], made: Shared) -> None:
+        """Map what is new of a process, forget what is gone, and find its labels. The descriptors are closed."""
+        at = 0
+        try:
+            for number, (sizes, ipc) in said["new"].items():
+                what = f"memory of process {p}"
+                sharing = self._sharing = self._sharing or self._vendor.sharing()
+                if ipc:
+                    mapped = Mapped(sharing.open(bytes.fromhex(ipc), what), sizes[0])
+                else:
+                    mapped = sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
+                    at += len(sizes)
+                self._theirs[p, int(number)] = Found(mapped, bool(ipc))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for number in said["gone"]:
+            self._leaving.add((p, number))
+        for label, (number, offset) in said["places"].items():
+            key = p, number
+            self._in_use[key] = self._in_use.get(key, 0) + 1
+            made.theirs.append(key)
+            made.addresses[label] = self._theirs[key].mapped.address + offset
+        self._unmap_unused()
+
+    def _unmap_unused(self) -> None:
+        closing = Closing()
+        for key in [key for key in self._leaving if not self._in_use.get(key)]:
+            self._leaving.discard(key)
+            closing(self._unmap, key)
+        closing.end()
+
+    def _unmap(self, key: tuple[int, int]) -> None:
+        found = self._theirs.pop(key, None)
+        if found is None or self._sharing is None:
+            return
+        if found.ipc:
+            self._sharing.close(found.mapped.address)
+        else:
+            self._sharing.unmap(found.mapped)
+
+    def release(self, shared: Shared) -> None:
+        """A binding is given back: what it used of others, and of callers' memory, may go."""
+        with self._inside():
+            self._released(shared)
+
+    def _released(self, shared: Shared) -> None:
+        while shared.theirs:
+            key = shared.theirs.pop()
+            self._in_use[key] -= 1
+        while shared.callers:
+            key = shared.callers.pop()
+            if key[1] < 0:
+                self._drop(key[0])
+                continue
+            self._callers[key][1] -= 1
+            if not self._callers[key][1]:
+                self._drop(self._callers.pop(key)[0])
+        self._unmap_unused()
+
+    def close(self) -> None:
+        """Unmap all memory of other processes. NOTE this process's own memory is freed behind it, with its devices."""
+        closing = Closing()
+        if self.board is not None:
+            closing(self.board.close)
+        for key in list(self._theirs):
+            closing(self._unmap, key)
+        closing.end()
+
+
+def own_devices(
+    vendor: Vendor, needed: int, place: int, agreed: Callable[[Callable[[], object]], list[Any]]
+) -> tuple[list[int], list[str]]:
+    """So many devices for this process, as the vendor numbers them, fewer if there are no more; and the UUIDs of all
+    that it sees. `agreed` gives what every process has made. A process that wishes for none gets the first ones that
+    nobody before it has."""
+    visible: list[str] = []
+
+    def seen() -> object:
+        visible[:] = [vendor.uuid(i) for i in range(vendor.count())]
+        return [visible, _wish(vendor, needed, len(visible))]
+
+    taken: set[str] = set()
+    mine: list[int] = []
+    for p, (theirs, wished) in enumerate(agreed(seen)):
+        chosen = wished
+        if wished is None:
+            chosen = [i for i, uuid in enumerate(theirs) if uuid not in taken][:needed]
+        taken.update(theirs[i] for i in chosen)
+        if p == place:
+            mine = chosen
+    return mine, visible
+
+
+def _wish(vendor: Vendor, needed: int, count: int) -> list[int] | None:
+    """The devices that this process should take: the current one; or those that its place on the machine tells."""
+    current = vendor.chosen()
+    if needed == 1 and current is not None:
+        return [current]
+    for name in LOCAL_RANKS:
+        text = env.others(name) or ""
+        if text.isdecimal() and (int(text) + 1) * needed <= count:
+            return list(range(int(text) * needed, (int(text) + 1) * needed))
+    return None
+
+
+def touched_by_others(plan: DevicePlan) -> list[Key]:
+    """The tensors that commands of another process than their rank's touch, in an order that all processes find."""
+    placement = plan.placement
+    devices = {stream.name: stream.device for stream in plan.streams}
+    streams = {stream.name.number: stream.device for stream in plan.streams if stream.name.kind == "plan"}
+    found: set[Key] = set()
+
+    def see(device: int, tensor: str, rank: int) -> None:
+        if placement.process(device) != placement.processes[rank]:
+            found.add((tensor, rank))
+
+    for launch in plan.launches:
+        for work in launch.works:
+            for region in (*work.reads, *work.writes):
+                see(streams[launch.stream], region.tensor, region.rank)
+    for action in plan.body:
+        for move in action.moves if isinstance(action, CopyMemory) else ():
+            for region in (move.dst, move.src):
+                see(devices[action.stream], region.tensor, region.rank)
+    return sorted(found)
+
+
+def label(key: Key) -> str:
+    return f"{key[0]}@{key[1]}"
+
+
+def _host() -> str:
+    """The machine, which containers share."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

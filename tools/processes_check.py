@@ -1,0 +1,627 @@
+"""Two processes, a GPU each: right, the same bits as one process, a process killed, times, and what is left behind.
+
+    python tools/processes_check.py --quick          # needs two NVIDIA GPUs; under a minute once kernels are compiled
+    python tools/processes_check.py                  # all of it; NCCL's rows need PyTorch
+    python tools/processes_check.py --parts right kill --kills 50
+
+Parts, each with a time limit:
+
+    right    every shipped schedule, on streams and as graphs, on fresh data and poisoned outputs: the claims hold, and
+             two processes leave the same bits as one
+    kill     one process is killed at random moments of runs: the other ends with an error within its timeout, and the
+             next start works
+    decode   M = 16, 64, 128, 256 back to back, as graphs: two processes, one process, and NCCL with cuBLAS in a graph
+    groups   in one job: a group of each process alone, and a group of both in the other order of ranks
+    flat     runs in their thousands: descriptors, memory, streams and events before and after
+
+The processes are started here, by `spawn`, and find each other over pipes. Exit code 4 if anything is wrong or does not
+end, 3 without GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import multiprocessing as mp
+import os
+import random
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as ready
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
+
+RANKS = 2
+PARTS = ("right", "kill", "groups", "decode", "flat")
+N, K = 10240, 8192  # of decode, over all ranks
+TIMEOUT = 10.0  # seconds of a run
+DECODE = {  # operation → schedules that are tried
+    "ag_gemm": ("oneshot", "streamed", "shard_p2p"),
+    "gemm_rs": ("oneshot", "direct", "streamed"),
+    "gemm_ar": ("oneshot", "streamed"),
+}
+
+
+class Pipes:
+    """Carries the messages of a group over pipes, one to each other process (`ficco_rt.transports.Transport`). `name`
+    parts the groups that share pipes; `came` holds what has come for any of them."""
+
+    def __init__(
+        self, place: int, pipes: Sequence[Connection | None], name: str = "", came: dict[object, bytes] | None = None
+    ) -> None:
+        self.place, self.size = place, len(pipes)
+        self._pipes, self._name = pipes, name
+        self._came: dict[object, bytes] = {} if came is None else came
+
+    def post(self, number: int, message: bytes) -> None:
+        for pipe in self._pipes:
+            with suppress(OSError):  # the other is gone: who waits for it will find that
+                if pipe is not None:
+                    pipe.send((self._name, number, message))
+
+    def take(self, number: int, place: int) -> bytes | None:
+        pipe = self._pipes[place]
+        with suppress(EOFError, OSError):
+            while pipe is not None and pipe.poll():
+                name, key, message = pipe.recv()
+                self._came[name, key, id(pipe)] = message
+        return self._came.pop((self._name, number, id(pipe)), None)
+
+    def forget(self, number: int) -> None: ...
+
+    def among(self, places: Sequence[int], timeout: float) -> Pipes:
+        name = f"{self._name}/{','.join(map(str, places))}"
+        return Pipes(places.index(self.place), [self._pipes[place] for place in places], name, self._came)
+
+    def abandon(self, code: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+# ---------------------------------------------------------------- a process
+
+
+class Side:
+    """One process: all ranks of a plan, or one of them."""
+
+    def __init__(self, place: int, pipes: Sequence[Connection | None], torch_port: int, driver: str) -> None:
+        from ficco_rt.driver.registry import VENDORS, discover
+        from ficco_rt.group import Group
+
+        self._vendor = VENDORS[driver]()  # type: ignore[index]
+        if len(pipes) > 1:  # as torchrun says it
+            os.environ.setdefault("LOCAL_RANK", str(place))
+        self._all = self._group = Group(Pipes(place, pipes)) if len(pipes) > 1 else None
+        self._machine = discover(driver, RANKS)  # type: ignore[arg-type]
+        self._place, self._port = place, torch_port
+        self._driver: Any = None
+        self._torch: Any = None
+
+    def regroup(self, ranks: Sequence[int] | None) -> None:
+        """What is opened from here on runs in a group of these places; None: of all."""
+        from ficco_rt.group import Group
+
+        self._group = self._all if ranks is None else Group(self._all, ranks=ranks)
+
+    def open(self, name: str, sizes: dict[str, object], timeout: float, ranks: int = RANKS) -> list[int]:
+        from ficco_rt.compiler import build, load, plan_of
+        from ficco_rt.driver.gpu.driver import GpuDriver
+        from ficco_rt.library import find
+
+        machine = self._machine if ranks == RANKS else replace(self._machine, ranks=ranks)
+        plan = plan_of(build(load(find(name)), ranks, sizes), machine)
+        self._plan = plan
+        # the same engine of collectives on both sides: their bits are compared
+        self._driver = GpuDriver(self._vendor, plan, timeout=timeout, group=self._group, collectives="copies")
+        self._ranks = self._driver._gpus.ranks
+        mine = [(t, rank) for t in plan.tensors for rank in self._ranks]
+        self._memory = {(t.name, r): self._driver.alloc(r, t.shapes[r], t.dtype) for t, r in mine}
+        self._binding = self._driver.bind(self._memory)
+        self._streams = []
+        for rank in self._ranks:
+            with self._driver._gpus.inside(self._driver._gpus.device(rank)):
+                self._streams.append(int(self._vendor.new_stream(0)))
+        return list(self._ranks)
+
+    def data(self, seed: int, values: Any) -> None:
+        from ficco_rt.exec.inputs import fresh_inputs
+
+        inputs = fresh_inputs(self._plan, seed, values)
+        for t in self._plan.tensors:
+            for rank in self._ranks:
+                if t.kind == "input":
+                    self._driver.write(self._memory[t.name, rank], inputs[t.name][rank])
+        self.poison()
+
+    def poison(self) -> None:
+        for t in self._plan.tensors:
+            for rank in self._ranks if t.kind != "input" else ():
+                self._driver.poison(self._memory[t.name, rank])
+        if self._group is not None:  # nobody writes into scratch that is about to be poisoned
+            self._group.barrier(TIMEOUT, "poison")
+
+    def run(self, graph: bool) -> dict[tuple[str, int], str]:
+        """What the outputs hold after a run, as hashes."""
+        if graph:
+            self._driver.capture(self._binding)
+        self._driver.run(self._binding, graph=graph)
+        self._driver.synchronize()
+        return {key: hashlib.sha256(array.tobytes()).hexdigest()[:16] for key, array in self._outputs().items()}
+
+    def _outputs(self) -> dict[tuple[str, int], Any]:
+        outputs = [(t.name, r) for t in self._plan.tensors if t.kind == "output" for r in self._ranks]
+        return {key: self._driver.read(self._memory[key]) for key in outputs}
+
+    def judged(self, seed: int, values: Any) -> str:
+        """Of all ranks in one process: what is wrong with the last run; nothing if it is right."""
+        from ficco_rt.exec.inputs import fresh_inputs
+        from ficco_rt.exec.verify import compare
+
+        inputs, got = fresh_inputs(self._plan, seed, values), self._outputs()
+        names = [t.name for t in self._plan.tensors if t.kind == "output"]
+        outputs = {name: [got[name, rank] for rank in range(self._plan.ranks)] for name in names}
+        result = compare(self._plan, inputs, outputs, values)
+        return "" if result.ok else str(result.worst)
+
+    def loop(self, graph: bool, count: int) -> float:
+        """Microseconds of a run, back to back on a caller's stream."""
+        if graph:
+            self._driver.capture(self._binding)
+        for number in (20, count):
+            if self._group is not None:
+                self._driver.synchronize()
+                self._group.barrier(TIMEOUT, "time")
+            begun = time.perf_counter()
+            for _ in range(number):
+                self._driver.run(self._binding, self._streams, graph=graph)
+            self._driver.synchronize()
+        return (time.perf_counter() - begun) / count * 1e6
+
+    def spin(self, graph: bool, seconds: float) -> int:
+        """Runs until the time is over, or an error comes: what a killed process leaves to the other."""
+        if graph:
+            self._driver.capture(self._binding)
+        until, count = time.perf_counter() + seconds, 0
+        while time.perf_counter() < until:
+            self._driver.run(self._binding, graph=graph)
+            self._driver.synchronize()
+            count += 1
+        return count
+
+    def held(self) -> tuple[int, ...]:
+        """Descriptors, kilobytes of memory, streams, events, bytes on the GPU."""
+        rss = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+        h = self._driver.holdings()
+        return len(os.listdir("/proc/self/fd")), int(rss.split()[1]), h.streams, h.events, h.size
+
+    def close(self) -> None:
+        if self._driver is not None:
+            for rank, stream in zip(self._ranks, self._streams, strict=True):
+                with self._driver._gpus.inside(self._driver._gpus.device(rank)):
+                    self._vendor.destroy_stream(self._vendor.stream(stream))
+            driver, self._driver = self._driver, None
+            driver.close()
+
+    def way(self) -> str:
+        return str(self._driver._peers.way) if self._driver._peers is not None else "one process"
+
+    def rival(self, operation: str, m: int, count: int) -> float:
+        """Microseconds of NCCL and cuBLAS in a graph, back to back."""
+        torch, dist = self._distributed()
+        device = torch.device("cuda", self._place)
+        half = {"dtype": torch.bfloat16, "device": device}
+        if operation == "ag_gemm":
+            a, b = torch.randn(m // RANKS, K, **half), torch.randn(K, N // RANKS, **half)
+            gathered, c = torch.empty(m, K, **half), torch.empty(m, N // RANKS, **half)
+
+            def step() -> None:
+                dist.all_gather_into_tensor(gathered, a)
+                torch.mm(gathered, b, out=c)
+        else:
+            a, b = torch.randn(m, K // RANKS, **half), torch.randn(K // RANKS, N, **half)
+            partial, c = torch.empty(m, N, **half), torch.empty(m // RANKS, N, **half)
+
+            def step() -> None:
+                torch.mm(a, b, out=partial)
+                if operation == "gemm_rs":
+                    dist.reduce_scatter_tensor(c, partial)
+                else:
+                    dist.all_reduce(partial)
+
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                step()
+            for number in (20, count):
+                torch.cuda.synchronize()
+                dist.barrier()
+                torch.cuda.synchronize()
+                begun = time.perf_counter()
+                for _ in range(number):
+                    graph.replay()
+                torch.cuda.synchronize()
+        return (time.perf_counter() - begun) / count * 1e6
+
+    def _distributed(self) -> tuple[Any, Any]:
+        import torch
+        import torch.distributed as dist
+
+        if self._torch is None:
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+            torch.cuda.set_device(self._place)
+            at = f"tcp://127.0.0.1:{self._port}"
+            dist.init_process_group("nccl", init_method=at, rank=self._place, world_size=RANKS)
+            self._torch = torch
+        return torch, dist
+
+
+def process(place: int, pipes: Sequence[Connection | None], control: Connection, port: int, driver: str) -> None:
+    """Answers what the parent asks for, until it is gone."""
+    if driver == "stand-in":
+        from ficco_rt.driver.gpu.driver import GpuDriver
+        from tests.mock import standin
+
+        standin.cuda().reset(f"devices {RANKS}; seed {place + 1}")
+        GpuDriver._vendors_turn = lambda self: False  # type: ignore[method-assign]
+        driver = "cuda"
+    from ficco_rt.errors import DeviceError, NumbersError, ScheduleError, UsageError
+
+    side: Side | None = None
+    while True:
+        try:
+            name, arguments = control.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            side = side or Side(place, pipes, port, driver)
+            answer = True, getattr(side, name)(*arguments)
+        except (DeviceError, NumbersError, ScheduleError, UsageError, RuntimeError) as error:  # torch's are the last
+            answer = False, f"{type(error).__name__}: {error}"
+        control.send(answer)
+
+
+# ---------------------------------------------------------------- the parent
+
+
+class Failed(Exception):
+    """A process has answered with an error, or not at all."""
+
+
+class Sides:
+    """Processes that do the same things at the same time."""
+
+    def __init__(self, count: int, driver: str) -> None:
+        context = mp.get_context("spawn")
+        pipes: list[list[Connection | None]] = [[None] * count for _ in range(count)]
+        for a in range(count):
+            for b in range(a):
+                pipes[a][b], pipes[b][a] = context.Pipe()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.controls: list[Connection] = []
+        self.processes = []
+        for place in range(count):
+            mine, theirs = context.Pipe()
+            started = context.Process(target=process, args=(place, pipes[place], theirs, port, driver), daemon=True)
+            started.start()
+            theirs.close()
+            self.controls.append(mine)
+            self.processes.append(started)
+        for pipe in (pipe for of in pipes for pipe in of if pipe is not None):
+            pipe.close()
+
+    def ask(self, name: str, *arguments: object, limit: float = 120.0) -> list[Any]:
+        """Every process does this; what each has answered. Failed: one has given an error, or no answer."""
+        self.tell(name, *arguments)
+        return self.taken(limit, f"{name}{arguments}")
+
+    def taken(self, limit: float, what: str = "") -> list[Any]:
+        """What each has answered. Failed: see `ask`."""
+        answers = self.answers(limit)
+        wrong = [f"process {p}: {text}" for p, (good, text) in enumerate(answers) if not good]
+        if wrong:
+            raise Failed(f"{what}: " + "\n".join(wrong))
+        return [value for _, value in answers]
+
+    def tell_each(self, name: str, arguments: Sequence[tuple[object, ...]]) -> None:
+        for control, given in zip(self.controls, arguments, strict=True):
+            control.send((name, given))
+
+    def tell(self, name: str, *arguments: object) -> None:
+        for control in self.controls:
+            control.send((name, arguments))
+
+    def answers(self, limit: float) -> list[tuple[bool, Any]]:
+        until = time.monotonic() + limit
+        found: list[tuple[bool, Any]] = [(False, f"no answer within {limit:g} s")] * len(self.controls)
+        waiting = dict(enumerate(self.controls))
+        while waiting and time.monotonic() < until:
+            came = ready(list(waiting.values()), timeout=until - time.monotonic())
+            for place in [p for p, control in waiting.items() if control in came]:
+                try:
+                    found[place] = self.controls[place].recv()
+                except (EOFError, OSError):
+                    found[place] = False, "the process is gone"
+                del waiting[place]
+        return found
+
+    def end(self) -> None:
+        for control in self.controls:
+            control.close()
+        for started in self.processes:
+            started.join(5)
+            if started.is_alive():
+                started.kill()
+
+
+def sizes_of(name: str, scale: int) -> dict[str, object]:
+    """Sizes of a shipped schedule; `scale` 1 is small."""
+    from ficco_rt.compiler import load
+    from ficco_rt.library import find
+
+    declared = {p.name for p in load(find(name)).params}
+    chosen: dict[str, object] = {"M": 256 * scale, "N": 128 * scale, "K": 128 * scale}
+    if "counts" in declared:
+        chosen["counts"] = [[64 * scale * (1 + (s + 2 * e) % 3) for e in range(RANKS)] for s in range(RANKS)]
+    return {key: value for key, value in chosen.items() if key in declared}
+
+
+def right(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
+    from ficco_rt import library
+
+    names = options.schedules or [entry.name for entry in library.entries()]
+    good, began, runs, way = True, time.monotonic(), 0, ""
+    for name in names:
+        sizes, told = sizes_of(name, options.scale), []
+        try:
+            both.tell("open", name, sizes, TIMEOUT)
+            alone.ask("open", name, sizes, TIMEOUT)
+            opened = both.answers(120)
+            if not all(good_ for good_, _ in opened):
+                raise Failed("\n".join(str(text) for _, text in opened))
+            way = both.ask("way")[0]
+            for seed in range(options.repeats):
+                values = "exact" if seed == 1 else "normal"
+                alone.tell("data", seed, values)
+                both.ask("data", seed, values)
+                alone.answers(60)
+                for graph in (False, True):  # one after the other: processes that share a GPU take turns on it
+                    wanted = alone.ask("run", graph)[0]
+                    theirs: dict[Any, str] = {}
+                    for found in both.ask("run", graph):
+                        theirs |= found
+                    wrong = alone.ask("judged", seed, values)[0]
+                    runs += 1
+                    if wrong:
+                        told.append(f"one process is wrong: {wrong}")
+                    if theirs != wanted:
+                        differs = sorted(key for key in wanted if theirs.get(key) != wanted[key])
+                        told.append(f"seed {seed}, graph {graph}: other bits in {differs}")
+                    both.ask("poison")
+            both.ask("close")
+            alone.ask("close")
+        except Failed as error:
+            told.append(str(error))
+        if told:
+            good = False
+            print(f"right   {name}: " + "\n        ".join(told[:3]), flush=True)
+            if any("no answer" in line or "Error" in line for line in told):
+                return False
+    took = time.monotonic() - began
+    print(
+        f"right   {len(names)} schedules, {runs} runs in two processes with one process's bits, by {way}: "
+        f"{'all' if good else 'NOT all'} ({took:.0f} s)",
+        flush=True,
+    )
+    return good
+
+
+def kill(options: argparse.Namespace) -> bool:
+    """Each time: two fresh processes, and one dies at a random moment of their runs."""
+    draw, good, longest = random.Random(options.seed), True, 0.0
+    names = options.schedules or ["ag_gemm/streamed", "gemm_rs/direct", "gemm_ar/streamed", "gemm_rs/ring"]
+    for turn in range(options.kills):
+        both = Sides(RANKS, options.driver)
+        name, graph, dies = names[turn % len(names)], bool(turn // len(names) % 2), draw.randrange(RANKS)
+        try:
+            both.ask("open", name, sizes_of(name, options.scale), options.patience)
+            both.ask("data", 0, "normal")
+            both.ask("run", graph)  # so the start after a kill works, too
+            both.tell("spin", graph, 60.0)
+            time.sleep(draw.uniform(0.0, 0.5))
+            both.processes[dies].kill()
+            began = time.monotonic()
+            found = both.answers(options.patience + 15)[1 - dies]
+            longest = max(longest, time.monotonic() - began)
+            if found[0] or not str(found[1]).startswith("DeviceError"):
+                good = False
+                print(f"kill    turn {turn}, {name}, graph {graph}: {found}", flush=True)
+            elif turn == 0:
+                print("kill    it says: " + "\n        ".join(str(found[1]).splitlines()[:3]), flush=True)
+        except Failed as error:
+            good = False
+            print(f"kill    turn {turn}, {name}: {error}", flush=True)
+        finally:
+            both.end()
+    state = "each ended with an error" if good else "NOT each ended with an error"
+    print(f"kill    {options.kills} kills: {state}, the slowest {longest:.1f} s after the kill", flush=True)
+    return good
+
+
+def groups(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
+    good, name = True, "gemm_rs/streamed"
+    try:
+        sizes = sizes_of(name, options.scale)
+        both.tell_each("regroup", [([place],) for place in range(RANKS)])
+        both.taken(60)
+        both.ask("open", name, sizes, TIMEOUT, 1)
+        for graph in (False, True):
+            both.ask("data", 0, "normal")
+            both.ask("run", graph)
+            wrong = [text for text in both.ask("judged", 0, "normal") if text]
+            good = good and not wrong
+            print(f"groups  each process alone, graph {graph}: {wrong or 'right'}", flush=True)
+        both.ask("close")
+        both.ask("regroup", list(reversed(range(RANKS))))
+        both.ask("open", name, sizes, TIMEOUT)
+        alone.ask("open", name, sizes, TIMEOUT)
+        for graph in (False, True):
+            alone.ask("data", 1, "normal")
+            both.ask("data", 1, "normal")
+            wanted = alone.ask("run", graph)[0]
+            theirs = {key: found for part in both.ask("run", graph) for key, found in part.items()}
+            good = good and theirs == wanted
+            same = "one process's bits" if theirs == wanted else "OTHER BITS"
+            print(f"groups  the other order of ranks, graph {graph}: {same}", flush=True)
+        both.ask("close")
+        alone.ask("close")
+        both.ask("regroup", None)
+    except Failed as error:
+        print(f"groups  {error}", flush=True)
+        return False
+    return good
+
+
+def decode(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
+    print(f"decode  µs a run, back to back as graphs, N = {N}, K = {K}, bf16; median of {options.rounds}", flush=True)
+    print(
+        "        op        M   schedule   two processes  one process   ratio   NCCL + cuBLAS   NCCL / ours", flush=True
+    )
+    gains: list[float] = []
+    for operation, schedules in DECODE.items():
+        for m in options.rows:
+            rows: list[tuple[float, float, str]] = []
+            for schedule in schedules:
+                try:
+                    sizes: dict[str, object] = {"M": m, "N": N, "K": K}
+                    both.tell("open", f"{operation}/{schedule}", sizes, TIMEOUT)
+                    alone.ask("open", f"{operation}/{schedule}", sizes, TIMEOUT)
+                    opened = both.answers(120)
+                    if not all(fine for fine, _ in opened):
+                        raise Failed(str(opened))
+                    two, one = [], []
+                    for _ in range(options.rounds):
+                        two.append(max(both.ask("loop", True, options.loop)))
+                        one.append(alone.ask("loop", True, options.loop)[0])
+                    rows.append((statistics.median(two), statistics.median(one), schedule))
+                    both.ask("close")
+                    alone.ask("close")
+                except Failed as error:
+                    print(f"decode  {operation}/{schedule} M = {m}: {str(error)[:400]}", flush=True)
+                    return False
+            if not rows:
+                continue
+            try:
+                rival = [max(both.ask("rival", operation, m, options.loop)) for _ in range(options.rounds)]
+                theirs = statistics.median(rival)
+            except Failed as error:
+                print(f"        NCCL: {str(error).splitlines()[-1][:200]}", flush=True)
+                theirs = float("nan")
+            two_, one_, schedule = min(rows)
+            gains.append(theirs / two_)
+            print(
+                f"        {operation:<8} {m:>4}  {schedule:<10} {two_:>12.1f} {one_:>12.1f} {two_ / one_:>8.3f} "
+                f"{theirs:>15.1f} {theirs / two_:>12.3f}",
+                flush=True,
+            )
+    if gains:
+        print(f"decode  NCCL + cuBLAS over ours: mean {statistics.geometric_mean(gains):.3f}, least {min(gains):.3f}")
+    return True
+
+
+def flat(both: Sides, options: argparse.Namespace) -> bool:
+    name, good = "ag_gemm/streamed", True
+    try:
+        both.ask("open", name, sizes_of(name, options.scale), TIMEOUT)
+        both.ask("data", 0, "normal")
+        for graph in (False, True):
+            both.ask("loop", graph, 200)
+        before = both.ask("held")
+        for graph in (False, True):
+            both.ask("loop", graph, options.runs // 2, limit=300)
+        after = both.ask("held")
+        for place, (a, b) in enumerate(zip(before, after, strict=True)):
+            same = (a[0], *a[2:]) == (b[0], *b[2:]) and b[1] - a[1] < 4096
+            good = good and same
+            print(
+                f"flat    process {place}, {options.runs} runs: descriptors {a[0]} → {b[0]}, host memory {a[1]} → "
+                f"{b[1]} kB, streams {a[2]} → {b[2]}, events {a[3]} → {b[3]}, GPU memory {a[4]} → {b[4]} B"
+                + ("" if same else "  NOT FLAT"),
+                flush=True,
+            )
+        both.ask("close")
+    except Failed as error:
+        print(f"flat    {error}", flush=True)
+        return False
+    return good
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer of everything")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--schedules", nargs="+", default=[], help="of the parts right and kill (all; four)")
+    parser.add_argument("--repeats", type=int, help="fresh data of each schedule (20; quick: 1)")
+    parser.add_argument("--kills", type=int, help="(50; quick: 1)")
+    parser.add_argument("--patience", type=float, default=3.0, help="seconds of a run where a process is killed (3)")
+    parser.add_argument("--runs", type=int, help="of the part flat (10000; quick: 2000)")
+    parser.add_argument("--rows", type=int, nargs="+", help="M of decode (16 64 128 256; quick: 64)")
+    parser.add_argument("--rounds", type=int, help="of decode (9; quick: 3)")
+    parser.add_argument("--loop", type=int, default=200, help="runs back to back (200)")
+    parser.add_argument("--scale", type=int, default=4, help="of the sizes: 1 is M = 256 (4)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--driver", choices=("cuda", "stand-in"), default="cuda", help=argparse.SUPPRESS)
+    options = parser.parse_args(given)
+    few = {"repeats": 1, "kills": 1, "runs": 2000, "rows": [64], "rounds": 3}
+    many = {"repeats": 20, "kills": 50, "runs": 10000, "rows": [16, 64, 128, 256], "rounds": 9}
+    for name, value in (few if options.quick else many).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.driver == "cuda":
+        from ficco_rt.driver.registry import device_count
+
+        if device_count("cuda") < RANKS:
+            sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs\n")
+            return 3
+    good, began_all = True, time.monotonic()
+    parts: dict[str, Callable[[Sides, Sides], bool]] = {
+        "right": lambda both, alone: right(both, alone, options),
+        "decode": lambda both, alone: decode(both, alone, options),
+        "groups": lambda both, alone: groups(both, alone, options),
+        "flat": lambda both, alone: flat(both, options),
+        "kill": lambda both, alone: kill(options),
+    }
+    both: Sides | None = None
+    alone: Sides | None = None
+    for part in options.parts:
+        began = time.monotonic()
+        both, alone = both or Sides(RANKS, options.driver), alone or Sides(1, options.driver)
+        if not parts[part](both, alone):  # who has failed may be in the midst of something
+            both.end()
+            alone.end()
+            both = alone = None
+            good = False
+        print(f"{part:<8}took {time.monotonic() - began:.0f} s", flush=True)
+    for sides in (both, alone):
+        if sides is not None:
+            sides.end()
+    print(f"{'all right' if good else 'NOT right'} ({time.monotonic() - began_all:.0f} s)")
+    return 0 if good else 4
+
+
+if __name__ == "__main__":
+    sys.exit(main())
