@@ -13,6 +13,10 @@ from ..types import TYPES
 SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SAID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+\Z")  # what a queue says: compute.sms
+_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*) ?(KiB|MiB|GiB)\Z")
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_WORD = re.compile(r"[a-z]+\Z")
 _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
@@ -28,12 +32,25 @@ def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
-        if not equals or not _NAME.match(name):
-            raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384")
+        if not equals or not (_NAME.match(name) or _SAID.match(name)):
+            raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE")
         if name in settings:
             raise UsageError(f"--set {text}: {name} is set twice")
-        settings[name] = value.strip() if name == KERNEL else _value(f"--set {text}", value)
+        settings[name] = _one(f"--set {text}", name, value)
     return settings
+
+
+def _one(where: str, name: str, value: str) -> SettingValue:
+    """The value of a param, or of what a queue says: there it may be a word, or bytes with a unit."""
+    text = value.strip()
+    if name == KERNEL:
+        return text
+    if "." in name:
+        if size := _SIZE.match(text):
+            return int(size[1]) * _UNITS[size[2]]
+        if _WORD.match(text):
+            return text
+    return _value(where, value)
 
 
 def show_value(value: object) -> str:

@@ -59,7 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     | MACHINE
     | GRAPH
     | PLAN
-    | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.kernel_files"},
+    | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.kernel_files", "ficco_rt.queues"},
+    "ficco_rt.queues": {"ficco_dsl", "ficco_rt.arguments", "ficco_rt.errors"},
     "ficco_rt.lsp": {
         "ficco_dsl",
         "ficco_rt.cli",
