@@ -45,6 +45,8 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
 def few_chunks(name: str) -> dict[str, object]:
     """Params that keep a schedule's plan small."""
     declared = {p.name for p in schedule(name).params}
+    if "iters" in declared:  # of iterations there are three
+        return {"chunks": 1} if "chunks" in declared else {}
     return {"chunks": 3} if "chunks" in declared else {}
 
 

@@ -76,11 +76,15 @@ def parse_choices(texts: Iterable[str], option: str) -> dict[str, tuple[SettingV
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.strip()
-        if not equals or not _NAME.match(name):
+        if not equals or not (_NAME.match(name) or _SAID.match(name)):
             raise UsageError(f"{option} {text}: expected NAME=VALUES, such as M=1024,4096 or M=1024..16384*2")
         if name in choices:
             raise UsageError(f"{option} {text}: {name} stands here twice; put its values behind one name, with commas")
-        choices[name] = tuple(_several(f"{option} {text}", values))
+        where = f"{option} {text}"
+        if "." in name and ".." not in values:  # of a queue: words and bytes, too
+            choices[name] = tuple(dict.fromkeys(_one(where, name, value) for value in values.split(",")))
+        else:
+            choices[name] = tuple(_several(where, values))
     return choices
 
 

@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.trace": set(),
     "ficco_rt.inside": {"ficco_rt.trace"},
     "ficco_rt.arrows": {"ficco_rt.trace", "ficco_rt.plan.ir"},
+    "ficco_rt.concurrent": {"ficco_rt.account"},
     "ficco_rt.account": {"ficco_rt.trace", "ficco_rt.plan.ir", "ficco_rt.device", "ficco_rt.machine"},
     "ficco_rt.region": set(),
     "ficco_rt.types": set(),
