@@ -48,7 +48,8 @@ def test_each_wait_taken_out_is_a_race(name: str, ranks: int) -> None:
         assert any("race on" in m and "the other access" in m and m.count(".ficco:") >= 2 for m in found), damaged.what
     waits = sum(type(c).__name__ in ("WaitEvent", "WaitFlag") for s in plan.streams for c in s.commands)
     waits += sum(len(w.waits) for s in plan.streams for c in s.commands for w in getattr(c, "works", ()))
-    assert count == waits > 0
+    assert count == waits
+    assert (waits > 0) == (name != "concurrent/a2a_streamed")  # where tiles are stored on the peer, no rank waits
 
 
 @pytest.mark.parametrize(
