@@ -35,7 +35,7 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
     chosen: dict[str, object] = {"M": 16 * ranks, "N": 8 * ranks, "K": 16 * ranks, "T": "fp32"}
     if not even:
         chosen |= {"M": 5 * ranks, "N": 3 * ranks, "K": 7 * ranks}
-    chosen["iters"] = 3
+    chosen |= short(name)
     if "counts" in declared:
         counts = [[(3 if even else 1) * (1 + (s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]
         chosen |= {"counts": counts, "N": 5, "K": 7}
@@ -45,9 +45,14 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
 def few_chunks(name: str) -> dict[str, object]:
     """Params that keep a schedule's plan small."""
     declared = {p.name for p in schedule(name).params}
-    if "iters" in declared:  # of iterations there are three
-        return {"chunks": 1} if "chunks" in declared else {}
+    if "iters" in declared:
+        return short(name)
     return {"chunks": 3} if "chunks" in declared else {}
+
+
+def short(name: str) -> dict[str, object]:
+    """Two iterations, one behind the other, of a schedule that has iterations: every wait between two is there."""
+    return {"iters": 2, "buffers": 1} if "iters" in {p.name for p in schedule(name).params} else {}
 
 
 def few(cases: Sequence[_Case], count: int, turn: int) -> Sequence[_Case]:

@@ -137,6 +137,12 @@ def ways(workload: Workload, quick: bool, only: str) -> list[Way]:
     return [w for w in found if not ("chunks" in w.said and workload.collective == "a2a")]
 
 
+def jobs_of(workloads: Sequence[Workload], quick: bool, only: str) -> list[tuple[str, int]]:
+    """What is measured, in this order: the settings of a quick run first, for want of time."""
+    found = [(w.name, WAYS.index(way)) for w in workloads for way in ways(w, quick, only)]
+    return sorted(found, key=lambda job: not WAYS[job[1]].quick)
+
+
 def group_of(way: Way) -> tuple[Any, ...]:
     """Settings of one process: NCCL reads its threads once."""
     return way.said.get("vendor.threads"), *sorted(way.env.items())
@@ -367,6 +373,7 @@ def ours(jobs: Sequence[tuple[str, int]], gpus: int, rounds: int, small: int) ->
                 record["how"] = executor.driver.describe()
                 executor.release(bound)
         except (ScheduleError, UsageError, DeviceError) as error:
+            record["broken"] = isinstance(error, DeviceError)  # GPUs may be left in a state that no setting finds right
             record["failed"] = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         yield record
 
@@ -387,15 +394,18 @@ class Worker:
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._told: list[str] = []
+        self._readers = []
         for stream, into in ((self._process.stdout, self._put), (self._process.stderr, self._told.append)):
-            threading.Thread(target=self._read, args=(stream, into), daemon=True).start()
+            self._readers.append(threading.Thread(target=self._read, args=(stream, into), daemon=True))
+            self._readers[-1].start()
 
     def _put(self, line: str) -> None:
         self._lines.put(line)
 
     def _read(self, stream: Any, into: Callable[[str], None]) -> None:
-        for line in stream:
-            into(line)
+        with stream:
+            for line in stream:
+                into(line)
         if stream is self._process.stdout:
             self._lines.put(None)
 
@@ -408,8 +418,9 @@ class Worker:
             except queue.Empty:
                 return f"took more than {seconds:.0f} s"
             if line is None:
-                told = " ".join("".join(self._told).split())[-200:]
-                return f"its process ended with code {self._process.wait()}: {told}"
+                code = self._process.wait()
+                self._readers[1].join(5.0)
+                return f"its process ended with code {code}: {' '.join(''.join(self._told).split())[-200:]}"
             if line.startswith("{"):
                 found: dict[str, Any] = json.loads(line)
                 return found
@@ -417,6 +428,8 @@ class Worker:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        for reader in self._readers:
+            reader.join(5.0)
 
 
 def measured(
@@ -444,7 +457,7 @@ def measured(
                     left.pop(0)
                     found[job] = record if isinstance(record, dict) else {"failed": record}
                     tell(f"{job[0]:7} {WAYS[job[1]].name}: {found[job].get('failed') or _shown(found[job])}")
-                    if isinstance(record, str):
+                    if isinstance(record, str) or record.get("broken"):
                         break
             finally:
                 worker.end()
@@ -590,7 +603,7 @@ def main() -> int:
         return 3
     tell("PyTorch measured")
     chosen = [w for w in WORKLOADS if w.name in options.workloads]
-    jobs = [(w.name, WAYS.index(way)) for w in chosen for way in ways(w, options.quick, options.only)]
+    jobs = jobs_of(chosen, options.quick, options.only)
     found = measured(jobs, options.gpus, rounds, until, tell)
     after: dict[str, Any] | str = "left out"
     if not options.quick and time.monotonic() < until:

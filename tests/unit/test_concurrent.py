@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,6 +146,32 @@ def test_all_settings_of_the_check_compile() -> None:
     for workload in (w for w in shape_check.WORKLOADS if w.name in ("mb-ar", "mb-a2a")):
         for way in shape_check.ways(workload, False, ""):
             compiled(f"concurrent/{workload.collective}_{way.kind}", **{"iters": 2, **way.said})
+
+
+def test_what_breaks_a_process_is_told_in_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are measured by the next process; one that takes too long is ended."""
+    script = tmp_path / "worker.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "for job in json.loads(sys.argv[-1])['jobs']:\n"
+        "    print(json.dumps({'begin': job}), flush=True)\n"
+        "    if job[1] == 2: sys.exit('out of luck')\n"
+        "    if job[1] == 1: time.sleep(60)\n"
+        "    failed = {'failed': 'no peer came', 'broken': True} if job[1] == 3 else {'times': [1.0], 'off': 0.0}\n"
+        "    print(json.dumps({'end': job, **failed}), flush=True)\n"
+    )
+    monkeypatch.setattr(shape_check, "__file__", str(script))
+    monkeypatch.setattr(shape_check, "FIRST", 60.0)
+    monkeypatch.setattr(shape_check, "LIMIT", 2.5)
+    told: list[str] = []
+    jobs = [("cb-ar", number) for number in range(5)]
+    found = shape_check.measured(jobs, 2, 1, time.monotonic() + 60, told.append)
+    assert [found[job].get("times") for job in jobs] == [[1.0], None, None, None, [1.0]]
+    assert found["cb-ar", 1]["failed"].startswith("took more than ")
+    assert found["cb-ar", 2]["failed"] == "its process ended with code 1: out of luck"
+    assert found["cb-ar", 3]["failed"] == "no peer came"
+    assert len(told) == 5
+    assert shape_check.measured(jobs, 2, 1, 0.0, told.append)[jobs[0]] == {"failed": "no time was left (--seconds)"}
 
 
 def test_the_checks_table() -> None:

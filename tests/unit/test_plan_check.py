@@ -24,7 +24,7 @@ Deps = tuple[tuple[int, int], ...]
 
 def compiled(name: str, ranks: int, machine: str, **params: object) -> tuple[Plan, Deps]:
     """A shipped schedule's plan, and the pairs of ops that its meaning orders."""
-    graph = build(cases.schedule(name), ranks, params)
+    graph = build(cases.schedule(name), ranks, {**cases.short(name), **params})
     plan = lower(graph, profile(machine, ranks))
     check(plan)
     return plan, tuple((d.before, after) for after, deps in enumerate(graph.deps) for d in deps)
