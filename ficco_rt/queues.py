@@ -8,17 +8,19 @@ the word `none`, takes an attribute away. `written` says the same in a text, for
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import ficco_dsl
 from ficco_dsl.diagnostics import Span
-from ficco_dsl.nodes import Attribute, Int, Name, QueueDecl, Schedule
+from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDecl, Schedule
 from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
 
 from .arguments import KERNEL
 from .errors import UsageError
 
+_SMS = re.compile(r"([0-9]{1,9}) sms")
 NOTHING = "none"  # the word that takes an attribute away
 
 
@@ -79,8 +81,11 @@ def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str,
         raise UsageError(f"{name}: queue '{queue}' has no attribute '{attribute}'{_near(attribute, allowed)}")
     words = WORDS.get(attribute)
     known = value is None or value == NOTHING or (isinstance(value, int) if words is None else value in words)
+    if attribute == "leave":  # bytes, multiprocessors, or room for a block of the library's collectives
+        known = known or value == "nccl" or _SMS.fullmatch(str(value)) is not None
     if not known:
         needed = "a whole number" if words is None else " or ".join(words)
+        needed += ", such as 8 sms, or nccl" if attribute == "leave" else ""
         raise UsageError(f"{name} = {value}: {attribute} is {needed}, or {NOTHING}")
     return [(queue, attribute)]
 
@@ -94,7 +99,12 @@ def _changed(queue: QueueDecl, attribute: str, value: object) -> QueueDecl:
     others = tuple(a for a in queue.attributes if a.name != attribute)
     if value is None or value == NOTHING:
         return replace(queue, attributes=others)
-    node = Int(value, queue.span) if isinstance(value, int) else Name(str(value), queue.span)
+    sms = _SMS.fullmatch(str(value)) if attribute == "leave" else None
+    node: Expr | Multiprocessors = Name(str(value), queue.span)
+    if sms is not None:
+        node = Multiprocessors(int(sms[1]), queue.span)
+    elif isinstance(value, int):
+        node = Int(value, queue.span)
     return replace(queue, attributes=(*others, Attribute(attribute, node, queue.span)))
 
 

@@ -17,6 +17,7 @@ _SAID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+\Z")  # what a queue says: co
 _SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*) ?(KiB|MiB|GiB)\Z")
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _WORD = re.compile(r"[a-z]+\Z")
+_SMS = re.compile(r"[0-9]{1,9} sms\Z")  # of leave
 _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
@@ -48,7 +49,7 @@ def _one(where: str, name: str, value: str) -> SettingValue:
     if "." in name:
         if size := _SIZE.match(text):
             return int(size[1]) * _UNITS[size[2]]
-        if _WORD.match(text):
+        if _WORD.match(text) or _SMS.match(text):
             return text
     return _value(where, value)
 

@@ -88,6 +88,7 @@ def test_each_control_is_tried() -> None:
     assert tried[0] == {}
     names = {name for one in tried for name in one}
     assert names == {
+        "compute.leave",
         "compute.sms", "compute.smem", "compute.residency", "compute.priority", "vendor.ctas", "vendor.threads",
         "vendor.priority",
     }  # fmt: skip

@@ -55,6 +55,11 @@ def test_a_queue_says_what_the_caller_says() -> None:
         "priority": "low", "sms": 3, "smem": None, "kernel": "vendor"
     }  # fmt: skip
     assert built()[2] == {"M": 64, "T": "fp32"}
+    for said, kind in (("8 sms", "sms"), ("nccl", "nccl"), ("64 KiB", "bytes")):
+        graph = compiler.build(ficco_dsl.parse(TEXT, "said.ficco"), 2, parse_settings((f"compute.leave={said}",)))
+        leave = graph.queues[0].resources.leave
+        assert leave is not None
+        assert leave.what == kind
 
 
 @pytest.mark.parametrize(
@@ -63,10 +68,12 @@ def test_a_queue_says_what_the_caller_says() -> None:
         ("comput.sms", 3, "comput.sms: schedule said has no queue 'comput'; did you mean compute?"),
         ("compute.sma", 3, "compute.sma: queue 'compute' has no attribute 'sma'; did you mean sms?"),
         ("compute.ctas", 3, "compute.ctas: queue 'compute' has no attribute 'ctas'; there is priority, smem, "
-         "residency, sms, order, kernel"),
+         "residency, sms, leave, order, kernel"),
         ("compute.engine", "copy", "compute.engine: queue 'compute' has no attribute 'engine'; there is priority, "
-         "smem, residency, sms, order, kernel"),
+         "smem, residency, sms, leave, order, kernel"),
         ("vendor.priority", 3, "vendor.priority = 3: priority is high or normal or low, or none"),
+        ("compute.leave", "8 blocks", "compute.leave = 8 blocks: leave is a whole number, such as 8 sms, or nccl, or "
+         "none"),
         ("vendor.ctas", "high", "vendor.ctas = high: ctas is a whole number, or none"),
     ],
 )  # fmt: skip
