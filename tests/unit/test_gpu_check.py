@@ -37,7 +37,7 @@ def plan(name: str, machine: Machine, label: str = "uneven bf16") -> Plan:
 # ---- rows
 
 
-_LAYERS = {"ag_gemm": 8, "a2a_gemm": 8, "gemm_rs": 6, "gemm_ar": 6, "concurrent": 0}
+_LAYERS = {"ag_gemm": 8, "a2a_gemm": 8, "gemm_rs": 6, "gemm_ar": 6, "concurrent": 4}
 
 
 def test_every_schedule_has_its_rows() -> None:
