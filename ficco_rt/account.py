@@ -162,8 +162,7 @@ def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
     streams = [stream for stream in plan.streams if stream.rank == rank]
     alone = [replace(s, commands=tuple(c for c in s.commands if isinstance(c, Launch))) for s in streams]
     own = replace(plan, streams=tuple(alone))  # nothing else has to be known of the plan, and that saves time
-    placement = Placement(tuple(range(plan.ranks)))
-    launches = LaunchPlanner(own, machine.device, placement, usual(machine.device.arch), frozenset()).all()
+    launches = placed_launches(own, machine)
     of_key = {(launch.stream, work.op): n for n, launch in enumerate(launches) for work in launch.works}
     spans: dict[int, Intervals] = {}
     for span in trace.spans:
@@ -171,6 +170,12 @@ def _waves(trace: Trace, rank: int, plan: Plan, machine: Machine) -> float:
         if number is not None and span.kind == "gemm":
             spans.setdefault(number, []).append((span.start, span.stop))
     return sum(length(union(found)) * idle(launches[number]) for number, found in spans.items())
+
+
+def placed_launches(plan: Plan, machine: Machine) -> tuple[DeviceLaunch, ...]:
+    """The plan's launches as they are configured where each rank has a device of the machine."""
+    placement = Placement(tuple(range(plan.ranks)))
+    return LaunchPlanner(plan, machine.device, placement, usual(machine.device.arch), frozenset()).all()
 
 
 def idle(launch: DeviceLaunch) -> float:

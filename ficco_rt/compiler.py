@@ -10,11 +10,10 @@ from pathlib import Path
 
 import ficco_dsl
 from ficco_dsl.diagnostics import Diagnostic
-from ficco_dsl.nodes import Attribute, Name, QueueDecl, Schedule
+from ficco_dsl.nodes import Schedule
 
 from . import files, kernel_files, library
-from .arguments import KERNEL, of_kind, plain, whole
-from .errors import UsageError
+from .arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
 from .graph.bind import bind
 from .graph.budget import one_meter
@@ -28,6 +27,7 @@ from .plan import lint as plan_lint
 from .plan.check import Happening, check
 from .plan.lower import lower
 from .plan.prove import prove as prove_plan
+from .queues import apart, with_said
 
 
 def load(name_or_path: str | Path) -> Schedule:
@@ -38,29 +38,15 @@ def load(name_or_path: str | Path) -> Schedule:
 
 def build(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> graph_ir.Graph:
     """The graph of a schedule; see `ficco_rt.graph.build`. Numbers may be of any type with `__index__`. `kernel`, which
-    no param can be called, says `kernel = vendor` on all queues of multiprocessors."""
+    no param can be called, says `kernel = vendor` on all queues of multiprocessors, and `compute.sms` what queue
+    `compute` says of `sms`."""
     number = whole(ranks, "ranks")
-    given = {name: plain(value) for name, value in (params or {}).items()}
-    kernel = given.pop(KERNEL, None)
+    given = apart({name: plain(value) for name, value in (params or {}).items()})
     with compilation(number):
-        if kernel is None:
-            return build_graph(schedule, number, given)
-        graph = build_graph(by_library(schedule, kernel), number, given)
-        return replace(graph, params=(*graph.params, (KERNEL, kernel)))
-
-
-def by_library(schedule: Schedule, kernel: object = "vendor") -> Schedule:
-    """The schedule with all products by the vendor's library, as if its queues said so."""
-    if kernel != "vendor":
-        raise UsageError(f"kernel = {kernel}: a schedule's products are by its own kernels, or kernel = vendor")
-
-    def said(queue: QueueDecl) -> QueueDecl:
-        engine = next((a.value for a in queue.attributes if a.name == "engine"), None)
-        if engine != Name("sm", queue.span) or any(a.name == KERNEL for a in queue.attributes):
-            return queue
-        return replace(queue, attributes=(*queue.attributes, Attribute(KERNEL, Name("vendor", queue.span), queue.span)))
-
-    return replace(schedule, queues=tuple(map(said, schedule.queues)))
+        if not given.said:
+            return build_graph(schedule, number, given.params)
+        graph = build_graph(with_said(schedule, given.said), number, given.params)
+        return replace(graph, params=(*graph.params, *given.said.items()))
 
 
 def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -68,7 +54,7 @@ def sizes(schedule: Schedule, ranks: int, params: Mapping[str, object] | None = 
     Raises ScheduleError, UsageError."""
     number = whole(ranks, "ranks")
     with compilation(number):
-        given = {name: plain(value) for name, value in (params or {}).items() if name != KERNEL}
+        given = apart({name: plain(value) for name, value in (params or {}).items()}).params
         return dict(bind(schedule, number, given).params)
 
 

@@ -54,6 +54,7 @@ PICTURE = FileKind("picture", (".svg", ".html"))
 PAGE = FileKind("report page", (".html",))
 REPORT = FileKind("report", (".json",))
 MACHINE = FileKind("machine", (".toml",))
+SHAPES = FileKind("table of settings", (".json",))
 MEASURED = FileKind("file of measured times", (".json",))
 
 

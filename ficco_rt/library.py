@@ -13,6 +13,7 @@ from pathlib import Path
 from .errors import UsageError
 
 SUFFIX = ".ficco"
+BASELINE = "serial"  # an operation's schedule with no overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,14 @@ def _found() -> Mapping[str, Path]:
 
 
 def operations() -> dict[str, tuple[str, ...]]:
-    """The schedules of each operation, `ag_gemm` say: a folder of shipped schedules."""
+    """The schedules of each operation, `ag_gemm` say: a folder of shipped schedules, of which `serial` says what the
+    sizes are called. Folders without it, such as `concurrent`, hold schedules that nobody chooses among."""
     found: dict[str, list[str]] = {}
     for name in shipped():
         operation, slash, _ = name.rpartition("/")
         if slash:
             found.setdefault(operation, []).append(name)
-    return {operation: tuple(names) for operation, names in found.items()}
+    return {operation: tuple(names) for operation, names in found.items() if f"{operation}/{BASELINE}" in names}
 
 
 def shipped_name(path: Path | str) -> str | None:

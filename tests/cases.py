@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from ficco_dsl.nodes import Schedule
 from ficco_rt import compiler, library
+from ficco_rt.queues import by_library as by_vendor
 
 RANKS = (1, 2, 3, 4, 7, 8)
 ALL = bool(os.environ.get("FICCO_ALL"))  # all cases of tests that else take a few of them
@@ -24,7 +25,7 @@ def schedule(name: str) -> Schedule:
 @cache
 def by_library(name: str) -> Schedule:
     """A shipped schedule whose products the vendor's library makes."""
-    return compiler.by_library(compiler.load(library.find(name)))
+    return by_vendor(compiler.load(library.find(name)))
 
 
 def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
@@ -34,6 +35,7 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
     chosen: dict[str, object] = {"M": 16 * ranks, "N": 8 * ranks, "K": 16 * ranks, "T": "fp32"}
     if not even:
         chosen |= {"M": 5 * ranks, "N": 3 * ranks, "K": 7 * ranks}
+    chosen |= short(name)
     if "counts" in declared:
         counts = [[(3 if even else 1) * (1 + (s + 2 * e) % 4) for e in range(ranks)] for s in range(ranks)]
         chosen |= {"counts": counts, "N": 5, "K": 7}
@@ -43,7 +45,14 @@ def sizes(name: str, ranks: int, even: bool) -> dict[str, object]:
 def few_chunks(name: str) -> dict[str, object]:
     """Params that keep a schedule's plan small."""
     declared = {p.name for p in schedule(name).params}
+    if "iters" in declared:
+        return short(name)
     return {"chunks": 3} if "chunks" in declared else {}
+
+
+def short(name: str) -> dict[str, object]:
+    """Two iterations, one behind the other, of a schedule that has iterations: every wait between two is there."""
+    return {"iters": 2, "buffers": 1} if "iters" in {p.name for p in schedule(name).params} else {}
 
 
 def few(cases: Sequence[_Case], count: int, turn: int) -> Sequence[_Case]:

@@ -359,6 +359,66 @@ def explore(**options: Any) -> int:
     return explore(**options)
 
 
+@ficco.command("shape", short_help="Find what products should leave to what runs beside them.", no_args_is_help=True)
+@click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
+@gpus_option("all GPUs, 8 without any")
+@click.option(
+    "--set",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A param's value, or what a queue says, in all settings. Repeatable.",
+)
+@click.option(
+    "--sweep",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Try these instead: all combinations of compute.sms=100,116,132, vendor.priority=none,high, chunks=1,2. "
+    "Repeatable.  [default: each control that the schedule has, with priority and without]",
+)
+@click.option(
+    "--backend",
+    default="auto",
+    metavar="auto|cuda|hip|sim",
+    help="What measures; sim models.  [default: auto, GPUs if there are any]",
+)
+@machine_option
+@click.option("--iters", type=whole_number(1, 10_000), default=3, metavar="N", help="Runs of a setting.  [default: 3]")
+@click.option(
+    "--timeout",
+    type=whole_number(1, 1_000_000),
+    default=20,
+    metavar="SECONDS",
+    help="How long a run may take before its setting is given up.  [default: 20]",
+)
+@click.option("--graph/--no-graph", default=False, help="Measure replays of graphs.")
+@click.option(
+    "--collectives",
+    type=click.Choice(["auto", "library", "copies"]),
+    default="auto",
+    help="What makes the collectives on GPUs.  [default: auto]",
+)
+@click.option(
+    "--rows",
+    "rows_file",
+    metavar="FILE.json",
+    help="The table, written after each setting. Settings that are there are not tried again.",
+)
+@click.option("--plot", metavar="FILE.svg", help="Draw time over sequential against what was left free.")
+@click.option("--output", "-o", metavar="COPY.ficco", help="Write a copy of the schedule that says the best setting.")
+@json_option
+def shape(**options: Any) -> int:
+    """Try what a schedule's queues may say of shared memory, residency, multiprocessors, priority, and the blocks and
+    threads of the vendor's collectives; show time over sequential for each, and name the best (docs/shaping.md).
+
+    On GPUs each setting is verified and measured in turn with the same work done one after the other; without GPUs it
+    is modelled.
+    """
+    from .shape import shape
+
+    return shape(**options)
+
+
 @ficco.command("characterise", short_help="What cutting work and overlapping it loses.")
 @machine_option
 @gpus_option("8")

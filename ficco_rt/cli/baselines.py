@@ -3,6 +3,9 @@
 Three plans of the operation run besides the schedule: its `serial` one in the library, its products alone, and its
 copies alone. The last two are schedules that are written here, for the way of the operation that takes least by the
 model. A turn runs each once, between two runs of the schedule, so that clocks and power meet all alike.
+
+Of a schedule that repeats a product and its collective (`concurrent/…`), serial is the same iterations one after the
+other, by the vendor's libraries where they are there, and those collectives alone are run as well.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ..driver.api import CollectivesBy, Pool
     from ..exec.executor import Executor
-    from ..exec.operation import Exchange, Multiplication, Operation
+    from ..exec.operation import Exchange, Multiplication, Operation, Repeated
     from ..machine.model import Machine
     from ..plan.ir import Plan
 
@@ -24,7 +28,8 @@ TURNS = 5  # at most, in the timed runs
 UNASKED = 3  # timed runs, each with a turn, where the command line says nothing of either
 FILLED = 0.9  # of the memory that is free: what the plans may take together
 
-Key = Literal["serial", "multiplying", "moving"]
+Key = Literal["serial", "multiplying", "moving", "sharing"]
+ITERATIONS = "iterations one after the other"  # what serial is called where it is a repeated product and collective
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Yardsticks:
     of: Literal["operation", "plan"]
     serial_by: str = ""
     turns: int = 0
+    iterations: int = 0  # of a repeated product and collective
+    collectives_alone: float = 0.0  # all of these, by the vendor's library
 
     @property
     def measured(self) -> bool:
@@ -53,18 +60,28 @@ def modelled(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Yardsticks
     from ..exec.ideal import ideal
 
     found = ideal(plan, machine, ranks_per_gpu)
-    return Yardsticks(found.serial, found.compute_alone, found.communication_alone, found.of)
+    return Yardsticks(
+        found.serial,
+        found.compute_alone,
+        found.communication_alone,
+        found.of,
+        iterations=found.iterations,
+        collectives_alone=found.collectives_alone,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class BaselinePlans:
     """What is run to measure the yardsticks. None: nothing is multiplied, nothing moved. `serial` is None where the
-    library has none, or where it is the plan that is measured; `serial_by` names it then."""
+    library has none, or where it is the plan that is measured; `serial_by` names it then. `sharing`: the collectives of
+    so many `iterations` alone."""
 
     serial: Plan | None
     serial_by: str
     multiplying: Plan | None
     moving: Plan | None
+    sharing: Plan | None = None
+    iterations: int = 0
 
     @property
     def there(self) -> Mapping[Key, Plan]:
@@ -72,6 +89,7 @@ class BaselinePlans:
             "serial": self.serial,
             "multiplying": self.multiplying,
             "moving": self.moving,
+            "sharing": self.sharing,
         }
         return {key: plan for key, plan in found.items() if plan is not None}
 
@@ -85,8 +103,8 @@ class BaselinePlans:
         return ""
 
 
-def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int) -> BaselinePlans | None:
-    """Compiled for the machine; None: the plan has no operation."""
+def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: bool = False) -> BaselinePlans | None:
+    """Compiled for the machine; None: the plan has no operation. `vendor`: a vendor's library of GEMMs is there."""
     from ..exec.ideal import best_way
     from ..exec.operation import operation_of
     from ..plan.codec import content_hash
@@ -95,11 +113,22 @@ def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int) -> Baseline
     if operation is None:
         return None
     way = best_way(operation, machine, ranks_per_gpu)
+    counts = _counts(way.exchanges, plan.ranks, ranks_per_gpu)
+    repeated = operation.repeated
+    if repeated is not None:
+        asked = (stream.collectives for stream in plan.streams if stream.collectives is not None)
+        threads = next((of.threads for of in asked if of.threads is not None), None)  # the library reads it once
+
+        def made(**what: bool) -> Plan:
+            return _compiled(repeated_text(repeated, vendor=vendor, threads=threads, **what), plan.ranks, machine)
+
+        copies = _compiled(copies_text(counts, ceil(operation.times)), plan.ranks, machine)
+        both, products, collectives = made(), made(sharing=False), made(multiplying=False)
+        return BaselinePlans(both, ITERATIONS, products, copies, collectives, repeated.number)
     serial, name = _shipped_serial(operation, machine)
     if serial is not None and content_hash(serial) == content_hash(plan):
         serial = None
     multiplying = _compiled(products_text(way.multiplications), plan.ranks, machine) if way.multiplications else None
-    counts = _counts(way.exchanges, plan.ranks, ranks_per_gpu)
     moving = _compiled(copies_text(counts), plan.ranks, machine) if any(map(any, counts)) else None
     return BaselinePlans(serial, name, multiplying, moving)
 
@@ -160,13 +189,14 @@ class Baselines:
             executor.run()
             self._times[key].append(executor.duration)
 
-    def yardsticks(self, time: float) -> Yardsticks:
-        """`time` is the schedule's own, for where it is itself the serial one."""
-        found = {key: median(times) for key, times in self._times.items()}
+    def yardsticks(self, time: float, last: int = 0) -> Yardsticks:
+        """`time` is the schedule's own, for where it is itself the serial one. `last`: of so many turns; 0: of all."""
+        found = {key: median(times[-last:]) for key, times in self._times.items()}
         multiplying, moving = found.get("multiplying", 0.0), found.get("moving", 0.0)
         serial = found.get("serial", time if self._plans.serial_by else multiplying + moving)
         turns = max(map(len, self._times.values()), default=1)
-        return Yardsticks(serial, multiplying, moving, "operation", self._plans.serial_by, turns)
+        plans, sharing = self._plans, found.get("sharing", 0.0)
+        return Yardsticks(serial, multiplying, moving, "operation", plans.serial_by, turns, plans.iterations, sharing)
 
 
 def turns_among(runs: int) -> frozenset[int]:
@@ -246,9 +276,33 @@ def products_text(products: tuple[Multiplication, ...]) -> str:
     return "\n".join(lines()) + "\n"
 
 
-def copies_text(counts: list[list[int]]) -> str:
-    """A schedule of the copies alone: `counts[s][d]` elements of two bytes go from rank s to rank d. Each rank sends to
-    the next one first, so that no two send to one."""
+def repeated_text(
+    of: Repeated, *, vendor: bool, threads: int | None = None, multiplying: bool = True, sharing: bool = True
+) -> str:
+    """A schedule of iterations, one after the other: a product, and the vendor's collective of it. One buffer holds the
+    products, so that each waits for the collective before it. Or the products alone, or the collectives alone."""
+    kind, product = of.exchange.kind, of.product
+    rows = {"all_gather": "m * ranks", "reduce_scatter": "m / ranks"}.get(kind, "m")
+    (m, n, k), *_ = product.shapes
+    lines = ["schedule iterations", *(f"param {name} = {size}" for name, size in (("m", m), ("n", n), ("k", k)))]
+    if multiplying:
+        lines += [f"input A[m, k] : {product.dtype}", f"input B[k, n] : {product.dtype}"]
+    place = ("scratch" if sharing else "output") if multiplying else "input"
+    lines.append(f"{place} P[m, n] : {product.result}{' unproven' if place == 'output' else ''}")
+    if sharing:
+        lines.append(f"output Y[{rows}, n] : {product.result} unproven")
+    lines += [
+        f"queue compute {{ engine = sm{'  kernel = vendor' if vendor else ''} }}",
+        f"queue vendor {{ engine = nccl{f'  threads = {threads}' if threads else ''} }}",
+    ]
+    stages = ["stage mm on compute { gemm P = A * B }"] if multiplying else []
+    stages += [f"stage share on vendor {{ {kind} Y <- P }}"] if sharing else []
+    return "\n".join([*lines, f"step i in 0..{of.number} {{", *stages, "}"]) + "\n"
+
+
+def copies_text(counts: list[list[int]], times: int = 1) -> str:
+    """A schedule of the copies alone, so many times: `counts[s][d]` elements of two bytes go from rank s to rank d.
+    Each rank sends to the next one first, so that no two send to one."""
     inbound = [list(column) for column in zip(*counts, strict=True)]
     return f"""schedule copies_alone
 param counts = {counts}
@@ -256,8 +310,10 @@ param inbound = {inbound}
 input X[sum(counts[rank])] : bf16
 output Y[sum(inbound[rank])] : bf16 unproven
 queue dma {{ engine = copy }}
-stage move on dma {{
-  for p in peers {{ copy Y.rows(rank of inbound[p]) @ p <- X.rows(p of counts[rank]) }}
+step i in 0..{times} {{
+  stage move on dma {{
+    for p in peers {{ copy Y.rows(rank of inbound[p]) @ p <- X.rows(p of counts[rank]) }}
+  }}
 }}
 """
 

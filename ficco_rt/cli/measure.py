@@ -173,7 +173,9 @@ def _baselines(
     """The baselines that alternate with the runs of the schedule; None if the plan has no operation or memory is too
     small."""
     with progress.step("preparing the baselines"):
-        plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu)
+        from ..driver.registry import has_gemms
+
+        plans = baseline_plans(job.plan, job.machine, options.ranks_per_gpu, has_gemms(backend))
         if plans is None:
             return None
         why = plans.overfill(executor.driver.pools())

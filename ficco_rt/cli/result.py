@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .. import __version__
 from ..account import Account, account, rank_uses
+from ..concurrent import Concurrent, overlap_rate
 from ..errors import NumbersError
 from .account import lost_words, time_records
 from .check import proof_words
@@ -80,6 +81,15 @@ class Result:
         return self.yardsticks.ideal / self.time if self.time else None
 
     @property
+    def concurrent(self) -> Concurrent | None:
+        """Of a run that repeats a product and its collective: what it has of making both at once."""
+        y = self.yardsticks
+        if not y.iterations:
+            return None
+        overlap = overlap_rate(rank_uses(self.trace))
+        return Concurrent(y.iterations, self.time, y.serial, y.compute_alone, y.collectives_alone, overlap)
+
+    @property
     def error(self) -> NumbersError | None:
         v = self.verification
         if v is None or v.ok:
@@ -137,6 +147,7 @@ def record(result: Result) -> dict[str, object]:
         "share_of_ideal": result.share_of_ideal,
         "exposed_ms": result.exposed / 1e3,
         "exposed_of": result.exposed_of,
+        "concurrent": None if result.concurrent is None else result.concurrent.record(),
         **_times(result, result.trace, yardsticks),
         "modelled": _modelled(result),
         "launches": launch_records(result.trace),
@@ -185,6 +196,7 @@ def report(result: Result, style: Style) -> str:
         ("time", f"{style(show_time(result.time), 'bold')} {clock}{runs}"),
         ("serial", _serial(result)),
         ("ideal", _ideal(result)),
+        *([("at once", _at_once(result, concurrent))] if (concurrent := result.concurrent) is not None else []),
         ("exposed", _exposed(result)),
         ("lost", lost_words(result.account)),
         *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
@@ -233,6 +245,18 @@ def _ideal(result: Result) -> str:
 def _estimate(result: Result) -> str:
     """Beside a measured time a modelled one is named as such."""
     return " (modelled)" if result.trace.clock != "virtual" and not result.yardsticks.measured else ""
+
+
+def _at_once(result: Result, found: Concurrent) -> str:
+    """The figures of a run of iterations, by the iteration."""
+    each = found.iterations
+    parts = [f"{count(each, 'iteration')} of {show_time(found.time / each)}"]
+    parts += [f"{found.time_ratio:.3f} of sequential"] if found.time_ratio is not None else []
+    parts += [f"{found.normalised_time:.3f} of ideal"] if found.normalised_time is not None else []
+    parts += [f"{100 * found.share_of_saving:.0f} % of the ideal saving"] if found.share_of_saving is not None else []
+    parts += [f"overlap rate {100 * found.overlap:.0f} %"] if found.overlap is not None else []
+    sides = f"product {show_time(found.products / each)}, collective {show_time(found.collectives / each)} alone"
+    return f"{', '.join(parts)}; {sides}{_estimate(result)}"
 
 
 def _exposed(result: Result) -> str:

@@ -13,6 +13,11 @@ from ..types import TYPES
 SettingValue: TypeAlias = "int | str | tuple[SettingValue, ...]"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SAID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+\Z")  # what a queue says: compute.sms
+_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*) ?(KiB|MiB|GiB)\Z")
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_WORD = re.compile(r"[a-z]+\Z")
+_SMS = re.compile(r"[0-9]{1,9} sms\Z")  # of leave
 _INT = re.compile(r"[+-]?[0-9]+(_[0-9]+)*\Z")
 _TOKEN = re.compile(r"\s*([\[\],]|[^\[\],\s]+)")
 _DIGITS = 30  # more than any size has; the schedule says which numbers fit
@@ -28,12 +33,25 @@ def parse_settings(texts: Iterable[str]) -> dict[str, SettingValue]:
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
-        if not equals or not _NAME.match(name):
-            raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384")
+        if not equals or not (_NAME.match(name) or _SAID.match(name)):
+            raise UsageError(f"--set {text}: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE")
         if name in settings:
             raise UsageError(f"--set {text}: {name} is set twice")
-        settings[name] = value.strip() if name == KERNEL else _value(f"--set {text}", value)
+        settings[name] = _one(f"--set {text}", name, value)
     return settings
+
+
+def _one(where: str, name: str, value: str) -> SettingValue:
+    """The value of a param, or of what a queue says: there it may be a word, or bytes with a unit."""
+    text = value.strip()
+    if name == KERNEL:
+        return text
+    if "." in name:
+        if size := _SIZE.match(text):
+            return int(size[1]) * _UNITS[size[2]]
+        if _WORD.match(text) or _SMS.match(text):
+            return text
+    return _value(where, value)
 
 
 def show_value(value: object) -> str:
@@ -59,11 +77,15 @@ def parse_choices(texts: Iterable[str], option: str) -> dict[str, tuple[SettingV
     for text in texts:
         name, equals, values = text.partition("=")
         name = name.strip()
-        if not equals or not _NAME.match(name):
+        if not equals or not (_NAME.match(name) or _SAID.match(name)):
             raise UsageError(f"{option} {text}: expected NAME=VALUES, such as M=1024,4096 or M=1024..16384*2")
         if name in choices:
             raise UsageError(f"{option} {text}: {name} stands here twice; put its values behind one name, with commas")
-        choices[name] = tuple(_several(f"{option} {text}", values))
+        where = f"{option} {text}"
+        if "." in name and ".." not in values:  # of a queue: words and bytes, too
+            choices[name] = tuple(dict.fromkeys(_one(where, name, value) for value in values.split(",")))
+        else:
+            choices[name] = tuple(_several(where, values))
     return choices
 
 

@@ -72,7 +72,8 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. Repeatable.",
+    help="Give a param a value: a number, a list such as [4,2,1], or a type such as fp32. QUEUE.ATTRIBUTE=VALUE says "
+    "an attribute of a queue, such as compute.sms=100. Repeatable.",
 )
 machine_option = click.option(
     "--machine",

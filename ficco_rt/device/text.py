@@ -100,7 +100,7 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
         )
         for m in c.matmuls:
             sides = ", ".join(f"{n} {_operand(o)}" for n, o in (("left", m.left), ("right", m.right), ("out", m.out)))
-            factors = f"alpha 1, beta {int(m.accumulate)}"
+            factors = f"alpha 1, beta {int(m.accumulate)}{f', for {m.sms} multiprocessors' if m.sms else ''}"
             yield f"  matmul {m.m} × {m.n} × {m.k} {m.dtype} to {m.out_dtype}, {factors}: {sides}"
         yield f"  {work_text(launch.works[0])}"
         return

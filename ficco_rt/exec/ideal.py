@@ -25,12 +25,15 @@ from .operation import Exchange, Operation, Way, operation_of
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Microseconds, modelled. `of`: the yardsticks of the plan's operation, or of this plan alone."""
+    """Microseconds, modelled. `of`: the yardsticks of the plan's operation, or of this plan alone. Of a plan that
+    repeats a product and its collective: how many `iterations`, and all collectives alone by the vendor's library."""
 
     compute_alone: float
     communication_alone: float
     serial: float
     of: Literal["operation", "plan"]
+    iterations: int = 0
+    collectives_alone: float = 0.0
 
     @property
     def time(self) -> float:
@@ -61,6 +64,9 @@ def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> 
 
     serial: the usual way, one step after the other: vendor collectives of whole shards, and each product as one launch.
 
+    What carries the operation out several times takes all of these as often. In the ideal, one launch of each product
+    and one fixed cost of copies are enough, because the others are hidden behind what runs.
+
     Ranks that share a GPU share its arithmetic, and only what goes from one GPU to another passes a link.
     """
     machine = replace(machine, ranks=-(-operation.ranks // ranks_per_gpu))
@@ -68,7 +74,16 @@ def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> 
     compute, communication = _multiplying(way, machine, ranks_per_gpu), _moving(way, machine, ranks_per_gpu)
     usual = operation.usual
     collectives = sum(_collective(exchange, machine, ranks_per_gpu) for exchange in usual.exchanges)
-    return Ideal(compute, communication, _multiplying(usual, machine, ranks_per_gpu) + collectives, "operation")
+    times, repeated = float(operation.times), operation.repeated
+    fixed = len(way.multiplications) * machine.device.launch_time
+    return Ideal(
+        times * (compute - fixed) + fixed,
+        times * (communication - _fixed(machine)) + _fixed(machine) if communication else 0.0,
+        times * (_multiplying(usual, machine, ranks_per_gpu) + collectives),
+        "operation",
+        repeated.number if repeated else 0,
+        times * collectives if repeated else 0.0,
+    )
 
 
 def best_way(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> Way:
@@ -104,8 +119,12 @@ def _moving(way: Way, machine: Machine, ranks_per_gpu: int) -> float:
                 direct[port] += size
     moved = relayed / machine.links.rate
     moved += max((size / machine.of_port(port).rate for port, size in direct.items()), default=0.0)
-    fixed = min(machine.links.copy_time, machine.device.launch_time)
-    return fixed + moved if moved else 0.0
+    return _fixed(machine) + moved if moved else 0.0
+
+
+def _fixed(machine: Machine) -> float:
+    """What moving costs beside its bytes: one copy, or one launch."""
+    return min(machine.links.copy_time, machine.device.launch_time)
 
 
 def _between(exchange: Exchange, item: int, ranks_per_gpu: int) -> Mapping[tuple[int, int], int]:

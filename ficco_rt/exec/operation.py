@@ -7,12 +7,15 @@ or results. `gemm_rs` is a product on each rank and a reduce-scatter of the resu
 The claims say one way to compute it, the usual one. Products whose operands are cut have another one: instead of what
 the claim gathers or reduces, the other operand goes round (`ag_gemm/stationary_a`, `gemm_rs/stationary_c`). Which way
 takes less depends on the sizes, so an operation holds both.
+
+A schedule of iterations (`concurrent/…`) writes its outputs many times over: it carries out its operation that often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TypeAlias
 
 from ..graph.ir import ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
@@ -44,6 +47,11 @@ class Exchange:
     parts: Parts
     item: int
     least: int
+
+    @property
+    def even(self) -> bool:
+        """Whether all ranks give, or are left with, as much: what a vendor's collective takes."""
+        return len({x for part in self.parts for x in ((part,) if isinstance(part, int) else part)}) == 1
 
     def pairs(self, ranks_per_gpu: int = 1) -> Pairs:
         """The least elements that have to go from one GPU to another: what is the same for all ranks of a GPU goes
@@ -86,15 +94,38 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
+class Repeated:
+    """A product and a collective of its result, of which a run makes `number`."""
+
+    product: Multiplication
+    exchange: Exchange
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
-    """See the module. The first of the ways is the usual one, which the claims say."""
+    """See the module. The first of the ways is the usual one, which the claims say. `times`: how often a run carries it
+    out, which is how often it writes each element of its outputs anew, on average."""
 
     ranks: int
     ways: tuple[Way, ...]
+    times: Fraction = Fraction(1)
 
     @property
     def usual(self) -> Way:
         return self.ways[0]
+
+    @property
+    def repeated(self) -> Repeated | None:
+        """What each of many iterations does; None: the operation is carried out once, or is no such thing."""
+        steps, number = self.usual.steps, len(self.usual.steps) * self.times / 2
+        if self.times <= 1 or len(steps) < 2 or number.denominator != 1:
+            return None
+        product, exchange = steps[:2]
+        if not isinstance(product, Multiplication) or not isinstance(exchange, Exchange):
+            return None
+        alike = steps == (product, exchange) * (len(steps) // 2)
+        return Repeated(product, exchange, int(number)) if alike and exchange.even else None
 
 
 def operation_of(plan: Plan | Graph) -> Operation | None:
@@ -115,7 +146,23 @@ def operation_of(plan: Plan | Graph) -> Operation | None:
         for each in found:  # values that claims share are made once
             steps |= each[min(number, len(each) - 1)]
         ways.append(Way(tuple(steps.values())))
-    return Operation(plan.ranks, tuple(ways))
+    return Operation(plan.ranks, tuple(ways), _times(plan))
+
+
+def _times(plan: Plan | Graph) -> Fraction:
+    """How often each element of the claimed outputs is written anew, on average; what is added to them does not
+    count."""
+    outputs = {t.name: t for t in plan.tensors if t.kind == "output"}
+    bodies = plan.parts() if isinstance(plan, Plan) else (op.body for op in plan.ops)
+    made = 0
+    for body in bodies:
+        for region in body.writes:
+            if region.tensor in outputs and (region.tensor, region.rank) not in {
+                (r.tensor, r.rank) for r in body.reads
+            }:
+                made += region.elements
+    held = sum(_size(shape) for tensor in outputs.values() for shape in tensor.shapes)
+    return max(Fraction(1), Fraction(made, max(1, held)))
 
 
 _Steps: TypeAlias = dict[object, Multiplication | Exchange]  # by what in the claim they make

@@ -18,7 +18,6 @@ from ..machine.model import Machine
 from .scenarios import Scenario, Settings, Value
 
 PARAMS: Mapping[str, tuple[Value, ...]] = {"chunks": (1, 2, 4, 8)}  # what is swept unless the caller says other values
-BASELINE = "serial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def _parsed(text: bytes, name: str) -> Schedule:
 
 def operations() -> tuple[str, ...]:
     """Those that shipped schedules do."""
-    return tuple(dict.fromkeys(entry.name.rpartition("/")[0] for entry in library.entries()))
+    return tuple(library.operations())
 
 
 def baseline(operation: str) -> Candidate:
@@ -58,7 +57,7 @@ def baseline(operation: str) -> Candidate:
         near = difflib.get_close_matches(operation, operations(), n=2, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(f"there is no operation '{operation[:80]}'{hint}; there are {', '.join(operations())}")
-    return _shipped(operation, BASELINE)
+    return _shipped(operation, library.BASELINE)
 
 
 def candidates(

@@ -89,7 +89,7 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """A call of the vendor's library: out = left · right, or out += left · right, of m × k and k × n elements. Sums are
-    in fp32, and the factor is 1."""
+    in fp32, and the factor is 1. `sms`: the multiprocessors that the kernel is asked to be made for; 0: all."""
 
     m: int
     n: int
@@ -100,6 +100,7 @@ class Matmul:
     right: Operand
     out: Operand
     accumulate: bool
+    sms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

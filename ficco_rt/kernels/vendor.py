@@ -2,7 +2,8 @@
 of the library for each matrix product, or several, which the device plan holds in full.
 
 Which of its kernels the library takes, its heuristics say when memory is bound. So nothing is known of the blocks,
-registers and shared memory of a call: it may take all multiprocessors, as a user's kernel may.
+registers and shared memory of a call: it may take all multiprocessors, as a user's kernel may. cuBLASLt can be asked to
+make its kernel for fewer of them (`sms`); nobody holds it to that.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from .family import (
 from .occupancy import Limits
 from .pace import Pace
 from .room import Footprint
+from .target import compute_capability
 from .tile_table import MAX_SPLITS, SplitK
 from .works import Product, View, Work
 
@@ -70,7 +72,9 @@ class VendorLibrary:
         return made if isinstance(made, str) else None
 
     def choose(self, request: GemmRequest, limits: Limits) -> Chosen | str:
-        asked = {"residency": request.residency, "smem": request.smem, "sms": request.sms}
+        asked = {"residency": request.residency, "smem": request.smem}
+        if request.sms is not None and request.sms < limits.sms and compute_capability(limits.arch) is None:
+            asked["sms"] = request.sms  # hipBLASLt has no word for it
         said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
         said = said or "leave" * bool(request.leave)
         if said:
@@ -84,9 +88,10 @@ class VendorLibrary:
         product = _product(request.works, request.streamed)
         if isinstance(product, str):
             return product
-        if request.sms < limits.sms:
-            return f"sms = {request.sms} cannot be had of the vendor's kernels"
-        matmuls = matmuls_of(product)
+        sms = request.sms if request.sms < limits.sms else 0
+        if sms and compute_capability(limits.arch) is None:
+            return f"sms = {sms} cannot be had of the vendor's kernels"
+        matmuls = matmuls_of(product, sms)
         if isinstance(matmuls, str):
             return matmuls
         count = sum(ceil(m.m / _TILE[0]) * ceil(m.n / _TILE[1]) for m in matmuls)
@@ -107,8 +112,8 @@ class VendorLibrary:
                 tiles=count,
                 works=(0, 1),
                 tile=_TILE,
-                wave=limits.sms,
-                split_k=SplitK(tail=_splits(matmuls[0].k, count, limits.sms)),
+                wave=request.sms,
+                split_k=SplitK(tail=_splits(matmuls[0].k, count, request.sms)),
                 matmuls=matmuls,
                 workspace=WORKSPACE,
             ),
@@ -118,7 +123,7 @@ class VendorLibrary:
         """By the machine's rate of large GEMMs, which the vendor's library reaches: no call of it was measured."""
         m, n = _TILE
         step = 2.0 * m * n * tiles.DEPTH * device.sms / gemm_rate(device, dtype)
-        return Pace(groups=device.sms, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
+        return Pace(groups=config.wave, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
 
     def tables(self, config: KernelConfig, works: Sequence[Work], resets: Sequence[int] = ()) -> Tables:
         """None: what a call reads stands in `config.matmuls`."""
@@ -129,10 +134,10 @@ class VendorLibrary:
         return Tables(b"", 0, 0, arguments)
 
 
-def matmuls_of(product: Product) -> tuple[Matmul, ...] | str:
-    """The products of whole matrices that a product is, one after another; a text says why the library does not make
-    them. Pieces of rows and columns are products of their own; pieces of K add to what the output holds, which rounds
-    it in between."""
+def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
+    """The products of whole matrices that a product is, one after another, for `sms` multiprocessors; a text says why
+    the library does not make them. Pieces of rows and columns are products of their own; pieces of K add to what the
+    output holds, which rounds it in between."""
     dtype, out_dtype, transposed = product.left.dtype, product.out.dtype, product.transposed
     if product.scales:
         return "operands have scales"
@@ -176,6 +181,7 @@ def matmuls_of(product: Product) -> tuple[Matmul, ...] | str:
             right=at(product.right, work.right, right_k, right_column, transposed[1]),
             out=at(product.out, work.out, out_row, out_column),
             accumulate=product.accumulate or number > 0,
+            sms=sms,
         )
         for left_row, out_row, m in rows
         for right_column, out_column, n in columns

@@ -304,8 +304,8 @@ def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
         if launch.kernel != VENDOR_GEMM:
             continue
         a = launch.attributes
-        if a.smem or (a.residency, a.sms, a.priority, a.leave) != (None,) * 4:
-            yield Diagnostic(launch.origin, f"{VENDOR_GEMM} has no smem, residency, sms or priority of its own")
+        if a.smem or (a.residency, a.priority, a.leave) != (None,) * 3:
+            yield Diagnostic(launch.origin, f"{VENDOR_GEMM} has no smem, residency or priority of its own")
         works = tuple(kernel_work(work.body, look, work.waits, work.signals) for work in launch.works)
         reason = VENDOR.fits(GemmRequest(works, streamed=launch.streamed))
         if reason is not None:

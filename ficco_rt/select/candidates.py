@@ -19,7 +19,7 @@ from .facts import Facts
 from .figures import MOST
 from .params import Given, given
 
-BASELINE = "serial"  # of every operation: do not overlap; its params are the operation's sizes
+BASELINE = library.BASELINE  # its params are the operation's sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,6 @@ def operation_of(name: str) -> Operation:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"there is no operation '{name[:80]}'; there are {', '.join(known)}{hint}")
     baseline = f"{name}/{BASELINE}"
-    if baseline not in known[name]:
-        raise UsageError(f"operation {name} has no schedule '{BASELINE}', which says what its sizes are called")
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
     sizes = tuple(p.name for p in schedule.params if not names_in(p.value) & declared)

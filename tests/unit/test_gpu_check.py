@@ -37,13 +37,16 @@ def plan(name: str, machine: Machine, label: str = "uneven bf16") -> Plan:
 # ---- rows
 
 
+_LAYERS = {"ag_gemm": 8, "a2a_gemm": 8, "gemm_rs": 6, "gemm_ar": 6, "concurrent": 4}
+
+
 def test_every_schedule_has_its_rows() -> None:
     found = rows("all", 4)
     for entry in library.entries():
         small = [r.label for r in found if r.name == entry.name and r.sizes == "small"]
         real = [r.label for r in found if r.name == entry.name and r.sizes == "real"]
         assert small == [label for label, *_ in SMALL]
-        assert len(real) == {"ag_gemm": 8, "a2a_gemm": 8, "gemm_rs": 6, "gemm_ar": 6}[entry.name.split("/")[0]]
+        assert len(real) == _LAYERS[entry.name.split("/")[0]]
 
 
 def test_rows_that_may_share_data_follow_one_another() -> None:

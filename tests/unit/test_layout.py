@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "ficco_rt.trace": set(),
     "ficco_rt.inside": {"ficco_rt.trace"},
     "ficco_rt.arrows": {"ficco_rt.trace", "ficco_rt.plan.ir"},
+    "ficco_rt.concurrent": {"ficco_rt.account"},
     "ficco_rt.account": {"ficco_rt.trace", "ficco_rt.plan.ir", "ficco_rt.device", "ficco_rt.machine"},
     "ficco_rt.region": set(),
     "ficco_rt.types": set(),
@@ -74,7 +75,8 @@ ALLOWED: dict[str, set[str]] = {
     | MACHINE
     | GRAPH
     | PLAN
-    | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.kernel_files"},
+    | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.kernel_files", "ficco_rt.queues"},
+    "ficco_rt.queues": {"ficco_dsl", "ficco_rt.arguments", "ficco_rt.errors"},
     "ficco_rt.lsp": {
         "ficco_dsl",
         "ficco_rt.cli",

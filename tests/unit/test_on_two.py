@@ -26,6 +26,10 @@ from tools.bench.on_two import NotAlike, on_two
 REFUSED = {
     "gemm_ar/serial": "schedules/gemm_ar/serial.ficco:27: all_reduce is a collective of all 4 ranks; two ranks cannot "
     "call it for all",
+    "concurrent/ar_vendor": "schedules/concurrent/ar_vendor.ficco:32: all_reduce is a collective of all 4 ranks; two "
+    "ranks cannot call it for all",
+    "concurrent/a2a_vendor": "schedules/concurrent/a2a_vendor.ficco:32: all_to_all is a collective of all 4 ranks; two "
+    "ranks cannot call it for all",
     "a2a_gemm/overlapped": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1",
     "a2a_gemm/serial": "ranks are not rotations of each other: X is 8 × 7 on rank 0 and 12 × 7 on rank 1",
     "a2a_gemm/hierarchical": "schedules/a2a_gemm/hierarchical.ficco:36: send_recv is a collective of all 4 ranks; two "

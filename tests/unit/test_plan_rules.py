@@ -408,7 +408,7 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "call on a peer": (f"{CALL}.dst.rank", 1, "ruled.ficco:20:33: all_reduce of rank 0 works on another rank's memory"),
     "shared memory of a library": (
         f"{GEMMS}.kernel", "vendor_gemm",
-        "ruled.ficco:17:47: vendor_gemm has no smem, residency, sms or priority of its own",
+        "ruled.ficco:17:47: vendor_gemm has no smem, residency or priority of its own",
     ),
     "a streamed launch by a library": (
         GEMMS, lambda c: replace(c, kernel="vendor_gemm", attributes=replace(c.attributes, smem=0)),

@@ -61,7 +61,7 @@ def on_device(plan: Plan, library: bool = False) -> DevicePlan:
     [
         (" streamed", "gemm C = A * B", "kernel = vendor does not do this: the stage is streamed, and the library's "
          "kernels wait for no pieces; leave out 'streamed'"),
-        (" with sms = 64, residency = 1", "gemm C = A * B", "residency = 1 and sms = 64 cannot be had of the vendor's "
+        (" with sms = 64, residency = 1", "gemm C = A * B", "residency = 1 cannot be had of the vendor's "
          "kernels; leave it out, or leave out kernel = vendor"),
         ("", "gemm C = A * B with priority = high", "priority = high cannot be had of the vendor's kernels, which have "
          "their stream's; say it on queue 'lib'"),
@@ -99,6 +99,16 @@ def test_a_call_stands_in_the_device_plan_with_all_that_it_is_made_with() -> Non
         "out at 32768 pitch 256",
     ]
     assert from_json(to_json(made)) == made
+
+
+def test_cublaslt_is_asked_for_fewer_multiprocessors_and_hipblaslt_cannot_be() -> None:
+    made = on_device(compiled("gemm C = A * B", " with sms = 100"))
+    check(made)
+    assert {m.sms for launch in made.launches for m in launch.config.matmuls} == {100}
+    assert "alpha 1, beta 0, for 100 multiprocessors: " in to_text(made)
+    with pytest.raises(ScheduleError) as refused:
+        compiled("gemm C = A * B", " with sms = 100", "mi300x-mesh")
+    assert "sms = 100 cannot be had of the vendor's kernels" in refused.value.diagnostics[0].message
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ SMALL = (  # label, M, N and K for each rank, T
 )
 
 
-SET = {"deep": [2, 1, 1]}  # not left as the texts have it: so that tiles wait along K
+SET = {"deep": [2, 1, 1], "iters": 3}  # not left as the texts have it: so that tiles wait along K
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,13 @@ def _checked(run: object, place: str) -> Facts:
         read.record(facts.get(name), f"'{name}'")
     if facts.get("share_of_ideal") is not None:
         read.number(facts, "share_of_ideal")
+    if facts.get("concurrent") is not None:
+        concurrent = read.record(facts["concurrent"], "'concurrent'")
+        read.number(concurrent, "iterations")
+        read.number(concurrent, "iteration_ms")
+        for name in ("time_ratio", "normalised_time", "share_of_saving", "overlap_rate"):
+            if concurrent.get(name) is not None:
+                read.number(concurrent, name)
     if facts.get("choice") is not None:
         read.record(facts["choice"], "'choice'")
     for name in ("why", "unproven"):

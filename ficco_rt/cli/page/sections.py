@@ -50,6 +50,8 @@ def cards(run: PageRun) -> str:
             gain = 1e3 * facts["serial_ms"] / run.time
             serial = f"serial {facts['yardsticks']}: {show_time(1e3 * facts['serial_ms'])}"
             made.append(_card("serial ÷ time", f"{gain:.2f}×", serial))
+        if facts.get("concurrent") is not None:
+            made += _at_once(facts["concurrent"])
     if run.account is not None:
         lost = [part for part in run.account["parts"] if part["name"] != "ideal" and part["time_us"] > 0]
         most = max(lost, key=lambda part: float(part["time_us"]), default=None)
@@ -57,6 +59,20 @@ def cards(run: PageRun) -> str:
             words = WORDS[run.account["side"]]
             made.append(_card("most of the rest", words[most["name"]][0], signed_time(most["time_us"])))
     return f'<div class="cards">{"".join(made)}</div>'
+
+
+def _at_once(found: Facts) -> list[str]:
+    """Of a run that repeats a product and its collective."""
+    each = f"{found['iterations']} iterations of {show_time(1e3 * found['iteration_ms'])}"
+    made = []
+    if found.get("time_ratio") is not None:
+        made.append(_card("of sequential", f"{found['time_ratio']:.3f}", each))
+    if found.get("share_of_saving") is not None and found.get("normalised_time") is not None:
+        ideal = f"{found['normalised_time']:.3f} of the ideal"
+        made.append(_card("of the ideal saving", _percent(found["share_of_saving"]), ideal))
+    if found.get("overlap_rate") is not None:
+        made.append(_card("overlap rate", _percent(found["overlap_rate"]), "of the shorter side's time"))
+    return made
 
 
 def _card(name: str, figure: str, below: str) -> str:

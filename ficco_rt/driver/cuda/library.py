@@ -89,6 +89,9 @@ class CublasLt:
             sides = (lt.MatmulDescAttribute.TRANSA, lt.MatmulDescAttribute.TRANSB)
             for attribute, transposed in zip(sides, shape.transposed, strict=True):
                 self._set("matmul_desc", planned.descriptor, attribute, np.int32(transposed))
+            if shape.sms:
+                target = lt.MatmulDescAttribute.SM_COUNT_TARGET
+                self._set("matmul_desc", planned.descriptor, target, np.int32(shape.sms))
             matrices = (shape.first, shape.second, shape.out)
             a, b, c = (self._layout(planned, layout) for layout in matrices)
             planned.layouts = (a, b, c)

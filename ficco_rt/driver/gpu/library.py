@@ -112,4 +112,5 @@ def shape_of(matmul: Matmul, place: MatmulPlace) -> Shape:
         out=layout(matmul.out, matmul.m, matmul.n, matmul.out_dtype, place.out),
         transposed=(matmul.right.transposed, matmul.left.transposed),
         accumulate=matmul.accumulate,
+        sms=matmul.sms,
     )

@@ -134,13 +134,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed."""
+    """All that decides how the library makes a product: out (+)= first · second. Either may be stored transposed.
+    `sms`: the multiprocessors that its kernel is made for; 0: all."""
 
     first: Layout
     second: Layout
     out: Layout
     transposed: tuple[bool, bool]
     accumulate: bool
+    sms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

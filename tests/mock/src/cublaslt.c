@@ -59,6 +59,7 @@ int cublasLtMatmulDescDestroy(void *handle) {
 int cublasLtMatmulDescSetAttribute(void *handle, int attribute, const void *value, size_t bytes) {
     LT(cublasLtMatmulDescSetAttribute);
     Product *p = object_of(DESCRIPTOR, handle, called_.name);
+    if (p && attribute == 15 && bytes == 4) return *(const int *)value > 0 ? 0 : BAD;  // SM_COUNT_TARGET
     if (!p || bytes != 4 || (attribute != 3 && attribute != 4)) return BAD;  // TRANSA, TRANSB
     p->transposed[attribute - 3] = *(const int *)value;
     return 0;

@@ -1,0 +1,308 @@
+"""`ficco shape`: how much a schedule's products should leave to what runs beside them, found by trying."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__, files
+from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
+from ..files import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
+from ..queues import apart, with_said, written
+from .charts import Panel, Series, panels
+from .common import DEFAULT_GPUS, count, machine_of, parse, read
+from .console import Progress, Style, table
+from .drawing import plain, show_time
+from .report import print_json, say
+from .result import GPUS
+from .settings import parse_choices, parse_settings
+from .shaping import Effort, Row, measured_row, modelled_row, row_of, settings, swept, threads_of
+
+if TYPE_CHECKING:
+    from ficco_dsl.nodes import Schedule
+
+    from ..driver.api import CollectivesBy
+    from ..machine.model import Machine
+    from ..plan.ir import Plan
+    from .baselines import Baselines
+    from .common import Source
+
+FORMAT = 1
+NOTHING = 2  # the exit code if no setting has a time
+_SHOWN = 40  # lines of the table; the file has all
+
+
+def shape(
+    target: str,
+    gpus: int | None,
+    given: tuple[str, ...],
+    sweep: tuple[str, ...],
+    backend: str,
+    machine: str | None,
+    iters: int,
+    timeout: int,
+    graph: bool,
+    collectives: CollectivesBy,
+    rows_file: str | None,
+    plot: str | None,
+    output: str | None,
+    as_json: bool,
+) -> int:
+    """Try settings, show them, name the best one and write it into a copy of the schedule."""
+    source = read(target)
+    if source.is_plan:
+        raise UsageError(f"{source.name}: is a plan, whose queues say what they say; shape takes a schedule")
+    check_outputs([(SHAPES, rows_file), (PICTURE, plot), (SCHEDULE, output)], [source.file])
+    if plot is not None and not plot.endswith(".svg"):
+        raise UsageError(f"{plot}: the picture is SVG: name it {Path(plot).with_suffix('.svg').name}")
+    schedule, said, choices = parse(source), parse_settings(given), parse_choices(sweep, "--sweep")
+    both = next((name for name in choices if name in said), None)
+    if both is not None:
+        raise UsageError(f"{both} is set and swept; say it once")
+    driver, found = _where(backend, gpus, machine)
+    tried = swept(choices) if choices else settings(schedule, said, found.device)
+    for one in tried:
+        with_said(schedule, apart(one).said)  # what no queue can say is told before the long work
+    progress = Progress()
+    effort = Effort(iters, float(timeout), graph, collectives)
+    sweep_ = _Sweep(schedule, said, found, driver, effort, source)
+    rows = _rows(sweep_, tried, rows_file, progress)
+    timed = sorted(
+        (row for row in rows if row.time is not None), key=lambda row: (round(row.time or 0.0, 1), len(row.setting))
+    )
+    best = timed[0] if timed else None
+    wrote = []
+    if plot is not None and timed:
+        write_atomic(plot, picture(timed, schedule.name, found, driver))
+        wrote.append(plot)
+    if output is not None and best is not None:
+        text = source.data.decode("utf-8")
+        write_atomic(output, written(text, source.name, dict(best.setting)))
+        wrote.append(output)
+    if as_json:
+        print_json(_record(rows, best, schedule, found, driver, wrote))
+    else:
+        sys.stdout.write(_text(rows, timed, schedule, found, driver, wrote, Style(sys.stdout)))
+    return 0 if best is not None else NOTHING
+
+
+def _where(backend: str, gpus: int | None, machine: str | None) -> tuple[str, Machine]:
+    """What measures, or `sim`, and the machine."""
+    from ..driver.registry import device_count, discover
+
+    if backend not in ("auto", "sim", *GPUS):
+        raise UsageError(
+            f"there is no backend '{backend}' here: settings are measured on cuda or hip, or modelled: sim"
+        )
+    if backend == "auto":
+        backend = "sim" if machine is not None else next((b for b in GPUS if device_count(b)), "sim")
+    if backend == "sim":
+        return backend, machine_of(machine, gpus or DEFAULT_GPUS)
+    name: Any = backend
+    return backend, discover(name, gpus or max(1, device_count(name)))
+
+
+class _Sweep:
+    """What all settings of a sweep have in common."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        said: Mapping[str, object],
+        machine: Machine,
+        driver: str,
+        effort: Effort,
+        source: Source,
+    ) -> None:
+        self.schedule, self.said, self.machine = schedule, said, machine
+        self.driver, self.effort = driver, effort
+        self.baselines: Baselines | None = None
+        how = repr((machine, sorted(said.items()), driver, effort, __version__)).encode()
+        self._digest = hashlib.sha256(how + source.data)
+
+    def made(self, setting: Mapping[str, object]) -> str:
+        """A digest of what makes the setting's row."""
+        whole = self._digest.copy()
+        whole.update(repr(sorted(setting.items())).encode())
+        return whole.hexdigest()[:12]
+
+    def row(self, setting: Mapping[str, object]) -> Row:
+        """The setting's row. What it is refused for is the row's problem."""
+        made = self.made(setting)
+        try:
+            plan = self._plan({**self.said, **setting})
+            if self.driver == "sim":
+                return modelled_row(setting, plan, self.machine, made)
+            assert self.baselines is not None
+            return measured_row(setting, plan, self.machine, made, self.driver, self.baselines, self.effort)
+        except (ScheduleError, UsageError, DeviceError, NumbersError) as error:
+            found = getattr(error, "diagnostics", ())
+            words = found[0].message if found else str(error)
+            return Row(tuple(setting.items()), problem=" ".join(words.split())[:300], made=made)
+
+    def _plan(self, given: Mapping[str, object]) -> Plan:
+        from .. import compiler, kernel_files
+
+        with compiler.compilation(self.machine.ranks):
+            graph = compiler.build(self.schedule, self.machine.ranks, given)
+            return kernel_files.sealed(compiler.plan_of(graph, self.machine))
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """With the baselines that measured settings alternate with."""
+        if self.driver == "sim":
+            yield
+            return
+        from ..driver.registry import has_gemms
+        from .baselines import Baselines, baseline_plans
+
+        name: Any = self.driver
+        plans = baseline_plans(self._plan(self.said), self.machine, 1, has_gemms(name))
+        if plans is None:
+            raise UsageError("not all outputs of the schedule are claimed, so nothing says what it is compared with")
+        made = Baselines(plans, name, self.machine, 1, self.effort.timeout, self.effort.collectives)
+        with made:
+            made.warm(graph=self.effort.graph)
+            self.baselines = made
+            yield
+
+
+def _rows(sweep: _Sweep, tried: Sequence[Mapping[str, object]], path: str | None, progress: Progress) -> list[Row]:
+    """The rows of all settings, those that were there ahead. Each is in the file before the next is begun."""
+    known = {row.made: row for row in _there(path)}
+    rows: list[Row] = []
+    lacking = [one for one in tried if sweep.made(one) not in known]
+    if path is not None and len(lacking) < len(tried):
+        say(f"{path}: {count(len(tried) - len(lacking), 'row')} there, {len(lacking)} to be made")
+    word = "modelling" if sweep.driver == "sim" else "measuring"
+    asked = {threads_of({**sweep.said, **one}) for one in lacking}
+    with ExitStack() as stack:
+        if lacking:
+            with progress.step("preparing the baselines"):
+                stack.enter_context(sweep.ready())
+        stack.enter_context(progress.step(f"{word} {count(len(lacking), 'setting')}"))
+        done = 0
+        for one in tried:
+            made = sweep.made(one)
+            if made not in known:
+                if sweep.driver != "sim" and len(asked) > 1 and threads_of({**sweep.said, **one}) is not None:
+                    words = "the library of collectives reads its threads once a process; say --set QUEUE.threads=N"
+                    known[made] = Row(tuple(one.items()), problem=words)  # not kept: it is to be made another time
+                else:
+                    known[made] = sweep.row(one)
+                    if path is not None:
+                        kept = [row.record() for row in known.values() if row.made]
+                        write_atomic(path, json.dumps({"ficco_shape": FORMAT, "rows": kept}, indent=1) + "\n")
+                done += 1
+                progress.report(done / len(lacking))
+            rows.append(replace(known[made], made=known[made].made or made))
+    return rows
+
+
+def _there(path: str | None) -> list[Row]:
+    """The rows of the file, if there is one."""
+    if path is None or not Path(path).is_file():
+        return []
+    try:
+        data = json.loads(files.read_text(path))
+        if not isinstance(data, dict) or data.get("ficco_shape") != FORMAT:
+            raise UsageError(f"{path}: is no table of `ficco shape`, or one of another version; name another file")
+        return [row_of(record) for record in data["rows"]]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path}: is no table of `ficco shape`: {str(error)[:80]}") from error
+
+
+# ---------------------------------------------------------------- words and picture
+
+
+def _text(
+    rows: Sequence[Row],
+    timed: Sequence[Row],
+    schedule: Schedule,
+    machine: Machine,
+    driver: str,
+    wrote: Sequence[str],
+    style: Style,
+) -> str:
+    how = f"modelled for {machine.name}, not measured" if driver == "sim" else f"measured on {machine.device.name}"
+    lines = [style(f"{schedule.name}, {count(machine.ranks, 'rank')}, {how}", "bold")]
+    shown = [_HEADER, *map(_line, timed[:_SHOWN])]
+    lines.append(table(shown, right=frozenset((1, 2, 3, 4, 5))))
+    if len(timed) > _SHOWN:
+        lines.append(f"  … and {count(len(timed) - _SHOWN, 'setting')} more: the table has all (--rows FILE.json)")
+    reasons: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.time is None:
+            reasons.setdefault("".join(c for c in row.problem if not c.isdigit()), []).append(row)
+    for of in reasons.values():
+        lines.append(f"refused: {count(len(of), 'setting')}, such as {plain(f'{of[0].label}: {of[0].problem}')}")
+    if timed:
+        best = timed[0]
+        words = f"; {best.ratio:.3f} of sequential" if best.ratio is not None else ""
+        words += f", {100 * best.share:.0f} % of the ideal saving" if best.share is not None else ""
+        lines.append(f"best: {plain(best.label)}{words}")
+    if driver == "sim":
+        lines.append(_MODEL)
+    lines += [f"wrote {name}" for name in wrote]
+    return "\n".join(lines) + "\n"
+
+
+_MODEL = (
+    "the model knows multiprocessors, shared memory and copies; it has no library of collectives, and no block that "
+    "finds no room: what ctas, threads and priority bring, GPUs must tell"
+)
+_HEADER = ("setting", "time", "of sequential", "saving", "free SMs", "free smem")
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    each = (row.time or 0.0) / max(1, row.iterations)
+    ratio = "–" if row.ratio is None else f"{row.ratio:.3f}"
+    share = "–" if row.share is None else f"{100 * row.share:.0f} %"
+    sms = "–" if row.free_sms is None else str(row.free_sms)
+    smem = "–" if row.free_smem is None else f"{row.free_smem / 1024:.0f} KiB"
+    return plain(row.label), show_time(each), ratio, share, sms, smem
+
+
+def picture(rows: Sequence[Row], name: str, machine: Machine, driver: str) -> str:
+    """Time over sequential against what was left free: multiprocessors, and shared memory of the others."""
+    kinds: dict[str, list[Row]] = {}
+    for row in rows:
+        high = any(key.endswith(".priority") and value == "high" for key, value in row.setting)
+        kinds.setdefault("with priority" if high else "without", []).append(row)
+    made = []
+    reads: tuple[tuple[str, Callable[[Row], int | None], int, str], ...] = (
+        ("multiprocessors left free", lambda row: row.free_sms, 1, ""),
+        ("shared memory left free on a multiprocessor", lambda row: row.free_smem, 1024, ", KiB"),
+    )
+    for what, read_, scale, unit in reads:
+        series = []
+        for kind, of in sorted(kinds.items()):
+            placed = [(row, free) for row in of if row.ratio is not None and (free := read_(row)) is not None]
+            points = tuple((free / scale, row.ratio or 0.0) for row, free in placed)
+            tips = tuple(f"{row.label}\n{row.ratio:.3f} of sequential" for row, _ in placed)
+            series.append(Series(kind, points, tips))
+        made.append(Panel(f"time over sequential, by {what}", f"{what}{unit}", "time over sequential", tuple(series)))
+    how = "modelled, not measured" if driver == "sim" else "measured"
+    about = f"{machine.ranks} ranks, {machine.name}, {how}; a point a setting; below 1: faster than one after the other"
+    return panels(f"{name}: what to leave free", about, made, sorted(kinds))
+
+
+def _record(
+    rows: Sequence[Row], best: Row | None, schedule: Schedule, machine: Machine, driver: str, wrote: Sequence[str]
+) -> dict[str, object]:
+    return {
+        "schedule": schedule.name,
+        "ranks": machine.ranks,
+        "machine": machine.name,
+        "clock": "virtual" if driver == "sim" else "device",
+        "version": __version__,
+        "rows": [row.record() for row in rows],
+        "best": None if best is None else best.record(),
+        "wrote": list(wrote),
+    }

@@ -1,0 +1,233 @@
+"""The settings that `ficco shape` tries of a schedule, and a row for each: how long it takes, what it leaves free.
+
+A setting is what queues say (`compute.sms = 100`), and perhaps params. Without a sweep of the caller's own, each
+control that the schedule has is tried alone, with priority and without; multiprocessors are left to as many blocks of
+collectives as may take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import ceil
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ficco_dsl import nodes as n
+
+from ..concurrent import Concurrent
+from ..queues import NOTHING, apart, engine_of, value_of, with_said
+
+if TYPE_CHECKING:
+    from ..device.ir import DeviceLaunch
+    from ..driver.api import CollectivesBy
+    from ..machine.model import Device, Machine
+    from ..plan.ir import Plan
+    from .baselines import Baselines, Yardsticks
+
+Setting = Mapping[str, object]
+KIB = 1 << 10
+_LEFT = (4, 8, 16, 32)  # multiprocessors for others, and blocks of a collective
+_SMEM = (64 * KIB, 96 * KIB, 128 * KIB, 160 * KIB)
+_RESIDENCY = (1, 2, 3)
+_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setting with its time and what the run is compared with, in microseconds; without a time `problem` says why.
+    `free_sms`, `free_smem`: multiprocessors that the products' launches leave free, and bytes of shared memory on each
+    of the others; None: it is not known, as of a vendor's kernel."""
+
+    setting: tuple[tuple[str, object], ...]
+    time: float | None = None
+    sequential: float = 0.0
+    ideal: float = 0.0
+    iterations: int = 0
+    free_sms: int | None = None
+    free_smem: int | None = None
+    problem: str = ""
+    made: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.time / self.sequential if self.time and self.sequential else None
+
+    @property
+    def share(self) -> float | None:
+        """Of the ideal saving."""
+        most = self.sequential - self.ideal
+        return (self.sequential - self.time) / most if self.time and most > 0 else None
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{name} = {_shown(name, value)}" for name, value in self.setting) or "as the text says"
+
+    def record(self) -> dict[str, object]:
+        """As JSON has it."""
+        return {
+            "setting": dict(self.setting), "time_us": self.time, "sequential_us": self.sequential,
+            "ideal_us": self.ideal, "iterations": self.iterations, "time_ratio": self.ratio,
+            "share_of_saving": self.share, "free_sms": self.free_sms, "free_smem": self.free_smem,
+            "problem": self.problem, "made": self.made,
+        }  # fmt: skip
+
+
+def _shown(name: str, value: object) -> str:
+    whole = name.endswith(".smem") and isinstance(value, int) and value and value % KIB == 0
+    return f"{value // KIB} KiB" if whole and isinstance(value, int) else str(value)
+
+
+def row_of(record: Mapping[str, Any]) -> Row:
+    """Back from JSON. Raises KeyError, TypeError, ValueError."""
+    time = record["time_us"]
+    return Row(
+        setting=tuple((str(k), v) for k, v in dict(record["setting"]).items()),
+        time=None if time is None else float(time),
+        sequential=float(record["sequential_us"]),
+        ideal=float(record["ideal_us"]),
+        iterations=int(record["iterations"]),
+        free_sms=record["free_sms"],
+        free_smem=record["free_smem"],
+        problem=str(record["problem"]),
+        made=str(record["made"]),
+    )
+
+
+# ---------------------------------------------------------------- what is tried
+
+
+def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[str, object]]:
+    """What is tried where the caller sweeps nothing; the text as it is comes first. `said` is said in all of them."""
+    schedule = with_said(schedule, apart(said).said)
+    products = [q for q in schedule.queues if engine_of(q) == "sm" and _multiplies(schedule, q.name)]
+    own = [q.name for q in products if value_of(q, "kernel") is None]
+    calls = [q.name for q in schedule.queues if engine_of(q) == "nccl"]
+    moving = calls or [q.name for q in schedule.queues if engine_of(q) == "copy"]
+    high = _all(moving, "priority", "high") | _all([q.name for q in products], "priority", "low")
+    alone: list[dict[str, object]] = [{}]
+    for left in _LEFT:
+        fewer = _all([q.name for q in products], "sms", max(1, device.sms - left))
+        alone.append(fewer)
+        alone += [_all(calls, "ctas", left), fewer | _all(calls, "ctas", left)] if calls else []
+    alone += [_all(own, "smem", smem) for smem in _SMEM if own and smem <= device.smem_per_block]
+    alone += [_all(own, "residency", residency) for residency in _RESIDENCY if own]
+    alone += [_all(own, "leave", "nccl")] if calls and own else []
+    alone += [_all(calls, "threads", _THREADS)] if calls else []
+    alone += [_all(calls, "threads", _THREADS) | _all(own, "smem", _SMEM[0])] if calls and own else []
+    said_so = {f"{q.name}.priority" for q in schedule.queues if value_of(q, "priority") is not None}
+    plain: dict[str, object] = {name: NOTHING for name in high if name in said_so}
+    found = [{}, *(one | priority for one in alone for priority in (plain, high))]
+    return list({tuple(sorted(one.items(), key=str)): one for one in found}.values())
+
+
+def swept(choices: Mapping[str, Sequence[object]]) -> list[dict[str, object]]:
+    """All combinations of the caller's values."""
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def _all(queues: Sequence[str], attribute: str, value: object) -> dict[str, object]:
+    return {f"{queue}.{attribute}": value for queue in queues}
+
+
+def _multiplies(schedule: n.Schedule, queue: str) -> bool:
+    def within(node: object) -> Iterator[object]:
+        yield node
+        for part in getattr(node, "body", ()) or ():
+            yield from within(part)
+        for part in getattr(node, "otherwise", ()) or ():
+            yield from within(part)
+
+    stages = [x for item in schedule.program for x in within(item) if isinstance(x, n.StageDecl) and x.queue == queue]
+    return any(isinstance(x, n.Gemm) for stage in stages for x in within(stage))
+
+
+def threads_of(setting: Setting) -> object:
+    """What the library of collectives reads once a process."""
+    return next((v for name, v in setting.items() if name.endswith(".threads") and v != NOTHING), None)
+
+
+# ---------------------------------------------------------------- what it leaves free
+
+
+def left_free(plan: Plan, machine: Machine) -> tuple[int | None, int | None]:
+    """Multiprocessors, and shared memory of each of the others in bytes, beside the largest launch of products."""
+    from ..account import placed_launches
+
+    device = machine.device
+    launches: list[DeviceLaunch] = [
+        launch for launch in placed_launches(plan, machine) if launch.config.tiles and launch.works[0].tiles is not None
+    ]
+    if not launches or any(launch.config.matmuls for launch in launches):
+        return None, None
+    taken = max(ceil(launch.config.blocks / max(1, launch.config.resident)) for launch in launches)
+    held = max(
+        launch.config.resident * (launch.config.smem + launch.config.static_smem + device.smem_reserved)
+        for launch in launches
+    )
+    return max(0, device.sms - taken), max(0, device.smem_per_sm - held)
+
+
+# ---------------------------------------------------------------- how long it takes
+
+
+def modelled_row(setting: Setting, plan: Plan, machine: Machine, made: str) -> Row:
+    """By the virtual clock."""
+    from ..compiler import compilation
+    from ..sim.simulate import simulate
+    from .baselines import modelled
+
+    with compilation(plan.ranks):
+        time = simulate(plan, machine).duration
+    return timed_row(setting, plan, machine, made, time, modelled(plan, machine))
+
+
+def timed_row(setting: Setting, plan: Plan, machine: Machine, made: str, time: float, found: Yardsticks) -> Row:
+    """The row of a setting that took `time`."""
+    ideal = found.ideal
+    if found.iterations:
+        whole = Concurrent(found.iterations, time, found.serial, found.compute_alone, found.collectives_alone, None)
+        ideal = whole.ideal
+    sms, smem = left_free(plan, machine)
+    return Row(tuple(setting.items()), time, found.serial, ideal, found.iterations, sms, smem, "", made)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How a setting is measured: runs, each with a turn of the baselines; seconds that a run may take."""
+
+    runs: int
+    timeout: float
+    graph: bool
+    collectives: CollectivesBy
+
+
+def measured_row(
+    setting: Setting, plan: Plan, machine: Machine, made: str, backend: str, baselines: Baselines, effort: Effort
+) -> Row:
+    """On GPUs: the numbers verified on integers, then the runs, in turn with the baselines."""
+    from ..errors import NumbersError
+    from ..exec.executor import Executor
+    from ..exec.verify import verified_run
+
+    with Executor(
+        plan,
+        backend,  # type: ignore[arg-type]
+        machine=machine,
+        timeout=effort.timeout,
+        collectives=effort.collectives,
+    ) as executor:
+        if plan.claims:
+            found = verified_run(executor, values="exact")
+            if not found.ok:
+                raise NumbersError(f"{found.worst} (on integers that nothing rounds)")
+        executor.graph = effort.graph
+        executor.run()
+        times = []
+        for _ in range(effort.runs):
+            executor.run()
+            times.append(executor.duration)
+            baselines.turn()
+    yardsticks = baselines.yardsticks(median(times), last=effort.runs)
+    return timed_row(setting, plan, machine, made, median(times), yardsticks)

@@ -1,0 +1,155 @@
+"""What a caller says of a schedule's queues, in place of its text: `compute.sms = 100`, `vendor.ctas = 8`, and
+`kernel = vendor` of all queues of multiprocessors.
+
+It stands among the params that a caller gives, and changes the syntax tree as if the queue itself said so. `None`, or
+the word `none`, takes an attribute away. `written` says the same in a text, for a copy of the schedule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import ficco_dsl
+from ficco_dsl.diagnostics import Span
+from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDecl, Schedule
+from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
+
+from .arguments import KERNEL
+from .errors import UsageError
+
+_SMS = re.compile(r"([0-9]{1,9}) sms")
+NOTHING = "none"  # the word that takes an attribute away
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller gives, apart: values of params and types, and what queues say."""
+
+    params: Mapping[str, object]
+    said: Mapping[str, object] = field(default_factory=dict)  # by `queue.attribute`; `kernel` alone: of all queues
+
+
+def apart(given: Mapping[str, object]) -> Given:
+    """Names with a dot, and `kernel`, speak of queues; all others are params and types."""
+    said = {name: value for name, value in given.items() if "." in name or name == KERNEL}
+    return Given({name: value for name, value in given.items() if name not in said}, said)
+
+
+def with_said(schedule: Schedule, said: Mapping[str, object]) -> Schedule:
+    """The schedule, its queues as `said` has them. Raises UsageError: no such queue, attribute or word."""
+    queues = {queue.name: queue for queue in schedule.queues}
+    for name, value in said.items():
+        for queue, attribute in _places(schedule, name, value):
+            queues[queue] = _changed(queues[queue], attribute, value)
+    return replace(schedule, queues=tuple(queues[queue.name] for queue in schedule.queues))
+
+
+def by_library(schedule: Schedule, kernel: object = "vendor") -> Schedule:
+    """The schedule with all products by the vendor's library, as if its queues said so."""
+    return with_said(schedule, {KERNEL: kernel})
+
+
+def engine_of(queue: QueueDecl) -> str:
+    """What the queue runs on; the parser has seen to it that it says so."""
+    return next((a.value.id for a in queue.attributes if a.name == "engine" and isinstance(a.value, Name)), "")
+
+
+def value_of(queue: QueueDecl, attribute: str) -> object | None:
+    """What the queue's text says of an attribute: a number, a word, `...` for an expression; None: nothing."""
+    for a in queue.attributes:
+        if a.name == attribute:
+            return a.value.value if isinstance(a.value, Int) else a.value.id if isinstance(a.value, Name) else ...
+    return None
+
+
+def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str, str]]:
+    """The queues, each with the attribute, that a name speaks of."""
+    if name == KERNEL:
+        if value != "vendor":
+            raise UsageError(f"kernel = {value}: a schedule's products are by its own kernels, or kernel = vendor")
+        return [(q.name, KERNEL) for q in schedule.queues if engine_of(q) == "sm" and value_of(q, KERNEL) is None]
+    queue, _, attribute = name.partition(".")
+    declared = {q.name: q for q in schedule.queues}
+    if queue not in declared:
+        raise UsageError(f"{name}: schedule {schedule.name} has no queue '{queue}'{_near(queue, list(declared))}")
+    collects = engine_of(declared[queue]) == "nccl"
+    allowed = (*RESOURCES, *OF_COLLECTIVES) if collects else RESOURCES
+    if attribute not in allowed:
+        raise UsageError(f"{name}: queue '{queue}' has no attribute '{attribute}'{_near(attribute, allowed)}")
+    words = WORDS.get(attribute)
+    known = value is None or value == NOTHING or (isinstance(value, int) if words is None else value in words)
+    if attribute == "leave":  # bytes, multiprocessors, or room for a block of the library's collectives
+        known = known or value == "nccl" or _SMS.fullmatch(str(value)) is not None
+    if not known:
+        needed = "a whole number" if words is None else " or ".join(words)
+        needed += ", such as 8 sms, or nccl" if attribute == "leave" else ""
+        raise UsageError(f"{name} = {value}: {attribute} is {needed}, or {NOTHING}")
+    return [(queue, attribute)]
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; there is {', '.join(known)}"
+
+
+def _changed(queue: QueueDecl, attribute: str, value: object) -> QueueDecl:
+    others = tuple(a for a in queue.attributes if a.name != attribute)
+    if value is None or value == NOTHING:
+        return replace(queue, attributes=others)
+    sms = _SMS.fullmatch(str(value)) if attribute == "leave" else None
+    node: Expr | Multiprocessors = Name(str(value), queue.span)
+    if sms is not None:
+        node = Multiprocessors(int(sms[1]), queue.span)
+    elif isinstance(value, int):
+        node = Int(value, queue.span)
+    return replace(queue, attributes=(*others, Attribute(attribute, node, queue.span)))
+
+
+# ---------------------------------------------------------------- in a text
+
+
+def written(text: str, path: str, given: Mapping[str, object]) -> str:
+    """The text with these values: of params as their defaults, of queues as their attributes. Comments and lines stay.
+
+    >>> written("schedule s queue q { engine = sm  sms = 8 }", "s.ficco", {"q.sms": 100, "q.priority": "low"})
+    'schedule s queue q { engine = sm sms = 100 priority = low }\\n'
+    """
+    schedule = ficco_dsl.parse(text, path)
+    of = apart(given)
+    with_said(schedule, of.said)  # what is wrong with it is told
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    edits: list[tuple[int, int, str]] = []
+
+    def place(span: Span) -> tuple[int, int]:
+        return starts[span.line - 1] + span.column - 1, starts[span.end_line - 1] + span.end_column - 1
+
+    for param in schedule.params:
+        if param.name in of.params:
+            edits.append((*place(param.value.span), _shown(of.params[param.name])))
+    for kind in schedule.types:
+        if kind.name in of.params:
+            begin, end = place(kind.span)
+            edits.append((begin, end, f"type {kind.name} = {of.params[kind.name]}"))
+    for queue in schedule.queues:
+        wanted = {a: v for name, v in of.said.items() for q, a in _places(schedule, name, v) if q == queue.name}
+        for a in queue.attributes:
+            if a.name in wanted:
+                value = wanted.pop(a.name)
+                gone = value is None or value == NOTHING
+                edits.append((*place(a.span), "" if gone else f"{a.name} = {value}"))
+        new = [f"{a} = {v}" for a, v in wanted.items() if v is not None and v != NOTHING]
+        if new:
+            end = place(queue.attributes[-1].span)[1]
+            edits.append((end, end, "  " + "  ".join(new)))
+    for begin, end, words in sorted(edits, reverse=True):
+        text = text[:begin] + words + text[end:]
+    return ficco_dsl.format_text(text, path)
+
+
+def _shown(value: object) -> str:
+    return "[" + ", ".join(map(_shown, value)) + "]" if isinstance(value, tuple | list) else str(value)
