@@ -31,6 +31,13 @@ list of arrays for each input and output, one a rank, and writes outputs in plac
         executor.run(A=A, B=B, C=C)
         executor.duration
 
+A `Group` is the processes that run one plan together, as torchrun or mpirun starts them: `Executor(plan, group=…)`
+runs this process's ranks. `empty` makes a tensor on a GPU that other processes of a group may read and write. A process
+that nothing has started with others is a group of one.
+
+    group = ficco.Group.from_env()
+    group.rank, group.size
+
 A `Machine` is plain data: a `Device`, `Links` between ranks, and where each number comes from. `load_machine` reads a
 stored one or a file, `discover` looks at the GPUs that are there, `save_machine` writes a file.
 
@@ -122,6 +129,8 @@ def empty(
 
     `device`: as this process numbers its GPUs; by default the current one, or the one that an executor of the group
     takes, which all processes ask for together. Raises UsageError (no such type), DeviceError (memory).
+
+    Example: `empty((4096, 8192), "bf16", group=Group.from_env())`.
     """
     from .driver.registry import symmetric
     from .group import as_group

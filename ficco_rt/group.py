@@ -50,16 +50,21 @@ class Group:
 
     @classmethod
     def from_env(cls, timeout: float = TIMEOUT) -> Group:
-        """The processes that torchrun, mpirun or Slurm has started with this one; this process alone where none has."""
+        """The processes that torchrun, mpirun or Slurm has started with this one; this process alone where none has.
+
+        `timeout`: seconds that the making may take. Raises UsageError: the environment names processes that PyTorch or
+        mpi4py is needed for, and it is not there. DeviceError: not all have come in time.
+        """
         return cls(started(timeout), timeout=timeout)
 
     @property
     def rank(self) -> int:
-        """This process's place, 0 … size − 1."""
+        """This process's place, 0 … size − 1. Raises nothing."""
         return self._transport.place
 
     @property
     def size(self) -> int:
+        """How many processes there are. Raises nothing."""
         return self._transport.size
 
     def __repr__(self) -> str:
@@ -88,11 +93,12 @@ class Group:
                 self._transport.forget(number - 1)
 
     def barrier(self, timeout: float | None, step: str = "") -> None:
-        """Return when all processes have called it."""
+        """Return when all processes have called it. Raises DeviceError and UsageError, as `exchange` does."""
         self.exchange(b"", timeout, step)
 
     def leave(self, why: str) -> None:
-        """Tell the others that this process goes on no more: their next exchange raises a LeftError."""
+        """Tell the others that this process goes on no more: their next exchange raises a LeftError. Raises
+        nothing."""
         if self.size == 1 or self._over == why:
             return
         self._over = why
@@ -101,15 +107,18 @@ class Group:
             self._number += 1
 
     def abandon(self, code: int) -> None:
-        """This process ends with an exit code, and others may never come: nothing may wait for them."""
+        """This process ends with an exit code, and others may never come: nothing may wait for them. Raises
+        nothing."""
         self._transport.abandon(code)
 
     def close(self) -> None:
+        """Give the connection back; the group is of no use after that. Raises nothing."""
         self._over = self._over or "it is closed"
         self._transport.close()
 
     @property
     def places(self) -> range:
+        """0 … size − 1. Raises nothing."""
         return range(self.size)
 
     def _collect(

@@ -136,7 +136,7 @@ class Executor:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that this process runs: all, or in a group its own."""
+        """The ranks that this process runs: all, or in a group its own. Raises nothing."""
         return self.driver.ranks
 
     # ---- life

@@ -82,7 +82,7 @@ def test_version(run: Callable[..., Ending]) -> None:
          "ficco compile: no/plan.json: there is no directory 'no'\n"),
         (["ficco", "compile", "good.ficco", "-o", "."], "ficco compile: .: is a directory; name a file in it\n"),
         (["ficco", "compile", "good.ficco", "--set", "M"],
-         "ficco compile: --set M: expected NAME=VALUE, such as M=16384\n"
+         "ficco compile: --set M: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE\n"
          "small has the params M = 64, N = 32, K = 48, T = bf16\n"),
         (["ficco", "compile", "good.ficco", "--set", "Q=1"], "ficco compile: schedule small has no param 'Q'; "),
     ],
@@ -134,9 +134,9 @@ def test_settings(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["M"], "--set M: expected NAME=VALUE, such as M=16384"),
-        (["1M=2"], "--set 1M=2: expected NAME=VALUE, such as M=16384"),
-        (["=2"], "--set =2: expected NAME=VALUE, such as M=16384"),
+        (["M"], "--set M: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE"),
+        (["1M=2"], "--set 1M=2: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE"),
+        (["=2"], "--set =2: expected NAME=VALUE, such as M=16384, or QUEUE.ATTRIBUTE=VALUE"),
         (["M="], "--set M=: the value is missing"),
         (["M=1,N=2"], "--set M=1,N=2: one param a --set; repeat the option for the next: --set M=1 --set N=2"),
         (["M=1,2"], "--set M=1,2: ',' after the value; a list stands in brackets: [4, 2, 1]"),
