@@ -97,8 +97,10 @@ class Group:
         self.exchange(b"", timeout, step)
 
     def leave(self, why: str) -> None:
-        """Tell the others that this process goes on no more: their next exchange raises a LeftError. Raises
-        nothing."""
+        """Tell the others that this process goes on no more: their next exchange raises a LeftError.
+
+        Raises nothing.
+        """
         if self.size == 1 or self._over == why:
             return
         self._over = why
@@ -107,8 +109,10 @@ class Group:
             self._number += 1
 
     def abandon(self, code: int) -> None:
-        """This process ends with an exit code, and others may never come: nothing may wait for them. Raises
-        nothing."""
+        """This process ends with an exit code, and others may never come: nothing may wait for them.
+
+        Raises nothing.
+        """
         self._transport.abandon(code)
 
     def close(self) -> None:

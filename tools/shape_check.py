@@ -8,7 +8,8 @@ The workloads are those of Cui and Pericàs (arXiv 2606.09200): 24 iterations ov
 iteration behind its GEMM. PyTorch's figures (GEMM alone, collective alone, sequential, overlapped, with priority) are
 taken by turns, before our settings and behind them. Each setting of ours is a schedule of schedules/concurrent with
 what its queues say. Its result is compared with torch.matmul on some rows, then it is timed, in a process that is
-replaced when it hangs or breaks; the row then says why.
+replaced when it hangs or breaks; the row then says why. Each timed run, ours and PyTorch's, begins when the GPUs have
+rested for 0.1 s (`--pause`): GPUs that work without rest lower their clocks, and what comes last looks slow.
 
 The table says, for each setting, the time of an iteration over PyTorch's sequential time, and the share of the ideal
 saving taken: (sequential - time) / (sequential - ideal), ideal = max(GEMM alone, collective alone). Exit code 4: a
@@ -36,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 ITERS, BUFFERS = 24, 2
+PAUSE = 0.1  # seconds before each timed run, ours and PyTorch's: all begin with the clocks of a GPU that has rested
 FIRST, LIMIT = 90.0, 25.0  # seconds of a setting: the first one of a process loads and compiles more
 TORCH_LIMIT = 75.0
 OFF = 0.1  # of the root mean square of the result; bf16 rounds its largest values by a fifth of that
@@ -127,7 +129,7 @@ WAYS = (
     Way("copy engines + cuBLAS, graph", "copies", _VENDOR, graph=True),
     Way("streamed", "streamed", quick=True),
     Way("streamed, graph", "streamed", graph=True),
-    Way("streamed, 4 pieces", "streamed", {"chunks": 4}),
+    Way("streamed, 4 pieces", "streamed", {"chunks": 4}, quick=True),
 )
 
 
@@ -237,7 +239,15 @@ class Torch:
         self._main.wait_stream(side)
 
 
-def theirs(rank: int, gpus: int, port: int, names: Sequence[str], rounds: int, path: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How often each thing is timed, and how long the GPUs rest before."""
+
+    rounds: int  # behind two to warm up
+    pause: float  # seconds
+
+
+def theirs(rank: int, gpus: int, port: int, names: Sequence[str], turns: Turns, path: str) -> None:
     """What one of PyTorch's processes measures; the first one writes."""
     import torch
     import torch.distributed as dist
@@ -253,8 +263,9 @@ def theirs(rank: int, gpus: int, port: int, names: Sequence[str], rounds: int, p
     for workload in (w for w in WORKLOADS if w.name in names):
         work = Torch(workload, sides, groups, main)
         taken: dict[str, list[float]] = {name: [] for name in work.runs}
-        for turn in range(-2, rounds):
+        for turn in range(-2, turns.rounds):
             for name, run in work.runs.items():
+                time.sleep(turns.pause)
                 spent = work.timed(run)
                 taken[name] += [spent] if turn >= 0 else []
         everyone: list[Any] = [None] * gpus
@@ -270,11 +281,11 @@ def theirs(rank: int, gpus: int, port: int, names: Sequence[str], rounds: int, p
     dist.destroy_process_group()
 
 
-def torch_process(gpus: int, names: Sequence[str], rounds: int, path: str) -> int:
+def torch_process(gpus: int, names: Sequence[str], turns: Turns, path: str) -> int:
     import torch.multiprocessing as mp
 
     port = 29500 + os.getpid() % 1000
-    mp.spawn(theirs, (gpus, port, tuple(names), rounds, path), nprocs=gpus)
+    mp.spawn(theirs, (gpus, port, tuple(names), turns, path), nprocs=gpus)
     return 0
 
 
@@ -331,7 +342,7 @@ class Data:
         return worst
 
 
-def ours(jobs: Sequence[tuple[str, int]], gpus: int, rounds: int, small: int) -> Iterator[dict[str, Any]]:
+def ours(jobs: Sequence[tuple[str, int]], gpus: int, turns: Turns, small: int) -> Iterator[dict[str, Any]]:
     """Records of settings, as they begin and end. `jobs`: a workload's name, and a setting's number."""
     import torch
 
@@ -365,7 +376,8 @@ def ours(jobs: Sequence[tuple[str, int]], gpus: int, rounds: int, small: int) ->
                 executor.run(bound)
                 record["off"] = data.off(buffers)
                 times = []
-                for turn in range(-2, rounds):
+                for turn in range(-2, turns.rounds):
+                    time.sleep(turns.pause)
                     executor.run(bound)
                     if turn >= 0:
                         times.append(executor.duration / 1e3 / ITERS)
@@ -386,8 +398,8 @@ def _workload(name: str, small: int) -> Workload:
 class Worker:
     """A process that measures settings, one after another; it is ended when one takes too long."""
 
-    def __init__(self, jobs: Sequence[tuple[str, int]], gpus: int, rounds: int, env: Mapping[str, str]) -> None:
-        asked = json.dumps({"jobs": jobs, "gpus": gpus, "rounds": rounds})
+    def __init__(self, jobs: Sequence[tuple[str, int]], gpus: int, turns: Turns, env: Mapping[str, str]) -> None:
+        asked = json.dumps({"jobs": jobs, "gpus": gpus, "turns": asdict(turns)})
         command = [sys.executable, __file__, "--inside", "ours", "--asked", asked]
         self._process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **env}
@@ -433,7 +445,7 @@ class Worker:
 
 
 def measured(
-    jobs: Sequence[tuple[str, int]], gpus: int, rounds: int, until: float, tell: Callable[[str], None]
+    jobs: Sequence[tuple[str, int]], gpus: int, turns: Turns, until: float, tell: Callable[[str], None]
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """A record for each job. What breaks its process is told in its record, and the next job has a new process."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -442,7 +454,7 @@ def measured(
         groups.setdefault(group_of(WAYS[job[1]]), []).append(job)
     for left in groups.values():
         while left:
-            worker, first = Worker(left, gpus, rounds, WAYS[left[0][1]].env), True
+            worker, first = Worker(left, gpus, turns, WAYS[left[0][1]].env), True
             try:
                 while left:
                     job = left[0]
@@ -471,11 +483,11 @@ def _shown(record: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------- the whole
 
 
-def torch_figures(gpus: int, names: Sequence[str], rounds: int) -> dict[str, dict[str, float]] | str:
+def torch_figures(gpus: int, names: Sequence[str], turns: Turns) -> dict[str, dict[str, float]] | str:
     """PyTorch's, from processes of their own; or why there are none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "torch.json"
-        asked = json.dumps({"gpus": gpus, "names": names, "rounds": rounds, "path": str(path)})
+        asked = json.dumps({"gpus": gpus, "names": names, "turns": asdict(turns), "path": str(path)})
         command = [sys.executable, __file__, "--inside", "torch", "--asked", asked]
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -574,15 +586,18 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="only settings with this in their names")
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--seconds", type=float, help="begin no setting after so long; 165 unless said, 55 for --quick")
+    parser.add_argument(
+        "--pause", type=float, default=PAUSE, help="seconds that the GPUs rest before each timed run (0.1)"
+    )
     parser.add_argument("--inside", choices=("ours", "torch"), help=argparse.SUPPRESS)
     parser.add_argument("--asked", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside == "torch":
         asked = json.loads(options.asked)
-        return torch_process(asked["gpus"], asked["names"], asked["rounds"], asked["path"])
+        return torch_process(asked["gpus"], asked["names"], Turns(**asked["turns"]), asked["path"])
     if options.inside == "ours":
         asked = json.loads(options.asked)
-        for record in ours([tuple(j) for j in asked["jobs"]], asked["gpus"], asked["rounds"], 1):
+        for record in ours([tuple(j) for j in asked["jobs"]], asked["gpus"], Turns(**asked["turns"]), 1):
             print(json.dumps(record), flush=True)
         return 0
     from ficco_rt.driver.registry import device_count
@@ -592,29 +607,30 @@ def main() -> int:
         return 3
     began = time.monotonic()
     until = began + (options.seconds or (55 if options.quick else 165))
-    rounds = 3 if options.quick else 7
+    turns = Turns(3 if options.quick else 5, options.pause)
 
     def tell(line: str) -> None:
         print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
 
-    before = torch_figures(options.gpus, options.workloads, rounds)
+    before = torch_figures(options.gpus, options.workloads, turns)
     if isinstance(before, str):
         sys.stderr.write(f"shape_check: PyTorch's figures are missing: {before}\n")
         return 3
     tell("PyTorch measured")
     chosen = [w for w in WORKLOADS if w.name in options.workloads]
     jobs = jobs_of(chosen, options.quick, options.only)
-    found = measured(jobs, options.gpus, rounds, until, tell)
+    found = measured(jobs, options.gpus, turns, until, tell)
     after: dict[str, Any] | str = "left out"
     if not options.quick and time.monotonic() < until:
-        after = torch_figures(options.gpus, options.workloads, rounds)
+        after = torch_figures(options.gpus, options.workloads, turns)
         tell("PyTorch measured again")
     figures = joined(before, after)
     if options.json:
         record = {
             "iters": ITERS,
             "gpus": options.gpus,
-            "rounds": rounds,
+            "rounds": turns.rounds,
+            "pause": turns.pause,
             "torch": {"before": before, "after": after, "figures": figures},
             "settings": [
                 {

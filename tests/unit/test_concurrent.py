@@ -166,13 +166,15 @@ def test_what_breaks_a_process_is_told_in_its_row(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(shape_check, "LIMIT", 2.5)
     told: list[str] = []
     jobs = [("cb-ar", number) for number in range(5)]
-    found = shape_check.measured(jobs, 2, 1, time.monotonic() + 60, told.append)
+    found = shape_check.measured(jobs, 2, shape_check.Turns(1, 0.0), time.monotonic() + 60, told.append)
     assert [found[job].get("times") for job in jobs] == [[1.0], None, None, None, [1.0]]
     assert found["cb-ar", 1]["failed"].startswith("took more than ")
     assert found["cb-ar", 2]["failed"] == "its process ended with code 1: out of luck"
     assert found["cb-ar", 3]["failed"] == "no peer came"
     assert len(told) == 5
-    assert shape_check.measured(jobs, 2, 1, 0.0, told.append)[jobs[0]] == {"failed": "no time was left (--seconds)"}
+    assert shape_check.measured(jobs, 2, shape_check.Turns(1, 0.0), 0.0, told.append)[jobs[0]] == {
+        "failed": "no time was left (--seconds)"
+    }
 
 
 def test_the_checks_table() -> None:
