@@ -229,10 +229,8 @@ HOPPER = {
         "foreseen": Shape((50,), 320, 136, 3, before=True),
         "foreseen_parts": Shape((50,), 192, 520, 7, splits=2, before=True),
     },
-    "sm90_gemm_64x256_c1": {"foreseen": Shape((64,), 264, 136, 2, before=True)},
     "sm90_gemm_128x216_c2": {  # a cluster's blocks load 8 columns twice
         "waits": Shape((256, 40), 216, 136, 1, turned=True),
-        "edge": Shape((130,), 240, 136, 1, turned=True),
     },
     "sm90_gemm_256x168_c2": {"waits": Shape((512, 100), 168, 136, 1)},  # stored from registers, and a half of four
     "sm90_gemm_128x128_c2": {

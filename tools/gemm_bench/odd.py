@@ -35,7 +35,7 @@ MORE = [
     *(sm90.variant(128, columns, 1, 2, 2) for columns in (144, 168, 176, 208, 224, 240)),
     *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
 ]
-MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192)]
+MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192, 256)]
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,6 @@ VARIANTS: tuple[Variant, ...] = (
     variant(128, 64, 1, 2, 1),
     variant(64, 128, 1, 1, 1),
     variant(64, 64, 1, 1, 1),
-    replace(variant(64, 256, 1, 1, 1), odd=True),  # for few rows
     replace(variant(128, 216, 1, 2, 2), odd=True),
     replace(variant(256, 168, 2, 2, 2, 0), odd=True),
 )
