@@ -33,6 +33,7 @@ class Variant:
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
     odd: bool = False  # of a width that is taken only where it fills waves that others leave half empty
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
+    ahead: int = 0  # steps of K beyond the ring's that L2 is asked for
     producer_registers: int = 56
     consumer_registers: int = 224
     launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
@@ -184,4 +185,6 @@ def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
     }
     if variant.launch_registers:
         values["LAUNCH_REGS"] = variant.launch_registers
+    if variant.ahead:  # NOTE device plans hold the options: those of other variants stay as they were
+        values["AHEAD"] = variant.ahead
     return (*target.options(ARCH), *(f"-D{key}={value}" for key, value in values.items()))

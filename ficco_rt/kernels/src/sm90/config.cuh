@@ -2,6 +2,10 @@
 #pragma once
 #include "../tiles.h"
 
+#ifndef AHEAD
+#define AHEAD 0
+#endif
+
 typedef MappedParameters Parameters;
 
 constexpr int TILE_K = 64;                         // elements: 128 bytes, one swizzle row

@@ -66,6 +66,26 @@ __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col
     }
 }
 
+// The boxes of `load_right` and `load_left`, to L2 alone.
+__device__ __forceinline__ void fetch_right(const TensorMap& map, int col, int k, u32 me) {
+    if constexpr (RIGHT_T) {
+        fetch_box(&map, k, col + me * (TILE_N - RIGHT_SLICE));
+    } else {
+        constexpr bool whole = RIGHT_ATOMS % CLUSTER == 0;   // whether a slice is whole atoms, or a part of each
+        constexpr int slice = whole ? RIGHT_ATOMS / CLUSTER : RIGHT_ATOMS, deep = whole ? 0 : TILE_K / CLUSTER;
+#pragma unroll
+        for (int i = 0; i < slice; ++i) fetch_box(&map, col + 64 * (whole ? me * slice + i : i), k + me * deep);
+    }
+}
+__device__ __forceinline__ void fetch_left(const TensorMap& map, int row, int k) {
+    if constexpr (LEFT_T) {
+#pragma unroll
+        for (int i = 0; i < TILE_M / 64; ++i) fetch_box(&map, row + 64 * i, k);
+    } else {
+        fetch_box(&map, k, row);
+    }
+}
+
 // A step of the left operand.
 __device__ __forceinline__ void load_left(const TensorMap& map, u32 to, int row, int k, u32 bar) {
     if constexpr (LEFT_T) {
@@ -151,6 +171,21 @@ template <bool RIGHT> struct Feeder {
         }
     }
 
+    // AHEAD: step b of the tile has its stage. L2 is asked for the steps after the ring's, so that memory's latency is not
+    // the ring's to hide. Blocks of 64 rows read a right operand of their own, and the left one is in L2 anyway. Larger
+    // tiles share what they read with other blocks: each asks for a quarter, drawn by step and cluster.
+    // NOTE L2 is where other devices' writes come to, so that it may be asked before flags are up
+    __device__ __forceinline__ void fetch_ahead(const MappedOperands* o, int b, int row, int col, int k, int on,
+                                                int remain) const {
+        if (b + 1 < p.stages || (!RIGHT && TILE_M == 64)) return;
+        for (int s = b + 1 == p.stages ? 1 : AHEAD; s <= AHEAD && s <= remain; ++s) {
+            const u32 draw = (blockIdx.x / CLUSTER + (b + s) * 7) * 0x9e3779b1u >> 30;
+            if (TILE_M > 64 && draw > 0) continue;
+            if (RIGHT) fetch_right(o->right, col, k + (s - 1) * on, me);
+            else fetch_left(o->left, row, k + (s - 1) * on);
+        }
+    }
+
     // The tile that was read ahead: all its steps, while the next one is read.
     __device__ __forceinline__ void feed_tile(int& index) {
         const MappedOperands* o = p.operands + wait.x;
@@ -211,6 +246,7 @@ template <bool RIGHT> struct Feeder {
             right_k += on;
             --remain;
             ring.advance(p.stages);
+            if constexpr (AHEAD > 0) fetch_ahead(o, b, left_row, right_col, RIGHT ? right_k : left_k, on, remain);
             if constexpr (ADDENDS) feed_addends(steps, b, record, now);
         }
         __syncwarp();
