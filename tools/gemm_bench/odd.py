@@ -40,6 +40,11 @@ MORE += [  # three consumers, of 64 rows each
     for columns in (144, 192)
 ]
 MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192, 256)]
+SHARING = [  # the left operand, that every column of tiles reads again
+    replace(sm90.variant(64, columns, 1, 1, blocks), name=f"sm90_gemm_64x{columns}_left{blocks}", left_shared=True)
+    for columns in (64, 128)
+    for blocks in (2, 4)
+]
 AHEAD, AHEAD_FEW = (4, 8, 16), (8, 24, 48)  # steps of K that L2 is asked for beyond the ring's
 QUICK_TILES = ((128, 192), (128, 256), (192, 144), (192, 192), (256, 168))
 
@@ -92,6 +97,8 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str, quick: bool = Fals
         parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
         found += [Choice(v, splits) for splits in sorted(parts)]
     found += [ahead(first, steps) for steps in (AHEAD_FEW if few else AHEAD)]
+    alike = [v for v in SHARING if few and v.tile == first.variant.tile and math.ceil(n / v.tile[1]) % v.cluster == 0]
+    found += [made for v in alike for made in (Choice(v, first.splits), ahead(Choice(v, first.splits), 24))]
     if quick:
         return list(dict.fromkeys([*found, *(ahead(c, 8) for c in found if isinstance(c.variant, sm90.Variant)
                                              and not c.variant.ahead and not few)]))  # fmt: skip

@@ -29,6 +29,7 @@
 //   THROTTLED                  1: outputs may lie on peers. STAGING is then as many buffers as a warp's part of the tile
 //                              takes. They leave one by one among the next tile's steps: loads get through between
 //   AHEAD                      steps of K beyond the ring's that L2 is asked for; not given: none
+//   LEFT_SHARED                1: the cluster's tiles share the left operand instead; not given: the right one
 //   PRODUCER_REGS, CONSUMER_REGS   registers of a thread, for setmaxnreg
 //   LAUNCH_REGS                registers of a thread at the launch, if the block leaves some to others' blocks; if not
 //                              defined, it takes all

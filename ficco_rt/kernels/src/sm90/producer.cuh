@@ -50,7 +50,11 @@ __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count)
 
 // This block's slice of a step of the right operand, for all blocks of its cluster.
 __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col, int k, u32 me, u32 bar) {
-    if constexpr (RIGHT_T) {   // a slice is some of the columns
+    if constexpr (LEFT_SHARED) {   // the block's own
+#pragma unroll
+        for (int i = 0; i < (RIGHT_T ? 1 : RIGHT_ATOMS); ++i)
+            load_box(to + i * ATOM, &map, RIGHT_T ? k : col + 64 * i, RIGHT_T ? col : k, bar);
+    } else if constexpr (RIGHT_T) {   // a slice is some of the columns
         constexpr int apart = TILE_N - RIGHT_SLICE;
         load_box_for_all(to + me * apart * 128, &map, k, col + me * apart, bar);
     } else if constexpr (RIGHT_ATOMS % CLUSTER == 0) {   // a slice is some of the 64-column atoms
@@ -141,8 +145,12 @@ template <bool RIGHT> struct Feeder {
     // The block's first tile as the table has it, from the block's number.
     __device__ __forceinline__ void foresee_tile() {
         const FirstTiles& f = p.first;
-        const int part = blockIdx.x / f.across, tile = blockIdx.x % f.across;
-        const int low = f.steps * part / f.parts, high = f.steps * (part + 1) / f.parts;
+        int tile = blockIdx.x, low = 0, high = f.steps;
+        if (f.parts > 1) {   // divisions would hold the first load up
+            const int part = tile / f.across;
+            tile %= f.across;
+            low = f.steps * part / f.parts, high = f.steps * (part + 1) / f.parts;
+        }
         place = {f.left_row, f.right_col + tile * TILE_N, 0, 0}, more = {0, 0, 0, high - low}, wait = {0, 0, 0, 0};
         depth = {f.left_k + low * TILE_K, f.right_k + low * TILE_K, high - low, TILE_K};
     }
@@ -235,12 +243,16 @@ template <bool RIGHT> struct Feeder {
             }
             if (another && b == min(4, blocks - 1)) read_first_pieces();
             const u32 bar = memory.full + 8 * ring.stage, left = memory.ring + ring.stage * STAGE_BYTES;
-            barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
+            // LEFT_SHARED: the cluster's blocks fill the stages in turn, each for all. A block whose turn it is not has
+            // nothing to wait for
+            const bool mine = RIGHT || !LEFT_SHARED || ring.stage % CLUSTER == me;
+            if (mine) barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
             if (RIGHT) {
                 barrier_expect(bar, (u32)info->stage_bytes);   // both operands'
                 load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
-            } else {
-                load_left(o->left, left, left_row, left_k, bar);
+            } else if (mine) {
+                if constexpr (LEFT_SHARED) load_box_for_all(left, &o->left, left_k, left_row, bar);
+                else load_left(o->left, left, left_row, left_k, bar);
             }
             left_k += on;
             right_k += on;
