@@ -51,6 +51,7 @@ def test_odd_shapes_name_what_was_chosen_before() -> None:
         assert f"sm90_gemm_{tile}" in names
         assert int(splits) >= 1
         assert set(shape.get("pad", "")) <= set("ABC")
+    assert any(shape.get("quick") for shape in shapes)
 
 
 @pytest.mark.parametrize("kernel", ["sm80", "sm90"])
@@ -111,6 +112,7 @@ def test_without_pytorch_the_answer_is_a_line_and_exit_code_3(run: str, message:
         ("--cases 0", "--rounds and --cases are numbers from 1"),
         ("--rounds -1", "--rounds and --cases are numbers from 1"),
         ("--bands 4 -1", "--bands are numbers of rows"),
+        ("--quick", "--quick is for --odd"),
         ("--most 100", "--most is a number from 128"),
         ("--variants nothing", "no variant's name has any part of --variants nothing"),
         ("--pieces 4 --variants fp16", "no variant's name has any part of --variants fp16"),

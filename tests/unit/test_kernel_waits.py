@@ -229,10 +229,8 @@ HOPPER = {
         "foreseen": Shape((50,), 320, 136, 3, before=True),
         "foreseen_parts": Shape((50,), 192, 520, 7, splits=2, before=True),
     },
-    "sm90_gemm_64x256_c1": {"foreseen": Shape((64,), 264, 136, 2, before=True)},
     "sm90_gemm_128x216_c2": {  # a cluster's blocks load 8 columns twice
         "waits": Shape((256, 40), 216, 136, 1, turned=True),
-        "edge": Shape((130,), 240, 136, 1, turned=True),
     },
     "sm90_gemm_256x168_c2": {"waits": Shape((512, 100), 168, 136, 1)},  # stored from registers, and a half of four
     "sm90_gemm_128x128_c2": {
@@ -297,6 +295,24 @@ def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
             kernel, signature = hopper_kernel(variant, addends, first.out, tmp_path, turned=first.turned)
             for number, shape in enumerate(shapes.values()):
                 hopper(variant, signature, shape, kernel, number)
+
+
+BENCH = {
+    "ahead": (replace(sm90.variant(64, 64, 1, 1, 1), ahead=4), Shape((50,), 192, 520, 7, splits=2, before=True)),
+    "left": (
+        replace(sm90.variant(64, 64, 1, 1, 2), left_shared=True),
+        Shape((50,), 256, 520, 1, splits=2, before=True),
+    ),
+    "three": (sm90.variant(192, 192, 1, 3, 2, 1), Shape((384, 40), 192, 136, 1)),
+}
+
+
+@pytest.mark.parametrize("name", BENCH)
+def test_what_only_the_bench_tries(name: str, tmp_path: Path) -> None:
+    """A ring that L2 is ahead of, a left operand that a cluster shares, and three consumers."""
+    variant, shape = BENCH[name]
+    kernel, signature = hopper_kernel(variant, False, "bf16", tmp_path)
+    hopper(variant, signature, shape, kernel, 0)
 
 
 AMPERE = {

@@ -323,19 +323,24 @@ def test_odd_widths_are_for_plain_products_that_leave_waves_half_empty() -> None
         return choice.choose([m], [n], k, 132, False, **more).variant
 
     assert chosen(5000, 1000, 3000).tile == (256, 168)  # 60 of 66 clusters, once
-    assert chosen(3000, 2304, 7168).tile == (128, 216)  # 66 clusters, twice
+    assert chosen(7001, 1496, 2040).tile == (128, 216)  # 64 clusters, three times
+    assert not chosen(3000, 2304, 7168).odd  # 66 clusters, twice, but each row of a box starts inside a sector of L2
     assert not chosen(8192, 2560, 8192).odd
-    assert chosen(64, 67584, 4096).tile == (64, 256)
-    assert not chosen(256, 8192, 4096).odd  # a width for few rows
     assert not chosen(5000, 1000, 3000, addends=1).odd
     assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).odd
 
 
-@pytest.mark.parametrize("rows", [1, 16, 64])
-def test_few_rows_are_cut_until_all_memory_is_read_at_once(rows: int) -> None:
-    """72 blocks that read 7168 rows each leave 60 multiprocessors idle; 108 that read a third do not."""
-    found = choice.choose([rows], [4608], 7168, 132, False)
-    assert (found.variant.tile, found.tail_splits) == ((64, 128), 3)
+@pytest.mark.parametrize("rows", [1, 16, 32, 64])
+def test_few_rows_take_what_is_fastest_on_an_h200(rows: int) -> None:
+    """`tools.gemm_bench --odd`: 72 blocks of 64 columns leave 60 multiprocessors idle; 36 of 128 in halves do not."""
+
+    def chosen(n: int, k: int) -> tuple[tuple[int, int], int]:
+        found = choice.choose([rows], [n], k, 132, False)
+        return found.variant.tile, found.tail_splits
+
+    assert chosen(4608, 7168) == ((64, 128), 2)
+    assert chosen(7168, 4096) == ((64, 64), 1)
+    assert chosen(10240, 8192) == ((64, 128), 1)
 
 
 def foreseen(work: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tables.FirstTiles | None:
@@ -407,6 +412,20 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     assert [m.box for m in launch.maps] == [(64, 128), (64, 128), (64, 16)]
     assert struct.unpack_from("<2Q", data, tables.POINTERS_AT + 80) == tuple(0x10000 + at for at in table.offsets[4:6])
     assert table.constants[: TILE.itemsize * 2] == table.tiles.tobytes()
+
+
+def test_a_shared_left_operand_needs_tiles_side_by_side() -> None:
+    v = replace(variants.variant(64, 64, 1, 1, 4), left_shared=True)
+
+    def built(rows: int, columns: int) -> tables.PackedLaunch:
+        (work,) = in_pieces(rows, n=columns, k=512)
+        return tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4)
+
+    assert built(50, 512).first == (0, 0, 0, 0, 8, 8, 1)
+    assert built(50, 512).maps[1].box == (64, 64)  # the right operand is each block's own
+    for rows, columns in ((50, 320), (100, 512)):  # five tiles; rows of tiles that are walked together
+        with pytest.raises(ValueError, match="tiles do not lie side by side in clusters of 4"):
+            built(rows, columns)
 
 
 def test_slices_of_a_cluster_are_whole_atoms() -> None:

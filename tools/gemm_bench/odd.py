@@ -35,7 +35,18 @@ MORE = [
     *(sm90.variant(128, columns, 1, 2, 2) for columns in (144, 168, 176, 208, 224, 240)),
     *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
 ]
-MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192)]
+MORE += [  # three consumers, of 64 rows each
+    replace(sm90.variant(192, columns, 1, 3, 2, 1), producer_registers=56, consumer_registers=152)
+    for columns in (144, 192)
+]
+MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192, 256)]
+SHARING = [  # the left operand, that every column of tiles reads again
+    replace(sm90.variant(64, columns, 1, 1, blocks), name=f"sm90_gemm_64x{columns}_left{blocks}", left_shared=True)
+    for columns in (64, 128)
+    for blocks in (2, 4)
+]
+AHEAD, AHEAD_FEW = (4, 8, 16), (8, 24, 48)  # steps of K that L2 is asked for beyond the ring's
+QUICK_TILES = ((128, 192), (128, 256), (192, 144), (192, 192), (256, 168))
 
 
 @dataclass(frozen=True)
@@ -58,12 +69,25 @@ class Row:
         return median(self.times[choice])
 
 
-def choices(m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
-    """What `choose` says, first; then every tile that the rows fit, with K whole and in some numbers of parts."""
+def ahead(choice: Choice, steps: int) -> Choice:
+    """With so many steps of K asked for beyond the ring's: the producer then takes registers from the consumers."""
+    v = choice.variant
+    assert isinstance(v, sm90.Variant)
+    more = replace(v, name=f"{v.name}_ahead{steps}", ahead=steps)
+    if v.consumers == 2:
+        more = replace(more, producer_registers=72, consumer_registers=216)
+    return replace(choice, variant=more)
+
+
+def choices(m: int, n: int, k: int, right_t: bool, only: str, quick: bool = False) -> list[Choice]:
+    """What `choose` says, first; then every tile that the rows fit, with K whole and in some numbers of parts. `quick`:
+    the tiles that win most often."""
     first = chosen("sm90", m, n, k, right_t)
     found = [first]
     few = m <= FEW
     for v in (*sm90.VARIANTS, *(MORE_FEW if few else MORE)):
+        if quick and (v.tile not in QUICK_TILES or v.throttled):
+            continue
         if not named(v, only) or (v.tile[0] == 64) != few or (v.throttled and few) or (v.cluster == 1 and not few):
             continue
         groups = v.clusters(sms())
@@ -72,6 +96,12 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str) -> list[Choice]:
         most = max(1, min(16, groups // tail if tail else 1, k // 256))
         parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
         found += [Choice(v, splits) for splits in sorted(parts)]
+    found += [ahead(first, steps) for steps in (AHEAD_FEW if few else AHEAD)]
+    alike = [v for v in SHARING if few and v.tile == first.variant.tile and math.ceil(n / v.tile[1]) % v.cluster == 0]
+    found += [made for v in alike for made in (Choice(v, first.splits), ahead(Choice(v, first.splits), 24))]
+    if quick:
+        return list(dict.fromkeys([*found, *(ahead(c, 8) for c in found if isinstance(c.variant, sm90.Variant)
+                                             and not c.variant.ahead and not few)]))  # fmt: skip
     found += [replace(first, promotion=promotion) for promotion in ("L2_128B", "NONE")]
     if isinstance(first.variant, sm90.Variant) and first.variant.foreseen:
         deepest = first.variant.stages(SMEM, right_t)
@@ -90,25 +120,34 @@ def former(name: str) -> Choice:
 
 
 def odd(
-    shapes: Sequence[dict[str, Any]], layouts: Sequence[tuple[bool, str]], rounds: int, only: str, out: Path | None
+    shapes: Sequence[dict[str, Any]],
+    layouts: Sequence[tuple[bool, str]],
+    rounds: int,
+    only: str,
+    out: Path | None,
+    quick: bool = False,
 ) -> int:
-    """Check and time all shapes; print each one's best, and the table. How many results are wrong."""
+    """Check and time all shapes; print each one's best, and the table. How many results are wrong. `quick`: the shapes
+    and tiles that decide."""
+    if quick:
+        shapes, rounds = [s for s in shapes if s.get("quick")], min(rounds, 7)
     cases = [(shape, right_t, layout) for right_t, layout in layouts for shape in shapes]
     kernels = {
         Key(c.variant, Signature("bf16", "bf16", False, right_t))
-        for s, right_t, _ in cases for c in choices(s["m"], s["n"], s["k"], right_t, only)
+        for s, right_t, _ in cases for c in choices(s["m"], s["n"], s["k"], right_t, only, quick)
     }  # fmt: skip
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(partial(compiled, None), kernels))
     found = []
     for shape, right_t, layout in cases:
-        row = measure(shape, right_t, layout, rounds, only)
+        row = measure(shape, right_t, layout, rounds, only, quick)
         found.append(row)
         order = sorted(row.times, key=row.us)
         print(f"{row.name:22} {layout} cuBLAS {row.cublas:7.1f}  "
               + "  ".join(f"{c} {row.us(c):.1f}" for c in order[:12]), flush=True)  # fmt: skip
-    print("cuBLAS's kernels:")  # behind all that is timed: a profiler may slow down what comes after it
-    for shape, right_t, layout in cases:
+    if not quick:
+        print("cuBLAS's kernels:")  # behind all that is timed: a profiler may slow down what comes after it
+    for shape, right_t, layout in [] if quick else cases:
         print(f"{shape['name']:22} {layout} {library_kernel(shape, right_t)}", flush=True)
     wrong = [f"{row.name} {row.layout}: {text}" for row in found for text in row.wrong]
     print_table(found)
@@ -135,11 +174,11 @@ def print_table(rows: Sequence[Row]) -> None:
         print(f"{r.name:22} {r.layout:7} {r.cublas:9.1f}{three}  {r.was} → {r.choice} → {r.best}")
 
 
-def measure(shape: dict[str, Any], right_t: bool, layout: str, rounds: int, only: str) -> Row:
+def measure(shape: dict[str, Any], right_t: bool, layout: str, rounds: int, only: str, quick: bool) -> Row:
     """Every choice by turns with cuBLAS."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     data = padded_sets(m, n, k, right_t, shape.get("pad", ""))
-    found = choices(m, n, k, right_t, only)
+    found = choices(m, n, k, right_t, only, quick)
     was = former(shape["was"]) if "was" in shape else found[0]
     found = list(dict.fromkeys([*found, was]))
     tries = [[plain(a, b, c, right_t, choice) for a, b, c in data] for choice in found]

@@ -99,7 +99,7 @@ def choose(
         if v.stages(smem, right_transposed) >= 2
         and v.cluster <= sms
         and (alternating or not v.pingpong)
-        and (not v.odd or (plain and (sum(rows) <= cost.FEW or v.tile[0] > cost.FEW)))
+        and (not v.odd or plain)
     ]
     if not fitting:
         raise ValueError(f"no variant fits {smem} bytes of shared memory")

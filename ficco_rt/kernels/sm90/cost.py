@@ -13,7 +13,7 @@ from math import ceil
 
 from ...machine.cost import tensor_rate
 from ...machine.model import Device
-from ..cost import best_splits
+from ..cost import BESIDE, best_splits
 from ..pace import Pace
 from ..tiles import DEPTH
 from .variants import Variant
@@ -29,10 +29,9 @@ _STEP = {
     (128, 64): 0.18,
     (64, 128): 0.20,
     (64, 64): 0.165,
-    # between their neighbours above, by columns; not measured yet (--odd does)
-    (128, 216): 0.49,
-    (256, 168): 0.755,
-    (64, 256): 0.30,
+    # rows of 432 and 336 bytes start inside sectors of L2; with --odd, in the ratio of an H200's times
+    (128, 216): 0.52,
+    (256, 168): 0.79,
 }
 # … and where consumers alternate; with it the share of a tile's other costs (start, store, addends, split) that the
 # other consumer's steps do not hide, but for the last tile; on an H200, with --pieces.
@@ -54,10 +53,12 @@ _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are a
 _LATENCY = 2.0
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
-FEW = 64  # rows of a product that is the reading of its right operand, and little else. Estimated for H200; `--odd` …
-_FEW_BANDWIDTH = 4.2e6  # … measures them: bytes of memory a µs,
-_FEW_CACHE = 7.5e6  # bytes of L2 a µs, where every column of tiles reads the left operand again,
-_FEW_SPLIT = (1.2, 1.0)  # and splits, once and for each part of 128 × 256
+FEW = 64  # rows of a product that is the reading of its right operand, and little else; on an H200, with --odd:
+_FEW_STEP = {64: 0.20, 128: 0.25}  # a step, by columns: what a multiprocessor's loads take where memory is quicker
+_FEW_BANDWIDTH = 4.2e6  # bytes of memory a µs
+_FEW_CACHE = 9.0e6  # bytes of L2 a µs, where every column of tiles reads the left operand again
+_FEW_SPLIT = (1.0, 1.6)  # splits, once and for each part of 128 × 256
+_FEW_BESIDE = 0.05  # of the memory's time or the steps', whichever is shorter: what the other does not hide
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
@@ -116,6 +117,7 @@ def _costs(
     once, each = _SPLIT
     moved = 2 * (read + written) / _BANDWIDTH
     if few:
+        step = max(step, _FEW_STEP.get(n, 0.0))
         once, each = _FEW_SPLIT
         again = sum(rows) * k * sum(ceil(c / n) for c in columns)
         moved = 2 * max((read + written) / _FEW_BANDWIDTH, (k * sum(columns) + again) / _FEW_CACHE)
@@ -166,8 +168,10 @@ def alone(
     v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, plain: bool = False
 ) -> tuple[float, int]:
     """The least time, and the splits of the last wave that give it. `plain`: nothing waits, and nothing is added."""
-    c = _costs(v, rows, columns, k, sms, addends, few=plain and sum(rows) <= FEW)
-    cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved)
+    few = plain and sum(rows) <= FEW
+    c = _costs(v, rows, columns, k, sms, addends, few)
+    beside = _FEW_BESIDE if few else BESIDE
+    cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, beside)
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
