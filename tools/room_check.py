@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 import ficco_dsl
 from ficco_rt import compiler as front
@@ -112,6 +113,8 @@ class Bench:
         cu = self.cu
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         cu.cuFuncSetAttribute(loaded.function, attribute, smem)
+        carveout = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        cu.cuFuncSetAttribute(loaded.function, carveout, 100)  # as launches with `leave` do
         return int(called(cu.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.function, threads, smem)))
 
     def standin(self, wanted: Footprint, arch: str) -> tuple[Footprint, Loaded]:
@@ -218,6 +221,10 @@ def run_part() -> bool:
         machine = discover("cuda", 2)
         plan = front.plan_of(front.build(ficco_dsl.parse(text, "beside.ficco"), 2), machine)
         with Executor(plan, "cuda", machine=machine, collectives="library") as executor:
+            rng = np.random.default_rng(1)
+            for name, shape in (("A", (8192, 8192)), ("B", (8192, 4096)), ("X", (8192, 4096))):
+                for rank in range(2):
+                    executor.write(name, rank, rng.standard_normal(shape, np.float32).astype(bfloat16))
             for _ in range(3):
                 executor.run()
             executor.driver.synchronize()

@@ -186,6 +186,8 @@ def test_room_is_left_for_the_library_that_is_there(cuda: standin.StandIn) -> No
     fresh(cuda, "arch sm_90")
     with executor(cuda, plan) as made:
         assert verified_run(made, values="exact").ok
+        asked = cuda.called()["cuFuncSetAttribute"]
+    assert asked == 4  # of two kernels: how much shared memory, and that it is split for others too
     fresh(cuda, "arch sm_90; nccl 23203")
     message = r"leaving.ficco:11: leave = nccl: a block of NCCL 2.32.3 takes 27648 registers and 120064 bytes"
     with pytest.raises(DeviceError, match=message):

@@ -178,6 +178,8 @@ class LaunchBinder:
                 # NOTE what was allowed last holds for all launches of a function, those that are bound already too
                 self._smem[function] = max(config.smem, self._smem.get(function, 0))
                 vendor.allow_smem(function, self._smem[function], what)
+            if leave is not None:
+                vendor.share_smem(function, what)
             fitting = vendor.blocks_per_sm(function, config.threads, config.smem, what)
         if not fitting:
             raise DeviceError(f"{what}: a block does not fit {device}")

@@ -352,6 +352,10 @@ class Vendor(Protocol):
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """Let blocks ask for so much dynamic shared memory."""
 
+    def share_smem(self, function: Handle, what: str) -> None:
+        """While a block of the kernel is on a multiprocessor, blocks of other kernels can have all of the shared memory
+        that it leaves. Otherwise the driver may set it up for this kernel alone."""
+
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int: ...
 
     def tensor_map(self, wanted: TensorMap) -> bytes:

@@ -368,6 +368,9 @@ class Hip:
     def allow_smem(self, function: Handle, size: int, what: str) -> None:
         """All of LDS is every block's to ask for."""
 
+    def share_smem(self, function: Handle, what: str) -> None:
+        """LDS has one size."""
+
     def blocks_per_sm(self, function: Handle, threads: int, smem: int, what: str) -> int:
         occupancy = self.hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor
         return int(call(occupancy, function, threads, smem, what=what))

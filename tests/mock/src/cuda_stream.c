@@ -156,6 +156,7 @@ int cuFuncSetAttribute(Handle function, int attribute, int value) {
     CALL(cuFuncSetAttribute);
     Function *f = object_of(FUNCTION, function, called_.name);
     if (!f) return INVALID_HANDLE;
+    if (attribute == 9) return value == 100 ? OK : INVALID_VALUE; // shared memory instead of L1, in percent
     if (attribute != 8 || value < 0 || value + f->static_smem > f->module->device->smem_block) return INVALID_VALUE;
     f->dynamic_smem = value;
     return OK;
