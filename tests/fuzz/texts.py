@@ -43,6 +43,8 @@ def _terminal(name: str, rng: random.Random) -> str:
         return rng.choice(NAMES)
     if name == "INT":
         return rng.choice(NUMBERS)
+    if name == "SMS":
+        return f"{rng.randrange(200)} sms"
     if name == "STRING":
         return rng.choice(('"k.cu"', '"k"', '""', '"k.py:k"'))
     return grammar.terminal_texts()[name]

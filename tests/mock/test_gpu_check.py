@@ -9,8 +9,8 @@ import pytest
 from tests.mock.standin import ILLEGAL_ADDRESS, StandIn
 from tools.gpu_check import cli
 
-SMALL = ("--sizes", "small", "--ranks", "2", "--repeats", "1", "--only", "a2a_gemm")  # two schedules at five sizes
-NAMES = ["a2a_gemm/overlapped", "a2a_gemm/serial"] * 5
+SMALL = ("--sizes", "small", "--ranks", "2", "--repeats", "1", "--only", "a2a_gemm")  # three schedules at five sizes
+NAMES = ["a2a_gemm/hierarchical", "a2a_gemm/overlapped", "a2a_gemm/serial"] * 5
 
 
 def lines(text: str) -> list[list[str]]:
@@ -24,7 +24,7 @@ def test_all_right(library: StandIn, devices: int, capsys: pytest.CaptureFixture
     assert cli.main(["--backend", library.face, *SMALL]) == 0
     out = capsys.readouterr().out
     assert [(row[0], row[-1]) for row in lines(out)] == [(name, "ok") for name in NAMES]
-    assert re.search(r"\n10 of 10 rows right; \d+ s: compiling", out)
+    assert re.search(r"\n15 of 15 rows right; \d+ s: compiling", out)
     assert not library.live()
     assert not library.violations()
 
@@ -37,9 +37,9 @@ def test_parts_make_the_whole(cuda: StandIn, capsys: pytest.CaptureFixture[str])
         out = capsys.readouterr().out
         assert f"\n{len(lines(out))} of {len(lines(out))} rows right" in out
         found.append([tuple(row[:3]) for row in lines(out)])
-    assert [len(part) for part in found] == [4, 3, 3]
-    assert [found[n % 3][n // 3][0] for n in range(10)] == NAMES
-    assert len({row for part in found for row in part}) == 10
+    assert [len(part) for part in found] == [5, 5, 5]
+    assert [found[n % 3][n // 3][0] for n in range(15)] == NAMES
+    assert len({row for part in found for row in part}) == 15
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_a_failing_row_does_not_keep_others_from_being_run(
     assert cli.main(SMALL) == 4
     out = capsys.readouterr().out
     table = [line for line in out.splitlines() if "_gemm/" in line]
-    assert [line.endswith("ok") for line in table] == [n != 2 for n in range(10)]
+    assert [line.endswith("ok") for line in table] == [n != 2 for n in range(15)]
     assert says in table[2]
-    assert "\n9 of 10 rows right; " in out
+    assert "\n14 of 15 rows right; " in out
     assert not cuda.live()
 
 
@@ -71,7 +71,7 @@ def test_a_row_that_does_not_end_fails_alone(
     assert cli.main([*SMALL, "--timeout", "0.5"]) == 4
     out = capsys.readouterr().out
     assert re.search(r"FAILED: .* within 0\.5\d* s \(--timeout\)", out)
-    assert "\n9 of 10 rows right; " in out
+    assert "\n14 of 15 rows right; " in out
 
 
 def test_lost_gpus_end_the_table(
@@ -82,7 +82,7 @@ def test_lost_gpus_end_the_table(
     assert cli.main(SMALL) == 4
     out = capsys.readouterr().out
     assert "the GPUs run nothing any more in this process: no further row is begun\n" in out
-    assert "\n2 of 3 rows right, 7 not run; " in out
+    assert "\n2 of 3 rows right, 12 not run; " in out
 
 
 def inject(cuda: StandIn, fault: str, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
