@@ -80,11 +80,14 @@ class Races:
                     self.ledger.write(region, self.clocks[q], me)
             case ChangeWords(changes=changes):
                 change = changes[part]
-                me = self._me(node, -1)
-                if change.raises:
-                    self._raise(change.word, self.clocks[q], me, self.clocks[q].at(q, node.position))
+                bit, self.bits = self.bits, self.bits + 1
+                me = self._me(node, bit)
+                if change.raises:  # NOTE it tells of the changes before it in the call, and not of those behind it
+                    tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
+                    self._raise(change.word, self.clocks[q], me, tells)
                 else:
                     self.clocks[q] = self._see(change.word, self.clocks[q], me)
+                self.clocks[q] = self.clocks[q].with_work(bit)
             case Meet():
                 self._meet(node, action, part)
             case CopyMemory(moves=moves, words=words):
