@@ -55,6 +55,11 @@ def short(name: str) -> dict[str, object]:
     return {"iters": 2, "buffers": 1} if "iters" in {p.name for p in schedule(name).params} else {}
 
 
+def once(name: str) -> dict[str, object]:
+    """As `short`, but each buffer is made once: an iteration that makes it again would hide what went wrong before."""
+    return {"iters": 2, "buffers": 2} if short(name) else {}
+
+
 def few(cases: Sequence[_Case], count: int, turn: int) -> Sequence[_Case]:
     """So many of the cases, others at each turn; with FICCO_ALL all of them."""
     if ALL or count >= len(cases):

@@ -86,7 +86,7 @@ class Campaign:
             self.setting += "; sms 132; nccl 22809"
         self.library.reset(self.setting)
         self.machine = discover(library.face, RANKS)
-        sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name)
+        sizes = cases.sizes(name, RANKS, True) | cases.few_chunks(name) | cases.once(name)
         self.plan = plan_of(build(cases.schedule(name), RANKS, sizes), self.machine)
         self.outputs = [(t.name, r) for t in self.plan.tensors if t.kind == "output" for r in range(RANKS)]
         assert self.life() == "right"  # kernels are compiled in it
