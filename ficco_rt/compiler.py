@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from . import files, kernel_files, library
 from .arguments import of_kind, plain, whole
 from .graph import ir as graph_ir
 from .graph.bind import bind
-from .graph.budget import one_meter
+from .graph.budget import one_meter, without_collection
 from .graph.build import build as build_graph
 from .graph.prove import prove
 from .machine.model import Machine
@@ -72,16 +71,9 @@ def plan_of(graph: graph_ir.Graph, machine: Machine, *, trusted: bool = False) -
 
 @contextmanager
 def compilation(ranks: int = 1) -> Iterator[None]:
-    """What stands inside is one compilation: it costs no more than one may (`graph.budget`). The stages make many small
-    values and few cycles; searching them for cycles takes a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        with one_meter(ranks):
-            yield
-    finally:
-        if was:
-            gc.enable()
+    """What stands inside is one compilation: it costs no more than one may (`graph.budget`)."""
+    with without_collection(), one_meter(ranks):
+        yield
 
 
 def lint(graph: graph_ir.Graph, machine: Machine) -> tuple[Diagnostic, ...]:

@@ -11,6 +11,7 @@ Counts, not clocks: the same text has the same answer on every machine.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -150,6 +151,23 @@ def growth(ranks: int) -> float:
     """How much longer a compilation may take for so many ranks than for few."""
     beyond = (ranks - RANKS) / (MOST_RANKS - RANKS)
     return 1 + (MOST_GROWTH - 1) * min(1.0, max(0.0, beyond))
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Nothing inside is searched for cycles. Compilations and modelled runs make many small values and few cycles, and
+    the search would take a third of their time. What was made counts as old behind it, and is searched when all of the
+    process's memory is."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            if not gc.get_freeze_count():  # else the caller has frozen what must stay so
+                gc.freeze()
+                gc.unfreeze()
+            gc.enable()
 
 
 class _Meter:

@@ -7,7 +7,6 @@ docs/internals/model.md says what is priced how, where each figure comes from, a
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -29,7 +28,7 @@ from ..device.ir import (
     StreamName,
 )
 from ..errors import PlanError, Span, UsageError
-from ..graph.budget import MODELLED, SHARED, Budget
+from ..graph.budget import MODELLED, SHARED, Budget, without_collection
 from ..machine.cost import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
@@ -54,14 +53,9 @@ def mode_of(name: str) -> SimulatedMode:
 def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> Trace:
     """What would happen when, with a device for each rank, run on streams or as a graph for each device. The plan must
     have passed its check: whatever waits is signalled."""
-    collects = gc.isenabled()
-    gc.disable()  # many small values and few cycles, beside a plan that is large: looking for cycles takes long
-    try:
+    with without_collection():
         clock = _VirtualClock(plan, machine, mode)
         clock.run()
-    finally:
-        if collects:
-            gc.enable()
     return Trace(
         schedule=plan.schedule,
         machine=machine.name,
