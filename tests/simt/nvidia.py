@@ -59,8 +59,6 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"cp\.async\.bulk\.wait_group\.read %0;", "wait_stores(%0, true)"),
     (r"cp\.async\.bulk\.wait_group 0;", "wait_stores(0, false)"),
     (r"prefetch\.tensormap \[%0\];", NOTHING),
-    (r"cp\.async\.bulk\.prefetch\.tensor\.2d\.L2\.global\.tile \[%0, \{%1, %2\}\];", NOTHING),
-    (r"prefetch\.global\.L2 \[%0\];", NOTHING),
     (r"fence\.proxy\.async;", "fence_async()"),
     (r"fence\.proxy\.async\.shared::cta;", "fence_proxy(simt::number())"),
     # launches

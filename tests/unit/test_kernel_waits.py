@@ -297,24 +297,6 @@ def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
                 hopper(variant, signature, shape, kernel, number)
 
 
-BENCH = {
-    "ahead": (replace(sm90.variant(64, 64, 1, 1, 1), ahead=4), Shape((50,), 192, 520, 7, splits=2, before=True)),
-    "left": (
-        replace(sm90.variant(64, 64, 1, 1, 2), left_shared=True),
-        Shape((50,), 256, 520, 1, splits=2, before=True),
-    ),
-    "three": (sm90.variant(192, 192, 1, 3, 2, 1), Shape((384, 40), 192, 136, 1)),
-}
-
-
-@pytest.mark.parametrize("name", BENCH)
-def test_what_only_the_bench_tries(name: str, tmp_path: Path) -> None:
-    """A ring that L2 is ahead of, a left operand that a cluster shares, and three consumers."""
-    variant, shape = BENCH[name]
-    kernel, signature = hopper_kernel(variant, False, "bf16", tmp_path)
-    hopper(variant, signature, shape, kernel, 0)
-
-
 AMPERE = {
     "waits": Shape((100, 64, 30), 128, 200, 3),
     "splits": Shape((64, 64), 64, 512, 4, splits=3),

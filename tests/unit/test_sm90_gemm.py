@@ -414,20 +414,6 @@ def test_parameters_hold_what_the_kernel_reads() -> None:
     assert table.constants[: TILE.itemsize * 2] == table.tiles.tobytes()
 
 
-def test_a_shared_left_operand_needs_tiles_side_by_side() -> None:
-    v = replace(variants.variant(64, 64, 1, 1, 4), left_shared=True)
-
-    def built(rows: int, columns: int) -> tables.PackedLaunch:
-        (work,) = in_pieces(rows, n=columns, k=512)
-        return tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4)
-
-    assert built(50, 512).first == (0, 0, 0, 0, 8, 8, 1)
-    assert built(50, 512).maps[1].box == (64, 64)  # the right operand is each block's own
-    for rows, columns in ((50, 320), (100, 512)):  # five tiles; rows of tiles that are walked together
-        with pytest.raises(ValueError, match="tiles do not lie side by side in clusters of 4"):
-            built(rows, columns)
-
-
 def test_slices_of_a_cluster_are_whole_atoms() -> None:
     """Of 216 columns stored [N, K] two blocks load 112 each, 8 of them twice: so many bytes come into a stage."""
     work = in_pieces(256, n=432, k=256)[0]

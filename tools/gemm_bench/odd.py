@@ -35,18 +35,8 @@ MORE = [
     *(sm90.variant(128, columns, 1, 2, 2) for columns in (144, 168, 176, 208, 224, 240)),
     *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
 ]
-MORE += [  # three consumers, of 64 rows each
-    replace(sm90.variant(192, columns, 1, 3, 2, 1), producer_registers=56, consumer_registers=152)
-    for columns in (144, 192)
-]
 MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192, 256)]
-SHARING = [  # the left operand, that every column of tiles reads again
-    replace(sm90.variant(64, columns, 1, 1, blocks), name=f"sm90_gemm_64x{columns}_left{blocks}", left_shared=True)
-    for columns in (64, 128)
-    for blocks in (2, 4)
-]
-AHEAD, AHEAD_FEW = (4, 8, 16), (8, 24, 48)  # steps of K that L2 is asked for beyond the ring's
-QUICK_TILES = ((128, 192), (128, 256), (192, 144), (192, 192), (256, 168))
+QUICK_TILES = ((64, 64), (64, 128), (128, 192), (128, 256), (256, 168))
 
 
 @dataclass(frozen=True)
@@ -69,16 +59,6 @@ class Row:
         return median(self.times[choice])
 
 
-def ahead(choice: Choice, steps: int) -> Choice:
-    """With so many steps of K asked for beyond the ring's: the producer then takes registers from the consumers."""
-    v = choice.variant
-    assert isinstance(v, sm90.Variant)
-    more = replace(v, name=f"{v.name}_ahead{steps}", ahead=steps)
-    if v.consumers == 2:
-        more = replace(more, producer_registers=72, consumer_registers=216)
-    return replace(choice, variant=more)
-
-
 def choices(m: int, n: int, k: int, right_t: bool, only: str, quick: bool = False) -> list[Choice]:
     """What `choose` says, first; then every tile that the rows fit, with K whole and in some numbers of parts. `quick`:
     the tiles that win most often."""
@@ -96,12 +76,8 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str, quick: bool = Fals
         most = max(1, min(16, groups // tail if tail else 1, k // 256))
         parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
         found += [Choice(v, splits) for splits in sorted(parts)]
-    found += [ahead(first, steps) for steps in (AHEAD_FEW if few else AHEAD)]
-    alike = [v for v in SHARING if few and v.tile == first.variant.tile and math.ceil(n / v.tile[1]) % v.cluster == 0]
-    found += [made for v in alike for made in (Choice(v, first.splits), ahead(Choice(v, first.splits), 24))]
     if quick:
-        return list(dict.fromkeys([*found, *(ahead(c, 8) for c in found if isinstance(c.variant, sm90.Variant)
-                                             and not c.variant.ahead and not few)]))  # fmt: skip
+        return list(dict.fromkeys(found))
     found += [replace(first, promotion=promotion) for promotion in ("L2_128B", "NONE")]
     if isinstance(first.variant, sm90.Variant) and first.variant.foreseen:
         deepest = first.variant.stages(SMEM, right_t)

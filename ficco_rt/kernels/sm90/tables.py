@@ -79,15 +79,6 @@ def first_tiles(made: Table, blocks: int) -> FirstTiles | None:
     return found if whole and same and len(tiles) == across * parts else None
 
 
-def side_by_side(made: Table, cluster: int) -> bool:
-    """Whether the tiles, so many at a time, read the same rows and the same steps of K of the left operand."""
-    if len(made.tiles) % cluster:
-        return False
-    tiles = made.tiles.reshape(-1, cluster)
-    same = ("left_row", "k_first", "k_blocks", "operands", "wait_first", "wait_count")
-    return all((tiles[name] == tiles[name][:, :1]).all() for name in same)
-
-
 @dataclass(frozen=True, slots=True)
 class PackedLaunch:
     """A launch, ready but for device addresses."""
@@ -208,8 +199,8 @@ def build(
         variant.tile,
         variant.warps,
         signature.transposed,
-        groups=clusters * (variant.cluster // variant.sharers),
-        cluster=variant.sharers,
+        groups=clusters,
+        cluster=variant.cluster,
         split_k=split_k,
         shared=True,
         band=band,
@@ -218,8 +209,6 @@ def build(
         serpentine=True,
         resets=resets,
     )
-    if variant.left_shared and not side_by_side(made, variant.cluster):
-        raise ValueError(f"tiles do not lie side by side in clusters of {variant.cluster}")
     ends = _ends(works, signature)
     maps: list[TensorMap] = []
     for i, key in enumerate(made.operands):
@@ -236,7 +225,7 @@ def build(
         maps=tuple(maps),
         # NOTE a left operand that is not waited for is not waited for along K either
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
-        first=first_tiles(made, clusters * variant.cluster) if variant.foreseen else None,
+        first=first_tiles(made, clusters) if variant.foreseen else None,
     )
 
 
@@ -251,7 +240,7 @@ def _maps(
     if signature.right_transposed:
         right_dims, right_box = (ends[right], right.rows), (DEPTH, variant.right_slice)
     else:  # whole atoms for each block of the cluster, or a part of the depth of each
-        deep = DEPTH if -(-columns // 64) % variant.sharers == 0 else DEPTH // variant.sharers
+        deep = DEPTH if -(-columns // 64) % variant.cluster == 0 else DEPTH // variant.cluster
         right_dims, right_box = (right.columns, ends[right]), (64, deep)
     out_dims, out_box = (out.columns, out.rows), (128 // out_item, 16)
     return [

@@ -33,8 +33,6 @@ class Variant:
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
     odd: bool = False  # of a width that is taken only where it fills waves that others leave half empty
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
-    left_shared: bool = False  # a cluster's blocks share the left operand instead: tiles side by side
-    ahead: int = 0  # steps of K beyond the ring's that L2 is asked for
     producer_registers: int = 56
     consumer_registers: int = 224
     launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
@@ -65,22 +63,17 @@ class Variant:
     @property
     def right_slice(self) -> int:
         """Columns of a right operand `[N, K]` that a block loads for all of its cluster: whole swizzle atoms."""
-        return -(-self.tile[1] // self.sharers // 8) * 8
-
-    @property
-    def sharers(self) -> int:
-        """Blocks that share a right operand."""
-        return 1 if self.left_shared else self.cluster
+        return -(-self.tile[1] // self.cluster // 8) * 8
 
     def loaded_bytes(self, right_transposed: bool) -> int:
         """That loads bring into a stage: some columns come twice where a cluster's blocks cannot share them evenly."""
-        twice = self.right_slice * self.sharers - self.tile[1] if right_transposed else 0
+        twice = self.right_slice * self.cluster - self.tile[1] if right_transposed else 0
         return self.stage_bytes(right_transposed) + 128 * twice
 
     @property
     def foreseen(self) -> bool:
         """Whether its blocks load their first tile before they have read the table, where `FirstTiles` tells it."""
-        return self.tile[0] == 64 and self.sharers == 1
+        return self.tile[0] == 64 and self.cluster == 1
 
     def trade(self, addends: bool) -> tuple[int, int]:
         """Registers of a producer's and of a consumer's thread, for works with addends or without."""
@@ -191,8 +184,4 @@ def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
     }
     if variant.launch_registers:
         values["LAUNCH_REGS"] = variant.launch_registers
-    if variant.ahead:  # NOTE device plans hold the options: those of other variants stay as they were
-        values["AHEAD"] = variant.ahead
-    if variant.left_shared:
-        values["LEFT_SHARED"] = 1
     return (*target.options(ARCH), *(f"-D{key}={value}" for key, value in values.items()))

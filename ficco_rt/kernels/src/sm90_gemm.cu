@@ -28,8 +28,6 @@
 //                              one more stage
 //   THROTTLED                  1: outputs may lie on peers. STAGING is then as many buffers as a warp's part of the tile
 //                              takes. They leave one by one among the next tile's steps: loads get through between
-//   AHEAD                      steps of K beyond the ring's that L2 is asked for; not given: none
-//   LEFT_SHARED                1: the cluster's tiles share the left operand instead; not given: the right one
 //   PRODUCER_REGS, CONSUMER_REGS   registers of a thread, for setmaxnreg
 //   LAUNCH_REGS                registers of a thread at the launch, if the block leaves some to others' blocks; if not
 //                              defined, it takes all
@@ -63,10 +61,6 @@ extern "C" __global__ void LAUNCH_BOUNDS ENTRY(const __grid_constant__ Parameter
         prefetch_map(&p.operands[0].right);
         prefetch_map(&p.operands[0].out);
         if constexpr (ADDENDS) prefetch_map(p.addend_maps);
-    }
-    if (AHEAD > 0 && threadIdx.x == 64 && blockIdx.x < p.tile_count) {   // while barriers are made
-        fetch(p.table.tiles + blockIdx.x);
-        fetch(p.table.depths);
     }
     if (threadIdx.x == 0) {
         waits_seen = 0;

@@ -2,13 +2,6 @@
 #pragma once
 #include "../tiles.h"
 
-#ifndef AHEAD
-#define AHEAD 0
-#endif
-#ifndef LEFT_SHARED
-#define LEFT_SHARED 0
-#endif
-
 typedef MappedParameters Parameters;
 
 constexpr int TILE_K = 64;                         // elements: 128 bytes, one swizzle row
@@ -20,7 +13,7 @@ constexpr int ACC = TILE_N / 2;                    // a thread's accumulators of
 
 // A launch of 64-row tiles takes little more than its blocks' start: they load their first tile before they have read what
 // it is (FirstTiles).
-constexpr bool FORESEEN = TILE_M == 64 && (CLUSTER == 1 || LEFT_SHARED) && !ADDENDS;
+constexpr bool FORESEEN = TILE_M == 64 && CLUSTER == 1 && !ADDENDS;
 
 // A stage of the ring holds a step of both operands.
 constexpr int ATOM = 64 * 128;                     // bytes of 64 swizzle rows
@@ -30,7 +23,7 @@ constexpr int RIGHT_BYTES = RIGHT_T ? TILE_N * 128 : RIGHT_ATOMS * ATOM;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
 // RIGHT_T: columns that a block of the cluster loads for all of them, whole swizzle atoms. If they are more than its
 // share, neighbours load the columns between twice, to the same place.
-constexpr int RIGHT_SLICE = (TILE_N / (LEFT_SHARED ? 1 : CLUSTER) + 7) / 8 * 8;
+constexpr int RIGHT_SLICE = (TILE_N / CLUSTER + 7) / 8 * 8;
 constexpr int MAX_STAGES = 16;
 
 // Or it holds rows of an addend: those of the whole tile, or of one consumer; with PINGPONG, of a 64-row block.
@@ -50,7 +43,6 @@ static_assert(TILE_N % 8 == 0 && TILE_N <= 256, "wgmma shapes");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");
-static_assert(!LEFT_SHARED || (CLUSTER > 1 && !ADDENDS && !PINGPONG), "plain products");
 static_assert(!PINGPONG || (CONSUMERS == 2 && BLOCKS_M == 2 && !THROTTLED), "two groups in turn, 128 rows each");
 
 // Where the parts of a block's shared memory start: 32-bit addresses of the shared window.

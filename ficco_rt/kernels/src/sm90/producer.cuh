@@ -50,11 +50,7 @@ __device__ __forceinline__ void wait_seen(const SharedMemory& memory, u32 count)
 
 // This block's slice of a step of the right operand, for all blocks of its cluster.
 __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col, int k, u32 me, u32 bar) {
-    if constexpr (LEFT_SHARED) {   // the block's own
-#pragma unroll
-        for (int i = 0; i < (RIGHT_T ? 1 : RIGHT_ATOMS); ++i)
-            load_box(to + i * ATOM, &map, RIGHT_T ? k : col + 64 * i, RIGHT_T ? col : k, bar);
-    } else if constexpr (RIGHT_T) {   // a slice is some of the columns
+    if constexpr (RIGHT_T) {   // a slice is some of the columns
         constexpr int apart = TILE_N - RIGHT_SLICE;
         load_box_for_all(to + me * apart * 128, &map, k, col + me * apart, bar);
     } else if constexpr (RIGHT_ATOMS % CLUSTER == 0) {   // a slice is some of the 64-column atoms
@@ -67,26 +63,6 @@ __device__ __forceinline__ void load_right(const TensorMap& map, u32 to, int col
 #pragma unroll
         for (int i = 0; i < RIGHT_ATOMS; ++i)
             load_box_for_all(to + i * ATOM + me * slice * 128, &map, col + 64 * i, k + me * slice, bar);
-    }
-}
-
-// The boxes of `load_right` and `load_left`, to L2 alone.
-__device__ __forceinline__ void fetch_right(const TensorMap& map, int col, int k, u32 me) {
-    if constexpr (RIGHT_T) {
-        fetch_box(&map, k, col + me * (TILE_N - RIGHT_SLICE));
-    } else {
-        constexpr bool whole = RIGHT_ATOMS % CLUSTER == 0;   // whether a slice is whole atoms, or a part of each
-        constexpr int slice = whole ? RIGHT_ATOMS / CLUSTER : RIGHT_ATOMS, deep = whole ? 0 : TILE_K / CLUSTER;
-#pragma unroll
-        for (int i = 0; i < slice; ++i) fetch_box(&map, col + 64 * (whole ? me * slice + i : i), k + me * deep);
-    }
-}
-__device__ __forceinline__ void fetch_left(const TensorMap& map, int row, int k) {
-    if constexpr (LEFT_T) {
-#pragma unroll
-        for (int i = 0; i < TILE_M / 64; ++i) fetch_box(&map, row + 64 * i, k);
-    } else {
-        fetch_box(&map, k, row);
     }
 }
 
@@ -179,21 +155,6 @@ template <bool RIGHT> struct Feeder {
         }
     }
 
-    // AHEAD: step b of the tile has its stage. L2 is asked for the steps after the ring's, so that memory's latency is not
-    // the ring's to hide. Blocks of 64 rows read a right operand of their own, and the left one is in L2 anyway. Larger
-    // tiles share what they read with other blocks: each asks for a quarter, drawn by step and cluster.
-    // NOTE L2 is where other devices' writes come to, so that it may be asked before flags are up
-    __device__ __forceinline__ void fetch_ahead(const MappedOperands* o, int b, int row, int col, int k, int on,
-                                                int remain) const {
-        if (b + 1 < p.stages || (!RIGHT && TILE_M == 64)) return;
-        for (int s = b + 1 == p.stages ? 1 : AHEAD; s <= AHEAD && s <= remain; ++s) {
-            const u32 draw = (blockIdx.x / CLUSTER + (b + s) * 7) * 0x9e3779b1u >> 30;
-            if (TILE_M > 64 && draw > 0) continue;
-            if (RIGHT) fetch_right(o->right, col, k + (s - 1) * on, me);
-            else fetch_left(o->left, row, k + (s - 1) * on);
-        }
-    }
-
     // The tile that was read ahead: all its steps, while the next one is read.
     __device__ __forceinline__ void feed_tile(int& index) {
         const MappedOperands* o = p.operands + wait.x;
@@ -243,22 +204,17 @@ template <bool RIGHT> struct Feeder {
             }
             if (another && b == min(4, blocks - 1)) read_first_pieces();
             const u32 bar = memory.full + 8 * ring.stage, left = memory.ring + ring.stage * STAGE_BYTES;
-            // LEFT_SHARED: the cluster's blocks fill the stages in turn, each for all. A block whose turn it is not has
-            // nothing to wait for
-            const bool mine = RIGHT || !LEFT_SHARED || ring.stage % CLUSTER == me;
-            if (mine) barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
+            barrier_wait(memory.empty + 8 * ring.stage, ring.parity);
             if (RIGHT) {
                 barrier_expect(bar, (u32)info->stage_bytes);   // both operands'
                 load_right(o->right, left + LEFT_BYTES, right_col, right_k, me, bar);
-            } else if (mine) {
-                if constexpr (LEFT_SHARED) load_box_for_all(left, &o->left, left_k, left_row, bar);
-                else load_left(o->left, left, left_row, left_k, bar);
+            } else {
+                load_left(o->left, left, left_row, left_k, bar);
             }
             left_k += on;
             right_k += on;
             --remain;
             ring.advance(p.stages);
-            if constexpr (AHEAD > 0) fetch_ahead(o, b, left_row, right_col, RIGHT ? right_k : left_k, on, remain);
             if constexpr (ADDENDS) feed_addends(steps, b, record, now);
         }
         __syncwarp();

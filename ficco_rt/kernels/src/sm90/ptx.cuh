@@ -73,11 +73,6 @@ __device__ __forceinline__ void load_box_for_all(u32 dst, const TensorMap* map, 
         load_box(dst, map, x, y, bar);
     }
 }
-// A box to L2 alone: no block waits for it, and nothing depends on it.
-__device__ __forceinline__ void fetch_box(const TensorMap* map, int x, int y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
-}
-__device__ __forceinline__ void fetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
 __device__ __forceinline__ void store_box(const TensorMap* map, int x, int y, u32 src) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%1, %2}], [%3];\n"
                  "cp.async.bulk.commit_group;" ::"l"(map), "r"(x), "r"(y), "r"(src)
