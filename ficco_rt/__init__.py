@@ -164,8 +164,9 @@ def choose(
     return choose(operation, ranks, machine, by, candidates, sizes=sizes)
 
 
-def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) -> Machine:
-    """The GPUs of this machine as `ranks` ranks, to compile for: its kernels, limits and links.
+def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+    """The GPUs of this machine as `ranks` ranks, to compile for: its kernels, limits and links. `processes`: how many
+    processes share the ranks; each of them may see only its own GPUs.
 
     Raises DeviceError (no bindings, no driver, too few GPUs), UsageError (no such driver, GPUs of several kinds).
 
@@ -173,7 +174,7 @@ def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1) ->
     """
     from .driver.registry import discover
 
-    return discover(driver, ranks, ranks_per_gpu)
+    return discover(driver, ranks, ranks_per_gpu, processes)
 
 
 def load_machine(machine: str | Path) -> Machine:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit import pages
 from tests.unit.command_line import GOOD
 
 pytest.importorskip("mpi4py")
@@ -48,6 +49,15 @@ def test_processes_give_the_bits_of_one_process() -> None:
 def here(tmp_path: Path) -> Path:
     (tmp_path / "good.ficco").write_text(GOOD)
     return tmp_path
+
+
+def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
+    page = (pages.DOCS / "embed.md").read_text(encoding="utf-8")
+    (program,) = [block.text for block in pages.blocks(page) if "layer.py" in block.words]
+    (tmp_path / "layer.py").write_text(program, encoding="utf-8")
+    done = mpirun(2, "layer.py", here=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("right") == 2  # NOTE mpirun may mix what the processes print
 
 
 def test_one_report_of_two_processes(here: Path) -> None:

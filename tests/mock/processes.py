@@ -50,13 +50,13 @@ class Worker:
         GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
     def plan(self, name: str, **sizes: object) -> Any:
+        from ficco_rt import discover
         from ficco_rt.compiler import build, plan_of
-        from ficco_rt.driver.registry import discover
         from tests import cases
 
         ranks = self.group.size
         chosen = cases.sizes(name, ranks, True) | cases.few_chunks(name) | sizes
-        return plan_of(build(cases.schedule(name), ranks, chosen), discover("cuda", ranks, processes=ranks))
+        return plan_of(build(cases.schedule(name), ranks, chosen), discover(ranks, processes=ranks))
 
     @contextmanager
     def executor(self, name: str, **options: Any) -> Iterator[Any]:

@@ -56,7 +56,7 @@ def prose(page: str) -> str:
 def sentences(page: str) -> Iterator[str]:
     """Sentences of paragraphs, points of lists and cells of tables; code counts as one word. A colon or a semicolon
     ends a sentence too, for a reader may rest there."""
-    text = re.sub(r"<!--.*?-->|^#.*$", "", prose(page), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(?s:<!--.*?-->)|^#.*$", "", prose(page), flags=re.MULTILINE)
     for part in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )|\n(?=\|)", text):
         for cell in part.strip("| ").split("|") if part.lstrip().startswith("|") else [part]:
             words = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "code", cell))

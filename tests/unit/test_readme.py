@@ -32,8 +32,8 @@ def commands() -> list[list[str]]:
 def test_the_runs_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], update_golden: bool
 ) -> None:
-    """The figures that the page says of the first run are the model's: `--update-golden` writes them."""
-    (tmp_path / "schedules").symlink_to(ROOT / "schedules")
+    """The figures that the page says of the first run are the model's: `--update-golden` writes them. NOTE in a folder
+    of its own: an installed package takes a path of the checkout for a file of the user, which no rules are for."""
     monkeypatch.chdir(tmp_path)
     runs = [words for words in commands() if words[0] == "ficco-run"]
     assert len(runs) == 2
@@ -48,9 +48,8 @@ def test_the_runs_work(
                 out,
                 re.MULTILINE | re.DOTALL,
             )
-            said = r"(calls )\S+( times as fast as computing, then moving, and )\d+( % of what can)".replace(
-                " ", r"\s+"
-            )
+            said = r"(the run is )\S+( times as fast as moving [\w ]+, and it reaches )\d+( % of the ideal)"
+            said = said.replace("[\\w ]", "[\\w\\s]").replace(" ", r"\s+")
             shown = re.sub(said, rf"\g<1>{times}\g<2>{share}\g<3>", README)
             assert len(re.findall(said, README)) == 1
             if update_golden:
