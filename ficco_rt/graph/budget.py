@@ -26,6 +26,8 @@ METER = 22  # steps of the meter, as a multiple of FICCO_MAX_OPS: 11 seconds by 
 RANKS, MOST_RANKS, MOST_GROWTH = 8, 256, 4.9  # the meter grows from the first number of ranks to the second
 LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements, not seconds
 
+MANY = 1_000_000  # new values that a search for cycles takes long for, about a second
+
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"
 
 
@@ -164,7 +166,8 @@ def without_collection() -> Iterator[None]:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # else the caller has frozen what must stay so
+            # NOTE the second question counts all that is frozen; whoever has frozen values wants them to stay so
+            if gc.get_count()[0] > MANY and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
