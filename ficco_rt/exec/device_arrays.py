@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from ..dlpack import DLTensor
 from ..errors import UsageError
 from ..types import TYPES
 
@@ -33,21 +34,6 @@ class Seen:
     dtype: str
     dense: bool  # row-major, without gaps
     read_only: bool
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
 
 
 def look(array: Any, wanted: Callable[[], str]) -> Seen:
@@ -78,7 +64,7 @@ def _from_dlpack(array: Any, wanted: Callable[[], str]) -> Seen:
             capsule = array.__dlpack__(stream=NO_SYNC)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires grad
         raise UsageError(f"{wanted()}; given {type(array).__name__} gives no DLPack: {error}") from error
-    tensor = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
+    tensor = DLTensor.from_address(_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     steps = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     known = (t.name for t in TYPES.values() if t.dlpack == (tensor.code, tensor.bits))

@@ -24,7 +24,7 @@ import numpy as np
 from ficco_rt.errors import DeviceError, UsageError
 from tools.processes_check import Pipes
 
-TIMEOUT = 5.0  # seconds that processes wait for each other, and that a run may take
+TIMEOUT = 15.0  # seconds that processes wait for each other, and that a run may take
 
 
 def kernels() -> str:

@@ -17,7 +17,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # What each place may import of the project besides itself. Leaves import nothing but each other where listed.
-LEAVES = {f"ficco_rt.{name}" for name in ("arguments", "cells", "env", "errors", "region", "trace", "types", "version")}
+LEAVES = {
+    f"ficco_rt.{name}"
+    for name in ("arguments", "cells", "dlpack", "env", "errors", "region", "trace", "types", "version")
+}
 NODES = {"ficco_dsl.nodes", "ficco_dsl.diagnostics"}
 MACHINE = {"ficco_rt.machine"}
 GRAPH = {"ficco_rt.graph"}

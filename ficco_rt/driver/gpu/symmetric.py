@@ -12,6 +12,7 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
+from ...dlpack import DLTensor
 from ...errors import DeviceError
 from ...types import TYPES, Dtype
 from .devices import inside, open_devices
@@ -22,27 +23,12 @@ from .vendor import Gpu, Vendor
 _KINDS = {"cuda": 2, "hip": 10}  # DLDeviceType
 
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
 class _Managed(ctypes.Structure):
     pass
 
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
-_Managed._fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+_Managed._fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
 
 _capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
     ("PyCapsule_New", ctypes.pythonapi)
@@ -107,7 +93,7 @@ class SymmetricTensor:
         sides = (ctypes.c_int64 * max(1, count))(*self.shape)
         steps = (ctypes.c_int64 * max(1, count))(*(prod(self.shape[i + 1 :]) for i in range(count)))
         kind, device = self.__dlpack_device__()
-        tensor = _DLTensor(self.address, kind, device, count, code, bits, 1, sides, steps, 0)
+        tensor = DLTensor(self.address, kind, device, count, code, bits, 1, sides, steps, 0)
         managed = _Managed(tensor, None, _given_back)
         at = ctypes.addressof(managed)
         _lent[at] = managed, (sides, steps), self
