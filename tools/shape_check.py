@@ -592,6 +592,8 @@ def main() -> int:
     parser.add_argument("--inside", choices=("ours", "torch"), help=argparse.SUPPRESS)
     parser.add_argument("--asked", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not 0 <= options.pause <= 60:
+        parser.error("--pause takes 0 to 60 seconds")
     if options.inside == "torch":
         asked = json.loads(options.asked)
         return torch_process(asked["gpus"], asked["names"], Turns(**asked["turns"]), asked["path"])

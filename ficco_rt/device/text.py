@@ -110,7 +110,8 @@ def _launch(plan: DevicePlan, number: int, launch: DeviceLaunch) -> Iterator[str
         f"registers {c.registers}, shared memory {c.smem} + {c.static_smem}; share {launch.sms}"
         f"{' spins' if launch.spins else ''}{', marks' if plan.marks(launch) else ''}"
         f"{', early' if launch.early else ''}"
-        f"{f', priority {launch.priority}' if launch.priority is not None else ''}  :{launch.origin.line}"
+        f"{f', priority {launch.priority}' if launch.priority is not None else ''}"
+        f"{f', leaves {launch.leave}' if launch.leave is not None else ''}  :{launch.origin.line}"
     )
     facts = []
     if c.stages:

@@ -9,9 +9,10 @@ import pytest
 from ficco_dsl.format import format_text
 from ficco_dsl.parser import parse
 from ficco_rt.compiler import build, plan_of
-from ficco_rt.device.build import layout_of
+from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DeviceLaunch, Placement
+from ficco_rt.device.text import to_text as device_text
 from ficco_rt.errors import ScheduleError
 from ficco_rt.graph.ir import Leave
 from ficco_rt.kernels.catalogue import COPY, REDUCE
@@ -150,3 +151,13 @@ def test_the_layout_of_the_text() -> None:
 def test_a_launch_that_cannot_leave_is_told_of_its_own_block() -> None:
     with pytest.raises(ScheduleError, match="naive_copy takes 512 threads × 128 registers"):
         plan("leave = nccl")
+
+
+def test_the_device_plan_prints_what_a_launch_leaves() -> None:
+    kept = [line for line in TEXT.splitlines() if not any(word in line for word in ("move", "add", " Z", " W"))]
+    made = plan("leave = nccl", text="\n".join(kept))
+    device = made.target.device
+    text = device_text(device_plan(layout_of(made, device, Placement((0, 1)), usual(device.arch)), "streams"))
+    (line, other) = [line for line in text.splitlines() if line.startswith("launch") and "lean" in line]
+    assert ", leaves nccl  :" in line
+    assert ", leaves nccl  :" in other

@@ -34,4 +34,5 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     lost = whole.choices["model"]
     assert lost.mean is not None
     assert lost.mean < 0.01
+    # NOTE 39 of 46 cases: of the first 31 it was 27 (0.85 was asked then), of the 15 that came later 12
     assert lost.near >= 0.83 * lost.cases
