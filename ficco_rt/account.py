@@ -85,9 +85,12 @@ class Account:
 
 def rank_uses(trace: Trace) -> tuple[RankUse, ...]:
     """What each rank that has a stream did with its time, by rank."""
+    by_rank: dict[int, list[TraceSpan]] = {rank: [] for rank in sorted({lane.rank for lane in trace.lanes})}
+    for span in trace.spans:
+        by_rank[span.rank].append(span)
     uses = []
-    for rank in sorted({lane.rank for lane in trace.lanes}):
-        computing, moving = _spans(trace, rank, COMPUTE_KINDS), _spans(trace, rank, MOVE_KINDS)
+    for spans in by_rank.values():
+        computing, moving = _times(spans, COMPUTE_KINDS), _times(spans, MOVE_KINDS)
         compute = length(union(computing))
         uses.append(RankUse(compute, length(union(moving)), length(union(computing + moving)) - compute))
     return tuple(uses)
@@ -137,12 +140,13 @@ def account(trace: Trace, plan: Plan, machine: Machine, compute_alone: float, co
     for span in trace.spans:
         ends[span.rank] = max(ends.get(span.rank, 0.0), span.stop)
     rank = max(ends, key=lambda r: (ends[r], -r), default=0)
-    computing, moving = union(_spans(trace, rank, COMPUTE_KINDS)), union(_spans(trace, rank, MOVE_KINDS))
+    spans = [span for span in trace.spans if span.rank == rank]
+    computing, moving = union(_times(spans, COMPUTE_KINDS)), union(_times(spans, MOVE_KINDS))
     side: LongerSide = "computing" if length(computing) >= length(moving) else "moving"
     own, other = (computing, moving) if side == "computing" else (moving, computing)
     ideal = max(compute_alone, communication_alone)
     worked = length(union(own + other))
-    told = length(union(own + other + _spans(trace, rank, frozenset(("wait",)))))
+    told = length(union(own + other + _times(spans, frozenset(("wait",)))))
     beyond = length(own) - ideal
     waves = min(_waves(trace, rank, plan, machine), max(0.0, beyond)) if side == "computing" else 0.0
     parts: dict[PartName, float] = {
@@ -195,8 +199,8 @@ def idle(launch: DeviceLaunch) -> float:
 # ---------------------------------------------------------------- intervals
 
 
-def _spans(trace: Trace, rank: int, kinds: frozenset[str]) -> Intervals:
-    return [(span.start, span.stop) for span in trace.spans if span.rank == rank and span.kind in kinds]
+def _times(spans: Iterable[TraceSpan], kinds: frozenset[str]) -> Intervals:
+    return [(span.start, span.stop) for span in spans if span.kind in kinds]
 
 
 def union(intervals: Iterable[tuple[float, float]]) -> Intervals:

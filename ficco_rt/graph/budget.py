@@ -114,7 +114,7 @@ NODES = Kind("actions of runs in a row", 8, 4, "the check of the device plan has
 MODELLED = Kind(
     "modelled works",
     40,
-    30,
+    60,
     "the modelled run has more than {most} works and copies",
     "take fewer chunks or ranks, or raise FICCO_MAX_OPS",
 )

@@ -25,7 +25,7 @@ from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError, UsageError
 from ..graph import ir as graph_ir
-from ..graph.budget import PLAN_PIECES, VALUES, Budget
+from ..graph.budget import PLAN_PIECES, VALUES, Budget, without_collection
 from ..machine.profiles import profile
 from ..region import Axis, Interval, Region
 from . import ir
@@ -42,7 +42,8 @@ def to_json(plan: Plan) -> str:
 
 def content_hash(plan: Plan) -> str:
     """SHA-256 of all that the plan does; places in the text and the file's name do not count."""
-    text = json.dumps(encode(plan, spans=False), sort_keys=True, separators=(",", ":"))
+    with without_collection():
+        text = json.dumps(encode(plan, spans=False), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -110,6 +111,8 @@ def _broken(path: str, message: str, line: int = 1, column: int = 1) -> PlanErro
 
 def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
     """A value of the plan's data model, or of one that adds `unions` to it, as JSON has it; `spans`: with places."""
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, Region):
         return [value.tensor, value.rank, *map(_axis, value.axes)]
     if isinstance(value, Span):
@@ -118,14 +121,23 @@ def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
         return [encode(v, spans, unions) for v in value]
     if isinstance(value, ir.Work):
         return _encode_work(value, spans)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out: dict[str, Any] = {"type": type(value).__name__} if type(value) in _kinds(unions) else {}
-        for f in dataclasses.fields(value):
-            inner = getattr(value, f.name)
-            if (f.compare or spans) and inner != f.default:
-                out[f.name] = encode(inner, spans, unions)
+        for name, default in _written(type(value), spans):
+            inner = getattr(value, name)
+            if inner != default:
+                out[name] = encode(inner, spans, unions)
         return out
     return value
+
+
+_AS_THEY_ARE = frozenset((int, float, str, bool, type(None)))
+
+
+@cache
+def _written(cls: type, spans: bool) -> tuple[tuple[str, Any], ...]:
+    """The fields of a class that are written, each with the default that is not."""
+    return tuple((f.name, f.default) for f in dataclasses.fields(cls) if f.compare or spans)
 
 
 def _encode_work(work: ir.Work, spans: bool) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class SimStream:
 
     def stage(self, position: int, launches: Sequence[DeviceLaunch]) -> str:
         """Of the next action that does something: it is what waits."""
-        for action in self.actions[position:]:
+        for action in self._onwards(position):
             if isinstance(action, LaunchKernel):
                 return launches[action.launch].stages[0]
             if isinstance(action, CopyMemory) and action.moves:
@@ -64,10 +64,14 @@ class SimStream:
 
     def launches_next(self, position: int) -> bool:
         """Whether the next action that does something is a kernel's launch."""
-        for action in self.actions[position:]:
+        for action in self._onwards(position):
             if isinstance(action, LaunchKernel | CopyMemory):
                 return isinstance(action, LaunchKernel)
         return False
+
+    def _onwards(self, position: int) -> Iterator[Action]:
+        """The actions from a position on. No slice: a stream asks at every position."""
+        return (self.actions[at] for at in range(position, len(self.actions)))
 
     def behind_launch(self, position: int) -> bool:
         """Whether what stands right before is a kernel's launch."""
