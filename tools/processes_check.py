@@ -3,6 +3,8 @@
     python tools/processes_check.py --quick          # needs two NVIDIA GPUs; under a minute once kernels are compiled
     python tools/processes_check.py                  # all of it; NCCL's rows need PyTorch
     python tools/processes_check.py --parts right kill --kills 50
+    torchrun --nproc-per-node 2 tools/processes_check.py    # the part `right` in processes that others have started
+    mpirun -n 2 python tools/processes_check.py
 
 Parts, each with a time limit:
 
@@ -14,8 +16,8 @@ Parts, each with a time limit:
     groups   in one job: a group of each process alone, and a group of both in the other order of ranks
     flat     runs in their thousands: descriptors, memory, streams and events before and after
 
-The processes are started here, by `spawn`, and find each other over pipes. Exit code 4 if anything is wrong or does not
-end, 3 without GPUs.
+Without a launcher the processes are started here, by `spawn`, and find each other over pipes. Exit code 4 if anything
+is wrong or does not end, 3 without GPUs.
 """
 
 from __future__ import annotations
@@ -24,26 +26,36 @@ import argparse
 import hashlib
 import multiprocessing as mp
 import os
+import pickle
 import random
 import socket
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
+from ficco_rt.errors import DeviceError, NumbersError, ScheduleError, UsageError
+
+if TYPE_CHECKING:
+    from ficco_rt.group import Group
+
+ERRORS = (DeviceError, NumbersError, ScheduleError, UsageError, RuntimeError)  # torch's are the last
 RANKS = 2
 PARTS = ("right", "kill", "groups", "decode", "flat")
 N, K = 10240, 8192  # of decode, over all ranks
 TIMEOUT = 10.0  # seconds of a run
+LAUNCHERS = {"TORCHELASTIC_RUN_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}  # one of them is set where there is one
+IDLE = 300.0  # seconds that a launched process waits to be told something
 DECODE = {  # operation → schedules that are tried
     "ag_gemm": ("oneshot", "streamed", "shard_p2p"),
     "gemm_rs": ("oneshot", "direct", "streamed"),
@@ -93,16 +105,13 @@ class Pipes:
 class Side:
     """One process: all ranks of a plan, or one of them."""
 
-    def __init__(self, place: int, pipes: Sequence[Connection | None], torch_port: int, driver: str) -> None:
+    def __init__(self, group: Group | None, torch_port: int, driver: str) -> None:
         from ficco_rt.driver.registry import VENDORS, discover
-        from ficco_rt.group import Group
 
         self._vendor = VENDORS[driver]()  # type: ignore[index]
-        if len(pipes) > 1:  # as torchrun says it
-            os.environ.setdefault("LOCAL_RANK", str(place))
-        self._all = self._group = Group(Pipes(place, pipes)) if len(pipes) > 1 else None
+        self._all = self._group = group
         self._machine = discover(driver, RANKS)  # type: ignore[arg-type]
-        self._place, self._port = place, torch_port
+        self._place, self._port = 0 if group is None else group.rank, torch_port
         self._driver: Any = None
         self._torch: Any = None
 
@@ -270,15 +279,7 @@ class Side:
 
 def process(place: int, pipes: Sequence[Connection | None], control: Connection, port: int, driver: str) -> None:
     """Answers what the parent asks for, until it is gone."""
-    if driver == "stand-in":
-        from ficco_rt.driver.gpu.driver import GpuDriver
-        from tests.mock import standin
-
-        standin.cuda().reset(f"devices {RANKS}; seed {place + 1}")
-        GpuDriver._vendors_turn = lambda self: False  # type: ignore[method-assign]
-        driver = "cuda"
-    from ficco_rt.errors import DeviceError, NumbersError, ScheduleError, UsageError
-
+    driver = _prepared(driver, place)
     side: Side | None = None
     while True:
         try:
@@ -286,22 +287,100 @@ def process(place: int, pipes: Sequence[Connection | None], control: Connection,
         except EOFError:
             os._exit(0)
         try:
-            side = side or Side(place, pipes, port, driver)
-            answer = True, getattr(side, name)(*arguments)
-        except (DeviceError, NumbersError, ScheduleError, UsageError, RuntimeError) as error:  # torch's are the last
-            answer = False, f"{type(error).__name__}: {error}"
-        control.send(answer)
+            side = side or Side(_group(place, pipes), port, driver)
+        except ERRORS as error:
+            control.send((False, f"{type(error).__name__}: {error}"))
+        else:
+            control.send(answered(side, name, arguments))
 
 
-# ---------------------------------------------------------------- the parent
+def _prepared(driver: str, place: int) -> str:
+    """The driver's name; the stand-in is put in the place of CUDA's."""
+    if driver == "stand-in":
+        from ficco_rt.driver.gpu.driver import GpuDriver
+        from tests.mock import standin
+
+        standin.cuda().reset(f"devices {RANKS}; seed {place + 1}")
+        GpuDriver._vendors_turn = lambda self: False  # type: ignore[method-assign]
+        return "cuda"
+    return driver
+
+
+def _group(place: int, pipes: Sequence[Connection | None]) -> Group | None:
+    from ficco_rt.group import Group
+
+    if len(pipes) == 1:
+        return None
+    os.environ.setdefault("LOCAL_RANK", str(place))  # as torchrun says it
+    return Group(Pipes(place, pipes))
+
+
+def answered(side: Side, name: str, arguments: Sequence[object]) -> tuple[bool, Any]:
+    try:
+        return True, getattr(side, name)(*arguments)
+    except ERRORS as error:
+        return False, f"{type(error).__name__}: {error}"
+
+
+# ---------------------------------------------------------------- who asks
 
 
 class Failed(Exception):
     """A process has answered with an error, or not at all."""
 
 
-class Sides:
+class Several(ABC):
     """Processes that do the same things at the same time."""
+
+    @abstractmethod
+    def tell(self, name: str, *arguments: object) -> None:
+        """Every process does this."""
+
+    @abstractmethod
+    def answers(self, limit: float) -> list[tuple[bool, Any]]:
+        """What each has answered: whether it went well, and the value, or the error's words."""
+
+    def ask(self, name: str, *arguments: object, limit: float = 120.0) -> list[Any]:
+        """Every process does this; what each has answered. Failed: one has given an error, or no answer."""
+        self.tell(name, *arguments)
+        return self.taken(limit, f"{name}{arguments}")
+
+    def taken(self, limit: float, what: str = "") -> list[Any]:
+        """What each has answered. Failed: see `ask`."""
+        answers = self.answers(limit)
+        wrong = [f"process {p}: {text}" for p, (good, text) in enumerate(answers) if not good]
+        if wrong:
+            raise Failed(f"{what}: " + "\n".join(wrong))
+        return [value for _, value in answers]
+
+
+class Launched(Several):
+    """The processes that a launcher has started, as the one at place 0 sees them: it tells the others what to do, and
+    does it too."""
+
+    def __init__(self, group: Group, side: Side) -> None:
+        self._group, self._side = group, side
+        self._own: tuple[bool, Any] = False, "nothing was asked"
+
+    def tell(self, name: str, *arguments: object) -> None:
+        self._group.exchange(pickle.dumps((name, arguments)), IDLE, "command")
+        self._own = answered(self._side, name, arguments)
+
+    def answers(self, limit: float) -> list[tuple[bool, Any]]:
+        return [self._own, *map(pickle.loads, self._group.exchange(b"", limit, "answer")[1:])]
+
+    def end(self) -> None:
+        self._group.exchange(pickle.dumps(None), IDLE, "command")
+
+    @staticmethod
+    def obey(group: Group, side: Side) -> None:
+        """The other places: they do what place 0 tells them, until it has nothing more."""
+        while (command := pickle.loads(group.exchange(b"", IDLE, "command")[0])) is not None:
+            group.exchange(pickle.dumps(answered(side, *command)), IDLE, "answer")
+
+
+class Sides(Several):
+    """Processes that are started here."""
 
     def __init__(self, count: int, driver: str) -> None:
         context = mp.get_context("spawn")
@@ -323,19 +402,6 @@ class Sides:
             self.processes.append(started)
         for pipe in (pipe for of in pipes for pipe in of if pipe is not None):
             pipe.close()
-
-    def ask(self, name: str, *arguments: object, limit: float = 120.0) -> list[Any]:
-        """Every process does this; what each has answered. Failed: one has given an error, or no answer."""
-        self.tell(name, *arguments)
-        return self.taken(limit, f"{name}{arguments}")
-
-    def taken(self, limit: float, what: str = "") -> list[Any]:
-        """What each has answered. Failed: see `ask`."""
-        answers = self.answers(limit)
-        wrong = [f"process {p}: {text}" for p, (good, text) in enumerate(answers) if not good]
-        if wrong:
-            raise Failed(f"{what}: " + "\n".join(wrong))
-        return [value for _, value in answers]
 
     def tell_each(self, name: str, arguments: Sequence[tuple[object, ...]]) -> None:
         for control, given in zip(self.controls, arguments, strict=True):
@@ -380,7 +446,7 @@ def sizes_of(name: str, scale: int) -> dict[str, object]:
     return {key: value for key, value in chosen.items() if key in declared}
 
 
-def right(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
+def right(both: Several, alone: Sides, options: argparse.Namespace) -> bool:
     from ficco_rt import library
 
     names = options.schedules or [entry.name for entry in library.entries()]
@@ -428,6 +494,22 @@ def right(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
         flush=True,
     )
     return good
+
+
+def launched(options: argparse.Namespace) -> int:
+    """The part `right`, in the processes of a launcher; place 0 has the one process beside them."""
+    from ficco_rt.group import Group
+
+    group = Group.from_env()
+    side = Side(group, 0, _prepared(options.driver, group.rank))
+    if group.rank:
+        Launched.obey(group, side)
+        return 0
+    both, alone = Launched(group, side), Sides(1, options.driver)
+    good = right(both, alone, options)
+    both.end()
+    alone.end()
+    return 0 if good else 4
 
 
 def kill(options: argparse.Namespace) -> bool:
@@ -597,6 +679,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if device_count("cuda") < RANKS:
             sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs\n")
             return 3
+    if LAUNCHERS & os.environ.keys():
+        return launched(options)
     good, began_all = True, time.monotonic()
     parts: dict[str, Callable[[Sides, Sides], bool]] = {
         "right": lambda both, alone: right(both, alone, options),
