@@ -15,6 +15,7 @@ What orders what:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -196,7 +197,8 @@ class Launch(_Command):
 
     def stage_of(self, work: int) -> str:
         """The stage of the work at this index."""
-        return self.stages[sum(first <= work for first, _ in self.joined)]
+        before = bisect_right(self.joined, work, key=lambda joined: joined[0])
+        return self.joined[before - 1][1] if before else self.stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,14 +37,17 @@ class Raised(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SimStream:
-    """A stream with its actions; of those that record or await an event, which record. Side streams have no lane in
-    the trace."""
+    """A stream with its actions; of those that record or await an event, which record. `next_work` holds for each
+    position the next launch or batch of copies from there on, `next_move` the next launch or batch that moves data;
+    past the end where there is none. Side streams have no lane in the trace."""
 
     name: StreamName
     rank: int
     label: str
     actions: tuple[Action, ...]
     records: tuple[int, ...]
+    next_work: tuple[int, ...]
+    next_move: tuple[int, ...]
 
     def event(self, position: int, event: EventName) -> SignalKey:
         return SignalKey(event, self.records[position])
@@ -55,23 +58,18 @@ class SimStream:
 
     def stage(self, position: int, launches: Sequence[DeviceLaunch]) -> str:
         """Of the next action that does something: it is what waits."""
-        for action in self._onwards(position):
-            if isinstance(action, LaunchKernel):
-                return launches[action.launch].stages[0]
-            if isinstance(action, CopyMemory) and action.moves:
-                return action.moves[0].stage
+        found = self.next_move[position]
+        match self.actions[found] if found < len(self.actions) else None:
+            case LaunchKernel(launch=number):
+                return launches[number].stages[0]
+            case CopyMemory(moves=moves):
+                return moves[0].stage
         return ""
 
     def launches_next(self, position: int) -> bool:
         """Whether the next action that does something is a kernel's launch."""
-        for action in self._onwards(position):
-            if isinstance(action, LaunchKernel | CopyMemory):
-                return isinstance(action, LaunchKernel)
-        return False
-
-    def _onwards(self, position: int) -> Iterator[Action]:
-        """The actions from a position on. No slice: a stream asks at every position."""
-        return (self.actions[at] for at in range(position, len(self.actions)))
+        found = self.next_work[position]
+        return found < len(self.actions) and isinstance(self.actions[found], LaunchKernel)
 
     def behind_launch(self, position: int) -> bool:
         """Whether what stands right before is a kernel's launch."""
@@ -92,4 +90,15 @@ def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
     for stream in (s for s in plan.streams if s.name in actions):
         made, records = zip(*actions[stream.name], strict=True)
         rank = plan.placement.ranks(stream.device)[0] if stream.rank is None else stream.rank  # a control stream's
-        yield SimStream(stream.name, rank, stream.label, made, records)
+        works = _following(made, lambda action: isinstance(action, LaunchKernel | CopyMemory))
+        moves = _following(made, lambda a: isinstance(a, LaunchKernel) or (isinstance(a, CopyMemory) and bool(a.moves)))
+        yield SimStream(stream.name, rank, stream.label, made, records, works, moves)
+
+
+def _following(actions: Sequence[Action], wanted: Callable[[Action], bool]) -> tuple[int, ...]:
+    """For each position the first action from there on that is wanted; past the end: none."""
+    found, latest = [], len(actions)
+    for position in reversed(range(len(actions))):
+        latest = position if wanted(actions[position]) else latest
+        found.append(latest)
+    return tuple(reversed(found))
