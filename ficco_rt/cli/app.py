@@ -79,7 +79,7 @@ def init(**options: Any) -> int:
     "-n",
     default=None,
     metavar="N,N,...",
-    help="Numbers of ranks to check at.  [default: 8, or the plan's own]",
+    help="Numbers of ranks to check at.  [default: 8, those of a machine's file if it has fewer, or the plan's own]",
 )
 @set_option
 @machine_option
@@ -113,7 +113,7 @@ def fmt(**options: Any) -> int:
 
 @ficco.command("compile", short_help="Write a schedule's plan as JSON.", no_args_is_help=True)
 @click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option("8")
+@gpus_option()
 @set_option
 @machine_option
 @click.option("--output", "-o", metavar="plan.json", help="The file to write.  [default: standard output]")
@@ -135,7 +135,7 @@ def list_verb(**options: Any) -> int:
 
 @ficco.command("explain", short_help="Tell in plain words what a schedule does.", no_args_is_help=True)
 @click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option("8")
+@gpus_option()
 @set_option
 @machine_option
 @json_option
@@ -196,7 +196,7 @@ _candidates = click.option(
 
 @ficco.command("choose", short_help="Say which schedule an operation should get, and why.", no_args_is_help=True)
 @click.argument("operation", metavar="OPERATION", shell_complete=complete_operations)
-@gpus_option("8")
+@gpus_option()
 @set_option
 @machine_option
 @_by
@@ -273,7 +273,7 @@ def report(**options: Any) -> int:
     "watch", short_help="Prove and model a schedule again whenever it is saved.", epilog=EXITS, no_args_is_help=True
 )
 @click.argument("target", metavar="SCHEDULE", shell_complete=complete_schedules)
-@gpus_option("8")
+@gpus_option()
 @set_option
 @machine_option
 @click.option(
@@ -326,7 +326,12 @@ def schema(name: str | None) -> int:
     metavar="NAME=VALUES",
     help="Values of a param that schedules leave open. Repeatable.  [default: chunks=1,2,4,8]",
 )
-@click.option("--gpus", "-n", default="8", metavar="N,N,...", help="Numbers of ranks.  [default: 8]")
+@click.option(
+    "--gpus",
+    "-n",
+    metavar="N,N,...",
+    help="Numbers of ranks.  [default: 8, or those of a machine's file if it has fewer]",
+)
 @click.option(
     "--machine",
     "machines",
@@ -421,7 +426,7 @@ def shape(**options: Any) -> int:
 
 @ficco.command("characterise", short_help="What cutting work and overlapping it loses.")
 @machine_option
-@gpus_option("8")
+@gpus_option()
 @click.option(
     "--set",
     "settings",

@@ -10,7 +10,7 @@ from math import prod
 from ..errors import UsageError
 from ..explore.losses import PIECES, Losses, Operator, losses
 from ..files import FileKind, check_outputs, write_atomic
-from .common import DEFAULT_GPUS, count, machine_of
+from .common import count, machine_of
 from .console import Progress, Style, table
 from .plots import signatures
 from .report import print_json
@@ -33,7 +33,7 @@ def characterise(
     """Print or draw both losses."""
     check_outputs([(DRAWING, output)])
     choices = _SIZES | parse_choices(settings, "--set")
-    target = machine_of(machine, gpus or DEFAULT_GPUS)
+    target = machine_of(machine, gpus)
     operators, dtype = _operators(choices)
     with Progress().step(f"modelling {count(len(operators), 'operator')}"):
         found = losses(target, operators, _pieces(pieces), dtype)

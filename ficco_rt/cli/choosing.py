@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import files, library
 from ..errors import UsageError
-from .common import DEFAULT_GPUS, Job, count, machine_of
+from .common import Job, count, machine_of
 from .console import Progress, Style, show_path, table
 from .drawing import show_time
 from .report import print_json
@@ -46,7 +46,7 @@ def choose(
 ) -> int:
     """Print which schedule an operation gets, and why."""
     with Progress().step("choosing"):
-        made = chosen(operation, gpus, settings, machine_of(machine, gpus or DEFAULT_GPUS), by, candidates, measured)
+        made = chosen(operation, settings, machine_of(machine, gpus), by, candidates, measured)
     if as_json:
         print_json(record(made))
     else:
@@ -56,7 +56,6 @@ def choose(
 
 def chosen(
     operation: str,
-    gpus: int | None,
     settings: tuple[str, ...],
     machine: Machine,
     by: str,
@@ -64,7 +63,7 @@ def chosen(
     measured: str | None = None,
     ranks_per_gpu: int = 1,
 ) -> Choice:
-    """The choice for what a command line says."""
+    """The choice for what a command line says, on all ranks of the machine."""
     from ..select import memory
     from ..select.choose import BY, choose
 
@@ -76,7 +75,7 @@ def chosen(
     own = None if candidates is None else candidates_of(candidates)
     sizes = parse_settings(settings)
     by_: Any = by
-    return choose(operation, gpus or DEFAULT_GPUS, machine, by_, own, known, sizes, ranks_per_gpu)
+    return choose(operation, machine.ranks, machine, by_, own, known, sizes, ranks_per_gpu)
 
 
 def candidates_of(path: str) -> list[object]:

@@ -144,7 +144,6 @@ def build_graph(request: Request, progress: Progress, found: Callable[[int], Mac
     from ..compiler import build
     from ..select.defaults import open_values
 
-    ranks = request.gpus or DEFAULT_GPUS
     with progress.step("importing and parsing"):
         schedule = parse(request.source)
     try:
@@ -152,7 +151,9 @@ def build_graph(request: Request, progress: Progress, found: Callable[[int], Mac
     except UsageError as error:
         raise UsageError(f"{error}\n{describe_params(schedule, request.source.texts)}") from error
     at_hand = found if request.machine is None else None
-    machine = machine_of(request.machine, ranks) if at_hand is None else at_hand(ranks)
+    gpus = request.gpus
+    machine = machine_of(request.machine, gpus) if at_hand is None else at_hand(gpus or DEFAULT_GPUS)
+    ranks = machine.ranks
     with progress.step("binding sizes"):
         file = request.source.file
         given = open_values(file, ranks, settings, machine) if request.rules and not isinstance(file, int) else ()
@@ -160,11 +161,15 @@ def build_graph(request: Request, progress: Progress, found: Callable[[int], Mac
         return Built(build(schedule, ranks, values), machine, given)
 
 
-def machine_of(name: str | None, ranks: int) -> Machine:
-    """The machine to compile for: a stored one, or a file's."""
-    from ..machine.profiles import DEFAULT, chosen
+def machine_of(name: str | None, gpus: int | None) -> Machine:
+    """The machine to compile for: a stored one, or a file's. It has `gpus` ranks; if the caller gives none, 8, or those
+    of the file if these are fewer."""
+    from ..machine.profiles import DEFAULT, chosen, is_file, read
 
-    return chosen(name or DEFAULT, ranks)
+    name = name or DEFAULT
+    if gpus is None:
+        gpus = min(DEFAULT_GPUS, read(name).ranks) if is_file(name) else DEFAULT_GPUS
+    return chosen(name, gpus)
 
 
 def compile_job(request: Request, progress: Progress, found: Callable[[int], Machine] | None = None) -> Job:

@@ -41,7 +41,7 @@ def explore(
     settings: tuple[str, ...],
     schedules: tuple[str, ...],
     params: tuple[str, ...],
-    gpus: str,
+    gpus: str | None,
     machines: tuple[str, ...],
     output: str | None,
     plot: str | None,
@@ -62,7 +62,7 @@ def explore(
         unused |= {"--schedules": schedules, "--param": params, "--machine": machines, "--output": output}
         rows = _rows_there(target, unused | {"--jobs": jobs})
     else:
-        found = _machines(machines, gpu_list(gpus))
+        found = _machines(machines, (None,) if gpus is None else gpu_list(gpus))
         tried = candidates(target, schedules, parse_choices(params, "--param"))
         work = _scenarios(target, scenarios, only, settings)
         fitting(work, tried)
@@ -91,8 +91,8 @@ def _rows_there(path: str, unused: Mapping[str, object]) -> list[Row]:
     return rows
 
 
-def _machines(names: Sequence[str], numbers: Sequence[int]) -> tuple[Machine, ...]:
-    """Each machine with each number of ranks."""
+def _machines(names: Sequence[str], numbers: Sequence[int | None]) -> tuple[Machine, ...]:
+    """Each machine with each number of ranks; None: its default."""
     found = tuple(dict.fromkeys(machine_of(name, ranks) for name in names or (None,) for ranks in numbers))
     called = [(machine.name, machine.ranks) for machine in found]
     twice = next((name for name, ranks in called if called.count((name, ranks)) > 1), None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from ..errors import UsageError
 from ..files import PAGE, PICTURE, TRACE, check_outputs
 from .choosing import chosen, is_operation, settings_of
-from .common import DEFAULT_GPUS, Job, Request, Source, compile_job, machine_of, of_stdin, read, read_stdin
+from .common import Job, Request, Source, compile_job, machine_of, of_stdin, read, read_stdin
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
 from .measure import modelled_run, real_runs
@@ -94,19 +94,19 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
         if options.by is not None:
             raise UsageError(f"--by says what chooses for an operation, such as ag_gemm; {options.target} is none")
         return options, None
-    backend, ranks = "sim" if options.emit else _backend_of(options), options.gpus or DEFAULT_GPUS
+    backend = "sim" if options.emit else _backend_of(options)
     if backend in GPUS:
         from ..driver.registry import device_count, discover
 
         ranks = options.gpus or max(1, device_count(backend)) * options.ranks_per_gpu
         machine = discover(backend, ranks, options.ranks_per_gpu, processes)
     else:
-        machine = machine_of(options.machine, ranks)
+        machine = machine_of(options.machine, options.gpus)
     each = options.ranks_per_gpu
-    choice = chosen(options.target, ranks, options.settings, machine, options.by or "rules", ranks_per_gpu=each)
+    choice = chosen(options.target, options.settings, machine, options.by or "rules", ranks_per_gpu=each)
     graph = choice.mode == "graph" if options.graph is None and backend in GPUS else options.graph
     settings = settings_of(choice, options.settings)
-    return replace(options, target=choice.schedule, gpus=ranks, settings=settings, graph=graph), choice
+    return replace(options, target=choice.schedule, gpus=machine.ranks, settings=settings, graph=graph), choice
 
 
 def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:

@@ -16,7 +16,7 @@ from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
 from ..files import PICTURE, SCHEDULE, SHAPES, check_outputs, write_atomic
 from ..queues import apart, with_said, written
 from .charts import Panel, Series, panels
-from .common import DEFAULT_GPUS, count, machine_of, parse, read
+from .common import count, machine_of, parse, read
 from .console import Progress, Style, table
 from .drawing import plain, show_time
 from .report import print_json, say
@@ -103,7 +103,7 @@ def _where(backend: str, gpus: int | None, machine: str | None) -> tuple[str, Ma
     if backend == "auto":
         backend = "sim" if machine is not None else next((b for b in GPUS if device_count(b)), "sim")
     if backend == "sim":
-        return backend, machine_of(machine, gpus or DEFAULT_GPUS)
+        return backend, machine_of(machine, gpus)
     name: Any = backend
     return backend, discover(name, gpus or max(1, device_count(name)))
 

@@ -54,7 +54,7 @@ version_option = click.option(
 )
 
 
-def gpus_option(default: str) -> Callable[[Any], Any]:
+def gpus_option(default: str = "8, or those of a machine's file if it has fewer") -> Callable[[Any], Any]:
     return click.option(
         "--gpus", "-n", type=whole_number(1, 1024), metavar="N", help=f"Ranks, one a GPU.  [default: {default}]"
     )

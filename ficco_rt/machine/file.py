@@ -21,7 +21,7 @@ from typing import Any
 from .. import files
 from ..errors import UsageError
 from .model import Device, Links, Machine
-from .rules import Mistake, hints, is_table, judged, members, mistakes, shown, unit_of
+from .rules import Mistake, enough, hints, is_table, judged, members, mistakes, shown, unit_of
 from .tables import TITLES, Measured
 from .units import Unit
 
@@ -31,9 +31,9 @@ _TOP = ("version", "name", "source", "ranks", "device", "tiers", "measured")
 _PAGE = "docs/machines.md"
 
 
-def load(path: Path | str) -> Machine:
-    """The machine of a file. Raises UsageError with each mistake and its line."""
-    return parse(files.read_text(path), str(path))
+def load(path: Path | str, ranks: int = 1) -> Machine:
+    """The machine of a file, if it has `ranks` ranks. Raises UsageError with each mistake and its line."""
+    return parse(files.read_text(path), str(path), ranks)
 
 
 def save(machine: Machine, path: Path | str) -> None:
@@ -45,8 +45,8 @@ def save(machine: Machine, path: Path | str) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def parse(text: str, name: str) -> Machine:
-    """The machine that a file's text describes; `name` is what messages call the file."""
+def parse(text: str, name: str, ranks: int = 1) -> Machine:
+    """The machine that a file's text describes, if it has `ranks` ranks; `name` is what messages call the file."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -61,7 +61,7 @@ def parse(text: str, name: str) -> Machine:
         raise UsageError(f"{name}: has version {shown(data['version'])}; this ficco reads version {VERSION}")
     reader = _Reader()
     machine = reader.machine(data)
-    wrong = reader.wrong if machine is None else mistakes(machine)
+    wrong = reader.wrong if machine is None else mistakes(machine) or enough(machine, ranks)
     if machine is None or wrong:
         lines = _lines(text)
         raise UsageError("\n".join(_told(mistake, lines, name) for mistake in wrong))

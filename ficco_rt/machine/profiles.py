@@ -48,17 +48,27 @@ def profile(name: str, ranks: int) -> Machine:
     return _sized(stored(name), ranks)
 
 
+def is_file(machine: str | Path) -> bool:
+    """Whether a machine is named by the path of its file, which ends in .toml, and not by the name of a stored one."""
+    return isinstance(machine, Path) or str(machine).endswith(SUFFIX)
+
+
 def read(machine: str | Path) -> Machine:
-    """A machine as its file has it: a stored one by name, any other by a path, which ends in .toml."""
-    is_file = isinstance(machine, Path) or str(machine).endswith(SUFFIX)
-    return load(machine) if is_file else stored(machine)
+    """A machine as its file has it: a stored one by name, any other by a path. Raises UsageError."""
+    return load(machine) if is_file(machine) else stored(str(machine))
+
+
+def scaled(machine: str | Path, ranks: int) -> Machine:
+    """A machine by name or path with so many ranks, even if its file has fewer. Raises UsageError if its tiers do not
+    join as many."""
+    return _sized(read(machine), ranks)
 
 
 def chosen(machine: AnyMachine, ranks: int) -> Machine:
-    """The machine that a caller means: one of its own, of so many ranks at least; or by name or file, made to have so
-    many ranks. Raises UsageError."""
+    """The machine that a caller means, which has so many ranks at least; one that is named is made to have just so
+    many. A stored machine has as many as its tiers join; a file has those that it says. Raises UsageError."""
     if isinstance(machine, str | Path):
-        return _sized(read(machine), ranks)
+        return _sized(load(machine, ranks) if is_file(machine) else stored(str(machine)), ranks)
     own = of_kind(machine, Machine, f"machine is a Machine, a file or one of {', '.join(NAMES)}")
     wrong = mistakes(own)
     if wrong:

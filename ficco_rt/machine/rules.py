@@ -34,6 +34,17 @@ def mistakes(machine: Machine) -> list[Mistake]:
     return list(_kinds(machine)) or [mistake for rule in RULES for mistake in rule(machine)]
 
 
+def enough(machine: Machine, ranks: int) -> list[Mistake]:
+    """What is wrong with a machine's own file where `ranks` ranks are asked for. No rank is added: in a mesh the GPUs
+    would have more links than they have, and a file may describe one node as it stands."""
+    if ranks <= machine.ranks:
+        return []
+    last = machine.tiers[-1]
+    where = f"here and in the last tier, '{last.name}'," if last.ranks and ranks > last.ranks else "here"
+    way = f"write {ranks} {where} if the machine has so many, or ask for {machine.ranks} at most"
+    return [Mistake("ranks", f"is {machine.ranks}, and {ranks} are needed; {way}")]
+
+
 def hints(cls: type) -> dict[str, Any]:
     """The fields of a class of the data model, with their units."""
     return _hints(cls)

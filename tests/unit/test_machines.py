@@ -273,6 +273,39 @@ def test_a_domain_is_as_large_as_it_is() -> None:
         ficco.compile(NAME, 73, "gb200-nvl72")
 
 
+def test_a_file_has_the_ranks_that_it_says(run: Run) -> None:
+    """No command adds ranks to a machine of one's own; without --gpus it takes at most those that are there."""
+    small = replace(stored("h200-switch"), name="small", ranks=4)
+    ficco.save_machine(small, "small.toml")
+    sizes = ("--set", "M=64", "--set", "N=32", "--set", "K=32")
+    told = "small.toml:7: ranks: is 4, and 6 are needed; write 6 here if the machine has so many, or ask for 4 at most"
+    with pytest.raises(UsageError) as caught:
+        ficco.compile(NAME, 6, "small.toml", **SIZES)
+    assert str(caught.value) == told
+    on = ("--machine", "small.toml")
+    for command in (
+        ("ficco", "explain", NAME, *sizes),
+        ("ficco", "choose", "ag_gemm", *sizes),
+        ("ficco", "characterise", "--set", "M=256"),
+        ("ficco", "shape", "ag_gemm/serial", *sizes),
+        ("ficco", "explore", "ag_gemm", *sizes),
+        ("ficco-run", NAME, "--backend", "sim", *sizes),
+        ("ficco-run", "ag_gemm", "--backend", "sim", *sizes),
+    ):
+        code, _, error = run(*command, *on, "--gpus", "6")
+        assert (code, error.splitlines()[-1].partition(": ")[2]) == (2, told), command
+    assert json.loads(run("ficco", "explain", NAME, *sizes, *on, "--json")[1])["ranks"] == 4
+    assert json.loads(run("ficco", "choose", "ag_gemm", *sizes, *on, "--json")[1])["ranks"] == 4
+    assert json.loads(run("ficco-run", "ag_gemm", "--backend", "sim", *sizes, *on, "--json")[1])["ranks"] == 4
+    ficco.save_machine(replace(small, links=replace(small.links, ranks=4)), "small.toml")
+    assert (
+        "; write 6 here and in the last tier, 'node', if the machine has so many, or ask for 4 at most"
+        in (run("ficco", "explain", NAME, *sizes, *on, "--gpus", "6")[2])
+    )
+    ficco.save_machine(replace(small, ranks=9), "small.toml")
+    assert json.loads(run("ficco", "explain", NAME, *sizes, *on, "--json")[1])["ranks"] == 8
+
+
 def test_gpus_of_a_stored_machine_have_its_tiers() -> None:
     device = stored("mi250x").device
     facts = {f: getattr(device, f) for f in DeviceFacts.__dataclass_fields__ if hasattr(device, f)}

@@ -63,6 +63,8 @@ def test_the_picture_is_what_its_command_draws(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (words,) = [words for words in commands() if "--timeline" in words]
+    start = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
+    assert f"\n{' '.join(words[: words.index('--timeline')])}\n" in start  # explained there
     assert execute("ficco-run", words[1:]) == 0
     golden(ROOT / "docs" / "timeline.svg", (tmp_path / "timeline.svg").read_text(encoding="utf-8"))
 

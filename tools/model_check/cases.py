@@ -13,7 +13,7 @@ from typing import TypeAlias
 import ficco_rt
 from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError, UsageError
-from ficco_rt.machine.profiles import chosen
+from ficco_rt.machine.profiles import scaled
 from tools.bench import families, kept
 from tools.bench.kept import Measurement
 from tools.bench.scenarios import Scenario
@@ -120,7 +120,7 @@ def _hashable(value: object) -> object:
 
 def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[tuple[float, Bound] | str]:
     """Microseconds on the virtual clock and all parameters, or why there are none."""
-    chosen(machine, 2)  # a wrong name is told once
+    scaled(machine, 2)  # a wrong name is told once
     one = partial(_modelled, machine)
     if jobs == 1:
         return list(map(one, questions))
@@ -130,7 +130,7 @@ def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[tup
 
 def _modelled(machine: str, question: Question) -> tuple[float, Bound] | str:
     variant, ranks = question.variant, question.ranks
-    target = chosen(machine, ranks)
+    target = scaled(machine, ranks)
     try:
         plan = compiler.compile_schedule(variant.schedule, ranks, variant.arguments(question.scenario), target)
     except (ScheduleError, UsageError) as error:

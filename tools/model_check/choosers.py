@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
-from ficco_rt.machine.profiles import chosen
+from ficco_rt.machine.profiles import scaled
 from tools.bench import selected
 from tools.bench.variants import Variant
 
@@ -37,4 +37,4 @@ def measured_of_few(case: Case) -> Variant:
 
 
 def _selected(by: str, machine: str, case: Case) -> Variant | None:
-    return selected.variant(by, case.scenario, case.ranks, chosen(machine, case.ranks))
+    return selected.variant(by, case.scenario, case.ranks, scaled(machine, case.ranks))
