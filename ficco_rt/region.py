@@ -138,6 +138,24 @@ class Region:
         return f"{self.tensor}@{self.rank}[{', '.join(map(show, self.axes))}]"
 
 
+def to_logical_box(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box:
+    """A part of one of a region's boxes in the region's own (logical) coordinates."""
+    if box == tensor_box:
+        return logical_box
+    kept = region.kept
+    start = tuple(box.start[d] - tensor_box.start[d] + logical_box.start[i] for i, d in enumerate(kept))
+    return Box(start, tuple(s + box.stop[d] - box.start[d] for s, d in zip(start, kept, strict=True)))
+
+
+def to_tensor_box(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box:
+    """The other way: where a part of a region's logical box stands in the tensor."""
+    start, stop = list(tensor_box.start), list(tensor_box.stop)
+    for i, d in enumerate(region.kept):
+        start[d] = tensor_box.start[d] + box.start[i] - logical_box.start[i]
+        stop[d] = start[d] + box.stop[i] - box.start[i]
+    return Box(tuple(start), tuple(stop))
+
+
 def whole(tensor: str, rank: int, shape: tuple[int, ...]) -> Region:
     """All of a tensor."""
     return Region(tensor, rank, tuple(Axis((Interval(0, n),)) for n in shape))

@@ -36,6 +36,12 @@ def difference(a: Terms, b: Terms) -> Terms:
     return Terms(inputs, tuple(products))
 
 
+def elements(value: Terms) -> set[Element]:
+    """The elements of inputs that occur in the terms, factors among them."""
+    factors = {e for term, _ in value.products for e in term}
+    return factors | {e for e, _ in value.inputs}
+
+
 def _subtract(a: Sequence[Interval], b: Sequence[Interval]) -> tuple[Interval, ...]:
     """Intervals of `a` without as many of `b`."""
     marks: dict[int, int] = {}

@@ -8,15 +8,14 @@ stored plan are taken in an order that the check has found (`plan/prove.py`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
 
-from ..region import Box, BoxMap, Region, describe, whole
+from ..region import Box, BoxMap, Region, describe, to_logical_box, to_tensor_box, whole
 from ..types import loss
 from . import ir
 from .combine import combine, equal_shares
-from .difference import difference, show, terms
+from .difference import Terms, difference, elements, show, terms
 from .rules import broken, misplaced, pairs_fit
 from .symbolic import (
     FIXED,
@@ -34,18 +33,11 @@ from .symbolic import (
     transposed,
 )
 from .text import body_text
+from .trail import Part, Step, Trails
 
 MOST_MISTAKES = 20
 MOST_NOTES = 6
-
-
-class Step(NamedTuple):
-    """One op, in the order in which the proof takes them."""
-
-    rank: int
-    stage: str
-    origin: Span
-    body: ir.Body
+MOST_NAMED = 8  # ranks in a note
 
 
 def prove(graph: ir.Graph) -> None:
@@ -100,6 +92,7 @@ class Proof:
         }
         self.mistakes: dict[Span, Diagnostic] = {}
         self.last_writers: dict[tuple[str, int], BoxMap[int]] = {}
+        self.trails: Trails | None = None
         self.state: dict[tuple[str, int], BoxMap[Value]] = {}
         for t in tensors:
             for rank, shape in enumerate(t.shapes):
@@ -158,7 +151,7 @@ class Proof:
                 if isinstance(value, Unwritten):
                     self._unwritten(region, box, step)
                     value = self.algebra.zero
-                inner = _shifted(region, box, tensor_box, logical_box)
+                inner = to_logical_box(region, box, tensor_box, logical_box)
                 pieces.append((inner, to_logical(self.algebra, region, box, inner, value)))
         self.algebra.look_at(len(pieces))
         return pieces
@@ -309,7 +302,8 @@ class Proof:
             )
 
     def _mismatch(self, claim: ir.Claim, target: Region, box: Box, has: Value, wanted: Sum) -> None:
-        writer = self._last_writer(target, box)
+        last = self._last_writer(target, box)
+        writer = self.steps[last] if last >= 0 else None
         origin = claim.origin if writer is None else writer.origin
         if origin in self.mistakes:
             return
@@ -336,7 +330,21 @@ class Proof:
             parts = [("lacks", lacks), ("has besides", alien), ("has once too often", again)]
             told = [f"{words} {show(part, box)}" for words, part in parts if part.inputs or part.products]
             message = f"{place}: {'; '.join(told)}"
+            notes += self._brought(last, Part(target.tensor, target.rank, box), extra, lacks)
         self.mistakes[origin] = Diagnostic(origin, message, notes, help)
+
+    def _brought(self, writer: int, part: Part, extra: Terms, lacks: Terms) -> tuple[Note, ...]:
+        """The copies that brought what a part has and must not have."""
+        if writer < 0:
+            return ()
+        if self.trails is None:
+            self.trails = Trails(self.steps, self.tensors)
+        there = elements(extra)
+        for guilty in (there - elements(lacks), there):  # a factor of both is most often the right one
+            notes = self.trails.told(writer, part, {(e.tensor, e.rank) for e in guilty})
+            if notes:
+                return notes[:MOST_NOTES]
+        return ()
 
     def _see_written(self, tensor: ir.Tensor) -> None:
         for rank, shape in enumerate(tensor.shapes):
@@ -355,10 +363,14 @@ class Proof:
         return hull if hull.elements == sum(b.elements for b in missing) else box
 
     def _told_writers(self, tensor: str, rank: int) -> tuple[Note, ...]:
-        """Who writes other parts of a tensor."""
+        """Who writes other parts of a tensor; if nobody does, who writes it on other ranks."""
         notes = []
         for step, hull in self._writers(tensor, rank):
             notes.append(Note(f"stage '{step.stage}' writes within {describe(hull)} here", step.origin))
+        if not notes:
+            for step, there in self._writers_elsewhere(tensor):
+                text = f"stage '{step.stage}' writes {tensor} on {_named(there)} here, and not on rank {rank}"
+                notes.append(Note(text, step.origin))
         if len(notes) > MOST_NOTES:
             notes[MOST_NOTES - 1 :] = [Note(f"{len(notes) - MOST_NOTES + 1} more write {tensor}")]
         return tuple(notes)
@@ -376,7 +388,17 @@ class Proof:
                     hulls[origin] = _hull([*known, *region.boxes])
         return [(step, hulls[origin]) for origin, step in first.items()]
 
-    def _last_writer(self, target: Region, box: Box) -> Step | None:
+    def _writers_elsewhere(self, tensor: str) -> list[tuple[Step, list[int]]]:
+        """The statements that write a tensor, the first place of each, and the ranks that have what it writes."""
+        found: dict[Span, tuple[Step, set[int]]] = {}
+        for step in self.steps:
+            for region in step.body.writes:
+                if region.tensor == tensor:
+                    found.setdefault(step.origin, (step, set()))[1].add(region.rank)
+        return [(step, sorted(ranks)) for step, ranks in found.values()]
+
+    def _last_writer(self, target: Region, box: Box) -> int:
+        """The number of the step; -1 if there is none."""
         key = (target.tensor, target.rank)
         if key not in self.last_writers:  # found once for all that is wrong with a tensor
             writers = self.last_writers[key] = BoxMap(self.tensors[target.tensor].shapes[target.rank], -1)
@@ -385,27 +407,16 @@ class Proof:
                     if (region.tensor, region.rank) == key:
                         for b in region.boxes:
                             self.algebra.look_at(writers.update(b, lambda _, i=i: i))  # type: ignore[misc]
-        last = max(i for _, i in self.last_writers[key].items(box))
-        return None if last < 0 else self.steps[last]
+        return max(i for _, i in self.last_writers[key].items(box))
 
 
 # ---------------------------------------------------------------- pieces of regions
-
-
-def _shifted(region: Region, box: Box, tensor_box: Box, logical_box: Box) -> Box:
-    """A part of a tensor box in logical coordinates."""
-    if box == tensor_box:
-        return logical_box
-    kept = region.kept
-    start = tuple(box.start[d] - tensor_box.start[d] + logical_box.start[i] for i, d in enumerate(kept))
-    return Box(start, tuple(s + box.stop[d] - box.start[d] for s, d in zip(start, kept, strict=True)))
 
 
 def _cut(
     algebra: Algebra, region: Region, boxes: list[tuple[Box, Box]], pieces: Pieces
 ) -> Iterator[tuple[Box, Box, Sum]]:
     """Logical pieces cut at the region's segments: (box of the tensor, its logical box, value)."""
-    kept = region.kept
     search = len(boxes) * len(pieces) > 64  # many of both: find the pieces of a box by search
     if search:
         index: BoxMap[Sum | None] = BoxMap(region.shape, None)
@@ -417,11 +428,15 @@ def _cut(
             met = box.meet(logical_box)
             if met is None or found is None:
                 continue
-            start, stop = list(tensor_box.start), list(tensor_box.stop)
-            for i, d in enumerate(kept):
-                start[d] = tensor_box.start[d] + met.start[i] - logical_box.start[i]
-                stop[d] = start[d] + met.stop[i] - met.start[i]
-            yield Box(tuple(start), tuple(stop)), met, found
+            yield to_tensor_box(region, met, tensor_box, logical_box), met, found
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Ranks in words, the first few of many."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return f"ranks {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
 
 
 def _hull(boxes: Sequence[Box]) -> Box:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from ..errors import PlanError
 from ..graph import ir as graph_ir
-from ..graph.prove import Proof, Step
+from ..graph.prove import Proof
+from ..graph.trail import Step
 from ..region import BoxMap, whole
 from .check import Happening
 from .ir import CollectiveCall, CopyAsync, Launch, Plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -11,11 +12,12 @@ import pytest
 
 import ficco_dsl
 from ficco_dsl.diagnostics import Span
+from ficco_rt import library
 from ficco_rt.compiler import build, plan_of
 from ficco_rt.errors import ScheduleError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
-from ficco_rt.graph import ir
+from ficco_rt.graph import ir, trail
 from ficco_rt.graph.bags import LEAF, Bags
 from ficco_rt.graph.budget import PROOF_TERMS, Budget
 from ficco_rt.graph.prove import Proof, meaning, prove
@@ -358,3 +360,35 @@ def test_what_a_compilation_made_is_gone_with_it() -> None:
     finally:
         if was:
             gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "sizes"),
+    [
+        ("ag_gemm/hetero_fused_1d", "A.rows(c of chunks)", "A.rows(0 of chunks)", {}),
+        ("ag_gemm/uniform_fused_2d", "@ p <- A.cols(c of chunks)", "@ p <- A.cols(0 of chunks)", {}),
+        ("gemm_ar/overlapped", "P.rows(p of ranks, c of chunks)\n", "P.rows(p of ranks, 0 of chunks)\n", {}),
+        ("gemm_rs/serial", "<- P.rows(p of ranks)", "<- P.rows(rank of ranks)", {}),
+        ("gemm_rs/ring", "<- P.rows((rank - s)", "<- P.rows((rank + s)", {}),
+        ("a2a_gemm/hierarchical", "<- X.rows(e of counts[rank], c", "<- X.rows(e of counts[rank], 0", {"node": 2}),
+    ],
+)
+def test_a_copy_of_a_wrong_piece_is_shown(
+    name: str, right: str, wrong: str, sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mistake is told where the output is made: the copy that brought the wrong piece is shown beside it."""
+    text = library.find(name).read_text(encoding="utf-8")
+    assert text.count(right) == 1
+    line = text[: text.index(right)].count("\n") + 1
+    graph = build(ficco_dsl.parse(text.replace(right, wrong), "x.ficco"), 4, sizes)
+    with pytest.raises(ScheduleError) as caught:
+        prove(graph)
+    first = caught.value.diagnostics[0]
+    assert first.span.line != line
+    (note,) = [note for note in first.notes if note.span is not None and note.span.line == line]
+    assert re.fullmatch(r"stage '.+' on rank \d copies .+@\d rows .+ to .+@\d rows .+ here", note.text)
+    monkeypatch.setattr(trail, "MOST_LOOKS", 0)
+    with pytest.raises(ScheduleError) as caught:
+        prove(graph)
+    assert caught.value.diagnostics[0].message == first.message
+    assert len(caught.value.diagnostics[0].notes) == 1  # the claim
