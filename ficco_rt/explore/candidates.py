@@ -30,6 +30,7 @@ class Candidate:
     trusted: bool
 
     def parsed(self) -> Schedule:
+        """The syntax tree of the text. Raises ScheduleError: the text is no schedule."""
         return _parsed(self.text, self.schedule)
 
     def on(self, machine: Machine) -> Candidate:
@@ -47,7 +48,7 @@ def _parsed(text: bytes, name: str) -> Schedule:
 
 
 def operations() -> tuple[str, ...]:
-    """Those that shipped schedules do."""
+    """The operations of shipped schedules, such as `ag_gemm`."""
     return tuple(library.operations())
 
 

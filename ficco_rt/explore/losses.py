@@ -56,7 +56,7 @@ _BOTH = _PARAMS + _SENT + _PRODUCT + _DMA + _SM + _MOVE + _MULTIPLY
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A GPU's own GEMM: [m, k] · [k, n]."""
+    """A GPU's own GEMM: [m, k] · [k, n], in elements."""
 
     m: int
     n: int
@@ -64,12 +64,14 @@ class Operator:
 
     @property
     def operations(self) -> float:
+        """A multiplication and its addition are two."""
         return 2.0 * self.m * self.n * self.k
 
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """What is left of a GEMM's speed in pieces: the time of the whole one over that of its pieces, with launches."""
+    """What is left of a GEMM's speed in pieces: the time of the whole one over that of its pieces, with launches.
+    1: nothing is lost."""
 
     of: Operator
     axis: Axis
@@ -79,7 +81,8 @@ class Decomposition:
 
 @dataclass(frozen=True, slots=True)
 class Contending:
-    """What is left of the speed of a GEMM beside copies, or of copies beside a GEMM."""
+    """What is left of the speed of a GEMM beside copies, or of copies beside a GEMM: the time alone over the time
+    beside. 1: nothing is lost."""
 
     of: Operator
     subject: Subject

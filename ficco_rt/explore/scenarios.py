@@ -98,7 +98,7 @@ def _value(value: object, where: str) -> Value:
 
 
 def chosen(scenarios: Sequence[Scenario], only: Sequence[str]) -> tuple[Scenario, ...]:
-    """Those whose names contain one of `only`; all, if there are none of these."""
+    """Those whose names contain one of `only`; all, if `only` is empty. Raises UsageError: a text that no name has."""
     for text in only:
         if not any(text in s.name for s in scenarios):
             names = ", ".join(s.name for s in scenarios[:20]) + (", …" if len(scenarios) > 20 else "")

@@ -60,6 +60,8 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
 
     Limits are the driver's. Rates are those of a stored machine with the same device; otherwise estimates from
     clocks and from what links of its generation carry. Plans and `ideal` go by them, timings do not.
+
+    Raises UsageError: the GPUs are of several kinds.
     """
     first = devices[0]
     for i, other in enumerate(devices):

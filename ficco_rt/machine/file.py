@@ -46,7 +46,8 @@ def save(machine: Machine, path: Path | str) -> None:
 
 
 def parse(text: str, name: str, ranks: int = 1) -> Machine:
-    """The machine that a file's text describes, if it has `ranks` ranks; `name` is what messages call the file."""
+    """The machine that a file's text describes, if it has `ranks` ranks; `name` is what messages call the file.
+    Raises UsageError with each mistake and its line."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -34,7 +34,7 @@ _FOLDER = Path(__file__).parent / "stored"
 
 @cache
 def stored(name: str) -> Machine:
-    """The stored machine of this name, as its file has it."""
+    """The stored machine of this name, as its file has it. Raises UsageError: no machine has the name."""
     if name not in NAMES:
         raise UsageError(
             f"no machine is called '{name}'; stored are {', '.join(NAMES)}, and the name of a machine's file ends in "
@@ -44,7 +44,7 @@ def stored(name: str) -> Machine:
 
 
 def profile(name: str, ranks: int) -> Machine:
-    """The stored machine `name` with so many ranks."""
+    """The stored machine `name` with so many ranks. Raises UsageError: no such name, or its tiers join fewer."""
     return _sized(stored(name), ranks)
 
 

@@ -22,6 +22,8 @@ from .units import MOST, Unit
 
 
 class Mistake(NamedTuple):
+    """What is wrong with one number: its path, such as `tiers[1].rate`, and the fact with the way out."""
+
     path: str
     fact: str
 

@@ -34,6 +34,7 @@ class Option:
 
     @property
     def label(self) -> str:
+        """`ag_gemm/streamed chunks=4 deep=1:1:1:1`."""
         return Candidate(self.schedule, self.params).label
 
 
@@ -125,7 +126,10 @@ def choose(
     ranks_per_gpu: int = 1,
 ) -> Choice:
     """See `ficco_rt.choose`. `measured` are the times to go by; by default the user's own (`memory.place`). Ranks that
-    share a GPU have measured times of their own; rules and the model take each rank to have a GPU."""
+    share a GPU have measured times of their own; rules and the model take each rank to have a GPU.
+
+    Raises UsageError (no such operation, measure or machine; sizes that are missing; nothing measured), ScheduleError
+    (sizes that the operation's tensors cannot have)."""
     if by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
     asked = replace(question(operation, ranks, machine, candidates, sizes), ranks_per_gpu=ranks_per_gpu)

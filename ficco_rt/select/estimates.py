@@ -20,20 +20,23 @@ TILE = 128, 256  # of the large products of every family of kernels for tensor c
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of a shard, as shares of it."""
+    """Pieces of a shard, as shares of it: they add up to 1."""
 
     shares: tuple[float, ...]
 
     @property
     def count(self) -> int:
+        """How many pieces there are."""
         return len(self.shares)
 
     @property
     def first(self) -> float:
+        """The share of the piece that is sent first."""
         return self.shares[0]
 
     @property
     def last(self) -> float:
+        """The share of the piece that is sent last."""
         return self.shares[-1]
 
 

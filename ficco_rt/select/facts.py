@@ -129,10 +129,12 @@ class Facts:
 
     @property
     def peers(self) -> int:
+        """The other ranks."""
         return self.ranks - 1
 
     @property
     def nodes(self) -> int:
+        """Groups of ranks that reach each other's memory; the last one may be smaller."""
         return -(-self.ranks // self.c.node)
 
     @property

@@ -92,7 +92,7 @@ def rank(
     candidates: Sequence[Candidate], ranks: int, sizes: Mapping[str, object], machine: Machine, proven: bool = False
 ) -> Ranking:
     """Simulate the candidates. Shipped schedules are compiled without proof, for tests prove them and whoever runs the
-    chosen one proves it again; others are proven."""
+    chosen one proves it again; others are proven. Raises UsageError: none of the candidates can be compiled."""
     ranked, refused = [], []
     for candidate in candidates:
         given = {**sizes, **dict(candidate.params)}
@@ -131,6 +131,7 @@ class Key:
 
     @property
     def digest(self) -> str:
+        """64 hexadecimal digits."""
         return _hash(asdict(self))
 
 

@@ -53,6 +53,7 @@ class Tuned:
 
     @property
     def memory(self) -> Memory:
+        """The times as `memory.save` writes them."""
         return Memory({self.setting: self.times})
 
 
