@@ -41,7 +41,7 @@ def hip() -> Iterator[standin.StandIn]:
 @pytest.fixture(params=sorted(VENDORS))
 def library(request: pytest.FixtureRequest) -> Iterator[standin.StandIn]:
     """Either; `face` is the driver's name."""
-    yield from _fresh({"cuda": standin.cuda, "hip": standin.hip}[request.param]())
+    yield from _fresh(standin.of(request.param))
 
 
 def _fresh(library: standin.StandIn) -> Iterator[standin.StandIn]:

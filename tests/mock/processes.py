@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from ficco_rt.errors import DeviceError, UsageError
+from tests.mock.standin import Face
 from tools.processes_check import Pipes
 
 TIMEOUT = 15.0  # seconds that processes wait for each other, and that a run may take
@@ -34,15 +35,17 @@ def kernels() -> str:
 
 
 class Worker:
-    """A process of a group. The rest of ficco_rt is imported when the library stands in for CUDA's."""
+    """A process of a group. The rest of ficco_rt is imported when the library stands in for the vendor's."""
 
-    def __init__(self, place: int, pipes: Sequence[Connection | None], question: int, settings: str) -> None:
+    def __init__(
+        self, place: int, pipes: Sequence[Connection | None], face: Face, question: int, settings: str
+    ) -> None:
         from ficco_rt.driver.gpu.driver import GpuDriver
         from ficco_rt.group import Group
         from tests.mock import standin
 
-        self.place = place
-        self.gpus = standin.cuda()
+        self.place, self.face = place, face
+        self.gpus = standin.of(face)
         self.gpus.reset(f"devices {len(pipes)}; seed {place + 1}; {settings.replace('PLACE', str(place))}")
         self._name = str(question)
         self._pipes = pipes
@@ -50,19 +53,19 @@ class Worker:
         GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
     def plan(self, name: str, **sizes: object) -> Any:
-        from ficco_rt import discover
         from ficco_rt.compiler import build, plan_of
+        from ficco_rt.driver.registry import discover
         from tests import cases
 
         ranks = self.group.size
         chosen = cases.sizes(name, ranks, True) | cases.few_chunks(name) | sizes
-        return plan_of(build(cases.schedule(name), ranks, chosen), discover(ranks, processes=ranks))
+        return plan_of(build(cases.schedule(name), ranks, chosen), discover(self.face, ranks, processes=ranks))
 
     @contextmanager
     def executor(self, name: str, **options: Any) -> Iterator[Any]:
         from ficco_rt.exec.executor import Executor
 
-        with Executor(self.plan(name), "cuda", group=self.group, timeout=TIMEOUT, **options) as executor:
+        with Executor(self.plan(name), self.face, group=self.group, timeout=TIMEOUT, **options) as executor:
             yield executor
 
     def fill(self, executor: Any, seed: int) -> None:
@@ -199,7 +202,7 @@ class Worker:
             for t in executor.plan.tensors:
                 shape, size = t.shapes[self.place], int(np.prod(t.shapes[self.place])) * 4
                 if kind == "empty" and t.kind != "scratch":
-                    tensors[t.name] = [empty(shape, t.dtype, group=self.group)]
+                    tensors[t.name] = [empty(shape, t.dtype, group=self.group, driver=self.face)]
                 elif kind == "pooled" and t.kind != "scratch":
                     tensors[t.name] = [_Array(self.gpus.pooled(self.place, size), shape)]
                 elif t.kind != "scratch":
@@ -280,14 +283,14 @@ class _Array:
         self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
 
 
-def _serve(place: int, pipes: Sequence[Connection | None], control: Connection) -> None:
+def _serve(place: int, pipes: Sequence[Connection | None], face: Face, control: Connection) -> None:
     os.environ["FICCO_CACHE"] = kernels()
     while True:
         try:
             question, settings, name, arguments = control.recv()
         except EOFError:
             os._exit(0)
-        worker = Worker(place, pipes, question, settings)
+        worker = Worker(place, pipes, face, question, settings)
         try:
             control.send(getattr(worker, name)(*arguments))
         except (DeviceError, UsageError) as error:
@@ -297,8 +300,8 @@ def _serve(place: int, pipes: Sequence[Connection | None], control: Connection) 
 class Processes:
     """So many of them. See the module. They are started when they are first asked, and anew once one is gone."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, face: Face = "cuda") -> None:
+        self._count, self._face = count, face
         self._question = 0
         self._controls: list[Connection] = []
         self._started: list[Any] = []
@@ -311,7 +314,7 @@ class Processes:
                 pipes[a][b], pipes[b][a] = context.Pipe()
         for place in range(self._count):
             mine, theirs = context.Pipe()
-            self._started.append(context.Process(target=_serve, args=(place, pipes[place], theirs), daemon=True))
+            self._started.append(context.Process(target=_serve, args=(place, pipes[place], self._face, theirs), daemon=True))
             self._started[-1].start()
             theirs.close()
             self._controls.append(mine)

@@ -24,7 +24,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     shared 0|1           ordinary memory can go to other processes as IPC memory         [0]
     way 0|1              whether memory can leave the process as file descriptors        [1]
     kill N               the N-th call kills the process
-    version N            CUDA: of the driver                                             [13000]
+    version N            of the driver; HIP: 70100000 for 7.1                            [13000, 60342134]
     flush 0|1            devices can flush what others write to their memory, and streams that wait for words must ask
                          for it                                                          [0]
     queues N             hardware queues of a device that has no context yet             [as CUDA_DEVICE_MAX_CONNECTIONS
@@ -264,3 +264,8 @@ def cuda() -> StandIn:
 def hip() -> StandIn:
     """libamdhip64.so and libhiprtc.so, likewise."""
     return StandIn("hip")
+
+
+def of(face: Face) -> StandIn:
+    """The libraries of a vendor."""
+    return {"cuda": cuda, "hip": hip}[face]()

@@ -1,4 +1,4 @@
-"""NVIDIA's memory among processes: the virtual memory management API, and IPC memory as the last way."""
+"""Memory of several processes on CUDA: the virtual memory management API, and IPC memory as the last way."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import DeviceError
-from ..gpu.refused import Closing
-from ..gpu.sharing import Mapped, Range
-from ..gpu.vendor import Handle
+from ..gpu.sharing import Handle, Range, Sharing
 from .call import api, call
 
 _IPC = 64  # bytes of a handle; NOTE versions of cuda-bindings have no attribute for them
 
 
-class CudaSharing:
-    """A `Sharing`; see there."""
+class CudaSharing(Sharing):
+    """See `Sharing`. Flags are ordinary memory here."""
 
     def __init__(self, pointer: Callable[[str, int, str], int], access: Callable[[int], Any]) -> None:
         """`pointer` gives an attribute of an address, `access` the description of a device's access."""
@@ -34,66 +32,46 @@ class CudaSharing:
         )
         return all(bool(call(cu.cuDeviceGetAttribute, attribute, device)) for attribute in wanted)
 
-    def alloc(self, ordinal: int, size: int, reach: Sequence[int], what: str) -> Mapped:
+    def _wanted(self, ordinal: int) -> Any:
         cu = self.cu
         wanted = cu.CUmemAllocationProp()
         wanted.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         wanted.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         wanted.location.id = ordinal
         wanted.requestedHandleTypes = self._kind
-        recommended = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
-        step = int(call(cu.cuMemGetAllocationGranularity, wanted, recommended, what=what))
-        size = -(-size // step) * step
-        handle = call(cu.cuMemCreate, size, wanted, 0, what=what)
-        try:
-            return self._mapped([handle], [size], reach, what)
-        except BaseException:
-            with suppress(DeviceError):  # the first error is the one to tell
-                self.release(handle)
-            raise
+        return wanted
 
-    def _mapped(self, handles: Sequence[Handle], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
-        cu, size = self.cu, sum(sizes)
-        address = int(call(cu.cuMemAddressReserve, size, 0, 0, 0, what=what))
-        at = address
-        try:
-            for handle, piece in zip(handles, sizes, strict=True):
-                call(cu.cuMemMap, at, piece, 0, handle, 0, what=what)
-                at += piece
-            access = [self._access(ordinal) for ordinal in reach]
-            call(cu.cuMemSetAccess, address, size, access, len(access), what=what)
-        except BaseException:
-            with suppress(DeviceError):
-                if at > address:
-                    call(cu.cuMemUnmap, address, at - address)
-            with suppress(DeviceError):
-                call(cu.cuMemAddressFree, address, size)
-            raise
-        return Mapped(address, size, tuple(handles))
+    def granularity(self, ordinal: int, what: str) -> int:
+        recommended = self.cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        return int(call(self.cu.cuMemGetAllocationGranularity, self._wanted(ordinal), recommended, what=what))
+
+    def create(self, ordinal: int, size: int, flags: bool, what: str) -> Handle:
+        return call(self.cu.cuMemCreate, size, self._wanted(ordinal), 0, what=what)
+
+    def reserve(self, size: int, what: str) -> int:
+        return int(call(self.cu.cuMemAddressReserve, size, 0, 0, 0, what=what))
+
+    def unreserve(self, address: int, size: int) -> None:
+        call(self.cu.cuMemAddressFree, address, size)
+
+    def place(self, address: int, size: int, handle: Handle, what: str) -> None:
+        call(self.cu.cuMemMap, address, size, 0, handle, 0, what=what)
+
+    def lift(self, address: int, size: int) -> None:
+        call(self.cu.cuMemUnmap, address, size)
+
+    def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
+        access = [self._access(ordinal) for ordinal in reach]
+        call(self.cu.cuMemSetAccess, address, size, access, len(access), what=what)
 
     def export(self, handle: Handle, what: str) -> int:
         return int(call(self.cu.cuMemExportToShareableHandle, handle, self._kind, 0, what=what))
 
-    def map(self, descriptors: Sequence[int], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
-        handles: list[Handle] = []
-        closing = Closing()
-        try:
-            for descriptor in descriptors:
-                handles.append(call(self.cu.cuMemImportFromShareableHandle, descriptor, self._kind, what=what))
-            made = self._mapped(handles, sizes, reach, what)
-        finally:
-            for handle in handles:  # a mapping keeps the memory
-                closing(self.release, handle)
-        closing.end()
-        return Mapped(made.address, made.size)
+    def imported(self, descriptor: int, what: str) -> Handle:
+        return call(self.cu.cuMemImportFromShareableHandle, descriptor, self._kind, what=what)
 
-    def unmap(self, mapped: Mapped) -> None:
-        closing = Closing()
-        closing(call, self.cu.cuMemUnmap, mapped.address, mapped.size)
-        closing(call, self.cu.cuMemAddressFree, mapped.address, mapped.size)
-        for handle in mapped.handles:
-            closing(self.release, handle)
-        closing.end()
+    def release(self, handle: Handle) -> None:
+        call(self.cu.cuMemRelease, handle)
 
     def allocation(self, address: int, what: str) -> Range | None:
         """NOTE cuMemAlloc's memory is known by this: it alone has IPC handles."""
@@ -120,14 +98,11 @@ class CudaSharing:
             raise
         return begin, found
 
-    def release(self, handle: Handle) -> None:
-        call(self.cu.cuMemRelease, handle)
-
     def handle(self, address: int, what: str) -> bytes:
         made = call(self.cu.cuIpcGetMemHandle, address, what=what)
         return ctypes.string_at(made.getPtr(), _IPC)
 
-    def open(self, handle: bytes, what: str) -> int:
+    def open(self, handle: bytes, size: int, what: str) -> int:
         made = self.cu.CUipcMemHandle()
         ctypes.memmove(made.getPtr(), handle, _IPC)
         lazy = self.cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS

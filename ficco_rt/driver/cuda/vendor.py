@@ -24,6 +24,7 @@ from ..gpu.vendor import (
     DriverCall,
     DriverFunction,
     GemmLibrary,
+    Gpu,
     Grid,
     Handle,
     LinearCopy,
@@ -48,6 +49,7 @@ class Cuda:
     name = "cuda"
     visible = "CUDA_VISIBLE_DEVICES"
     topology = "nvidia-smi topo -p2p w"
+    lent = 0
     sources: tuple[str, ...] = (".cu", ".cuh", ".c", ".cpp")
 
     def __init__(self) -> None:
@@ -149,6 +151,9 @@ class Cuda:
         self._until = int(flags.CU_STREAM_WAIT_VALUE_GEQ)
         if flush:
             self._until |= int(flags.CU_STREAM_WAIT_VALUE_FLUSH)
+
+    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
+        """Copies of CUDA arrive."""
 
     def collectives(self) -> Nccl:
         return Nccl()

@@ -35,6 +35,7 @@ from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
+from .arrivals import try_copies
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
 from .collectives import Communicators
@@ -110,6 +111,7 @@ class GpuDriver:
             if self._peers is not None:
                 self._features = self._peers.common(self._features)
                 self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
+                try_copies(self._gpus, self._peers)
             layout = self._plans().layout
             self._collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:

@@ -199,7 +199,7 @@ class Gpus:
         what other processes use, if there are any."""
         with self.inside(device):
             make = self.vendor.alloc_flags if flags else self.vendor.alloc
-            found = self.peers.alloc(device, max(16, size), what) if shared and self.peers is not None else None
+            found = self.peers.alloc(device, max(16, size), what, flags) if shared and self.peers is not None else None
             address = make(max(16, size), what) if found is None else found
             self._memory[address] = (device, size)
         return address

@@ -43,6 +43,11 @@ _NO_EXPORT = (
     "this tensor's memory cannot be given to other processes; take tensors of ficco_rt.empty(…), or of ordinary "
     "allocations (cudaMalloc; PyTorch's default allocator)"
 )
+_NO_IPC = (
+    "memory of another process cannot be opened by its IPC handle; give containers a common network namespace or a "
+    "common folder for temporary files (then memory passes as file descriptors), or start them with --ipc=host and "
+    "--pid=host"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +254,9 @@ class Peers:
         self._reach = tuple(device.local for device in here)
 
         def able() -> bool:
-            self._sharing = self._vendor.sharing()
-            return all(self._sharing.descriptors(device.local) for device in here)
+            with self._inside():
+                self._sharing = self._vendor.sharing()
+                return all(self._sharing.descriptors(device.local) for device in here)
 
         if not all(self.agreed("ask how memory is shared", able)):
             return
@@ -304,12 +310,15 @@ class Peers:
         ways = {"abstract": "file descriptors", "path": "file descriptors over a path", "ipc": "IPC handles"}
         return ways[self._way]
 
-    def alloc(self, device: Gpu, size: int, what: str) -> int | None:
-        """Memory of a device of ours that others can map; its address. None: ordinary memory is the way."""
+    def alloc(self, device: Gpu, size: int, what: str, flags: bool) -> int | None:
+        """Memory of a device of ours, which is current, that others can map; its address. None: ordinary memory is the
+        way."""
         if self._way == "ipc" or self._sharing is None:
             return None
-        made = self._sharing.alloc(device.local, size, self._reach, what)
-        self._own[made.address] = made, self._add(Area(0, (made.size,), made.handles))
+        made = self._sharing.alloc(device.local, size, self._reach, what, flags=flags)
+        if made is None:
+            return None
+        self._own[made.address] = made, self._add(Area(0, made.sizes, made.handles))
         return made.address
 
     def free(self, address: int) -> bool:
@@ -435,7 +444,7 @@ class Peers:
                 what = f"memory of process {p}"
                 sharing = self._sharing = self._sharing or self._vendor.sharing()
                 if ipc:
-                    mapped = Mapped(sharing.open(bytes.fromhex(ipc), what), sizes[0])
+                    mapped = Mapped(self._opened(sharing, bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
                 else:
                     mapped = sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
                     at += len(sizes)
@@ -451,6 +460,14 @@ class Peers:
             made.theirs.append(key)
             made.addresses[label] = self._theirs[key].mapped.address + offset
         self._unmap_unused()
+
+    @staticmethod
+    def _opened(sharing: Sharing, handle: bytes, size: int, what: str) -> int:
+        try:
+            return sharing.open(handle, size, what)
+        except Refused as error:
+            error.advice = error.advice or _NO_IPC
+            raise
 
     def _unmap_unused(self) -> None:
         closing = Closing()

@@ -1,4 +1,4 @@
-"""What a vendor's driver does for memory that several processes use: the calls that differ between CUDA and HIP.
+"""Memory that several processes use: how it is made, mapped and given back, over the calls that differ between vendors.
 
 Memory that we allocate is made so that it leaves the process as a file descriptor. A caller's ordinary allocation
 leaves the process as a handle of some bytes, which the driver of the other process opens ("IPC memory").
@@ -6,21 +6,31 @@ leaves the process as a handle of some bytes, which the driver of the other proc
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
+
+from ...errors import DeviceError
+from .refused import Closing
 
 Handle: TypeAlias = Any  # of memory, as the vendor's bindings have it
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Memory that is mapped to addresses of this process. `handles` are those of the pieces that lie side by side;
-    none are kept of memory that another process owns."""
+    """Memory that is mapped to addresses of this process: pieces that lie side by side, of so many bytes, each a
+    multiple of the granularity. `handles` are those of the pieces; none are kept of memory that another process
+    owns."""
 
     address: int
-    size: int  # bytes, a multiple of the granularity
+    sizes: tuple[int, ...]
     handles: tuple[Handle, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +42,133 @@ class Range:
     number: int
 
 
-class Sharing(Protocol):
-    """See the module. `reach` are the devices, as this process counts them, that are to use the memory."""
+class Sharing(ABC):
+    """See the module. `reach` are the devices, as this process counts them, that are to use the memory. A device of
+    this process is current when memory is made, mapped or opened."""
 
-    def descriptors(self, ordinal: int) -> bool:
-        """Whether memory of the device can leave the process as file descriptors."""
-
-    def alloc(self, ordinal: int, size: int, reach: Sequence[int], what: str) -> Mapped: ...
-
-    def export(self, handle: Handle, what: str) -> int:
-        """A file descriptor, which the caller closes."""
+    def alloc(self, ordinal: int, size: int, reach: Sequence[int], what: str, *, flags: bool = False) -> Mapped | None:
+        """Memory of the device, which is current. `flags`: other devices write it while kernels look at it. None: no
+        such memory can leave the process as a file descriptor."""
+        step = self.granularity(ordinal, what)
+        size = -(-size // step) * step
+        handle = self.create(ordinal, size, flags, what)
+        if handle is None:
+            return None
+        try:
+            return self._mapped([handle], [size], reach, what)
+        except BaseException:
+            with suppress(DeviceError):  # the first error is the one to tell
+                self.release(handle)
+            raise
 
     def map(self, descriptors: Sequence[int], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
         """The pieces behind other processes' descriptors, side by side. The descriptors stay the caller's."""
+        handles: list[Handle] = []
+        closing = Closing()
+        try:
+            for descriptor in descriptors:
+                handles.append(self.imported(descriptor, what))
+            made = self._mapped(handles, sizes, reach, what)
+        finally:
+            for handle in handles:  # a mapping keeps the memory
+                closing(self.release, handle)
+        closing.end()
+        return Mapped(made.address, made.sizes)
+
+    def _mapped(self, handles: Sequence[Handle], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
+        address = self.reserve(sum(sizes), what)
+        placed: list[int] = []
+        try:
+            for handle, size in zip(handles, sizes, strict=True):
+                self.place(address + sum(placed), size, handle, what)
+                placed.append(size)
+            self.allow(address, sum(sizes), reach, what)
+        except BaseException:
+            for at, size in _places(address, placed):
+                with suppress(DeviceError):
+                    self.lift(at, size)
+            with suppress(DeviceError):
+                self.unreserve(address, sum(sizes))
+            raise
+        return Mapped(address, tuple(sizes), tuple(handles))
 
     def unmap(self, mapped: Mapped) -> None:
         """Give back addresses, and handles if there are any."""
+        closing = Closing()
+        for at, size in _places(mapped.address, mapped.sizes):
+            closing(self.lift, at, size)
+        closing(self.unreserve, mapped.address, mapped.size)
+        for handle in mapped.handles:
+            closing(self.release, handle)
+        closing.end()
 
+    # ---- memory that leaves the process as a file descriptor: the vendor's calls
+
+    @abstractmethod
+    def descriptors(self, ordinal: int) -> bool:
+        """Whether memory of the device, which is current, can leave the process as file descriptors."""
+
+    @abstractmethod
+    def granularity(self, ordinal: int, what: str) -> int:
+        """Bytes of which every allocation is a multiple."""
+
+    @abstractmethod
+    def create(self, ordinal: int, size: int, flags: bool, what: str) -> Handle | None:
+        """Memory that has no addresses yet; see `alloc`."""
+
+    @abstractmethod
+    def reserve(self, size: int, what: str) -> int:
+        """Addresses that have no memory yet."""
+
+    @abstractmethod
+    def unreserve(self, address: int, size: int) -> None: ...
+
+    @abstractmethod
+    def place(self, address: int, size: int, handle: Handle, what: str) -> None:
+        """Memory gets reserved addresses."""
+
+    @abstractmethod
+    def lift(self, address: int, size: int) -> None:
+        """The piece that begins there has no addresses any more."""
+
+    @abstractmethod
+    def allow(self, address: int, size: int, reach: Sequence[int], what: str) -> None:
+        """Devices may read and write there."""
+
+    @abstractmethod
+    def export(self, handle: Handle, what: str) -> int:
+        """A file descriptor, which the caller closes."""
+
+    @abstractmethod
+    def imported(self, descriptor: int, what: str) -> Handle:
+        """The memory behind another process's descriptor, which stays the caller's."""
+
+    @abstractmethod
+    def release(self, handle: Handle) -> None: ...
+
+    # ---- callers' memory
+
+    @abstractmethod
     def allocation(self, address: int, what: str) -> Range | None:
         """The ordinary allocation around an address; None: the address is a mapping's, or a pool's."""
 
+    @abstractmethod
     def pieces(self, address: int, size: int, what: str) -> tuple[int, list[tuple[Handle, int]]]:
         """The mappings that hold these bytes, as handles with sizes, and where the first one begins. The handles are
         retained: `release` gives each back."""
 
-    def release(self, handle: Handle) -> None: ...
-
+    @abstractmethod
     def handle(self, address: int, what: str) -> bytes:
         """By which another process opens the ordinary allocation that begins there."""
 
-    def open(self, handle: bytes, what: str) -> int:
-        """The address, in this process, of another process's allocation."""
+    @abstractmethod
+    def open(self, handle: bytes, size: int, what: str) -> int:
+        """The address, in this process, of another process's allocation of so many bytes."""
 
+    @abstractmethod
     def close(self, address: int) -> None: ...
+
+
+def _places(address: int, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Where each of the pieces that lie side by side begins, and its bytes."""
+    return [(address + sum(sizes[:i]), size) for i, size in enumerate(sizes)]

@@ -70,10 +70,9 @@ class SymmetricTensor:
             gpu = open_devices(vendor, {ordinal: ordinal})[ordinal]
             try:
                 with vendor.uncaptured(), inside(vendor, gpu):
-                    if sharing.descriptors(ordinal):
-                        made: Mapped | int = sharing.alloc(ordinal, size, (ordinal,), what)
-                    else:
-                        made = vendor.alloc(size, what)
+                    able = sharing.descriptors(ordinal)
+                    mapped = sharing.alloc(ordinal, size, (ordinal,), what) if able else None
+                    made = vendor.alloc(size, what) if mapped is None else mapped
             except BaseException:
                 with suppress(DeviceError):
                     vendor.release(ordinal)

@@ -182,6 +182,7 @@ class Vendor(Protocol):
     name: str  # of the driver: cuda, hip
     visible: str  # the environment variable that chooses devices
     topology: str  # a command that shows which devices reach each other
+    lent: int  # bytes of a device's memory on which another process tries its copies, `try_copies`; 0: it tries none
     sources: tuple[str, ...]  # endings of source files that `compile` takes
 
     # ---- errors
@@ -231,6 +232,10 @@ class Vendor(Protocol):
 
     def prepare(self, gpus: Opened) -> None:
         """All devices are there and connected: make and see what the vendor counts on."""
+
+    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
+        """See that copies come from a device to `target` and back: `lent` bytes, which are 0, of the device that
+        messages call `there`."""
 
     def current(self) -> Handle:
         """What `restore` takes."""

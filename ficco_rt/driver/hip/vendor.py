@@ -25,7 +25,6 @@ from ...kernels.compiler import HIPRTC, KernelSource, compile_source
 from ...kernels.family import TensorMap
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
-from ..gpu.sharing import Sharing
 from ..gpu.vendor import (
     Address,
     Current,
@@ -43,12 +42,13 @@ from ..gpu.vendor import (
 from .call import api, call, filled
 from .library import HipblasLt
 from .rccl import Rccl
+from .sharing import HipSharing
 
 LOG = logging.getLogger(__name__)
 
 _XGMI = 4  # HSA_AMD_LINK_INFO_TYPE_XGMI
 _ANY = 0xFFFFFFFF  # mask of a wait: all bits count
-_CHECKED = 4096  # bytes sent to see that copies arrive
+_ARRIVE = "to see that copies arrive"
 _MAX_BLOCKS = 16  # of several waves, on a compute unit: it has so many barriers
 # The marks of packed launch arguments. NOTE the end is 3 here, and 0 on CUDA.
 _BUFFER, _SIZE, _END = 1, 2, 3
@@ -63,6 +63,7 @@ class Hip:
     name = "hip"
     visible = "HIP_VISIBLE_DEVICES"
     topology = "rocm-smi --showtopoaccess"
+    lent = 4096
     sources: tuple[str, ...] = (".hip", ".cu", ".cpp", ".c")
 
     def __init__(self) -> None:
@@ -71,7 +72,8 @@ class Hip:
         self.hip: Any = api()
         kinds = self.hip.hipMemcpyKind
         self._plain, self._between = kinds.hipMemcpyDeviceToDevice, kinds.hipMemcpyDeviceToDeviceNoCU
-        self._ones: Mapping[int, int] = {}  # see `Gpus.ones`
+        self._ones: Mapping[int, int] = {}  # see `Gpus.ones`; by the runtime's ordinals
+        self._theirs: dict[int, int] = {}  # memory of other processes: address → bytes
 
     def failure(self, function: DriverFunction, code: Any) -> Refused:
         return call.failure(function, code)
@@ -131,10 +133,11 @@ class Hip:
         return bytes(found.bytes).hex()
 
     def chosen(self) -> int | None:
-        return None  # one is always current: nobody need have chosen it
+        """NOTE the first device is current where nobody has chosen one."""
+        return int(self.current()) or None
 
-    def sharing(self) -> Sharing:
-        raise DeviceError("hip: memory of several processes is not there yet; run all ranks in one process")
+    def sharing(self) -> HipSharing:
+        return HipSharing(self._theirs, self._access, self._is_mapping)
 
     def retain(self, ordinal: int) -> Handle:
         return ordinal
@@ -146,26 +149,32 @@ class Hip:
         call.succeeds(self.hip.hipDeviceEnablePeerAccess, ordinal, 0, unless=enabled, what=f"to device {ordinal}")
 
     def prepare(self, gpus: Opened) -> None:
-        self._ones = gpus.ones
+        self._ones = {device.local: gpus.ones[ordinal] for ordinal, device in gpus.devices.items()}
         for here, there in permutations(gpus.devices.values(), 2):
-            if not self._arrives(gpus, here, there):
-                LOG.warning(
-                    "copies between %s and %s that use no compute units do not arrive on this ROCm; ordinary ones are "
-                    "used, which take compute units from GEMMs",
-                    here,
-                    there,
-                )
-                self._between = self._plain
+            target = gpus.alloc(there, self.lent, _ARRIVE)
+            gpus.put(there, target, np.zeros(self.lent, np.uint8))
+            self.try_copies(gpus, here, target, str(there))
+            gpus.free(target)
+            if self._between == self._plain:
                 return
 
-    def _arrives(self, gpus: Opened, here: Gpu, there: Gpu) -> bool:
-        """Whether bytes that a device sends to another, and then gets back, come at all. DeviceError: they come as
-        others."""
-        half, what = _CHECKED // 2, "to see that copies arrive"
-        sent = (np.arange(_CHECKED) % 251 + 1).astype(np.uint8)  # no zeros: they say that nothing came
-        source, target, back = (gpus.alloc(d, _CHECKED, what) for d in (here, there, here))
+    def try_copies(self, gpus: Opened, here: Gpu, target: int, there: str) -> None:
+        if not self._arrives(gpus, here, target, there):
+            LOG.warning(
+                "copies between %s and %s that use no compute units do not arrive on this ROCm; ordinary ones are "
+                "used, which take compute units from GEMMs",
+                here,
+                there,
+            )
+            self._between = self._plain
+
+    def _arrives(self, gpus: Opened, here: Gpu, target: int, there: str) -> bool:
+        """Whether bytes that a device sends to another's memory, and then gets back, come at all. DeviceError: they
+        come as others."""
+        half = self.lent // 2
+        sent = (np.arange(self.lent) % 251 + 1).astype(np.uint8)  # no zeros: they say that nothing came
+        source, back = (gpus.alloc(here, self.lent, _ARRIVE) for _ in range(2))
         gpus.put(here, source, sent)
-        gpus.put(there, target, np.zeros_like(sent))
         gpus.put(here, back, np.zeros_like(sent))
         stream, got = gpus.control[here.ordinal], np.empty_like(sent)
         came = True
@@ -175,11 +184,11 @@ class Hip:
                     self._copy(LinearCopy(to, of, half), stream, self._between),
                     self._copy_rows(PitchedCopy(to + half, of + half, 64, half // 64, 64, 64), stream, self._between),
                 ):
-                    came = call.succeeds(function, *arguments, unless="hipErrorInvalidValue", what=what) and came
+                    came = call.succeeds(function, *arguments, unless="hipErrorInvalidValue", what=_ARRIVE) and came
         gpus.finish(here, stream)
         with gpus.inside(here):
-            self.to_host(got.ctypes.data, back, _CHECKED)
-        for address in (source, target, back):
+            self.to_host(got.ctypes.data, back, self.lent)
+        for address in (source, back):
             gpus.free(address)
         came = came and all(part.any() for part in (got[:half], got[half:]))
         if came and not np.array_equal(got, sent):
@@ -228,36 +237,43 @@ class Hip:
     def share(self, address: int, size: int, others: Sequence[int], what: str) -> bool:
         """Pools are not looked at: bindings of ROCm 6 and 7 do not tell whether memory is of one."""
         hip = self.hip
-        read_write = hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+        read_write = int(hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite)
         at = address
         while others and at < address + size:
-            missing = []
-            for other in others:
-                access = hip.hipMemAccessDesc()
-                access.location.type = hip.hipMemLocationType.hipMemLocationTypeDevice
-                access.location.id = other
-                access.flags = read_write
-                code, flags = self._access(access.location, at)
-                if code.name in ("hipErrorInvalidValue", "hipErrorNotSupported"):  # it is no mapping
-                    return False
-                if code:
-                    raise call.failure(hip.hipMemGetAccess, code, what)
-                if flags != int(read_write):
-                    missing.append(access)
+            allowed = [(other, self._allowed(other, at, what)) for other in others]
+            if any(flags is None for _, flags in allowed):
+                return False
             base, length = call(hip.hipMemGetAddressRange, at, what=what)
-            for access in missing:
-                call(hip.hipMemSetAccess, int(base), int(length), access, 1, what=what)
+            for other in (other for other, flags in allowed if flags != read_write):
+                call(hip.hipMemSetAccess, int(base), int(length), self._access(other), 1, what=what)
             at = int(base) + int(length)
         return bool(others)
 
-    def _access(self, location: Any, address: int) -> tuple[Any, int]:
-        """Bindings of ROCm 10 return the flags, earlier ones are given where they go."""
+    def _access(self, ordinal: int) -> Any:
+        """The description of a device's access to read and write."""
+        access = self.hip.hipMemAccessDesc()
+        access.location.type = self.hip.hipMemLocationType.hipMemLocationTypeDevice
+        access.location.id = ordinal
+        access.flags = self.hip.hipMemAccessFlags.hipMemAccessFlagsProtReadWrite
+        return access
+
+    def _allowed(self, ordinal: int, address: int, what: str) -> int | None:
+        """What a device may do with memory that is mapped to an address; None: none is. Bindings of ROCm 10 return the
+        flags, earlier ones are given where they go."""
+        get, access = self.hip.hipMemGetAccess, self._access(ordinal)  # NOTE its location lives no longer than it
         try:
-            code, flags = self.hip.hipMemGetAccess(location, address)
+            code, flags = get(access.location, address)
         except TypeError:
             place = np.zeros(1, np.uint64)
-            (code,), flags = self.hip.hipMemGetAccess(place, location, address), place[0]
-        return code, int(flags)
+            (code,), flags = get(place, access.location, address), place[0]
+        if code.name in ("hipErrorInvalidValue", "hipErrorNotSupported"):
+            return None
+        if code:
+            raise call.failure(get, code, what)
+        return int(flags)
+
+    def _is_mapping(self, address: int, what: str) -> bool:
+        return self._allowed(int(self.current()), address, what) is not None
 
     def fill(self, address: int, byte: int, size: int, stream: Handle) -> None:
         call(self.hip.hipMemsetAsync, address, byte, size, stream)
@@ -391,8 +407,14 @@ class Hip:
 
     def _kind(self, dst: int, src: int) -> Any:
         """Inside of a device the ordinary kind: its copy engines are made for links, and slow there."""
+        if self._is_theirs(dst) or self._is_theirs(src):
+            return self._between
         inside = self.owner(dst, "a copy's target") == self.owner(src, "a copy's source")
         return self._plain if inside else self._between
+
+    def _is_theirs(self, address: int) -> bool:
+        """NOTE the runtime says of another process's memory that it is the current device's."""
+        return any(begin <= address < begin + size for begin, size in self._theirs.items())
 
     def _copy(self, run: LinearCopy, stream: Handle, kind: Any) -> DriverCall:
         return self.hip.hipMemcpyAsync, (run.dst, run.src, run.size, kind, stream)

@@ -23,7 +23,7 @@ int cuMemCreate(uint64_t *handle, size_t bytes, const Wanted *wanted, unsigned l
     if (!bytes || bytes % STEP || flags || wanted->type != 1 || wanted->where != 1) return INVALID_VALUE;
     if (wanted->kinds != DESCRIPTOR_KIND || !world.way) return NOT_SUPPORTED;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
-    Physical *p = physical_create(d, bytes);
+    Physical *p = physical_create(d, bytes, true);
     return p ? *handle = (uint64_t)p->handle, OK : OUT_OF_MEMORY;
 }
 int cuMemRelease(uint64_t handle) {

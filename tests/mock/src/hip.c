@@ -1,6 +1,6 @@
 // The face of libamdhip64.so: what hip-python asks for, by name, through dlsym. HIP has a current device a thread in
 // the place of contexts, and copies of several kinds.
-#include "standin.h"
+#include "hip_face.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,12 +20,10 @@ Device *hip_current(void) { return initialised && current < world.devices ? &dev
 
 Device *hip_here(void) { return initialised && current < world.devices ? &devices[current] : NULL; }
 
-#define DEVICE(d) \
-    if (!initialised) return NOT_INITIALIZED; \
-    if (current >= world.devices) return INVALID_DEVICE; \
-    Device *d = &devices[current]; \
-    if (d->sick) return d->sick
-#define ORDINAL(n) if ((n) < 0 || (n) >= world.devices) return INVALID_DEVICE; Device *d = &devices[n]
+enum { LEAST_VERSION = 1000000, USUAL_VERSION = 60342134 };
+int hip_version(void) { return world.version < LEAST_VERSION ? USUAL_VERSION : world.version; }
+bool hip_ready(void) { return initialised; }
+int hip_ordinal(void) { return current; }
 
 static int stream_of(Handle handle, const char *who, Stream **s) {
     if (!handle) {
@@ -54,7 +52,7 @@ int hipInit(unsigned flags) {
     initialised = true;
     return OK;
 }
-int hipRuntimeGetVersion(int *version) { CALL(hipRuntimeGetVersion); return *version = 60342134, OK; }
+int hipRuntimeGetVersion(int *version) { CALL(hipRuntimeGetVersion); return *version = hip_version(), OK; }
 int hipGetDeviceCount(int *n) {
     CALL(hipGetDeviceCount);
     return *n = world.devices, world.devices ? OK : NO_DEVICE;
@@ -85,12 +83,19 @@ int hipDeviceGetAttribute(int *value, int attribute, int device) {
         case 74: *value = d->smem_block; break;
         case 87: *value = d->wavefront; break;
         case 10002: *value = d->smem_sm; break;
+        case 89: *value = 1; break;   // mappings of memory to addresses
         case 10017: *value = 100000; break;   // as Function.ticks
         default:
             violation("hipDeviceGetAttribute: the stand-in does not know attribute %d", attribute);
             return INVALID_VALUE;
     }
     return OK;
+}
+int hipDeviceGetUuid(unsigned char *uuid, int device) {
+    CALL(hipDeviceGetUuid);
+    ORDINAL(device);
+    memset(uuid, 0x5C, 16);
+    return uuid[0] = (unsigned char)(world.uuid + d->ordinal), OK;
 }
 int hipDeviceCanAccessPeer(int *can, int device, int peer) {
     CALL(hipDeviceCanAccessPeer);
@@ -164,7 +169,8 @@ int hipPointerGetAttributes(PointerAttributes *a, uint64_t address) {
     CALL(hipPointerGetAttributes);
     Device *home = memory_home(address, 1);
     if (!home) return INVALID_VALUE;
-    *a = (PointerAttributes){2, home->ordinal, address, 0, 0, 0};
+    // NOTE another process's memory counts as the current device's
+    *a = (PointerAttributes){2, memory_is_foreign(address) ? current : home->ordinal, address, 0, 0, 0};
     return OK;
 }
 typedef struct { int type, id; } Location;
@@ -184,10 +190,6 @@ int hipMemSetAccess(uint64_t address, size_t bytes, const Access *access, size_t
         if (code) return code;
     }
     return OK;
-}
-int hipMemGetAddressRange(uint64_t *base, size_t *bytes, uint64_t address) {
-    CALL(hipMemGetAddressRange);
-    return memory_mapping(address, base, bytes) ? OK : NOT_FOUND;
 }
 static int copy_now(uint64_t dst, uint64_t src, size_t bytes, const char *who) {
     Stream *s = NULL;

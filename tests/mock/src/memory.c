@@ -52,7 +52,7 @@ int memory_alloc(Device *d, uint64_t bytes, bool fine, uint64_t *address) {
     bool mapped = bytes >= BIG || world.shared;
     if (world.shared) {
         uint64_t all = (bytes + 4095) / 4096 * 4096;
-        file = shared_file(bytes, d->ordinal);
+        file = shared_file(bytes, d->ordinal, fine);
         at = file < 0 ? MAP_FAILED : mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         if (at == MAP_FAILED) return OUT_OF_MEMORY;
         memset(at, 0xA5, bytes);
@@ -103,6 +103,11 @@ bool memory_was_device(uint64_t address) { return find(address) != NULL; }
 bool memory_is_fine(uint64_t address) {
     Block *b = find(address);
     return b && b->fine;
+}
+
+bool memory_is_foreign(uint64_t address) {
+    Block *b = find(address);
+    return b && b->foreign;
 }
 
 int memory_reach(const Device *d, uint64_t address, uint64_t bytes) {
@@ -170,8 +175,9 @@ bool memory_place(uint64_t address, uint64_t *base, uint64_t *bytes) {
     const Block *b = find(address);
     return b && b->live ? *base = b->base, *bytes = b->bytes, true : false;
 }
-void memory_insert(Device *home, uint64_t base, uint64_t bytes, bool ranged, bool foreign, void *physical) {
-    insert((Block){.base = base, .bytes = bytes, .home = home, .live = true, .mapped = true, .fine = true, .ranged = ranged,
+void memory_insert(Device *home, uint64_t base, uint64_t bytes, bool ranged, bool foreign, bool fine,
+                   void *physical) {
+    insert((Block){.base = base, .bytes = bytes, .home = home, .live = true, .mapped = true, .fine = fine, .ranged = ranged,
                    .foreign = foreign, .physical = physical});
 }
 int memory_file(uint64_t address) {

@@ -12,14 +12,14 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, MAGIC = 0x0F1CC0 };
-typedef struct { uint64_t magic, bytes; int uuid; } Label;
+typedef struct { uint64_t magic, bytes; int uuid; bool fine; } Label;
 typedef struct { int magic, pid, file; uint64_t bytes; } Ipc;   // of the 64 bytes of a handle
 
 static uint64_t whole(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
-int shared_file(uint64_t bytes, int home) {
+int shared_file(uint64_t bytes, int home, bool fine) {
     int file = memfd_create("stand-in", MFD_CLOEXEC);
-    Label label = {MAGIC, bytes, world.uuid + home};
+    Label label = {MAGIC, bytes, world.uuid + home, fine};
     if (file < 0) return -1;
     if (ftruncate(file, (off_t)(whole(bytes) + PAGE)) ||
         pwrite(file, &label, sizeof label, (off_t)whole(bytes)) != sizeof label)
@@ -39,25 +39,25 @@ static Device *home_of(int uuid) {
     return &devices[ordinal >= 0 && ordinal < world.devices ? ordinal : MAX_DEVICES - 1];
 }
 
-static Physical *physical_of(int file, uint64_t bytes, Device *home, bool ours) {
+static Physical *physical_of(int file, uint64_t bytes, Device *home, bool fine, bool ours) {
     Physical *p = calloc(1, sizeof *p);
-    *p = (Physical){.file = file, .bytes = bytes, .home = home, .refs = 1, .ours = ours};
+    *p = (Physical){.file = file, .bytes = bytes, .home = home, .refs = 1, .fine = fine, .ours = ours};
     p->handle = handle_of(PHYSICAL, p);
     return p;
 }
 
-Physical *physical_create(Device *d, uint64_t bytes) {
-    int file = shared_file(bytes, d->ordinal);
+Physical *physical_create(Device *d, uint64_t bytes, bool fine) {
+    int file = shared_file(bytes, d->ordinal, fine);
     if (file < 0) return NULL;
     d->used += bytes;
-    return physical_of(file, bytes, d, true);
+    return physical_of(file, bytes, d, fine, true);
 }
 
 Physical *physical_import(int file) {
     Label label;
     if (!label_of(file, &label)) return NULL;
     int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
-    return own < 0 ? NULL : physical_of(own, label.bytes, home_of(label.uuid), false);
+    return own < 0 ? NULL : physical_of(own, label.bytes, home_of(label.uuid), label.fine, false);
 }
 
 static void dropped_one(Physical *p) {   // by a handle or a mapping
@@ -76,7 +76,7 @@ int physical_file(const Physical *p) { return fcntl(p->file, F_DUPFD_CLOEXEC, 0)
 
 Physical *physical_again(const Physical *p) {
     int file = physical_file(p);
-    return file < 0 ? NULL : physical_of(file, p->bytes, p->home, false);
+    return file < 0 ? NULL : physical_of(file, p->bytes, p->home, p->fine, false);
 }
 
 int physical_map(Physical *p, uint64_t address, uint64_t bytes) {
@@ -84,7 +84,7 @@ int physical_map(Physical *p, uint64_t address, uint64_t bytes) {
     void *at = mmap((void *)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, p->file, 0);
     if (at == MAP_FAILED) return INVALID_VALUE;
     p->refs++;
-    memory_insert(p->home, address, bytes, true, !p->ours, p);
+    memory_insert(p->home, address, bytes, true, !p->ours, p->fine, p);
     world.live[MAPPING]++;
     return OK;
 }
@@ -97,7 +97,7 @@ int shared_reserve(uint64_t bytes, uint64_t *address) {
 int shared_unreserve(uint64_t address, uint64_t bytes) {
     uint64_t base = 0, size = 0;
     if (memory_place(address, &base, &size)) {
-        violation("cuMemAddressFree: %llu bytes at %#llx are mapped", (unsigned long long)bytes, (unsigned long long)address);
+        violation("addresses given back: %llu bytes at %#llx are mapped", (unsigned long long)bytes, (unsigned long long)address);
         return INVALID_VALUE;
     }
     return OK;
@@ -108,7 +108,7 @@ int shared_unmap(uint64_t address, uint64_t bytes) {
         uint64_t base = 0, size = 0;
         Physical *p = memory_physical(at);
         if (!p || !memory_place(at, &base, &size) || base != at) {
-            violation("cuMemUnmap: no mapping at %#llx", (unsigned long long)at);
+            violation("unmapped: no mapping at %#llx", (unsigned long long)at);
             return INVALID_VALUE;
         }
         memory_gone(at, size);
@@ -141,7 +141,7 @@ int shared_open(const void *handle, uint64_t *address) {
     void *at = label_of(file, &label) ? mmap(NULL, whole(ipc.bytes), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     close(file);
     if (at == MAP_FAILED) return INVALID_VALUE;
-    memory_insert(home_of(label.uuid), (uint64_t)at, ipc.bytes, false, true, NULL);
+    memory_insert(home_of(label.uuid), (uint64_t)at, ipc.bytes, false, true, label.fine, NULL);
     world.live[OPENED]++;
     return *address = (uint64_t)at, OK;
 }

@@ -94,7 +94,7 @@ typedef struct {
     int order;                       // 0 any, 1 ranked streams, 2 the same stream as long as it can
     int tile_order;                  // likewise of blocks
     int copies_lost;                 // HIP: copies without compute units write nothing
-    int version;                     // CUDA: of the driver
+    int version;                     // of the driver; HIP: numbers below a million stand for the usual one
     int queues;                      // of each device; 0: as the environment says, else as the vendor has it
     uint64_t tickets;                // commands that streams were given
     long early;                      // launches that began before the one before them had ended
@@ -132,6 +132,7 @@ int memory_free(uint64_t address, const char *who);
 Device *memory_home(uint64_t address, uint64_t bytes);             // NULL: not (all of it) live memory of a device
 bool memory_was_device(uint64_t address);                          // it belongs to what has been freed
 bool memory_is_fine(uint64_t address);
+bool memory_is_foreign(uint64_t address);                          // another process's
 int memory_reach(const Device *d, uint64_t address, uint64_t bytes);   // OK if a kernel or copy of `d` may touch it
 bool memory_is_plain(uint64_t address);                            // no mapping of a range, and of no pool
 bool memory_mapping(uint64_t address, uint64_t *base, uint64_t *bytes);
@@ -142,7 +143,8 @@ int memory_pool_let(const Device *home, int device);               // likewise, 
 uint64_t memory_number(uint64_t address);                          // another one for each allocation; 0: none is there
 bool memory_place(uint64_t address, uint64_t *base, uint64_t *bytes);   // the allocation or mapping around it
 // `foreign`: of another process.
-void memory_insert(Device *home, uint64_t base, uint64_t bytes, bool ranged, bool foreign, void *physical);
+void memory_insert(Device *home, uint64_t base, uint64_t bytes, bool ranged, bool foreign, bool fine,
+                   void *physical);
 int memory_file(uint64_t address);                                 // of an ordinary allocation; −1: it has none
 void *memory_physical(uint64_t address);                           // behind a mapping
 int memory_gone(uint64_t base, uint64_t bytes);                    // mappings that are unmapped
@@ -155,9 +157,9 @@ void memory_reset(void);
 
 // ---------------------------------------------------------------- shared.c
 
-typedef struct Physical { void *handle; int file; uint64_t bytes; Device *home; int refs; bool ours; } Physical;
-int shared_file(uint64_t bytes, int home);                         // of memory that processes share; −1: none is to be had
-Physical *physical_create(Device *d, uint64_t bytes);
+typedef struct Physical { void *handle; int file; uint64_t bytes; Device *home; int refs; bool fine, ours; } Physical;
+int shared_file(uint64_t bytes, int home, bool fine);              // of memory that processes share; −1: none is to be had
+Physical *physical_create(Device *d, uint64_t bytes, bool fine);
 Physical *physical_import(int file);                               // NULL: it is no such file
 int physical_file(const Physical *p);                              // a descriptor of it for somebody else
 Physical *physical_again(const Physical *p);                       // a handle more of the same memory
