@@ -11,6 +11,7 @@ steps.
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ TIMEOUT = 60.0  # seconds that processes wait for each other, if nothing else is
 _NAP, _LONGEST, _SHARE = 0.0002, 0.02, 1 / 8
 _DATA, _LEFT = b"d", b"l"
 _END = b"\0"
+_LENGTH = struct.Struct("<Q")  # of a message's data
 
 
 class LeftError(DeviceError):
@@ -82,7 +84,7 @@ class Group:
         others = [place for place in range(self.size) if place != self.rank]
         found: dict[int, bytes] = {}
         try:
-            self._transport.post(number, _DATA + step.encode() + _END + mine)
+            self._transport.post(number, _DATA + _LENGTH.pack(len(mine)) + step.encode() + _END + mine)
             self._collect(number, others, found, timeout, step)
             return tuple(mine if place == self.rank else self._data(place, found[place], step) for place in self.places)
         except (DeviceError, UsageError) as error:
@@ -147,7 +149,12 @@ class Group:
             time.sleep(min(max(_NAP, waited * _SHARE), _LONGEST))
 
     def _data(self, place: int, message: bytes, step: str) -> bytes:
-        theirs, _, data = message[1:].partition(_END)
+        theirs, _, data = message[1 + _LENGTH.size :].partition(_END)
+        if len(message) <= _LENGTH.size or len(data) != _LENGTH.unpack_from(message, 1)[0]:
+            raise DeviceError(
+                f"a message of process {place} of {self.size} for {step or 'an exchange'} did not come whole, "
+                f"{len(message)} bytes came; what carries messages between the processes is broken"
+            )
         if theirs.decode() != step:
             raise UsageError(
                 f"processes do different things: process {self.rank} is at {step or 'an exchange'}, process {place} at "

@@ -4,7 +4,7 @@
         answers = both.ask("shipped", "ag_gemm/streamed", …)   # what each has answered: a value, or an error's text
 
 Whatever a process does it does in a `Worker`, whose methods can be asked for. Each question has a group of its own, so
-that an error in one spoils no other.
+that an error in one spoils no other. Processes fork a child for what is asked `once`, which may be killed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ficco_rt.errors import DeviceError, UsageError
+from tests.mock import standin
 from tests.mock.standin import Face
 from tools.processes_check import Pipes
 
@@ -42,7 +45,6 @@ class Worker:
     ) -> None:
         from ficco_rt.driver.gpu.driver import GpuDriver
         from ficco_rt.group import Group
-        from tests.mock import standin
 
         self.place, self.face = place, face
         self.gpus = standin.of(face)
@@ -283,25 +285,66 @@ class _Array:
         self.__cuda_array_interface__ = {"shape": shape, "typestr": "<f4", "data": (address, False), "version": 3}
 
 
-def _serve(place: int, pipes: Sequence[Connection | None], face: Face, control: Connection) -> None:
+def _serve(place: int, pipes: Sequence[Connection | None], face: Face, settings: str, control: Connection) -> None:
+    """Import once what all children need, fork them, and say which one was killed."""
     os.environ["FICCO_CACHE"] = kernels()
+    standin.of(face)
+    import_module({"cuda": "cuda.bindings.driver", "hip": "hip"}[face])
+    for name in ("ficco_rt.exec.verify", "tests.cases"):
+        import_module(name)
+    steady: Connection | None = None
     while True:
         try:
-            question, settings, name, arguments = control.recv()
+            question, more, once, asked = control.recv()
         except EOFError:
             os._exit(0)
-        worker = Worker(place, pipes, face, question, settings)
+        child = 0
+        asking = None if once else steady
+        if asking is None:
+            asking, theirs = mp.Pipe()
+            child = os.fork()
+            if not child:
+                asking.close()
+                _answer(theirs, lambda *given: Worker(place, pipes, face, *given))
+            theirs.close()
+        asking.send((question, f"{settings}; {more}", *asked))
         try:
-            control.send(getattr(worker, name)(*arguments))
-        except (DeviceError, UsageError) as error:
-            control.send(f"{type(error).__name__}: {error}{' LEFT ' + worker.left() if worker.left() else ''}")
+            control.send(asking.recv())
+        except EOFError:
+            control.send("gone")
+        if once:
+            asking.close()
+            os.waitpid(child, 0)
+        else:
+            steady = asking
+
+
+def _answer(asked: Connection, worker_of: Callable[[int, str], Worker]) -> None:
+    """A child's life."""
+    code = 1
+    try:
+        while True:
+            question, settings, name, arguments = asked.recv()
+            worker = worker_of(question, settings)
+            try:
+                asked.send(getattr(worker, name)(*arguments))
+            except (DeviceError, UsageError) as error:
+                asked.send(f"{type(error).__name__}: {error}{' LEFT ' + worker.left() if worker.left() else ''}")
+    except EOFError:
+        code = 0
+    finally:
+        if code:
+            traceback.print_exc()
+        os._exit(code)
 
 
 class Processes:
-    """So many of them. See the module. They are started when they are first asked, and anew once one is gone."""
+    """So many of them, with a vendor's stand-in each that is set so for every question. See the module. They are
+    started when they are first asked."""
 
-    def __init__(self, count: int, face: Face = "cuda") -> None:
-        self._count, self._face = count, face
+    def __init__(self, count: int, face: Face = "cuda", settings: str = "") -> None:
+        self.face = face
+        self._count, self._settings = count, settings
         self._question = 0
         self._controls: list[Connection] = []
         self._started: list[Any] = []
@@ -314,7 +357,11 @@ class Processes:
                 pipes[a][b], pipes[b][a] = context.Pipe()
         for place in range(self._count):
             mine, theirs = context.Pipe()
-            self._started.append(context.Process(target=_serve, args=(place, pipes[place], self._face, theirs), daemon=True))
+            self._started.append(
+                context.Process(
+                    target=_serve, args=(place, pipes[place], self.face, self._settings, theirs), daemon=True
+                )
+            )
             self._started[-1].start()
             theirs.close()
             self._controls.append(mine)
@@ -336,15 +383,15 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def ask(self, name: str, *arguments: object, settings: str = "", limit: float = 60.0) -> list[Any]:
-        """What each process has answered; "gone" if it is no more."""
-        if not all(process.is_alive() for process in self._started):
-            self._end()
+    def ask(
+        self, name: str, *arguments: object, settings: str = "", limit: float = 60.0, once: bool = False
+    ) -> list[Any]:
+        """What each process has answered; "gone" if it was killed."""
         if not self._started:
             self._start()
         self._question += 1
         for control in self._controls:
-            control.send((self._question, settings, name, arguments))
+            control.send((self._question, settings, once, (name, arguments)))
         found: list[Any] = ["no answer"] * len(self._controls)
         waiting = dict(enumerate(self._controls))
         while waiting:
@@ -352,8 +399,5 @@ class Processes:
             if not came:
                 break
             for place in [p for p, control in waiting.items() if control in came]:
-                try:
-                    found[place] = waiting.pop(place).recv()
-                except (EOFError, OSError):
-                    found[place] = "gone"
+                found[place] = waiting.pop(place).recv()
         return found

@@ -147,7 +147,7 @@ KILLS = [(1, 61, True), (0, 37, False), (0, 5, True)]
 @pytest.mark.parametrize(("dies", "call", "graph"), KILLS if cases.ALL else KILLS[:1])
 def test_a_killed_process_ends_the_other(both: Processes, dies: int, call: int, graph: bool) -> None:
     """And the next start works: the next case asks again."""
-    answers = both.ask("doomed", "ag_gemm/streamed", dies, call, graph)
+    answers = both.ask("doomed", "ag_gemm/streamed", dies, call, graph, once=True)
     assert answers[dies] == "gone"
     assert answers[1 - dies].startswith(f"DeviceError: process {dies} ended in the midst of a run\n"), answers[1 - dies]
     assert f"process {dies} is gone; when it ended: it" in answers[1 - dies]

@@ -90,6 +90,21 @@ def test_who_goes_astray_is_told(tmp_path: Path) -> None:
     assert issubclass(LeftError, DeviceError)
 
 
+@pytest.mark.parametrize("kept", [0, 1, 5, 9, 14, 25])
+def test_a_message_that_does_not_come_whole_is_told(tmp_path: Path, kept: int) -> None:
+    class Short(FolderStore):
+        def set(self, key: str, value: bytes) -> None:
+            super().set(key, value[:kept])
+
+    with pytest.raises(DeviceError):  # nobody answers
+        Group(StoreTransport(Short(tmp_path), [0, 1], 1)).exchange(b"0123456789", 0, "a step")
+    other = Group(StoreTransport(FolderStore(tmp_path), [0, 1], 0))
+    assert told(lambda: other.exchange(b"x", 1, "a step")) == (
+        f"DeviceError: a message of process 1 of 2 for a step did not come whole, {kept} bytes came; what carries "
+        "messages between the processes is broken"
+    )
+
+
 def test_facts_that_differ_are_told_with_both(tmp_path: Path) -> None:
     def body(place: int) -> str:
         group = group_of(tmp_path, 2, place)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-Doing: TypeAlias = Literal["opens", "binds", "captures", "issues", "waits", "idles", "closed"]
+Doing: TypeAlias = Literal["opens", "issues", "waits", "idles", "closed"]
 _DOINGS: tuple[Doing, ...] = get_args(Doing)
 _SLOT = struct.Struct("<IQQd")  # what it does, runs issued, runs seen to end, since when (CLOCK_MONOTONIC, seconds)
 _STEP = 64  # bytes from slot to slot
@@ -34,8 +34,6 @@ class Said:
     def __str__(self) -> str:
         what = {
             "opens": "opens its executor",
-            "binds": "binds tensors",
-            "captures": "captures graphs",
             "issues": f"issues run {self.issued}",
             "waits": f"waits for the end of run {self.issued}",
             "idles": "runs nothing",

@@ -16,7 +16,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -37,23 +37,42 @@ def pass_around(
     """Every process's descriptors, in order of processes; the own ones are left out. `counts`: how many each process
     has. The caller closes what comes. DeviceError, in every process: somebody's did not come."""
     came: list[list[int]] = [[] for _ in range(group.size)]
-    failed = ""
-    with _Mailbox(way) as mailbox:
-        names = group.exchange(mailbox.name, timeout, "tell sockets' names")
-        try:
-            _send_and_take(mailbox, group, mine, counts, names, came, time.monotonic() + (timeout or LONG))
-        except OSError as error:
-            failed = f"process {group.rank}: {error}"
-        troubles = [
-            text.decode()
-            for text in group.exchange(failed.encode(), timeout and 2 * timeout, "pass descriptors")
-            if text
-        ]
-    if troubles:
+    try:
+        troubles = _passed(group, mine, counts, way, timeout, came)
+        if troubles:
+            raise DeviceError("file descriptors did not pass between the processes: " + "; ".join(troubles))
+    except BaseException:
         for descriptor in (d for some in came for d in some):
             os.close(descriptor)
-        raise DeviceError("file descriptors did not pass between the processes: " + "; ".join(troubles))
+        raise
     return came
+
+
+def _passed(
+    group: Group, mine: Sequence[int], counts: Sequence[int], way: Way, timeout: float | None, came: list[list[int]]
+) -> list[str]:
+    """What has failed in any process. A process that fails goes on until all know."""
+    failed = ""
+    with ExitStack() as stack:
+        mailbox = None
+        try:
+            mailbox = stack.enter_context(_Mailbox(way))
+        except OSError as error:
+            failed = f"process {group.rank} gets no socket: {error}"
+        names = group.exchange(mailbox.name if mailbox is not None else b"", timeout, "tell sockets' names")
+        try:
+            if mailbox is not None and all(names):
+                until = time.monotonic() + (timeout or LONG)
+                try:
+                    _send_and_take(mailbox, group, mine, counts, names, came, until)
+                except OSError as error:
+                    failed = f"process {group.rank}: {error}"
+            told = group.exchange(failed.encode(), timeout and 2 * timeout, "pass descriptors")
+        except BaseException:
+            for name in names:  # a process that was killed removes nothing
+                _remove(name[_TOKEN:])
+            raise
+    return [text.decode() for text in told if text]
 
 
 def _send_and_take(
@@ -105,18 +124,15 @@ class _Mailbox:
     def __init__(self, way: Way) -> None:
         self.token = secrets.token_bytes(_TOKEN)
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._folder: str | None = None
+        self._name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()
         try:
             if way == "path":
-                self._folder = tempfile.mkdtemp(prefix="ficco-")
-                name = os.fsencode(Path(self._folder) / "peers")
-            else:
-                name = b"\0ficco-" + secrets.token_hex(_TOKEN).encode()
-            self.socket.bind(name)
+                self._name = os.fsencode(Path(tempfile.mkdtemp(prefix="ficco-")).absolute() / "peers")
+            self.socket.bind(self._name)
         except BaseException:
             self._close()
             raise
-        self.name = self.token + name
+        self.name = self.token + self._name
 
     def send(self, message: bytes, descriptors: Sequence[int], name: bytes) -> None:
         """NOTE `socket.send_fds` of Python 3.11 sends to nobody's name."""
@@ -127,10 +143,14 @@ class _Mailbox:
         found = array("i")
         room = socket.CMSG_SPACE(_MOST * found.itemsize)
         flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        message, rights, _, _ = self.socket.recvmsg(_HEAD.size, room, flags)
+        message, rights, came, _ = self.socket.recvmsg(_HEAD.size, room, flags)
         for level, kind, data in rights:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 found.frombytes(data[: len(data) - len(data) % found.itemsize])
+        if came & socket.MSG_CTRUNC:
+            for descriptor in found:
+                os.close(descriptor)
+            raise OSError("the descriptors that came find no room: too many files are open (ulimit -n)")
         return message, found.tolist()
 
     def __enter__(self) -> _Mailbox:
@@ -142,8 +162,14 @@ class _Mailbox:
     def _close(self) -> None:
         """NOTE the descriptors of messages that nobody has taken are closed with the socket."""
         self.socket.close()
-        if self._folder is not None:
-            with suppress(OSError):
-                (Path(self._folder) / "peers").unlink()
-            with suppress(OSError):
-                Path(self._folder).rmdir()
+        _remove(self._name)
+
+
+def _remove(name: bytes) -> None:
+    """A socket's path with its folder; an abstract name is gone by itself."""
+    if name[:1] != b"/":
+        return
+    with suppress(OSError):
+        os.unlink(name)
+    with suppress(OSError):
+        os.rmdir(os.path.dirname(name))

@@ -261,21 +261,27 @@ class Peers:
         if not all(self.agreed("ask how memory is shared", able)):
             return
         ways: tuple[Way, ...] = ("abstract", "path")
-        for way in ways:
-            try:
-                self._try(way)
-            except DeviceError as error:
-                LOG.debug("%s", error)
-                continue
-            self._way = way
-            self._open_board()
-            return
+        with _no_more_files():
+            probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for way in ways:
+                try:
+                    self._try(way, probe)
+                except DeviceError as error:
+                    LOG.debug("%s", error)
+                    continue
+                self._way = way
+                self._open_board()
+                return
+        finally:
+            os.close(probe)
 
     def _open_board(self) -> None:
         """Process 0 makes the page on which all say what they do."""
         if self.group.size > MOST or self._way == "ipc":
             return
-        mine = [made()] if self.group.rank == 0 else []
+        with _no_more_files():
+            mine = [made()] if self.group.rank == 0 else []
         try:
             counts = [1] + [0] * (self.group.size - 1)
             came = pass_around(self.group, mine, counts, self._way, self._timeout)
@@ -289,19 +295,11 @@ class Peers:
             except OSError as error:  # a system without such locks: a killed process is then found by the time limit
                 LOG.debug("%s", error)
 
-    def _try(self, way: Way) -> None:
-        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            got = pass_around(
-                self.group,
-                [probe],
-                [1] * self.group.size,
-                way,
-                TRY if self._timeout is None else min(TRY, self._timeout),
-            )
-        finally:
-            os.close(probe)
-        for descriptor in (d for some in got for d in some):
+    def _try(self, way: Way, probe: int) -> None:
+        limit = TRY if self._timeout is None else min(TRY, self._timeout)
+        for descriptor in (
+            d for some in pass_around(self.group, [probe], [1] * self.group.size, way, limit) for d in some
+        ):
             os.close(descriptor)
 
     @property
@@ -574,6 +572,16 @@ def touched_by_others(plan: DevicePlan) -> list[Key]:
 
 def label(key: Key) -> str:
     return f"{key[0]}@{key[1]}"
+
+
+@contextmanager
+def _no_more_files() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DeviceError(
+            f"this process can open no file for memory that processes share: {error} (ulimit -n)"
+        ) from error
 
 
 def _host() -> str:
