@@ -10,7 +10,7 @@ from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.select import tune
 from tests.mock import standin
-from tests.mock.processes import kernels
+from tests.mock.processes import Processes, kernels
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,19 @@ def hip() -> Iterator[standin.StandIn]:
 def library(request: pytest.FixtureRequest) -> Iterator[standin.StandIn]:
     """Either; `face` is the driver's name."""
     yield from _fresh(standin.of(request.param))
+
+
+@pytest.fixture(scope="session")
+def _pairs() -> Iterator[dict[str, Processes]]:
+    """HIP is an old runtime: words go as IPC memory, all else as file descriptors."""
+    with Processes(2, "cuda") as cuda, Processes(2, "hip", "shared 1") as hip:
+        yield {"cuda": cuda, "hip": hip}
+
+
+@pytest.fixture(params=sorted(VENDORS))
+def both(request: pytest.FixtureRequest, _pairs: dict[str, Processes]) -> Processes:
+    """Two processes with a vendor's stand-in each, started once for all tests."""
+    return _pairs[request.param]
 
 
 def _fresh(library: standin.StandIn) -> Iterator[standin.StandIn]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
@@ -64,10 +65,10 @@ class Worker:
         return plan_of(build(cases.schedule(name), ranks, chosen), discover(self.face, ranks, processes=ranks))
 
     @contextmanager
-    def executor(self, name: str, **options: Any) -> Iterator[Any]:
+    def executor(self, name: str, timeout: float = TIMEOUT, **options: Any) -> Iterator[Any]:
         from ficco_rt.exec.executor import Executor
 
-        with Executor(self.plan(name), self.face, group=self.group, timeout=TIMEOUT, **options) as executor:
+        with Executor(self.plan(name), self.face, group=self.group, timeout=timeout, **options) as executor:
             yield executor
 
     def fill(self, executor: Any, seed: int) -> None:
@@ -114,6 +115,18 @@ class Worker:
             way = str(executor.driver._peers.way)
             assert executor.driver.describe() == "2 × stand-in"
         return f"{way}{self.left()}"
+
+    def kinds(self, name: str) -> list[str]:
+        """Of HIP: the kinds of copies to the other process, after the driver has tried them, both ways."""
+        from ficco_rt.driver.gpu.vendor import LinearCopy
+
+        with self.executor(name) as executor:
+            self.fill(executor, 0)
+            executor.run()
+            vendor, gpus = executor.driver._vendor, executor.driver._gpus
+            theirs, mine = next(iter(vendor._theirs)), gpus.ones[self.place]
+            stream = gpus.control[self.place]
+            return [vendor.copy(LinearCopy(*way, 4), stream)[1][3].name for way in ((theirs, mine), (mine, theirs))]
 
     def alone(self, name: str) -> str:
         """Each process runs a plan of one rank in a group of its own, on the GPU that `LOCAL_RANK` tells."""
@@ -190,26 +203,19 @@ class Worker:
             executor.run()
 
     def given(self, kind: str) -> tuple[Any, str]:
-        """Runs on a caller's tensors: `empty` ones, ordinary ones, or ones that cannot leave the process."""
+        """Runs on a caller's tensors of a kind; see `_tensor`."""
         return self._given(kind), self.left()
 
     def _given(self, kind: str) -> Any:
-        from ficco_rt import empty
         from ficco_rt.exec.inputs import fresh_inputs
 
-        with self.executor("gemm_ar/streamed") as executor:
+        with self.executor("gemm_ar/streamed") as executor, ExitStack() as stack:
             self.fill(executor, 3)
-            gpus, vendor = executor.driver._gpus, executor.driver._vendor
             tensors: dict[str, list[Any]] = {}
             for t in executor.plan.tensors:
-                shape, size = t.shapes[self.place], int(np.prod(t.shapes[self.place])) * 4
-                if kind == "empty" and t.kind != "scratch":
-                    tensors[t.name] = [empty(shape, t.dtype, group=self.group, driver=self.face)]
-                elif kind == "pooled" and t.kind != "scratch":
-                    tensors[t.name] = [_Array(self.gpus.pooled(self.place, size), shape)]
-                elif t.kind != "scratch":
-                    with gpus.inside(gpus.first):
-                        tensors[t.name] = [_Array(vendor.alloc(size, "a caller's tensor"), shape)]
+                shape = t.shapes[self.place]
+                if t.kind != "scratch":
+                    tensors[t.name] = [self._tensor(kind, executor.driver, shape, t.dtype, stack)]
             bound = executor.bind(**tensors)
             for name, arrays in fresh_inputs(executor.plan, 3, "exact").items():
                 executor.driver.write(bound.memory[name, self.place], arrays[self.place])
@@ -217,10 +223,36 @@ class Worker:
                 executor.run(bound)
             got = {("C", self.place): executor.driver.read(bound.memory["C", self.place])}
             executor.release(bound)
-            for array in (array for arrays in tensors.values() for array in arrays if kind == "ordinary"):
-                with gpus.inside(gpus.first):
-                    vendor.free(array.address)
         return got
+
+    def _tensor(self, kind: str, driver: Any, shape: tuple[int, ...], dtype: Any, stack: ExitStack) -> Any:
+        """A caller's tensor: of `ficco_rt.empty`; a part of an ordinary allocation, as of PyTorch's allocator; over two
+        mappings made for sharing, as of its expandable segments; of a mapping, or a pool, that stays in the process."""
+        from ficco_rt import empty
+
+        gpus, vendor, size = driver._gpus, driver._vendor, 4 * int(np.prod(shape))
+        if kind == "empty":
+            return empty(shape, dtype, group=self.group, driver=self.face)
+        if kind == "mapped":
+            return _Array(self.gpus.mapped(self.place, 1 << 21), shape)
+        if kind == "pooled":
+            return _Array(self.gpus.pooled(self.place, size), shape)
+        with gpus.inside(gpus.first):
+            if kind == "ordinary":
+                address = vendor.alloc(size + 4096, "a caller's tensor")
+                stack.callback(self._inside, gpus, vendor.free, address)
+                return _Array(address + 512, shape)
+            sharing, ordinal = vendor.sharing(), gpus.first.local
+            step = sharing.granularity(ordinal, "")
+            handles = [sharing.create(ordinal, step, False, "a segment") for _ in range(2)]
+            mapped = sharing._mapped(handles, [step, step], (ordinal,), "a segment")
+            stack.callback(self._inside, gpus, sharing.unmap, mapped)
+            return _Array(mapped.address + step - size // 2 // 256 * 256, shape)
+
+    @staticmethod
+    def _inside(gpus: Any, give_back: Callable[[Any], None], what: Any) -> None:
+        with gpus.inside(gpus.first):
+            give_back(what)
 
     def captured(self, name: str, replays: int) -> tuple[list[Any], str]:
         """The run as a part of a caller's graph, a graph in each process, replayed at each one's own pace."""
@@ -265,6 +297,22 @@ class Worker:
                 executor.run()
             return before, held()
 
+    # ---- faults
+
+    def life(self, name: str, dies: int = -1, call: int = 0, folder: str = "", timeout: float = TIMEOUT) -> str:
+        """Opened, bound, run on streams and as graphs, closed; process `dies` is killed at a call of its driver. How
+        many calls there are."""
+        tempfile.tempdir = folder or None
+        if self.place == dies:
+            self.gpus.set(f"kill {call}")
+        with self.executor(name, timeout) as executor:
+            self.fill(executor, 0)
+            for executor.graph in (False, True):
+                executor.run()
+                executor.run()
+        tempfile.tempdir = None
+        return f"{self.gpus.calls()}{self.left()}"
+
     def doomed(self, name: str, dies: int, call: int, graph: bool) -> str:
         """Process `dies` is killed at a call of its runs; the other one tells."""
         with self.executor(name, graph=graph) as executor:
@@ -275,6 +323,61 @@ class Worker:
             for _ in range(1000):
                 executor.run()
         return "nobody was killed"
+
+    def absent(self, name: str, step: int, timeout: float) -> str:
+        """Process 1 does not come to one of the exchanges of a life."""
+        from ficco_rt.group import Group
+
+        class Absent(Group):
+            left = step
+
+            def exchange(self, mine: bytes, timeout: float | None, what: str = "") -> tuple[bytes, ...]:
+                if self.rank and not self.left:
+                    raise _AbsentError
+                self.left -= 1
+                return super().exchange(mine, timeout, what)
+
+        self.group = Absent(self.group)
+        try:
+            return self.life(name, timeout=timeout)
+        except _AbsentError:
+            return f"absent{self.left()}"
+
+    def refusing(self, name: str, refused: str) -> str:
+        """Sockets of these names are not reached: those in the network namespace, and those in folders."""
+        from ficco_rt.driver.gpu.descriptors import _Mailbox
+
+        right = _Mailbox.send
+
+        def send(self: _Mailbox, message: bytes, descriptors: Sequence[int], name: bytes) -> None:
+            if ("abstract" if name[:1] == b"\0" else "path") in refused:
+                raise ConnectionRefusedError(111, "Connection refused")
+            right(self, message, descriptors, name)
+
+        _Mailbox.send = send  # type: ignore[method-assign]
+        try:
+            return self.opened(name)
+        finally:
+            _Mailbox.send = right  # type: ignore[method-assign]
+
+    def unequal(self, name: str, kind: str, timeout: float) -> tuple[list[Any], str]:
+        """The processes do not do the same."""
+        with self.executor(name, timeout) as executor:
+            self.fill(executor, 0)
+            executor.graph = kind == "graphs" and self.place == 0
+            executor.run()
+            if kind == "runs" and self.place == 0:
+                executor.run()
+            if kind == "binds":
+                executor.run() if self.place else executor.driver.bind(dict(executor._owned))
+            found = [self.outputs(executor)]
+            if self.place == 1 and kind != "graphs":  # it is there, and does nothing
+                time.sleep(2 * timeout)
+        return found, self.left()
+
+
+class _AbsentError(Exception):
+    pass
 
 
 class _Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +14,13 @@ from ficco_rt.exec.verify import compare
 from tests import cases
 from tests.mock.processes import Processes
 
-DRAWN = cases.few(cases.SCHEDULES, 6, 1)
+DRAWN = [
+    (face, name, number)
+    for face, names in (("cuda", cases.few(cases.SCHEDULES, 6, 1)), ("hip", cases.few(cases.SCHEDULES, 3, 2)))
+    for number, name in enumerate(names)
+]
 SEEDS = 20 if cases.ALL else 4
-
-
-@pytest.fixture(scope="module")
-def both() -> Iterator[Processes]:
-    with Processes(2) as started:
-        yield started
+MODERN = "version 70100000"  # of HIP: all memory goes as file descriptors, which imports take by value
 
 
 def _right(name: str, answers: list[Any]) -> None:
@@ -37,24 +37,38 @@ def _right(name: str, answers: list[Any]) -> None:
         assert result.ok, (seed, result.worst)
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_right_in_every_order(both: Processes, name: str) -> None:
-    settings = "flush 1" if DRAWN.index(name) % 2 else ""
+@pytest.mark.parametrize(("both", "name", "number"), DRAWN, indirect=["both"])
+def test_right_in_every_order(both: Processes, name: str, number: int) -> None:
+    settings = ("", {"cuda": "flush 1", "hip": MODERN}[both.face])[number % 2]
     _right(name, both.ask("shipped", name, SEEDS, settings=settings))
 
 
-@pytest.mark.parametrize("name", cases.few(cases.SCHEDULES, 1, 3))
+@pytest.mark.parametrize(("both", "name"), [("cuda", n) for n in cases.few(cases.SCHEDULES, 1, 3)], indirect=["both"])
 def test_graphs_of_callers_are_replayed_in_each_process(both: Processes, name: str) -> None:
+    """HIP takes no part in callers' graphs."""
     _right(name, both.ask("captured", name, SEEDS))
 
 
-def test_memory_by_handles_where_descriptors_do_not_pass(both: Processes) -> None:
-    settings = "way 0; shared 1"
-    assert both.ask("opened", "ag_gemm/streamed", settings=settings) == ["IPC handles"] * 2
+@pytest.mark.parametrize(
+    ("refused", "settings", "way"),
+    [
+        ("abstract", "", "file descriptors over a path"),  # containers with network namespaces of their own
+        ("abstract path", "shared 1", "IPC handles"),  # and with folders of their own
+        ("", "way 0; shared 1", "IPC handles"),
+    ],
+)
+def test_memory_goes_by_the_way_that_there_is(both: Processes, refused: str, settings: str, way: str) -> None:
+    assert both.ask("refusing", "ag_gemm/streamed", refused, settings=settings) == [way] * 2
 
 
-def test_each_process_sees_its_own_gpu_alone(both: Processes) -> None:
-    settings = "devices 1; uuid PLACE"
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "devices 1; uuid PLACE",  # each process sees its own GPU alone
+        f"devices 2; uuid PLACE; {MODERN}",  # and the second one's GPU stands first in the second one alone
+    ],
+)
+def test_processes_see_other_gpus(both: Processes, settings: str) -> None:
     assert both.ask("opened", "gemm_rs/streamed", settings=settings) == ["file descriptors"] * 2
 
 
@@ -68,10 +82,15 @@ def test_groups_that_are_not_the_job(both: Processes) -> None:
     [
         ("devices 1", "UsageError: processes 0 and 1 have the same GPU"),
         ("link 0 1 0", "has no direct access to the memory of process"),
+        # a GPU that the other process does not see, and cannot reach: a part of a GPU (MIG), say
+        ("devices 1; uuid PLACE; link 0 63 0", "take whole GPUs, no parts of them (MIG), that reach each other"),
+        ("way 0; shared 0", "neither as file descriptors nor by IPC handles; run all ranks in one process"),
+        ("way 0; shared 1; fail IPC 1 201", "or start them with --ipc=host and --pid=host"),
     ],
 )
 def test_gpus_that_do_not_go_together(both: Processes, settings: str, said: str) -> None:
-    for answer in both.ask("opened", "ag_gemm/streamed", settings=settings):
+    opened = {"cuda": "cuIpcOpenMemHandle", "hip": "hipIpcOpenMemHandle"}[both.face]
+    for answer in both.ask("opened", "ag_gemm/streamed", settings=settings.replace("IPC", opened)):
         assert said in answer or "process 0 failed" in answer or "all but 0" in answer, answer
         assert "LEFT" not in answer
 
@@ -92,31 +111,72 @@ def test_another_order_is_told(both: Processes) -> None:
     assert not any("LEFT" in answer for answer in answers)
 
 
-FUNCTIONS = (
-    "cuMemCreate",
-    "cuMemAddressReserve",
-    "cuMemMap",
-    "cuMemSetAccess",
-    "cuMemExportToShareableHandle",
-    "cuMemImportFromShareableHandle",
-    "cuMemGetAllocationGranularity",
-    "cuDeviceGetUuid",
-)
+FUNCTIONS = {
+    "cuda": (
+        "cuMemCreate",
+        "cuMemAddressReserve",
+        "cuMemMap",
+        "cuMemSetAccess",
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemGetAllocationGranularity",
+        "cuDeviceGetUuid",
+    ),
+    "hip": (
+        "hipMemCreate",
+        "hipMemAddressReserve",
+        "hipMemMap",
+        "hipMemSetAccess",
+        "hipMemExportToShareableHandle",
+        "hipMemImportFromShareableHandle",
+        "hipMemGetAllocationGranularity",
+        "hipMemGetAddressRange",
+        "hipPointerGetAttribute",
+        "hipIpcGetMemHandle",
+        "hipIpcOpenMemHandle",
+        "hipDeviceGetUuid",
+    ),
+}
+UNKNOWN = {"cuda": "CUDA_ERROR_UNKNOWN", "hip": "hipErrorUnknown"}
 
 
 def test_each_call_of_the_exchange_fails_once(both: Processes) -> None:
     """The process whose call fails tells it; the other one tells that the first has failed; then all is well."""
-    mine, theirs = both.ask("faults", "ag_gemm/streamed", FUNCTIONS, limit=120)
-    for function, said, told in zip(FUNCTIONS, mine, theirs, strict=True):
+    functions = FUNCTIONS[both.face]
+    mine, theirs = both.ask("faults", "ag_gemm/streamed", functions, limit=120)
+    for function, said, told in zip(functions, mine, theirs, strict=True):
         assert said.startswith(f"{function}: {function}"), said
-        assert "CUDA_ERROR_UNKNOWN" in said
+        assert UNKNOWN[both.face] in said
         assert f"process 0 failed: {function}" in told or f"process 0 of 2 has left: {function}" in told, told
         assert "LEFT" not in said + told, (said, told)
 
 
+ABSENT = range(24)
+
+
+@pytest.mark.parametrize(
+    ("both", "step"),
+    [(face, step) for turn, face in enumerate(("cuda", "hip")) for step in cases.few(ABSENT, 3, turn)],
+    indirect=["both"],
+)
+def test_a_process_that_does_not_come_to_an_exchange(both: Processes, step: int) -> None:
+    told, absent = both.ask("absent", "ag_gemm/streamed", step, 0.4)
+    assert absent == "absent" or absent.startswith(("DeviceError: process 1 has waited", "LeftError: ")), absent
+    assert told.startswith("DeviceError: process 0 has waited"), told
+    assert told.endswith(", and process 1 of 2 has not come")
+
+
 @pytest.mark.parametrize(("kind", "settings"), [("empty", ""), ("ordinary", "shared 1"), ("empty", "way 0; shared 1")])
 def test_tensors_of_callers(both: Processes, kind: str, settings: str) -> None:
-    answers = both.ask("given", kind, settings=settings)
+    _tensors(both.ask("given", kind, settings=settings))
+
+
+@pytest.mark.parametrize("both", ["cuda"], indirect=True)
+def test_expandable_segments_that_were_made_for_sharing(both: Processes) -> None:
+    _tensors(both.ask("given", "expandable"))
+
+
+def _tensors(answers: list[Any]) -> None:
     for answer in answers:
         assert not isinstance(answer, str), answer
         assert answer[1] == ""
@@ -128,27 +188,80 @@ def test_tensors_of_callers(both: Processes, kind: str, settings: str) -> None:
     assert result.ok, result.worst
 
 
-def test_memory_that_cannot_leave_the_process(both: Processes) -> None:
-    answers = both.ask("given", "pooled", settings="shared 1")
+@pytest.mark.parametrize(
+    ("both", "kind"),
+    [("cuda", "mapped"), ("cuda", "pooled"), ("hip", "mapped"), ("hip", "expandable")],
+    indirect=["both"],
+)
+def test_memory_that_cannot_leave_the_process(both: Processes, kind: str) -> None:
+    """HIP's runtimes do not all count handles of mapped memory."""
+    answers = both.ask("given", kind, settings="shared 1")
     assert any("cannot be given to other processes; take tensors of ficco_rt.empty" in answer for answer in answers), (
         answers
     )
     assert not any("LEFT" in answer for answer in answers), answers
 
 
-def test_runs_leave_nothing(both: Processes) -> None:
-    for before, after in both.ask("flat", "gemm_rs/ring", 100):
+@pytest.mark.parametrize("both", ["hip"], indirect=True)
+def test_copies_to_the_other_process_that_do_not_arrive(both: Processes) -> None:
+    """They are seen at the start, and made by compute units."""
+    assert both.ask("kinds", "gemm_rs/chunked") == [["hipMemcpyDeviceToDeviceNoCU"] * 2] * 2
+    assert both.ask("kinds", "gemm_rs/chunked", settings="copies_lost 1") == [["hipMemcpyDeviceToDevice"] * 2] * 2
+
+
+@pytest.mark.parametrize(("both", "runs"), [("cuda", 100), ("hip", 20)], indirect=["both"])
+def test_runs_leave_nothing(both: Processes, runs: int) -> None:
+    for before, after in both.ask("flat", "gemm_rs/ring", runs):
         assert before == after
 
 
-KILLS = [(1, 61, True), (0, 37, False), (0, 5, True)]
+def test_one_process_may_replay_graphs_while_the_other_issues_streams(both: Processes) -> None:
+    _right("ag_gemm/streamed", both.ask("unequal", "ag_gemm/streamed", "graphs", 15.0))
 
 
-@pytest.mark.parametrize(("dies", "call", "graph"), KILLS if cases.ALL else KILLS[:1])
+def test_numbers_of_runs_and_bindings_that_differ_are_told(both: Processes) -> None:
+    told, right = both.ask("unequal", "ag_gemm/streamed", "runs", 0.5)
+    assert told.startswith("DeviceError: the run did not end within 0.5 s (--timeout)\nprocess 1 runs nothing, since ")
+    assert "1 runs issued, 1 seen to end (this process, 0, has issued 2: all run the same)" in told
+    assert right[1] == ""
+    binds, runs = both.ask("unequal", "ag_gemm/streamed", "binds", 0.5)
+    assert binds == "DeviceError: process 0 has waited 0.5 s for bind tensors, and process 1 of 2 has not come"
+    assert runs.startswith("DeviceError: the run did not end within 0.5 s (--timeout)\nprocess 0 "), runs
+    assert "1 runs issued, 1 seen to end (this process, 1, has issued 2: all run the same)" in runs
+
+
+KILLS = {"cuda": [(1, 61, True), (0, 37, False), (0, 5, True)], "hip": [(0, 61, False), (1, 5, True)]}
+
+
+@pytest.mark.parametrize(
+    ("both", "dies", "call", "graph"),
+    [(face, *kill) for face, kills in KILLS.items() for kill in (kills if cases.ALL else kills[:1])],
+    indirect=["both"],
+)
 def test_a_killed_process_ends_the_other(both: Processes, dies: int, call: int, graph: bool) -> None:
-    """And the next start works: the next case asks again."""
     answers = both.ask("doomed", "ag_gemm/streamed", dies, call, graph, once=True)
     assert answers[dies] == "gone"
     assert answers[1 - dies].startswith(f"DeviceError: process {dies} ended in the midst of a run\n"), answers[1 - dies]
     assert f"process {dies} is gone; when it ended: it" in answers[1 - dies]
     assert "LEFT" not in answers[1 - dies]
+
+
+# Calls of a life by their numbers: devices and streams, memory and its exchange, kernels and graphs, the run, the end.
+STEPS = [1, *range(20, 460, 20), 600, 1000]
+
+
+@pytest.mark.parametrize(
+    ("both", "call"),
+    [(face, call) for turn, face in enumerate(("cuda", "hip")) for call in cases.few(STEPS, 3, turn)],
+    indirect=["both"],
+)
+def test_a_process_is_killed_at_any_step(both: Processes, call: int, tmp_path: Path) -> None:
+    """The other one ends, and says so if it had to wait; nothing is left, and the next start works."""
+    dies = call // 20 % 2
+    answers = both.ask("life", "ag_gemm/streamed", dies, call, str(tmp_path), 1.5, once=True)
+    assert answers[dies] == "gone" or answers[dies].isdecimal(), answers[dies]
+    other = answers[1 - dies]
+    assert other.isdecimal() or other.startswith(("DeviceError: process", "DeviceError: the run did not end")), other
+    assert "LEFT" not in other, other
+    assert not list(tmp_path.iterdir())
+    assert not [name for name in os.listdir("/dev/shm") if "ficco" in name]

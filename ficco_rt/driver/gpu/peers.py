@@ -37,11 +37,16 @@ LOG = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, int]  # a tensor and a rank
 
+TENSOR = "@"  # in the labels of tensors alone
 TRY = 5.0  # seconds that a first message between processes gets
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
 _NO_EXPORT = (
     "this tensor's memory cannot be given to other processes; take tensors of ficco_rt.empty(…), or of ordinary "
     "allocations (cudaMalloc; PyTorch's default allocator)"
+)
+_NOTHING_LEAVES = (
+    "memory of this GPU cannot be given to other processes, neither as file descriptors nor by IPC handles; run all "
+    "ranks in one process"
 )
 _NO_IPC = (
     "memory of another process cannot be opened by its IPC handle; give containers a common network namespace or a "
@@ -372,7 +377,7 @@ class Peers:
             try:
                 number, offset = self._area(address, size, label, made)
             except Refused as error:
-                error.advice = _NO_EXPORT
+                error.advice = _NO_EXPORT if TENSOR in label else _NOTHING_LEAVES
                 raise
             places[label] = [number, offset]
         new = {
@@ -441,11 +446,15 @@ class Peers:
             for number, (sizes, ipc) in said["new"].items():
                 what = f"memory of process {p}"
                 sharing = self._sharing = self._sharing or self._vendor.sharing()
-                if ipc:
-                    mapped = Mapped(self._opened(sharing, bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
-                else:
-                    mapped = sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
-                    at += len(sizes)
+                try:
+                    if ipc:
+                        mapped = Mapped(sharing.open(bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
+                    else:
+                        mapped = sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
+                        at += len(sizes)
+                except Refused as error:
+                    error.advice = error.advice or (_NO_IPC if ipc else self._no_access(p))
+                    raise
                 self._theirs[p, int(number)] = Found(mapped, bool(ipc))
         finally:
             for descriptor in descriptors:
@@ -459,13 +468,11 @@ class Peers:
             made.addresses[label] = self._theirs[key].mapped.address + offset
         self._unmap_unused()
 
-    @staticmethod
-    def _opened(sharing: Sharing, handle: bytes, size: int, what: str) -> int:
-        try:
-            return sharing.open(handle, size, what)
-        except Refused as error:
-            error.advice = error.advice or _NO_IPC
-            raise
+    def _no_access(self, p: int) -> str:
+        return (
+            f"this process's GPU cannot use memory of process {p}'s GPU; take whole GPUs, no parts of them (MIG), that "
+            f"reach each other ({self._vendor.topology} shows them), and name them in {self._vendor.visible}"
+        )
 
     def _unmap_unused(self) -> None:
         closing = Closing()
@@ -571,7 +578,7 @@ def touched_by_others(plan: DevicePlan) -> list[Key]:
 
 
 def label(key: Key) -> str:
-    return f"{key[0]}@{key[1]}"
+    return f"{key[0]}{TENSOR}{key[1]}"
 
 
 @contextmanager
