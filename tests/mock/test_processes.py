@@ -162,8 +162,9 @@ ABSENT = range(24)
 def test_a_process_that_does_not_come_to_an_exchange(both: Processes, step: int) -> None:
     told, absent = both.ask("absent", "ag_gemm/streamed", step, 0.4)
     assert absent == "absent" or absent.startswith(("DeviceError: process 1 has waited", "LeftError: ")), absent
-    assert told.startswith("DeviceError: process 0 has waited"), told
-    assert told.endswith(", and process 1 of 2 has not come")
+    gone = "memory of another process cannot be opened by its IPC handle. Has that process ended?"
+    assert told.startswith("DeviceError: process 0 has waited") or gone in told, told
+    assert told.endswith(", and process 1 of 2 has not come") or gone in told, told
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("empty", ""), ("ordinary", "shared 1"), ("empty", "way 0; shared 1")])

@@ -31,16 +31,21 @@ _HEAD = struct.Struct("<16sII")  # of a message: the receiver's token, the sende
 _MOST = 128  # descriptors in a message; Linux takes 253
 
 
+class NotPassedError(DeviceError):
+    """The processes are all there, and descriptors do not pass between them in this way."""
+
+
 def pass_around(
     group: Group, mine: Sequence[int], counts: Sequence[int], way: Way, timeout: float | None
 ) -> list[list[int]]:
     """Every process's descriptors, in order of processes; the own ones are left out. `counts`: how many each process
-    has. The caller closes what comes. DeviceError, in every process: somebody's did not come."""
+    has. The caller closes what comes. NotPassedError, in every process: somebody's did not come. Another DeviceError: a
+    process did not come, or has left."""
     came: list[list[int]] = [[] for _ in range(group.size)]
     try:
         troubles = _passed(group, mine, counts, way, timeout, came)
         if troubles:
-            raise DeviceError("file descriptors did not pass between the processes: " + "; ".join(troubles))
+            raise NotPassedError("file descriptors did not pass between the processes: " + "; ".join(troubles))
     except BaseException:
         for descriptor in (d for some in came for d in some):
             os.close(descriptor)

@@ -27,7 +27,7 @@ from ...group import Group, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
-from .descriptors import Way, pass_around
+from .descriptors import NotPassedError, Way, pass_around
 from .devices import facts_of
 from .refused import Closing, Refused, concerning
 from .sharing import Mapped, Sharing
@@ -49,9 +49,9 @@ _NOTHING_LEAVES = (
     "ranks in one process"
 )
 _NO_IPC = (
-    "memory of another process cannot be opened by its IPC handle; give containers a common network namespace or a "
-    "common folder for temporary files (then memory passes as file descriptors), or start them with --ipc=host and "
-    "--pid=host"
+    "memory of another process cannot be opened by its IPC handle. Has that process ended? Do containers keep the "
+    "processes apart? Then give them a common network namespace, or a common folder for temporary files (memory then "
+    "passes as file descriptors), or start them with --ipc=host and --pid=host"
 )
 
 
@@ -272,7 +272,7 @@ class Peers:
             for way in ways:
                 try:
                     self._try(way, probe)
-                except DeviceError as error:
+                except NotPassedError as error:
                     LOG.debug("%s", error)
                     continue
                 self._way = way
