@@ -221,10 +221,12 @@ def test_grammar_is_the_implemented_one() -> None:
     rng = random.Random(1)
     words = sorted({t for text in texts for t in re.findall(r"\w+|<-|\.\.|[^\w\s]", re.sub(r"#.*", "", text))})
     refused = 0
-    for text in texts:
+    shipped = len(library.entries())
+    for number, text in enumerate(texts):
         assert accepts(ours, text) == accepts(page, text)
         tokens = [str(t) for t in ours.lex(text)] if accepts(ours, text) else []
-        for _ in range(10 if tokens else 0):
+        # the page has each construct; shipped schedules are long, and have a few of them over and over
+        for _ in range((2 if number < shipped else 6) if tokens else 0):
             damaged = tokens.copy()
             for _ in range(rng.choice((1, 1, 2))):
                 i = rng.randrange(len(damaged))
@@ -239,6 +241,7 @@ def test_grammar_is_the_implemented_one() -> None:
                     j = rng.randrange(len(damaged))
                     damaged[i], damaged[j] = damaged[j], damaged[i]
             joined = " ".join(damaged)
-            assert accepts(ours, joined) == accepts(page, joined), joined
-            refused += not accepts(ours, joined)
+            accepted = accepts(ours, joined)
+            assert accepted == accepts(page, joined), joined
+            refused += not accepted
     assert refused > 100

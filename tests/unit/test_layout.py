@@ -10,6 +10,7 @@ import tomllib
 from collections import deque
 from collections.abc import Mapping
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -154,11 +155,13 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports(name: str, tree: ast.Module) -> list[tuple[int, str, bool]]:
+@cache  # what is read of a tree, and no tree: the garbage collector would look at all of them again and again
+def imports(name: str) -> tuple[tuple[int, str, bool], ...]:
     """(line, absolute module, at the top of the file) of every import, those in functions too."""
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
     top = {id(node) for node in tree.body}
-    found = []
+    found: list[tuple[int, str, bool]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name, id(node) in top) for alias in node.names]
@@ -170,7 +173,7 @@ def imports(name: str, tree: ast.Module) -> list[tuple[int, str, bool]]:
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 found.append((node.lineno, full if full in MODULES else base, id(node) in top))
-    return found
+    return tuple(found)
 
 
 def place(name: str) -> str:
@@ -184,10 +187,9 @@ def inside(name: str, places: set[str]) -> bool:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_follow_the_arrows(name: str) -> None:
-    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     row = place(name)
     wrong = []
-    for line, target, at_top in imports(name, tree):
+    for line, target, at_top in imports(name):
         root = target.split(".")[0]
         if root in VENDOR:
             good = inside(name, BINDS) and not at_top
@@ -221,10 +223,7 @@ def circle(graph: Mapping[str, set[str]], start: str) -> list[str]:
 
 def test_no_circle_of_imports() -> None:
     """Imports inside functions and under TYPE_CHECKING count too: two modules that need each other are one thing."""
-    graph = {
-        name: {target for _, target, _ in imports(name, ast.parse(path.read_text(encoding="utf-8")))} & set(MODULES)
-        for name, path in MODULES.items()
-    }
+    graph = {name: {target for _, target, _ in imports(name)} & set(MODULES) for name in MODULES}
     circles = {frozenset(way): " → ".join(way) for name in MODULES if (way := circle(graph, name))}
     assert not circles, "\n".join(circles.values())
 
@@ -253,8 +252,13 @@ def test_only_the_command_line_prints_and_exits() -> None:
     for name, path in MODULES.items():
         if inside(name, {"ficco_rt.cli"}):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if not re.search(r"\b(exit|quit|_exit|print)\(", text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call):
+                continue
+            if not isinstance(node.func, ast.Name | ast.Attribute):
                 continue
             called = ast.unparse(node.func)
             if called in ("exit", "quit", "sys.exit", "os._exit", "print"):

@@ -502,10 +502,10 @@ def test_sixty_four_ranks_in_eight_nodes_are_explained(run: Run) -> None:
     assert code == 1
     assert "rank 0 writes G@8, the memory of another node: ranks reach each other by messages alone" in error
     ficco.save_machine(nodes().as_one_node(), "reached.toml")
-    code, text, _ = run("ficco", "explain", NAME, "--gpus", "64", "--machine", "reached.toml", *sizes)
+    code, text, _ = run("ficco", "explain", NAME, "--gpus", "16", "--machine", "reached.toml", *sizes)
     assert code == 0
-    assert "\n  switch of tier node: each port that is used carries 28.0 KiB, " in text
-    assert "\n  switch of tier network: each port that is used carries 224 KiB, " in text
+    assert "\n  switch of tier node: each port that is used carries 112 KiB, " in text
+    assert "\n  switch of tier network: each port that is used carries 128 KiB, " in text
     by_two = ("ficco", "explain", "ag_gemm/hierarchical", "--gpus", "64", "--machine", str(NODES), *sizes)
     code, text, _ = run(*by_two, "--set", "node=8")
     assert code == 0
