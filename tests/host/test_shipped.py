@@ -15,7 +15,7 @@ from ficco_rt.machine.profiles import profile
 from tests import cases
 
 _A, _B = TypeVar("_A"), TypeVar("_B")
-SEEDS = 200 if cases.ALL else 100
+SEEDS = 200 if cases.ALL else 40
 
 
 def drawn(kinds: Sequence[tuple[_A, _B]], count: int) -> list[tuple[str, _A, _B]]:
