@@ -33,10 +33,11 @@ from ficco_rt.plan.ir import Plan
 from ficco_rt.sim.simulate import simulate
 
 from . import families, kept, selected
+from .executors import ask_for_connections
 from .gpus import find_gpus
 from .kept import Figure, Kept, Measurement
 from .measure import COPIES, GEMM
-from .ours import Ours, ask_for_connections, plan_for
+from .ours import Ours, plan_for
 from .scenarios import DEFAULT_FILE, Scenario, load
 from .stats import slowest, spread, tolerance
 from .variants import Variant, variants

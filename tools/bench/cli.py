@@ -3,38 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from ficco_rt.errors import DeviceError, UsageError, exit_code
 from ficco_rt.files import REPORT, FileKind, check_outputs, write_atomic
+from ficco_rt.group import Group
+from ficco_rt.transports import launched
 
-from . import kept, plot, report
+from . import crews, kept, plot, report
+from .crews import KINDS, Join
 from .gpus import find_gpus
-from .measure import Row, Settings, measure
-from .ours import Ours
-from .peers import KINDS, Peer
-from .scenarios import DEFAULT_FILE, Scenario, chosen, decode, load
-from .stats import ITEM
-from .variants import MODES, Variant, variants
-from .workers import Crew
+from .measure import PROCESSES, Row, Settings, measure
+from .scenarios import DECODE_FEW, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
+from .variants import CHOSEN, MODES, Variant, variants
 
-START = 180.0  # seconds for the workers to come up
+QUICK_ROWS = ("qkv70b_2k", "qkv8b_16k", "o8b_16k", "down8b_16k", "decode_64")  # of `--processes --quick`
 PLOT = FileKind("plot", (".svg",))
 
 DESCRIPTION = """\
-The shipped schedules beside NCCL then cuBLAS, PyTorch's async TP and NCCL's copy-engine collectives, and the limit:
-the longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, all GPUs, contestants in turns.
+The shipped schedules beside NCCL then cuBLAS, PyTorch's async TP, NCCL's copy-engine collectives, and the limit: the
+longer of the whole cuBLAS GEMM alone and staggered copies alone. One run, all GPUs, contestants in turns. cuBLASMp
+takes part where it is installed.
 
     python -m tools.bench                                  # the 14 rows of tools/bench/scenarios.json
     python -m tools.bench --decode                         # M = 16 … 2048
     python -m tools.bench --only qkv70b --quick            # a first look
     python -m tools.bench --ranks 8                        # on two GPUs: what a rank of eight takes
+    python -m tools.bench --processes                      # a process a GPU beside one process: 14 rows and decode
+    torchrun --nproc-per-node 2 -m tools.bench --processes # the same in the processes of a launcher (mpirun, srun)
     python -m tools.bench --scenarios mine.json --json out.json --svg out.svg
     python -m tools.bench campaign --help                  # many measurements, cheap ones, for models and choices
 
@@ -51,12 +53,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--only", action="append", default=[], metavar="TEXT", help="scenarios whose name contains TEXT; repeatable")
     add("--gpus", type=_from(2), metavar="N", help="GPUs, one a rank (default: all)")
     add("--ranks", type=_from(2), metavar="R", help="on two GPUs, what a rank of R takes; ours and the limit")
-    add("--rounds", type=_from(1), default=10, metavar="N", help="turns of every contestant (10)")
+    add("--processes", action="store_true", help="ours also in a process a GPU, as it is chosen for the sizes")
+    add("--rounds", type=_from(1), metavar="N", help="turns of every contestant (10; --processes: 4)")
     add("--singles", type=_from(1), default=3, metavar="N", help="single runs a turn (3)")
-    add("--loop", type=_from(3), default=20, metavar="N", help="runs back to back a turn, fewer if they are long (20)")
+    add("--loop", type=_from(3), metavar="N", help="runs back to back, fewer if they are long (20; --processes: 1000)")
     add("--warmup", type=_from(1), default=2, metavar="N", help="runs before a turn is timed (2)")
-    add("--finalists", type=_from(1), default=3, metavar="N", help="of ours, that take part in the rounds (3)")
-    add("--quick", action="store_true", help="3 rounds, 2 finalists, at most 2 values of every parameter")
+    add("--finalists", type=_from(1), metavar="N", help="of ours, that take part in the rounds (3; --processes: 1)")
+    add("--quick", action="store_true", help="3 rounds, 2 finalists, 2 values of a parameter; --processes: few rows")
     add("--skip", action="append", default=[], choices=KINDS, metavar="PEER", help=f"leave out: {', '.join(KINDS)}")
     add("--seed", type=_from(0), default=1, metavar="N", help="of the operands (1)")
     add("--json", type=Path, metavar="FILE", help="keep what is measured; after each row what there is so far")
@@ -79,8 +82,22 @@ def _from(least: int) -> Callable[[str], int]:
 def main(arguments: Sequence[str]) -> int:
     """The process's exit code."""
     options = parse(arguments)
+    direct = partial(run, options)
     try:
-        return bench(options)
+        if options.processes and launched()[1] > 1:
+            from . import members
+
+            return members.launched(direct, Group.from_env())
+    except (UsageError, DeviceError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return exit_code(error)
+    return direct()
+
+
+def run(options: argparse.Namespace, join: Join | None = None) -> int:
+    """The exit code. `join` makes the crew of processes that a launcher has started."""
+    try:
+        return bench(options, join)
     except (UsageError, DeviceError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return exit_code(error)
@@ -89,45 +106,52 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
-def bench(options: argparse.Namespace) -> int:
+def bench(options: argparse.Namespace, join: Join | None = None) -> int:
     """Measure and report. Raises UsageError, DeviceError."""
+    processes = options.processes
     if options.decode and options.scenarios:
         raise UsageError("--decode and --scenarios both say what to measure; give one of them")
+    if processes and options.ranks:
+        raise UsageError("--processes has a GPU a rank: leave --ranks out")
     check_outputs([(REPORT, options.json), (PLOT, options.svg)], [options.scenarios or DEFAULT_FILE])
     if options.svg:
         plot.check_available()
-    scenarios, notes = (decode(), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)
+    scenarios, notes = _scenarios(options)
     gpus = find_gpus(options.gpus)
     ranks = _ranks(options.ranks, gpus)
     picked = chosen(scenarios, options.only, ranks)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+    rounds, loop, finalists = (4, 1000, 1) if processes else (10, 20, 3)
+    rounds, finalists = options.rounds or rounds, options.finalists or finalists
     settings = Settings(
         ranks=ranks,
         gpus=gpus,
-        rounds=min(3, options.rounds) if options.quick else options.rounds,
+        rounds=min(3, rounds) if options.quick else rounds,
         singles=options.singles,
-        loop=options.loop,
+        loop=options.loop or loop,
         warmup=options.warmup,
-        finalists=min(2, options.finalists) if options.quick else options.finalists,
+        finalists=min(2, finalists) if options.quick else finalists,
         seed=options.seed,
     )
-    values = 2 if options.quick else None
+    values = CHOSEN if processes else 2 if options.quick else None
+    skip = [*options.skip, "nccl-ce"] if processes else options.skip
     rows: list[Row] = []
     about = {"source": "run", "date": date.today().isoformat(), "command": kept.command(options.said)}
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ficco-bench.") as folder:
-        crews = _crews(picked, settings, values, options.skip, folder)
+        started = crews.crews(picked, settings, values, skip, folder)
         try:
-            for crew in crews.values():
-                crew.ready(START)
-                about |= crew.ask("about")[0]
+            if processes:
+                started[PROCESSES] = crews.members(ranks, join)
+            up, told = crews.ready(started)
+            about |= told
             if gpus < ranks:
                 about["ranks"] = f"{ranks}, for which two GPUs stand: numbers are not verified, peers not measured"
             print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
             for scenario in picked:
-                pieces = _pieces(variants(scenario.operation, values))
-                rows.append(measure(scenario, pieces, settings, crews, _say))
+                pieces = _pieces(variants(scenario.operation, values or None))
+                rows.append(measure(scenario, pieces, settings, up, _say))
                 _say(_line(rows[-1], time.monotonic() - begun))
                 if options.json:
                     kept.write(options.json, kept.of_run(rows, settings, about, complete=len(rows) == len(picked)))
@@ -135,12 +159,24 @@ def bench(options: argparse.Namespace) -> int:
             _tell(rows)  # what is measured is measured
             raise
         finally:
-            for crew in crews.values():
+            for crew in started.values():
                 crew.close()
     _tell(rows)
     if options.svg:
         write_atomic(options.svg, plot.svg(rows, f"{about.get('gpus', '')}: limit / time, single runs"))
     return 4 if any(entry.wrong for row in rows for entry in row.entries.values()) else 0
+
+
+def _scenarios(options: argparse.Namespace) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:
+    """What is measured, and notes. Raises UsageError."""
+    if not options.processes:
+        return (decode(), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)
+    few = decode(DECODE_FEW, OPERATIONS)
+    found, notes = ((), ()) if options.decode else load(options.scenarios or DEFAULT_FILE)
+    found = found if options.scenarios else found + few
+    if options.quick and not options.only and not options.scenarios:
+        found = tuple(scenario for scenario in found if scenario.name in QUICK_ROWS)
+    return found, notes
 
 
 def _ranks(wanted: int | None, gpus: int) -> int:
@@ -158,6 +194,10 @@ def _tell(rows: Sequence[Row]) -> None:
     """The tables."""
     if not rows:
         return
+    if any(row.of(PROCESSES) for row in rows):
+        print(f"\nA process a GPU beside one process, µs\n\n{report.processes_table(rows)}")
+        for title, some in report.races(rows):
+            print(f"\nA process a GPU, back to back, µs a run: {title}\n\n{report.race_table(some)}")
     print(f"\nSingle runs, µs\n\n{report.main_table(rows)}")
     print(f"\nBack to back, µs a run\n\n{report.loop_table(rows)}")
     print(f"\nSingle runs: spreads, rates\n\n{report.detail_table(rows)}")
@@ -168,25 +208,6 @@ def _tell(rows: Sequence[Row]) -> None:
     told = report.failures(rows)
     if told:
         print("\nNot measured\n\n" + "\n".join(f"- {line}" for line in told))
-
-
-def _crews(
-    scenarios: Sequence[Scenario], settings: Settings, values: int | None, skip: Sequence[str], folder: str
-) -> dict[str, Crew]:
-    """The workers of both sides, coming up. Peers have no rank of R on two."""
-    ranks = settings.ranks
-    ours = {"ours": Crew("ours", Ours, [(ranks, values, settings.gpus)])}
-    if settings.gpus < ranks:
-        return ours
-    gathered = [s.m * s.k * ITEM for s in scenarios if s.operation == "ag_gemm"]
-    if not gathered:
-        skip = [*skip, "nccl-ce"]
-    whole = max([1 << 20, *gathered])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    each = [(rank, ranks, port, folder, tuple(skip), (whole // ranks, whole)) for rank in range(ranks)]
-    return ours | {"peers": Crew("peer", Peer, each)}
 
 
 def _pieces(found: Sequence[Variant]) -> dict[str, int]:
@@ -200,8 +221,10 @@ def _say(text: str) -> None:
 def _line(row: Row, seconds: float) -> str:
     key, ours = report.our_time(row)
     shown = report.microseconds
+    twin = row.best(row.of(PROCESSES))
+    beside = f", in processes {shown(row.time(twin))}" if twin else ""
     return (
-        f"[{seconds:5.0f} s] {row.label}: ours {shown(ours)} ({key}), nccl "
+        f"[{seconds:5.0f} s] {row.label}: ours {shown(ours)} ({key}){beside}, nccl "
         f"{shown(report.rival_time(row, 'nccl'))}, asynctp {shown(report.rival_time(row, 'asynctp'))}, limit "
         f"{shown(row.limit())}"
     )

@@ -6,7 +6,7 @@ Nothing of ficco_rt is imported: `tools.beside` uses this file beside any versio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 OPERANDS = ("A", "B")
@@ -21,6 +21,18 @@ def fill(tensor: Any, name: str, rank: int, k: int, seed: int) -> None:
     generator.manual_seed((seed * 1_000_003 + rank) * len(OPERANDS) + OPERANDS.index(name))
     tensor.normal_(generator=generator)
     tensor.mul_(k**-0.25)
+
+
+def operand(shapes: Mapping[str, tuple[int, int]], k: int, seed: int, device: Any) -> Callable[[str, int], Any]:
+    """What gives an operand of any rank, made anew, from its name and the rank."""
+    import torch
+
+    def of(name: str, rank: int) -> Any:
+        tensor = torch.empty(shapes[name], dtype=torch.bfloat16, device=device)
+        fill(tensor, name, rank, k, seed)
+        return tensor
+
+    return of
 
 
 def reference(

@@ -7,9 +7,10 @@
        "single": {"median": 460.7, "p10": 459.0, "p90": 462.1, "samples": 9}, "loop": {…}}, …]}
 
 Times are microseconds, of a single run and of a run back to back; where only the median is known, it stands alone.
-`schedule` is a shipped schedule, a peer (`nccl`, `asynctp`, `nccl-ce`), `limit gemm` or `limit copies`. `mode` is
-`graph`, `streams` (a peer's or a limit's: `calls`) or null, where the source does not tell it. `on_two`: two GPUs stood
-for the ranks. `screening`: measured once, before the rounds of the fastest. `failed` says why there is no time.
+`schedule` is a shipped schedule, a peer (`nccl`, `asynctp`, `nccl-ce`, `cublasmp`), `limit gemm` or `limit copies`.
+`mode` is `graph`, `streams` (a peer's or a limit's: `calls`) or null, where the source does not tell it. `on_two`: two
+GPUs stood for the ranks. `processes`: how many ran ours, if more than one did. `screening`: measured once, before the
+rounds of the fastest. `failed` says why there is no time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, TypeGuard
 from ficco_rt.errors import UsageError
 from ficco_rt.files import read_text, write_atomic
 
-from .measure import Entry, Row, Settings
+from .measure import OURS, PROCESSES, TWIN, Entry, Row, Settings
 from .scenarios import OPERATIONS, Scenario
 from .stats import Spread
 from .variants import MODES, Variant
@@ -65,6 +66,7 @@ class Measurement:
     screening: bool = False
     rel_err: float | None = None
     failed: str | None = None
+    processes: int = 1  # that ran ours
 
     @property
     def ours(self) -> bool:
@@ -79,7 +81,7 @@ class Measurement:
     def place(self) -> tuple[object, ...]:
         """What is compared with one another: the operation, its sizes, and what it ran on."""
         s = self.scenario
-        return (s.operation, s.m, s.n, s.k, self.ranks, self.on_two)
+        return (s.operation, s.m, s.n, s.k, self.ranks, self.on_two, self.processes)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -116,8 +118,8 @@ def of_run(rows: Sequence[Row], settings: Settings, about: Mapping[str, str], co
 def _measurement(row: Row, key: str, entry: Entry, settings: Settings) -> Measurement:
     screening = entry.single is None and entry.failed is None and entry.screened is not None
     single = Figure(entry.screened) if screening and entry.screened is not None else Figure.of(entry.single)
-    if entry.side == "ours":
-        label, _, mode = key.rpartition(" ")
+    if entry.side in (OURS, PROCESSES) and key != PROCESSES:
+        label, _, mode = key.removeprefix(TWIN).rpartition(" ")
         variant = Variant.of_label(row.scenario.operation, label)
         schedule, params = variant.schedule, variant.parameters
     else:
@@ -135,6 +137,7 @@ def _measurement(row: Row, key: str, entry: Entry, settings: Settings) -> Measur
         screening=screening,
         rel_err=entry.rel_err if entry.rel_err is not None and math.isfinite(entry.rel_err) else None,
         failed=entry.failed,
+        processes=settings.ranks if entry.side == PROCESSES else 1,
     )
 
 
@@ -166,6 +169,8 @@ def _record(row: Measurement) -> dict[str, object]:
             found[name] = known if len(known) > 1 else known["median"]
     if row.screening:
         found["screening"] = True
+    if row.processes > 1:
+        found["processes"] = row.processes
     for name, value in (("rel_err", row.rel_err), ("failed", row.failed)):
         if value is not None:
             found[name] = value
@@ -234,6 +239,7 @@ def _row(row: object, where: str) -> Measurement:
         screening=row.get("screening") is True,
         rel_err=error if isinstance(error, float) else None,
         failed=failed if isinstance(failed, str) else None,
+        processes=_of({"processes": 1} | row, "processes", int, where),
     )
 
 

@@ -6,15 +6,17 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .clock import Clock
-from .data import OPERANDS, fill, off, reference
+from .data import OPERANDS, fill, off, operand, reference
+from .measure import first_line
 from .scenarios import Scenario
 from .workers import Turn
 
-KINDS = ("nccl", "asynctp", "nccl-ce")
+PEERS = ("nccl", "asynctp", "nccl-ce")
 CE_LOG = "Init CE"  # what NCCL writes when its copy-engine path is first taken
 WARM = 3  # eager runs before a capture
 SWITCHES = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -28,37 +30,54 @@ def multicast(environment: dict[str, str]) -> str:
 
 
 @dataclass(slots=True)
-class _Contestant:
+class Contestant:
     run: Callable[[], None]
     output: Callable[[], Any]  # what the last run has written
     poison: Callable[[], None]
     graph: Any = None  # keeps what a replay uses
 
 
+def switches() -> None:
+    """Set what the caller has not. Before PyTorch and NCCL are loaded."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in SWITCHES.items()})
+
+
+def connect(rank: int, ranks: int, port: int) -> Any:
+    """torch.distributed with its NCCL group of all ranks. The store is made here: under torchrun, PyTorch would take
+    any address for that of torchrun's own store."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", port, ranks, rank == 0)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks)
+    return dist
+
+
 class Peer:
     """A `workers.Side` on one GPU. `largest` is the bytes of the largest shard and of the largest gathered tensor of
     all scenarios: NCCL's copy-engine path needs memory of its own, registered once."""
 
+    kinds: tuple[str, ...] = PEERS
+    errors: tuple[type[Exception], ...] = (AttributeError, TypeError, RuntimeError)  # of a kind that cannot be measured
+
     def __init__(
         self, rank: int, ranks: int, port: int, folder: str, skip: Sequence[str], largest: tuple[int, int]
     ) -> None:
-        os.environ.update({name: os.environ.get(name, value) for name, value in SWITCHES.items()})
+        switches()
         os.environ.update(
             {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT", "NCCL_DEBUG_FILE": f"{folder}/nccl.{rank}"}
         )
         warnings.filterwarnings("ignore", category=FutureWarning)
         import torch
-        import torch.distributed as dist
         import torch.distributed._symmetric_memory as symmetric
 
-        self._torch, self._dist = torch, dist
+        self._torch = torch
         self._rank, self._ranks = rank, ranks
         self._log = Path(f"{folder}/nccl.{rank}")
         self._skip = skip
         self._device = torch.device("cuda", rank)
         torch.cuda.set_device(self._device)
-        dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-        self._group = dist.group.WORLD.group_name
+        self._dist = connect(rank, ranks, port)
+        self._group = self._dist.group.WORLD.group_name
         if "asynctp" not in skip and hasattr(symmetric, "enable_symm_mem_for_group"):
             symmetric.enable_symm_mem_for_group(self._group)
         self._stream = torch.cuda.Stream()
@@ -67,7 +86,7 @@ class Peer:
         self._meet()
         self._clock = Clock([self._stream], self._meet)
         self._tensors: dict[str, Any] = {}
-        self._contestants: dict[str, _Contestant] = {}
+        self._contestants: dict[str, Contestant] = {}
         self._no_engines = "skipped" if "nccl-ce" in skip else self._register(largest)
 
     def about(self) -> dict[str, str]:
@@ -103,7 +122,7 @@ class Peer:
             self._engines_gather(self._receive[: 1 << 20], self._send[: (1 << 20) // self._ranks])
             self._wait()
         except (AttributeError, TypeError, RuntimeError) as error:
-            return f"not reached: {type(error).__name__}: {str(error).splitlines()[0]}"
+            return f"not reached: {type(error).__name__}: {first_line(error)}"
         log = self._log.read_text(errors="replace") if self._log.is_file() else ""
         return None if CE_LOG in log else "not reached: NCCL took its kernels for an all-gather of registered memory"
 
@@ -121,30 +140,31 @@ class Peer:
         for name in OPERANDS:
             fill(self._tensors[name], name, self._rank, scenario.k, 0)
         answer: dict[str, str | None] = {}
-        makers = {"nccl": self._nccl, "asynctp": self._asynctp, "nccl-ce": self._nccl_ce}
-        for kind in KINDS:
-            if kind in self._skip:
-                continue
-            made = makers[kind]()
-            if isinstance(made, str):
-                answer[kind] = answer[f"{kind} graph"] = made
-                continue
-            try:
-                for _ in range(WARM):
-                    made.run()
-                self._wait()
-            except (AttributeError, TypeError, RuntimeError) as error:
-                answer[kind] = answer[f"{kind} graph"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                continue
-            self._contestants[kind], answer[kind] = made, None
+        for kind in (kind for kind in self.kinds if kind not in self._skip):
             key = f"{kind} graph"
             try:
+                made = self._made(kind)
+                if not isinstance(made, str):
+                    for _ in range(WARM):
+                        made.run()
+                    self._wait()
+            except self.errors as error:
+                made = f"{type(error).__name__}: {first_line(error)}"
+            if isinstance(made, str):
+                answer[kind] = answer[key] = made
+                continue
+            self._contestants[kind], answer[kind] = made, None
+            try:
                 self._contestants[key], answer[key] = self._captured(made), None
-            except RuntimeError as error:
-                answer[key] = f"capture: {str(error).splitlines()[0]}"
+            except self.errors as error:
+                answer[key] = f"capture: {first_line(error)}"
         return answer
 
-    def _captured(self, eager: _Contestant) -> _Contestant:
+    def _made(self, kind: str) -> Contestant | str:
+        """A contestant as it is issued call by call; or why there is none."""
+        return {"nccl": self._nccl, "asynctp": self._asynctp, "nccl-ce": self._nccl_ce}[kind]()
+
+    def _captured(self, eager: Contestant) -> Contestant:
         torch = self._torch
         graph = torch.cuda.CUDAGraph()
         self._wait()
@@ -161,9 +181,9 @@ class Peer:
             eager.poison()
             result.fill_(float("nan"))
 
-        return _Contestant(graph.replay, lambda: result, poison, graph)
+        return Contestant(graph.replay, lambda: result, poison, graph)
 
-    def _nccl(self) -> _Contestant:
+    def _nccl(self) -> Contestant:
         torch, dist, t = self._torch, self._dist, self._tensors
         a, b, c = t["A"], t["B"], t["C"]
         operation = self._scenario.operation
@@ -190,9 +210,9 @@ class Peer:
             middle.fill_(float("nan"))
             c.fill_(float("nan"))
 
-        return _Contestant(run, lambda: c, poison)
+        return Contestant(run, lambda: c, poison)
 
-    def _asynctp(self) -> _Contestant | str:
+    def _asynctp(self) -> Contestant | str:
         torch, t = self._torch, self._tensors
         shape = self._scenario.shapes(self._ranks)["C"]
         made: list[Any] = []
@@ -213,9 +233,9 @@ class Peer:
             made.clear()
             torch.full(shape, float("nan"), dtype=torch.bfloat16, device=self._device)
 
-        return _Contestant(run, lambda: made[0], poison)
+        return Contestant(run, lambda: made[0], poison)
 
-    def _nccl_ce(self) -> _Contestant | str:
+    def _nccl_ce(self) -> Contestant | str:
         if self._no_engines:
             return self._no_engines
         if self._scenario.operation != "ag_gemm":
@@ -234,7 +254,7 @@ class Peer:
             whole.fill_(float("nan"))
             t["C"].fill_(float("nan"))
 
-        return _Contestant(run, lambda: t["C"], poison)
+        return Contestant(run, lambda: t["C"], poison)
 
     def keep(self, keys: Sequence[str]) -> None:
         for key in [k for k in self._contestants if k not in keys]:
@@ -247,25 +267,13 @@ class Peer:
 
     def data(self, seed: int) -> None:
         scenario, shapes = self._scenario, self._scenario.shapes(self._ranks)
-
-        def of(name: str, rank: int) -> Any:
-            tensor = self._torch.empty(shapes[name], dtype=self._torch.bfloat16, device=self._device)
-            fill(tensor, name, rank, scenario.k, seed)
-            return tensor
-
+        of = operand(shapes, scenario.k, seed, self._device)
         for name in OPERANDS:
             self._tensors[name].copy_(of(name, self._rank))
         if self._registered is not None:
             self._registered.copy_(self._tensors["A"])
-        self._reference = reference(
-            scenario.operation,
-            shapes["C"],
-            self._ranks,
-            self._rank,
-            lambda q: of("A", q),
-            lambda q: of("B", q),
-            self._device,
-        )
+        a, b = (partial(of, name) for name in OPERANDS)
+        self._reference = reference(scenario.operation, shapes["C"], self._ranks, self._rank, a, b, self._device)
         self._wait()
 
     def check(self, key: str) -> float:

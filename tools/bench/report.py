@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .measure import COPIES, GEMM, Row
+from .measure import COPIES, GEMM, PROCESSES, TWIN, Row
 from .stats import geomean
 
-RIVALS = ("nccl", "asynctp", "nccl-ce")
+RIVALS = ("nccl", "asynctp", "nccl-ce", "cublasmp")
+SLOWER = 1.01  # times one process's: a row of processes that is slower is marked
 Cells = Sequence[Sequence[str]]
 
 
@@ -38,34 +39,39 @@ def our_time(row: Row, back_to_back: bool = False) -> tuple[str | None, float | 
     return key, None if key is None else row.time(key, back_to_back)
 
 
+def rivals(rows: Sequence[Row]) -> list[str]:
+    """The kinds of peers that took part."""
+    return [kind for kind in RIVALS if any(kind in row.entries for row in rows)]
+
+
 def main_table(rows: Sequence[Row]) -> str:
     """Medians of single runs."""
+    kinds = rivals(rows)
     cells = [
-        ["scenario", *(x for kind in RIVALS for x in (kind, "graph")), "ours", "which", "GEMM", "copies", "limit",
+        ["scenario", *(x for kind in kinds for x in (kind, "graph")), "ours", "which", "GEMM", "copies", "limit",
          "limit/ours", "nccl/ours", "asynctp/ours"]
     ]  # fmt: skip
     for row in rows:
         key, ours = our_time(row)
         cells.append(
-            [row.label, *(microseconds(row.time(x)) for kind in RIVALS for x in both(kind)),
+            [row.label, *(microseconds(row.time(x)) for kind in kinds for x in both(kind)),
              microseconds(ours), key or "–", *(microseconds(row.time(x)) for x in (GEMM, COPIES)),
              microseconds(row.limit()), *_ratios(row)]
         )  # fmt: skip
-    return markdown([*cells, _means(rows, len(cells[0]))], left=(0, 8))
+    return markdown([*cells, _means(rows, len(cells[0]))], left=(0, 2 + 2 * len(kinds)))
 
 
 def loop_table(rows: Sequence[Row]) -> str:
     """Medians of runs back to back, each in what is faster there."""
-    cells = [
-        ["scenario", "nccl", "asynctp", "nccl-ce", "ours", "which", "limit", "limit/ours", "nccl/ours", "asynctp/ours"]
-    ]
+    kinds = rivals(rows)
+    cells = [["scenario", *kinds, "ours", "which", "limit", "limit/ours", "nccl/ours", "asynctp/ours"]]
     for row in rows:
         key, ours = our_time(row, True)
         cells.append(
-            [row.label, *(microseconds(rival_time(row, kind, True)) for kind in RIVALS), microseconds(ours),
+            [row.label, *(microseconds(rival_time(row, kind, True)) for kind in kinds), microseconds(ours),
              key or "–", microseconds(row.limit(True)), *_ratios(row, True)]
         )  # fmt: skip
-    return markdown([*cells, _means(rows, len(cells[0]), True)], left=(0, 5))
+    return markdown([*cells, _means(rows, len(cells[0]), True)], left=(0, 2 + len(kinds)))
 
 
 def _pairs(row: Row, back_to_back: bool) -> list[tuple[float | None, float | None]]:
@@ -86,6 +92,58 @@ def _means(rows: Sequence[Row], columns: int, back_to_back: bool = False) -> lis
         values = [above / ours for above, ours in column if above is not None and ours is not None]
         means.append(f"{geomean(values):.3f}" if values else "–")
     return ["geometric mean", *[""] * (columns - 1 - len(means)), *means]
+
+
+def processes_table(rows: Sequence[Row]) -> str:
+    """Ours in one process and in a process a GPU, each in what is faster; ratios are medians over the rounds."""
+    cells = [
+        ["scenario", "one", "processes", "ratio", "loop: one", "processes", "ratio", "which", "slower by over 1 %"]
+    ]
+    ratios: dict[bool, list[float]] = {False: [], True: []}
+    for row in rows:
+        line, slower, which = [row.label], [], ""
+        for back_to_back, name in ((False, "single"), (True, "loop")):
+            one, _ = our_time(row, back_to_back)
+            many = row.best(row.of(PROCESSES), back_to_back)
+            times = (None if key is None else row.time(key, back_to_back) for key in (one, many))
+            quotient = row.quotient(many, one, back_to_back)
+            line += [*map(microseconds, times), "–" if quotient is None else f"{quotient:.3f}"]
+            which = (many or "–").removeprefix(TWIN)
+            if quotient is not None:
+                ratios[back_to_back].append(quotient)
+                slower += [name] if quotient > SLOWER else []
+        cells.append([*line, which, ", ".join(slower)])
+    means = [f"{geomean(found):.3f}" if found else "–" for found in ratios.values()]
+    cells.append(["geometric mean", "", "", means[0], "", "", means[1], "", ""])
+    return markdown(cells, left=(0, 7, 8))
+
+
+def races(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows whose means are told apart."""
+    few = [row for row in rows if row.scenario.name.startswith("decode_")]
+    parts = (("decode", few), ("other rows", [row for row in rows if row not in few]))
+    return [(title, some) for title, some in parts if some]
+
+
+def race_table(rows: Sequence[Row]) -> str:
+    """Back to back in a process a GPU, beside the peers in the better of their forms; above 1 ours is faster."""
+    kinds = rivals(rows)
+    cells = [["scenario", "ours", "which", *(x for kind in kinds for x in (kind, "/ours")), "ours is slower than"]]
+    ratios: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for row in rows:
+        ours = row.best(row.of(PROCESSES), True)
+        line, behind = [row.label, microseconds(row.time(ours or "", True)), (ours or "–").removeprefix(TWIN)], []
+        for kind in kinds:
+            quotient = row.quotient(row.best(both(kind), True), ours, True)
+            line += [microseconds(rival_time(row, kind, True)), "–" if quotient is None else f"{quotient:.3f}"]
+            if quotient is not None:
+                ratios[kind].append(quotient)
+                behind += [kind] if quotient < 1 else []
+        cells.append([*line, ", ".join(behind) if ours else "not measured"])
+    for title, of in (("geometric mean", geomean), ("least", min)):
+        told = [f"{of(found):.3f}" if found else "–" for found in ratios.values()]
+        cells.append([title, "", "", *(x for value in told for x in ("", value)), ""])
+    return markdown(cells, left=(0, 2, len(cells[0]) - 1))
 
 
 def detail_table(rows: Sequence[Row]) -> str:

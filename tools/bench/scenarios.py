@@ -14,6 +14,7 @@ OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
 SHORT = {"ag_gemm": "ag", "gemm_rs": "rs", "gemm_ar": "ar"}
 DEFAULT_FILE = Path(__file__).with_name("scenarios.json")
 DECODE_ROWS = (16, 64, 128, 256, 512, 1024, 2048)
+DECODE_FEW = (16, 64, 128, 256)  # rows that processes of a GPU each are measured on, with all operations
 DECODE_N, DECODE_K = 10240, 8192
 
 
@@ -51,13 +52,11 @@ class Scenario:
         return f"{' and '.join(bad)}: not a multiple of {ranks} GPUs" if bad else None
 
 
-def decode() -> tuple[Scenario, ...]:
-    """Sizes of a token or few at a time: both operations, every M of DECODE_ROWS."""
-    return tuple(
-        Scenario(operation, f"decode_{m}", m, DECODE_N, DECODE_K)
-        for operation in ("ag_gemm", "gemm_rs")
-        for m in DECODE_ROWS
-    )
+def decode(
+    rows: Sequence[int] = DECODE_ROWS, operations: Sequence[str] = ("ag_gemm", "gemm_rs")
+) -> tuple[Scenario, ...]:
+    """Sizes of a token or few at a time: every M of `rows`."""
+    return tuple(Scenario(operation, f"decode_{m}", m, DECODE_N, DECODE_K) for operation in operations for m in rows)
 
 
 def load(path: Path | str) -> tuple[tuple[Scenario, ...], tuple[str, ...]]:

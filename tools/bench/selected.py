@@ -9,9 +9,10 @@ from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
 
 from .scenarios import Scenario
-from .variants import Variant
+from .variants import Variant, variants
 
 BY = ("rules", "model")
+ONESHOT = 256  # rows up to which the schedule `oneshot` is tried beside what is chosen
 
 
 def there() -> bool:
@@ -29,3 +30,12 @@ def variant(by: str, scenario: Scenario, ranks: int, machine: Machine) -> Varian
         return None
     left = ((name, value) for name, value in answer.params.items() if name not in sizes)
     return Variant(answer.schedule, tuple((n, list(v) if isinstance(v, tuple) else v) for n, v in left))
+
+
+def picked(scenario: Scenario, machine: Machine) -> tuple[Variant, ...]:
+    """What is chosen for the sizes by the rules and by the model, and what is made for few rows."""
+    found = [variant(by, scenario, machine.ranks, machine) for by in BY]
+    if scenario.m <= ONESHOT:
+        found.append(Variant(f"{scenario.operation}/oneshot", ()))
+    distinct = {one.label: one for one in found if one is not None}
+    return tuple(distinct.values()) or variants(scenario.operation, 1)

@@ -10,6 +10,7 @@ from ficco_rt import compiler, library
 from .scenarios import Scenario
 
 MODES = ("graph", "streams")
+CHOSEN = 0  # in place of a number of values: `selected.picked`
 CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried; None: the text's
     "chunks": (2, 1, 4, 8),
     "deep": (None, [1, 1, 1, 1], [1, 1]),

@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from ficco_rt.errors import DeviceError
 
 from .scenarios import Scenario
+
+LIMIT = 120.0  # seconds that an answer may take, if nothing else is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +56,65 @@ class Side(Protocol):
 
 def serve(connection: Connection, make: Callable[..., Side], arguments: Sequence[Any]) -> None:
     """The life of a worker: make the side, then answer until the pipe ends."""
+    answer(connection, make, arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # NOTE the teardown of communicators can hang, and nothing is left to be saved
+
+
+def answer(connection: Connection, make: Callable[..., Side], arguments: Sequence[Any]) -> None:
+    """Make the side, then answer until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     side: Side | None = None
     while True:
         try:
             if side is None:
                 side = make(*arguments)
-                answer: tuple[bool, Any] = (True, None)
+                told: tuple[bool, Any] = (True, None)
             else:
                 method, values = connection.recv()
-                answer = (True, getattr(side, method)(*values))
+                told = (True, getattr(side, method)(*values))
         except (EOFError, OSError):
             break
         except Exception as error:  # noqa: BLE001  it is told where somebody listens
             if os.environ.get("FICCO_DEBUG"):
                 traceback.print_exc()
-            answer = (False, f"{type(error).__name__}: {error}")
+            told = (False, f"{type(error).__name__}: {error}")
         try:
-            connection.send(answer)
+            connection.send(told)
         except OSError:
             break
         if side is None:
             break
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # NOTE the teardown of communicators can hang, and nothing is left to be saved
 
 
 class Crew:
-    """Worker processes that are asked the same thing at the same time: one for ours, one a GPU for the peers."""
+    """Worker processes that are asked the same thing at the same time: one for ours, one a GPU for the peers.
 
-    def __init__(self, name: str, make: Callable[..., Side], arguments: Sequence[Sequence[Any]]) -> None:
+    `limit`: seconds that an answer may take. A crew that is closed is started again, `spares` times, by `revive`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[..., Side],
+        arguments: Sequence[Sequence[Any]],
+        *,
+        limit: float = LIMIT,
+        spares: int = 0,
+    ) -> None:
         self.name = name
-        self._processes = []
+        self._make, self._arguments = make, arguments
+        self._limit, self._spares = limit, spares
+        self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
+        self._start()
+
+    def _start(self) -> None:
         context = get_context("spawn")
-        for values in arguments:
+        for values in self._arguments:
             mine, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, make, values), daemon=True)
+            process = context.Process(target=serve, args=(theirs, self._make, values), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -100,28 +124,45 @@ class Crew:
         """Wait until all workers are made. Raises DeviceError."""
         self._answers("start", timeout)
 
-    def ask(self, method: str, *values: Any, timeout: float = 120.0) -> list[Any]:
+    def revive(self, timeout: float) -> None:
+        """Start the workers of a closed crew again. Raises DeviceError: no spare is left, or they do not come up."""
+        if self._pipes:
+            return
+        if not self._spares:
+            raise DeviceError(f"{self.name} failed before and is not started again")
+        self._spares -= 1
+        self._start()
+        self.ready(timeout)
+
+    def ask(self, method: str, *values: Any, timeout: float | None = None) -> list[Any]:
         """Every worker's answer. Raises DeviceError: a worker failed, died, or took longer."""
         for pipe in self._pipes:
             with suppress(OSError):  # a dead worker shows when it does not answer
                 pipe.send((method, values))
-        return self._answers(method, timeout)
+        return self._answers(method, self._limit if timeout is None else timeout)
 
     def _answers(self, method: str, timeout: float) -> list[Any]:
+        """A worker's error comes before another's silence: who fails leaves the others waiting for it."""
         until = time.monotonic() + timeout
-        answers = []
-        for i, pipe in enumerate(self._pipes):
-            who = f"{self.name} {i}" if len(self._pipes) > 1 else self.name
-            if not pipe.poll(max(0.0, until - time.monotonic())):
-                raise DeviceError(f"{who} did not answer '{method}' within {timeout:.0f} s")
-            try:
-                good, value = pipe.recv()
-            except (EOFError, OSError) as error:
-                raise DeviceError(f"{who} ended during '{method}'; what it wrote above says why") from error
-            if not good:
-                raise DeviceError(f"{who}, {method}: {value}")
-            answers.append(value)
-        return answers
+        answers: dict[Connection, Any] = {}
+        while len(answers) < len(self._pipes):
+            missing = [pipe for pipe in self._pipes if pipe not in answers]
+            came = wait(missing, max(0.0, until - time.monotonic()))
+            if not came:
+                raise DeviceError(f"{self._who(missing[0])} did not answer '{method}' within {timeout:.0f} s")
+            for pipe in (pipe for pipe in missing if pipe in came):
+                try:
+                    good, value = pipe.recv()
+                except (EOFError, OSError) as error:
+                    why = f"{self._who(pipe)} ended during '{method}'; what it wrote above says why"
+                    raise DeviceError(why) from error
+                if not good:
+                    raise DeviceError(f"{self._who(pipe)}, {method}: {value}")
+                answers[pipe] = value
+        return [answers[pipe] for pipe in self._pipes]
+
+    def _who(self, pipe: Connection) -> str:
+        return f"{self.name} {self._pipes.index(pipe)}" if len(self._pipes) > 1 else self.name
 
     def close(self) -> None:
         """End the workers, whatever they do; may be called twice."""
@@ -132,3 +173,20 @@ class Crew:
             if process.is_alive():
                 process.kill()
                 process.join()
+        self._pipes, self._processes = [], []
+
+
+class Absent:
+    """In place of a crew whose contestant cannot be measured here."""
+
+    def __init__(self, contestant: str, why: str) -> None:
+        self._contestant, self._why = contestant, why
+
+    def ready(self, timeout: float) -> None: ...
+
+    def ask(self, method: str, *values: object) -> list[Any]:
+        return [{self._contestant: self._why}] if method in ("load", "about") else []
+
+    def revive(self, timeout: float) -> None: ...
+
+    def close(self) -> None: ...
