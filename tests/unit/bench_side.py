@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 
+from ficco_rt.group import Group
+from tools.bench import members
 from tools.bench.scenarios import Scenario
-from tools.bench.workers import Turn
+from tools.bench.workers import Crew, Turn
+from tools.processes_check import Pipes
 
 
 class Toy:
     """`worker` of `workers`; a contestant is called after what it does."""
 
-    def __init__(self, worker: int, workers: int) -> None:
+    def __init__(self, worker: int, workers: int, *_: object) -> None:
         if workers == 0:
             raise RuntimeError("no device here")
         self.worker = worker
@@ -32,8 +37,10 @@ class Toy:
             raise ValueError("no numbers today")
         if key == "dies":
             os._exit(9)
-        if key == "hangs":
+        if key == "hangs" or (key == "one fails" and self.worker == 0):
             time.sleep(60)
+        if key == "one fails":
+            raise ValueError("not with me")
         return 1e-3 * self.worker
 
     def turn(self, key: str, warmup: int, singles: int, loop: int) -> Turn:
@@ -41,3 +48,21 @@ class Toy:
 
     def keep(self, keys: Sequence[str]) -> None:
         pass
+
+
+def direct(join: Callable[..., Crew]) -> int:
+    """The tool, in a process that was started beside the workers."""
+    with suppress(KeyError):
+        del os.environ["RANK"]
+        return 1  # a launcher's variables are not for the director
+    crew = join(limit=60.0)
+    crew.ready(60)
+    told = crew.ask("about")
+    crew.close()
+    return 7 if told == [{"worker": "0"}, {"worker": "1"}] else 1
+
+
+def launched(place: int, pipes: Sequence[Connection | None]) -> None:
+    """A process of two that a launcher has started."""
+    os.environ["RANK"] = str(place)
+    members.launched(direct, Group(Pipes(place, pipes)), Toy)

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.processes and launched()[1] > 1:
             from . import members
 
-            return members.launched(direct, Group.from_env())
+            members.launched(direct, Group.from_env())
     except (UsageError, DeviceError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return exit_code(error)

@@ -20,8 +20,8 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from signal import SIGKILL
-from typing import Any
+from signal import SIG_IGN, SIGINT, SIGKILL, signal
+from typing import Any, NoReturn
 
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
@@ -35,7 +35,7 @@ from .ours import plan_for
 from .peers import connect, switches
 from .scenarios import Scenario
 from .variants import Variant
-from .workers import Crew, answer
+from .workers import Crew, Side, answer
 
 START = 60.0  # seconds for processes to find each other
 LAUNCHERS = ("RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMPI_", "PMI", "MV2_",
@@ -123,9 +123,11 @@ class Joined(Crew):
                 os.kill(process, SIGKILL)
 
 
-def launched(direct: Callable[[Callable[..., Crew]], int], group: Group) -> int:
-    """The life of a process that a launcher has started; the exit code. `direct` is the tool, which is given what makes
-    the crew of the launched processes. Raises UsageError, DeviceError."""
+def launched(
+    direct: Callable[[Callable[..., Crew]], int], group: Group, make: Callable[..., Side] = Member
+) -> NoReturn:
+    """The life of a process that a launcher has started. `direct` is the tool, which is given what makes the crew of
+    the launched processes; its exit code is that of the first process. Raises UsageError, DeviceError."""
     here = {"host": socket.gethostname(), "folder": "", "token": "", "port": 0}
     director = None
     if group.rank == 0:
@@ -140,14 +142,14 @@ def launched(direct: Callable[[Callable[..., Crew]], int], group: Group) -> int:
     first = told[0]
     pipe = _come(str(Path(first["folder"]) / "bench"), bytes.fromhex(first["token"]))
     pipe.send((group.rank, os.getpid()))
-    answer(pipe, Member, (group.rank, group.size, first["port"], group))
+    signal(SIGINT, SIG_IGN)  # Ctrl-C is the director's to handle
+    answer(pipe, make, (group.rank, group.size, first["port"], group))
     pipe.close()
     code = 0
     if director is not None:
         director.join()
         code = director.exitcode or 0
     _leave(code)
-    return code
 
 
 def _direct(direct: Callable[[Callable[..., Crew]], int], here: dict[str, Any], size: int) -> None:
@@ -184,7 +186,7 @@ def _come(address: str, token: bytes) -> Connection:
         time.sleep(0.1)
 
 
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     """NOTE the teardown of communicators can hang; MPI wants to be ended all the same."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -56,6 +56,7 @@ class Side(Protocol):
 
 def serve(connection: Connection, make: Callable[..., Side], arguments: Sequence[Any]) -> None:
     """The life of a worker: make the side, then answer until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     answer(connection, make, arguments)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,7 +65,6 @@ def serve(connection: Connection, make: Callable[..., Side], arguments: Sequence
 
 def answer(connection: Connection, make: Callable[..., Side], arguments: Sequence[Any]) -> None:
     """Make the side, then answer until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     side: Side | None = None
     while True:
         try:

@@ -1,0 +1,381 @@
+"""`tools/bench` with processes of a GPU each, and with cuBLASMp: all of it that needs no GPU."""
+
+from __future__ import annotations
+
+from multiprocessing import Pipe, get_context
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ficco_rt.errors import DeviceError
+from ficco_rt.machine import profiles
+from tests.unit.bench_side import Toy, launched
+from tests.unit.test_bench import AG, OURS, PEERS, RS, SETTINGS, Fake
+from tools.bench import cli, crews, cublasmp, kept, report
+from tools.bench.cublasmp import Matrix, product
+from tools.bench.measure import PROCESSES, TWIN, Row, in_turn, measure
+from tools.bench.scenarios import Scenario, decode
+from tools.bench.selected import picked
+from tools.bench.workers import Absent, Crew, Turn, answer
+
+AR = Scenario("gemm_ar", "decode_64", 64, 32, 128)
+
+
+# ---- a process a GPU beside one process
+
+
+class Twins(Fake):
+    """Ours in processes: 2 % slower than in one back to back, 0.5 % in single runs."""
+
+    def load(self, gpu: int, scenario: Scenario, keys: tuple[str, ...] = ()) -> dict[str, str | None]:
+        return {TWIN + key: None for key in keys}
+
+    def check(self, gpu: int, key: str) -> float | None:
+        return 1e-3
+
+    def turn(self, gpu: int, key: str, warmup: int, singles: int, loop: int) -> Turn:
+        time = OURS[key.removeprefix(TWIN)][0]
+        return Turn([[time * 1.005] * singles], [(time - 2) * 1.02] if loop else [])
+
+
+class Fails(Fake):
+    """A crew that fails when it is asked for `method`, a number of times."""
+
+    def __init__(self, table: dict[str, tuple[float, float, str | None]], method: str, times: int = 99) -> None:
+        super().__init__(table)
+        self.method, self.times, self.lives = method, times, 1
+        self.closed = False
+
+    def ask(self, method: str, *values: object) -> list[object]:
+        if self.closed:
+            return []
+        if method == self.method and self.times:
+            self.times -= 1
+            raise DeviceError(f"peer 1, {method}: no luck\nand more")
+        return super().ask(method, *values)
+
+    def revive(self, timeout: float) -> None:
+        self.lives += self.closed
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def row_of(scenario: Scenario = AG, **others: Any) -> Row:
+    found = {"ours": Fake(OURS), PROCESSES: Twins({}, gpus=2), "peers": Fake(PEERS, gpus=2)} | others
+    return measure(scenario, {}, SETTINGS, found, lambda text: None, 0)
+
+
+def test_processes_run_what_is_fastest_in_one_process() -> None:
+    twins = Twins({}, gpus=2)
+    row = row_of(**{PROCESSES: twins})
+    best = "streamed chunks=2 graph"
+    assert row.of(PROCESSES) == [TWIN + best]
+    assert [asked for asked in twins.asked if asked[0] == "load"] == [("load", AG, (best,))]
+    assert [asked[1] for asked in twins.asked if asked[0] == "data"] == [7, 8]
+    assert row.quotient(TWIN + best, best) == pytest.approx(1.005)
+    assert row.quotient(TWIN + best, best, True) == pytest.approx(1.02)
+    assert row.quotient("nothing", best) is row.quotient(None, best) is None
+
+
+def test_a_twin_takes_its_turn_next_to_the_other() -> None:
+    keys = ["a", "b", "nccl", TWIN + "a", TWIN + "b"]
+    for number in range(6):
+        order = in_turn(keys, 1, "loops", number)
+        assert sorted(order) == sorted(keys)
+        for key in ("a", "b"):
+            assert order.index(TWIN + key) - order.index(key) == (1 if number % 2 == 0 else -1)
+
+
+def test_the_table_marks_what_is_slower_in_processes() -> None:
+    lines = [[c.strip() for c in x.strip("|").split("|")] for x in report.processes_table([row_of()]).splitlines()]
+    best = "streamed chunks=2 graph"
+    assert lines[2] == ["ag x", "100.0", "100.5", "1.005", "98.0", "100.0", "1.020", best, "loop"]
+    assert lines[3] == ["geometric mean", "", "", "1.005", "", "", "1.020", "", ""]
+
+
+def test_the_race_back_to_back() -> None:
+    fast = Fake({"cublasmp": (90.0, 1e-3, None), "cublasmp graph": (0.0, 0.0, "capture: no")})
+    rows = [row_of(cublasmp=fast), row_of(AR, cublasmp=Absent("cublasmp", "is not here"))]
+    (few, decoded), (rest, others) = report.races(rows)
+    assert (few, rest, decoded, others) == ("decode", "other rows", rows[1:], rows[:1])
+    lines = [[c.strip() for c in x.strip("|").split("|")] for x in report.race_table(rows).splitlines()]
+    assert lines[0] == ["scenario", "ours", "which", "nccl", "/ours", "asynctp", "/ours", "cublasmp", "/ours",
+                        "ours is slower than"]  # fmt: skip
+    best = "streamed chunks=2 graph"
+    assert lines[2] == ["ag x", "100.0", best, "129.0", "1.291", "119.0", "1.190", "88.0", "0.880", "cublasmp"]
+    assert lines[3] == ["ar decode_64", "100.0", best, "129.0", "1.291", "119.0", "1.190", "–", "–", ""]
+    assert lines[4] == ["geometric mean", "", "", "", "1.291", "", "1.190", "", "0.880", ""]
+    assert lines[5][0] == "least"
+    assert "cublasmp (ar decode_64): is not here" in report.failures(rows)
+
+
+def test_processes_that_are_not_measured_are_no_reason_to_stop() -> None:
+    row = row_of(**{PROCESSES: Fails({}, "load")})
+    told = "peer 1, load: no luck; started again: peer 1, load: no luck"
+    assert report.failures([row])[-1] == f"processes (ag x): {told}"
+    assert row.time("nccl") == 141.0
+    cells = [c.strip() for c in report.processes_table([row]).splitlines()[2].strip("|").split("|")]
+    assert cells == ["ag x", "100.0", "–", "–", "98.0", "–", "–", "–", ""]
+    assert report.race_table([row]).splitlines()[2].rstrip(" |").endswith("not measured")
+
+
+@pytest.mark.parametrize("method", ["check", "data", "turn", "keep"])
+def test_a_peer_that_fails_shows_its_error_and_the_rest_goes_on(method: str) -> None:
+    peers = Fails(PEERS, method)
+    row = row_of(peers=peers)
+    assert {row.entries[key].failed for key in ("nccl", "nccl graph", "asynctp")} == {f"peer 1, {method}: no luck"}
+    assert row.time("nccl") is None
+    assert row.time("streamed chunks=2 graph") == 100.0
+    assert (peers.closed, peers.lives) == (True, 1)
+    again = row_of(peers=peers)  # it is started again for the next row
+    assert peers.lives == 2
+    assert again.entries["asynctp graph"].failed == "capture: no"
+
+
+def test_a_peer_that_fails_to_load_gets_a_second_try() -> None:
+    peers = Fails(PEERS, "load", times=1)
+    assert row_of(peers=peers).time("nccl") == 140.0
+    assert peers.lives == 2
+
+
+def test_ours_has_no_second_try() -> None:
+    with pytest.raises(DeviceError, match="no luck"):
+        row_of(ours=Fails(OURS, "turn"))
+
+
+def test_what_processes_took_is_kept_apart(tmp_path: Path) -> None:
+    found = kept.of_run([row_of()], SETTINGS, {"source": "run", "date": "", "command": "", "gpus": ""}, True)
+    file = tmp_path / "out.json"
+    kept.write(file, found)
+    ours = [m for m in kept.read(file).rows if m.label == "streamed chunks=2 graph"]
+    assert [(m.processes, m.schedule, m.single and m.single.median) for m in ours] == [
+        (1, "ag_gemm/streamed", 100.0),
+        (2, "ag_gemm/streamed", 100.5),
+    ]
+    assert ours[0].place != ours[1].place
+
+
+# ---- what is measured
+
+
+def test_few_rows_are_tried_in_one_shot() -> None:
+    machine = profiles.chosen("h200-switch", 2)
+    labels = {s.m: [v.label for v in picked(s, machine)] for s in decode((64, 2048))}
+    assert "oneshot" in labels[64]
+    assert "oneshot" not in labels[2048]
+    assert all(len(found) == len(set(found)) > 0 for found in labels.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count", "operations"),
+    [([], 26, 3), (["--decode"], 12, 3), (["--quick"], 7, 3), (["--quick", "--only", "qkv"], 26, 3)],
+)
+def test_rows_of_processes(arguments: list[str], count: int, operations: int) -> None:
+    found, _ = cli._scenarios(cli.parse(["--processes", *arguments]))
+    assert len(found) == count
+    assert len({s.operation for s in found}) == operations
+    assert {s.m for s in found if s.name.startswith("decode")} <= {16, 64, 128, 256}
+
+
+def test_settings_and_crews_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[tuple[str, Any]] = []
+
+    class Made(Absent):
+        def __init__(self, name: str, make: Any, arguments: Any, **settings: Any) -> None:
+            super().__init__(name, "only looked at")
+            made.append((name, settings))
+
+        def ready(self, timeout: float) -> None:
+            if self._contestant == "peer":
+                raise DeviceError("peer 0, start: ImportError: no luck\n…")
+
+    def one(scenario: Scenario, pieces: Any, settings: Any, up: dict[str, Any], *_: object) -> Row:
+        assert (settings.rounds, settings.loop, settings.finalists) == (4, 1000, 1)
+        assert list(up) == ["ours", "peers", "cublasmp", PROCESSES]
+        return row_of(scenario, peers=up["peers"], cublasmp=up["cublasmp"])
+
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
+    monkeypatch.setattr(crews, "Crew", Made)
+    monkeypatch.setattr(cli, "measure", one)
+    assert cli.main(["--processes", "--only", "decode_64", "--json", str(tmp_path / "out.json")]) == 4
+    assert [name for name, _ in made] == ["ours", "peer", PROCESSES]
+    assert all(settings["limit"] == 60.0 for name, settings in made if name != "ours")
+    out = capsys.readouterr().out
+    assert "A process a GPU beside one process, µs" in out
+    assert "A process a GPU, back to back, µs a run: decode" in out
+    assert "- peers (ag decode_64, rs decode_64, ar decode_64): peer 0, start: ImportError: no luck\n" in out
+    assert "- cublasmp (ag decode_64, rs decode_64, ar decode_64): not measured, as " in out
+
+
+def test_processes_have_a_gpu_a_rank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
+    assert cli.main(["--processes", "--ranks", "8"]) == 2
+    assert capsys.readouterr().err == "bench: --processes has a GPU a rank: leave --ranks out\n"
+
+
+def test_what_is_skipped_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(crews, "Crew", lambda name, *_, **__: made.append(name))
+    found = crews.crews([AG, RS], SETTINGS, None, crews.KINDS, "")
+    assert (list(found), made) == (["ours"], ["ours"])
+
+
+# ---- workers
+
+
+class Threads(Crew):
+    """A crew whose workers are threads."""
+
+    def _start(self) -> None:
+        for values in self._arguments:
+            mine, theirs = Pipe()
+            Thread(target=answer, args=(theirs, self._make, values), daemon=True).start()
+            self._pipes.append(mine)
+
+
+def test_an_error_is_told_before_a_silence_and_the_crew_starts_again() -> None:
+    toys = Threads("toy", Toy, [(i, 2) for i in range(2)], limit=60, spares=1)
+    toys.ready(60)
+    with pytest.raises(DeviceError, match=r"^toy 1, check: ValueError: not with me$"):
+        toys.ask("check", "one fails")
+    toys.revive(60)  # it is not closed: nothing to do
+    toys.close()
+    assert toys.ask("about") == []
+    toys.revive(60)
+    assert toys.ask("about") == [{"worker": "0"}, {"worker": "1"}]
+    toys.close()
+    with pytest.raises(DeviceError, match=r"^toy failed before and is not started again$"):
+        toys.revive(60)
+
+
+def test_a_worker_that_hangs_is_given_up() -> None:
+    toys = Threads("toy", Toy, [(0, 1)], limit=0.1)
+    toys.ready(60)
+    with pytest.raises(DeviceError, match=r"^toy did not answer 'check' within 0 s$"):
+        toys.ask("check", "hangs")
+
+
+def test_processes_of_a_launcher_are_directed_by_one_more() -> None:
+    """Those of the launcher are forked here, as that is quicker; the director is not."""
+    context = get_context("fork")
+    ends = context.Pipe()
+    pipes = [None, ends[0]], [ends[1], None]
+    started = [context.Process(target=launched, args=(place, pipes[place])) for place in range(2)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(120)
+    assert [process.exitcode for process in started] == [7, 0]
+
+
+# ---- cuBLASMp
+
+
+def spread_out(matrix: Matrix, whole: np.ndarray[Any, Any], ranks: int) -> list[np.ndarray[Any, Any]]:
+    """What each process holds of a matrix, as cuBLASMp lays it out: blocks dealt to a grid, column-major."""
+    assert whole.shape == (matrix.rows, matrix.columns)
+    grid = (ranks, 1) if matrix.over == "rows" else (1, ranks)
+    found = []
+    for rank in range(ranks):
+        place = (rank, 0) if matrix.over == "rows" else (0, rank)
+        rows = [i for i in range(matrix.rows) if i // matrix.block_rows % grid[0] == place[0]]
+        columns = [j for j in range(matrix.columns) if j // matrix.block_columns % grid[1] == place[1]]
+        own = whole[np.ix_(rows, columns)]
+        assert own.shape[0] == matrix.block_rows  # the leading dimension
+        found.append(own.flatten(order="F"))
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("operation", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_matrices_lie_as_ours_do(operation: str, ranks: int) -> None:
+    m, n, k = 8, 12, 16
+    scenario, draw = Scenario(operation, "x", m, n, k), np.random.default_rng(1)
+    a, b = draw.integers(-4, 4, (m, k)), draw.integers(-4, 4, (k, n))
+    c = a @ b
+    asked = product(scenario, ranks)
+    assert (asked.m, asked.n, asked.k) == (n, m, k)
+    theirs_a, theirs_b = (b if asked.transposed else b.T), a.T
+    d = np.concatenate([c.T] * ranks, axis=1) if asked.all_reduce else c.T
+    gathers = operation == "ag_gemm"
+    for rank in range(ranks):
+        ours_a = np.split(a, ranks, axis=0 if gathers else 1)[rank]
+        ours_b = np.split(b, ranks, axis=1 if gathers else 0)[rank]
+        ours_c = {
+            "ag_gemm": lambda rank=rank: np.split(c, ranks, axis=1)[rank],
+            "gemm_rs": lambda rank=rank: np.split(c, ranks, axis=0)[rank],
+            "gemm_ar": lambda: c,
+        }[operation]()
+        for name, ours in zip("ABC", (ours_a, ours_b, ours_c), strict=True):
+            assert ours.shape == scenario.shapes(ranks)[name]
+        held = ours_b.T if asked.transposed else ours_b
+        assert np.array_equal(spread_out(asked.a, theirs_a, ranks)[rank], held.flatten())
+        assert np.array_equal(spread_out(asked.b, theirs_b, ranks)[rank], ours_a.flatten())
+        assert np.array_equal(spread_out(asked.d, d, ranks)[rank], ours_c.flatten())
+
+
+def test_blocks_fit_as_cublasmp_wants_them() -> None:
+    """The rules of `cublasMpMatmul` in cublasmp.h: transA = N, transB = N, or transA = T, transB = N."""
+    for operation in ("ag_gemm", "gemm_rs", "gemm_ar"):
+        asked = product(Scenario(operation, "x", 64, 32, 128), 2)
+        inner, outer = ("block_rows", "block_columns") if asked.transposed else ("block_columns", "block_rows")
+        assert getattr(asked.a, inner) == asked.b.block_rows
+        assert getattr(asked.a, outer) == asked.d.block_rows
+        assert asked.b.block_columns == asked.d.block_columns
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [
+        ({}, "nvmath-python is not installed, nccl4py is not installed, nvidia-cublasmp-cu13 is not installed, nvidia-"
+             "nccl-cu13 is not installed: pip install"),
+        ({"nvmath-python": (1, 0, 0), "nccl4py": (0, 6, 0), "nvidia-cublasmp-cu13": (0, 10, 0),
+          "nvidia-nccl-cu13": (2, 28, 9)}, "nvidia-nccl-cu13 is 2.28.9: pip install"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_told_with_a_way_out(
+    there: dict[str, tuple[int, ...]], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cublasmp, "newest", lambda name: (there[name], None) if name in there else None)
+    pip = '"nvmath-python>=1.0" "nccl4py>=0.6" "nvidia-cublasmp-cu13>=0.8" "nvidia-nccl-cu13>=2.29.2"'
+    assert cublasmp.libraries() == f"not measured, as {told} {pip}"
+
+
+def test_the_newest_libraries_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"nvmath-python": ["1.0.0"], "nccl4py": ["0.6.0"], "nvidia-cublasmp-cu12": ["0.10.0.3695"],
+             "nvidia-nccl-cu12": ["2.28.9", "2.30.4"]}  # fmt: skip
+
+    def installed(name: str) -> list[Any]:
+        return [SimpleNamespace(version=v, locate_file=lambda at, v=v: f"/{v}/{at}") for v in there.get(name, ())]
+
+    monkeypatch.setattr(cublasmp, "distributions", installed)
+    found = cublasmp.libraries()
+    assert isinstance(found, cublasmp.Libraries)
+    assert [str(path) for path in found.paths] == [
+        "/2.30.4/nvidia/nccl/lib/libnccl.so.2",
+        "/0.10.0.3695/nvidia/cublasmp/cu12/lib/libcublasmp.so.0",
+    ]
+    assert found.versions == "nvmath-python 1.0.0, nccl4py 0.6.0, nvidia-cublasmp-cu12 0.10.0, nvidia-nccl-cu12 2.30.4"
+
+
+def test_names_of_cublasmp_are_those_of_its_bindings() -> None:
+    """What the peer calls exists in nvmath-python, and enums have the names and widths that it relies on."""
+    library = pytest.importorskip("nvmath.bindings.cublasMp")
+    for name in (
+        "create", "grid_create", "matrix_descriptor_create", "matrix_descriptor_destroy", "matmul_descriptor_create",
+        "matmul_descriptor_destroy", "matmul_descriptor_set_attribute", "matmul_buffer_size", "matmul", "set_stream",
+        "malloc", "free", "get_version", "cuBLASMpError", "GridLayout",
+    ):  # fmt: skip
+        assert hasattr(library, name), name
+    assert all(name in library.MatmulAlgoType.__members__ for name in cublasmp.ALGORITHMS)
+    for attribute in ("TRANSA", "TRANSB", "ALGO_TYPE", "EPILOGUE"):
+        width = library.get_matmul_descriptor_attribute_dtype(library.MatmulDescriptorAttribute[attribute])
+        assert np.dtype(width).itemsize == 4
