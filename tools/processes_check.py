@@ -1,7 +1,7 @@
-"""Two processes, a GPU each: right, the same bits as one process, a process killed, times, and what is left behind.
+"""Two processes, a GPU each: right, the same bits as one process, a process killed, and what is left behind.
 
     python tools/processes_check.py --quick          # needs two NVIDIA GPUs; under a minute once kernels are compiled
-    python tools/processes_check.py                  # all of it; NCCL's rows need PyTorch
+    python tools/processes_check.py                  # all of it
     python tools/processes_check.py --parts right kill --kills 50
     torchrun --nproc-per-node 2 tools/processes_check.py    # the part `right` in processes that others have started
     mpirun -n 2 python tools/processes_check.py
@@ -12,12 +12,11 @@ Parts, each with a time limit:
              two processes leave the same bits as one
     kill     one process is killed at random moments of runs: the other ends with an error within its timeout, and the
              next start works
-    decode   M = 16, 64, 128, 256 back to back, as graphs: two processes, one process, and NCCL with cuBLAS in a graph
     groups   in one job: a group of each process alone, and a group of both in the other order of ranks
     flat     runs in their thousands: descriptors, memory, streams and events before and after
 
 Without a launcher the processes are started here, by `spawn`, and find each other over pipes. Exit code 4 if anything
-is wrong or does not end, 3 without GPUs.
+is wrong or does not end, 3 without GPUs. `python -m tools.bench --processes` measures times.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ import multiprocessing as mp
 import os
 import pickle
 import random
-import socket
-import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -51,16 +48,10 @@ if TYPE_CHECKING:
 
 ERRORS = (DeviceError, NumbersError, ScheduleError, UsageError, RuntimeError)  # torch's are the last
 RANKS = 2
-PARTS = ("right", "kill", "groups", "decode", "flat")
-N, K = 10240, 8192  # of decode, over all ranks
+PARTS = ("right", "kill", "groups", "flat")
 TIMEOUT = 10.0  # seconds of a run
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}  # one of them is set where there is one
 IDLE = 300.0  # seconds that a launched process waits to be told something
-DECODE = {  # operation → schedules that are tried
-    "ag_gemm": ("oneshot", "streamed", "shard_p2p"),
-    "gemm_rs": ("oneshot", "direct", "streamed"),
-    "gemm_ar": ("oneshot", "streamed"),
-}
 
 
 class Pipes:
@@ -105,15 +96,13 @@ class Pipes:
 class Side:
     """One process: all ranks of a plan, or one of them."""
 
-    def __init__(self, group: Group | None, torch_port: int, driver: str) -> None:
+    def __init__(self, group: Group | None, driver: str) -> None:
         from ficco_rt.driver.registry import VENDORS, discover
 
         self._vendor = VENDORS[driver]()  # type: ignore[index]
         self._all = self._group = group
         self._machine = discover(driver, RANKS)  # type: ignore[arg-type]
-        self._place, self._port = 0 if group is None else group.rank, torch_port
         self._driver: Any = None
-        self._torch: Any = None
 
     def regroup(self, ranks: Sequence[int] | None) -> None:
         """What is opened from here on runs in a group of these places; None: of all."""
@@ -181,19 +170,13 @@ class Side:
         result = compare(self._plan, inputs, outputs, values)
         return "" if result.ok else str(result.worst)
 
-    def loop(self, graph: bool, count: int) -> float:
-        """Microseconds of a run, back to back on a caller's stream."""
+    def loop(self, graph: bool, count: int) -> None:
+        """Runs back to back on a caller's stream."""
         if graph:
             self._driver.capture(self._binding)
-        for number in (20, count):
-            if self._group is not None:
-                self._driver.synchronize()
-                self._group.barrier(TIMEOUT, "time")
-            begun = time.perf_counter()
-            for _ in range(number):
-                self._driver.run(self._binding, self._streams, graph=graph)
-            self._driver.synchronize()
-        return (time.perf_counter() - begun) / count * 1e6
+        for _ in range(count):
+            self._driver.run(self._binding, self._streams, graph=graph)
+        self._driver.synchronize()
 
     def spin(self, graph: bool, seconds: float) -> int:
         """Runs until the time is over, or an error comes: what a killed process leaves to the other."""
@@ -223,61 +206,8 @@ class Side:
     def way(self) -> str:
         return str(self._driver._peers.way) if self._driver._peers is not None else "one process"
 
-    def rival(self, operation: str, m: int, count: int) -> float:
-        """Microseconds of NCCL and cuBLAS in a graph, back to back."""
-        torch, dist = self._distributed()
-        device = torch.device("cuda", self._place)
-        half = {"dtype": torch.bfloat16, "device": device}
-        if operation == "ag_gemm":
-            a, b = torch.randn(m // RANKS, K, **half), torch.randn(K, N // RANKS, **half)
-            gathered, c = torch.empty(m, K, **half), torch.empty(m, N // RANKS, **half)
 
-            def step() -> None:
-                dist.all_gather_into_tensor(gathered, a)
-                torch.mm(gathered, b, out=c)
-        else:
-            a, b = torch.randn(m, K // RANKS, **half), torch.randn(K // RANKS, N, **half)
-            partial, c = torch.empty(m, N, **half), torch.empty(m // RANKS, N, **half)
-
-            def step() -> None:
-                torch.mm(a, b, out=partial)
-                if operation == "gemm_rs":
-                    dist.reduce_scatter_tensor(c, partial)
-                else:
-                    dist.all_reduce(partial)
-
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                step()
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                step()
-            for number in (20, count):
-                torch.cuda.synchronize()
-                dist.barrier()
-                torch.cuda.synchronize()
-                begun = time.perf_counter()
-                for _ in range(number):
-                    graph.replay()
-                torch.cuda.synchronize()
-        return (time.perf_counter() - begun) / count * 1e6
-
-    def _distributed(self) -> tuple[Any, Any]:
-        import torch
-        import torch.distributed as dist
-
-        if self._torch is None:
-            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-            torch.cuda.set_device(self._place)
-            at = f"tcp://127.0.0.1:{self._port}"
-            dist.init_process_group("nccl", init_method=at, rank=self._place, world_size=RANKS)
-            self._torch = torch
-        return torch, dist
-
-
-def process(place: int, pipes: Sequence[Connection | None], control: Connection, port: int, driver: str) -> None:
+def process(place: int, pipes: Sequence[Connection | None], control: Connection, driver: str) -> None:
     """Answers what the parent asks for, until it is gone."""
     driver = _prepared(driver, place)
     side: Side | None = None
@@ -287,7 +217,7 @@ def process(place: int, pipes: Sequence[Connection | None], control: Connection,
         except EOFError:
             os._exit(0)
         try:
-            side = side or Side(_group(place, pipes), port, driver)
+            side = side or Side(_group(place, pipes), driver)
         except ERRORS as error:
             control.send((False, f"{type(error).__name__}: {error}"))
         else:
@@ -388,14 +318,11 @@ class Sides(Several):
         for a in range(count):
             for b in range(a):
                 pipes[a][b], pipes[b][a] = context.Pipe()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         self.controls: list[Connection] = []
         self.processes = []
         for place in range(count):
             mine, theirs = context.Pipe()
-            started = context.Process(target=process, args=(place, pipes[place], theirs, port, driver), daemon=True)
+            started = context.Process(target=process, args=(place, pipes[place], theirs, driver), daemon=True)
             started.start()
             theirs.close()
             self.controls.append(mine)
@@ -501,7 +428,7 @@ def launched(options: argparse.Namespace) -> int:
     from ficco_rt.group import Group
 
     group = Group.from_env()
-    side = Side(group, 0, _prepared(options.driver, group.rank))
+    side = Side(group, _prepared(options.driver, group.rank))
     if group.rank:
         Launched.obey(group, side)
         return 0
@@ -578,53 +505,6 @@ def groups(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
     return good
 
 
-def decode(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
-    print(f"decode  µs a run, back to back as graphs, N = {N}, K = {K}, bf16; median of {options.rounds}", flush=True)
-    print(
-        "        op        M   schedule   two processes  one process   ratio   NCCL + cuBLAS   NCCL / ours", flush=True
-    )
-    gains: list[float] = []
-    for operation, schedules in DECODE.items():
-        for m in options.rows:
-            rows: list[tuple[float, float, str]] = []
-            for schedule in schedules:
-                try:
-                    sizes: dict[str, object] = {"M": m, "N": N, "K": K}
-                    both.tell("open", f"{operation}/{schedule}", sizes, TIMEOUT)
-                    alone.ask("open", f"{operation}/{schedule}", sizes, TIMEOUT)
-                    opened = both.answers(120)
-                    if not all(fine for fine, _ in opened):
-                        raise Failed(str(opened))
-                    two, one = [], []
-                    for _ in range(options.rounds):
-                        two.append(max(both.ask("loop", True, options.loop)))
-                        one.append(alone.ask("loop", True, options.loop)[0])
-                    rows.append((statistics.median(two), statistics.median(one), schedule))
-                    both.ask("close")
-                    alone.ask("close")
-                except Failed as error:
-                    print(f"decode  {operation}/{schedule} M = {m}: {str(error)[:400]}", flush=True)
-                    return False
-            if not rows:
-                continue
-            try:
-                rival = [max(both.ask("rival", operation, m, options.loop)) for _ in range(options.rounds)]
-                theirs = statistics.median(rival)
-            except Failed as error:
-                print(f"        NCCL: {str(error).splitlines()[-1][:200]}", flush=True)
-                theirs = float("nan")
-            two_, one_, schedule = min(rows)
-            gains.append(theirs / two_)
-            print(
-                f"        {operation:<8} {m:>4}  {schedule:<10} {two_:>12.1f} {one_:>12.1f} {two_ / one_:>8.3f} "
-                f"{theirs:>15.1f} {theirs / two_:>12.3f}",
-                flush=True,
-            )
-    if gains:
-        print(f"decode  NCCL + cuBLAS over ours: mean {statistics.geometric_mean(gains):.3f}, least {min(gains):.3f}")
-    return True
-
-
 def flat(both: Sides, options: argparse.Namespace) -> bool:
     name, good = "ag_gemm/streamed", True
     try:
@@ -661,15 +541,12 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, help="(50; quick: 1)")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds of a run where a process is killed (3)")
     parser.add_argument("--runs", type=int, help="of the part flat (10000; quick: 2000)")
-    parser.add_argument("--rows", type=int, nargs="+", help="M of decode (16 64 128 256; quick: 64)")
-    parser.add_argument("--rounds", type=int, help="of decode (9; quick: 3)")
-    parser.add_argument("--loop", type=int, default=200, help="runs back to back (200)")
     parser.add_argument("--scale", type=int, default=4, help="of the sizes: 1 is M = 256 (4)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--driver", choices=("cuda", "stand-in"), default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
-    few = {"repeats": 1, "kills": 1, "runs": 2000, "rows": [64], "rounds": 3}
-    many = {"repeats": 20, "kills": 50, "runs": 10000, "rows": [16, 64, 128, 256], "rounds": 9}
+    few = {"repeats": 1, "kills": 1, "runs": 2000}
+    many = {"repeats": 20, "kills": 50, "runs": 10000}
     for name, value in (few if options.quick else many).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
@@ -684,7 +561,6 @@ def main(given: Sequence[str] | None = None) -> int:
     good, began_all = True, time.monotonic()
     parts: dict[str, Callable[[Sides, Sides], bool]] = {
         "right": lambda both, alone: right(both, alone, options),
-        "decode": lambda both, alone: decode(both, alone, options),
         "groups": lambda both, alone: groups(both, alone, options),
         "flat": lambda both, alone: flat(both, options),
         "kill": lambda both, alone: kill(options),
