@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from threading import Thread
@@ -18,8 +19,10 @@ from tests.unit.test_bench import AG, OURS, PEERS, RS, SETTINGS, Fake
 from tools.bench import cli, crews, cublasmp, kept, report
 from tools.bench.cublasmp import Matrix, product
 from tools.bench.measure import PROCESSES, TWIN, Row, in_turn, measure
+from tools.bench.members import come
 from tools.bench.scenarios import Scenario, decode
 from tools.bench.selected import picked
+from tools.bench.variants import Variant
 from tools.bench.workers import Absent, Crew, Turn, answer
 
 AR = Scenario("gemm_ar", "decode_64", 64, 32, 128)
@@ -274,6 +277,23 @@ def test_processes_of_a_launcher_are_directed_by_one_more() -> None:
     for process in started:
         process.join(120)
     assert [process.exitcode for process in started] == [7, 0]
+
+
+def test_a_director_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
+    place = tmp_path / "here" / "bench"
+    assert come(place, b"token") is None  # its folder is gone
+    place.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(place))
+        listening.listen()
+        Thread(target=lambda: listening.accept()[0].close()).start()
+        assert come(place, b"token") is None
+
+
+def test_labels_are_read_back() -> None:
+    for values in ([1], [1, 1], [4, 2, 1, 1], 3):
+        variant = Variant("ag_gemm/streamed", (("chunks", 2), ("deep", values)))
+        assert Variant.of_label("ag_gemm", variant.label) == variant
 
 
 # ---- cuBLASMp

@@ -10,6 +10,7 @@ matmul_ag.cu, matmul_rs.cu and matmul_ar.cu.
 from __future__ import annotations
 
 import ctypes
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -176,19 +177,19 @@ class CublasMp(Peer):
 
     def _made(self, kind: str) -> Contestant | str:
         """The fastest algorithm. All processes try the same, and agree on what failed and on what was fastest."""
+        failed = [f"{name}: a process was killed in it" for name in ALGORITHMS if name in self._hung]
         times: dict[str, float] = {}
-        failed: list[str] = [f"{name}: a process was killed in it" for name in ALGORITHMS if name in self._hung]
-        runs = self._runs()
+        runs = self._runs(failed)
         for name in runs:
             try:
                 with self._trying(name):
                     took = self._time(runs[name])
             except self.errors as error:
                 failed.append(f"{name}: {type(error).__name__}: {first_line(error)}")
-                took = float("inf")
+                took = math.inf
             times[name] = self._slowest(took)
         best = min(times, key=lambda name: times[name], default=None)
-        if best is None or times[best] == float("inf"):
+        if best is None or times[best] == math.inf:
             return "; ".join(failed) or "no algorithm ran in all processes"
         output = self._tensors["C"]
         return Contestant(runs[best], lambda: output, lambda: output.fill_(float("nan")))
@@ -226,8 +227,8 @@ class CublasMp(Peer):
         self._dist.all_reduce(found, self._dist.ReduceOp.MAX)
         return float(found.item())
 
-    def _runs(self) -> dict[str, Callable[[], None]]:
-        """The product by each algorithm, which share a workspace in NCCL's symmetric memory."""
+    def _runs(self, failed: list[str]) -> dict[str, Callable[[], None]]:
+        """The product by each algorithm that the library takes; they share a workspace in NCCL's symmetric memory."""
         library, torch, tensors, asked = self._library, self._torch, self._tensors, product(self._scenario, self._ranks)
         a, b = tensors["B"], tensors["A"]
         if asked.transposed:
@@ -241,19 +242,26 @@ class CublasMp(Peer):
             asked.m, asked.n, asked.k, one.ctypes.data, a.data_ptr(), 1, 1, described[0], b.data_ptr(), 1, 1,
             described[1], zero.ctypes.data, 0, 1, 1, 0, tensors["C"].data_ptr(), 1, 1, described[2],
         )  # fmt: skip
-        descriptors = {name: self._descriptor(asked, name) for name in ALGORITHMS if name not in self._hung}
-        sizes = [library.matmul_buffer_size(self._handle, each, *operands) for each in descriptors.values()]
-        on_device, on_host = (max(size) for size in zip(*sizes, strict=True)) if sizes else (0, 0)
-        work = self._symmetric(max(1, on_device), asked.d.over)
-        host = np.empty(max(1, on_host), np.int8)
-        kept = (one, zero, host, work, a, b)
+        descriptors: dict[str, int] = {}
+        on_device = on_host = 1
+        for name in (name for name in ALGORITHMS if name not in self._hung):
+            try:
+                descriptor = self._descriptor(asked, name)
+                sizes = library.matmul_buffer_size(self._handle, descriptor, *operands)
+            except self.errors as error:
+                failed.append(f"{name}: {type(error).__name__}: {first_line(error)}")
+                continue
+            descriptors[name] = descriptor
+            on_device, on_host = max(on_device, sizes[0]), max(on_host, sizes[1])
+        work = self._symmetric(on_device, asked.d.over)
+        host = np.empty(on_host, np.int8)
+        kept = (one, zero, a, b, work, host)  # the library knows addresses alone
 
         def run(descriptor: int) -> None:
             # a capture has a stream of its own
             library.set_stream(self._handle, torch.cuda.current_stream().cuda_stream)
-            library.matmul(
-                self._handle, descriptor, *operands, kept[3].data_ptr(), on_device, kept[2].ctypes.data, on_host
-            )
+            work, host = kept[-2:]
+            library.matmul(self._handle, descriptor, *operands, work.data_ptr(), on_device, host.ctypes.data, on_host)
 
         return {name: partial(run, each) for name, each in descriptors.items()}
 

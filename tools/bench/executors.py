@@ -106,9 +106,15 @@ class Executors:
         still = {id(c.executor) for c in self._contestants.values()}
         for label in [x for x, executor in self._executors.items() if id(executor) not in still]:
             self._executors.pop(label).close()
+        self._agree("keep")  # nobody gives back a tensor that another process may still have mapped
         if not keys:
             self._tensors, self._reference = {}, []
         self._torch.cuda.empty_cache()
+
+    def _agree(self, step: str) -> None:
+        """All processes have come so far."""
+        if self._group is not None:
+            self._group.barrier(TIMEOUT, step)
 
     # ---- numbers
 
@@ -125,8 +131,7 @@ class Executors:
         if contestant.executor is not None:
             contestant.executor.poison()
         self._wait()
-        if self._group is not None:  # nobody writes into what another process is about to poison
-            self._group.barrier(TIMEOUT, "poison")
+        self._agree("poison")  # nobody writes into what another process is about to poison
         contestant.run()
         contestant.finish()
         self._wait()

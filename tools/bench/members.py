@@ -23,6 +23,7 @@ from pathlib import Path
 from signal import SIG_IGN, SIGINT, SIGKILL, signal
 from typing import Any, NoReturn
 
+import ficco_rt
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.group import Group
@@ -68,8 +69,12 @@ class Member(Executors):
         return {"processes": f"{self._ranks}, a GPU each"}
 
     def load(self, scenario: Scenario, keys: Sequence[str] = ()) -> dict[str, str | None]:
-        """The contestants of these keys, which one process has measured, as their twins."""
+        """The contestants of these keys, which one process has measured, as their twins. Others write into the result
+        of an all-reduce, so its memory is of the kind that can always be shared."""
         self.begin(scenario)
+        if scenario.operation == "gemm_ar":
+            shape = scenario.shapes(self._ranks)["C"]
+            self._tensors["C"] = [self._torch.from_dlpack(ficco_rt.empty(shape, "bf16", group=self._group))]
         answer: dict[str, str | None] = {}
         for label in dict.fromkeys(key.rpartition(" ")[0] for key in keys):
             variant = Variant.of_label(scenario.operation, label)
@@ -140,11 +145,12 @@ def launched(
     if len(hosts) > 1:
         raise UsageError(f"--processes measures the GPUs of one machine; the processes are on {', '.join(hosts)}")
     first = told[0]
-    pipe = _come(str(Path(first["folder"]) / "bench"), bytes.fromhex(first["token"]))
-    pipe.send((group.rank, os.getpid()))
-    signal(SIGINT, SIG_IGN)  # Ctrl-C is the director's to handle
-    answer(pipe, make, (group.rank, group.size, first["port"], group))
-    pipe.close()
+    pipe = come(Path(first["folder"]) / "bench", bytes.fromhex(first["token"]))
+    if pipe is not None:
+        pipe.send((group.rank, os.getpid()))
+        signal(SIGINT, SIG_IGN)  # Ctrl-C is the director's to handle
+        answer(pipe, make, (group.rank, group.size, first["port"], group))
+        pipe.close()
     code = 0
     if director is not None:
         director.join()
@@ -174,16 +180,19 @@ def _join(made: list[Joined], listener: Listener, size: int, **settings: Any) ->
     return made[-1]
 
 
-def _come(address: str, token: bytes) -> Connection:
-    """To the director, when it is there. Raises DeviceError."""
+def come(place: Path, token: bytes) -> Connection | None:
+    """To the director, when it is there; None: it has ended already. Raises DeviceError."""
     until = time.monotonic() + START
-    while True:
+    while place.parent.exists():
         try:
-            return Client(address, "AF_UNIX", authkey=token)
-        except OSError as error:
+            return Client(str(place), "AF_UNIX", authkey=token)
+        except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > until:
-                raise DeviceError(f"the process that directs the bench did not come within {START:.0f} s") from error
-        time.sleep(0.1)
+                raise DeviceError(f"the process that directs the bench did not come within {START:.0f} s") from None
+            time.sleep(0.1)
+        except (OSError, EOFError):
+            return None
+    return None
 
 
 def _leave(code: int) -> NoReturn:

@@ -71,8 +71,9 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
 
 
 def _value(text: str) -> object:
-    return [int(share) for share in text.split(":")] if ":" in text else int(text)
+    return [int(share) for share in text.split(":") if share] if ":" in text else int(text)
 
 
 def _shown(value: object) -> str:
-    return ":".join(map(str, value)) if isinstance(value, list) else str(value)
+    """A list of one has a colon, too: `1:`."""
+    return ":".join(map(str, value)) + ":" * (len(value) == 1) if isinstance(value, list) else str(value)
