@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 from multiprocessing import Pipe, get_context
 from pathlib import Path
@@ -399,3 +400,127 @@ def test_names_of_cublasmp_are_those_of_its_bindings() -> None:
     for attribute in ("TRANSA", "TRANSB", "ALGO_TYPE", "EPILOGUE"):
         width = library.get_matmul_descriptor_attribute_dtype(library.MatmulDescriptorAttribute[attribute])
         assert np.dtype(width).itemsize == 4
+
+
+class Numbers:
+    """In place of a PyTorch tensor: numbers of 16 bits."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+        self.shape, self.nbytes = array.shape, array.nbytes
+
+    def data_ptr(self) -> int:
+        return int(self.array.ctypes.data)
+
+    def view(self, shape: object) -> Numbers:
+        return self if shape == "bf16" else Numbers(self.array.reshape(shape))
+
+    def t(self) -> Numbers:
+        return Numbers(self.array.T)
+
+    def contiguous(self) -> Numbers:
+        return Numbers(np.ascontiguousarray(self.array))
+
+    def copy_(self, other: Numbers) -> None:
+        self.array[...] = other.array
+
+
+class Library:
+    """In place of cuBLASMp in one process: it multiplies what it is told to, column-major."""
+
+    def __init__(self, real: Any) -> None:
+        self.MatmulDescriptorAttribute, self.MatmulAlgoType = real.MatmulDescriptorAttribute, real.MatmulAlgoType
+        self.MatmulEpilogue = real.MatmulEpilogue
+        self.get_matmul_descriptor_attribute_dtype = real.get_matmul_descriptor_attribute_dtype
+        self.made: dict[int, Any] = {}
+
+    def _keep(self, what: Any) -> int:
+        self.made[number := len(self.made) + 1000] = what
+        return number
+
+    def matrix_descriptor_create(self, *given: int) -> int:
+        return self._keep(given)
+
+    def matmul_descriptor_create(self, compute: int) -> int:
+        assert compute == 68  # CUBLAS_COMPUTE_32F
+        return self._keep({})
+
+    def matmul_descriptor_set_attribute(self, of: int, name: int, at: int, size: int) -> None:
+        assert size == 4
+        self.made[of][self.MatmulDescriptorAttribute(name).name] = ctypes.c_int32.from_address(at).value
+
+    def matrix_descriptor_destroy(self, number: int) -> None:
+        self.made[number] = None
+
+    matmul_descriptor_destroy = matrix_descriptor_destroy
+
+    def malloc(self, grid: int, size: int) -> int:
+        memory = np.zeros(size // 2, np.int16)
+        self.made[int(memory.ctypes.data)] = memory
+        return int(memory.ctypes.data)
+
+    def free(self, grid: int, address: int) -> None:
+        self.made[address] = None
+
+    def set_stream(self, handle: int, stream: int) -> None:
+        self.stream = stream
+
+    def matmul_buffer_size(self, handle: int, descriptor: int, *operands: int) -> tuple[int, int]:
+        if self.made[descriptor]["ALGO_TYPE"] == self.MatmulAlgoType.ATOMIC_P2P:
+            raise ValueError("not here")
+        return 64, 0
+
+    def matmul(self, handle: int, descriptor: int, m: int, n: int, k: int, *rest: int) -> None:
+        alpha, a, _, _, desc_a, b, _, _, desc_b, beta, c, _, _, desc_c, d, _, _, desc_d, work, size, _, _ = rest
+        assert (ctypes.c_float.from_address(alpha).value, ctypes.c_float.from_address(beta).value) == (1, 0)
+        assert (c, desc_c, size) == (0, 0, 64)
+        assert self.made[work] is not None
+        whole = [
+            self._matrix(address, self.made[number]) for address, number in ((a, desc_a), (b, desc_b), (d, desc_d))
+        ]
+        asked = self.made[descriptor]
+        assert asked["TRANSB"] == 0
+        left = whole[0].T if asked["TRANSA"] else whole[0]
+        assert (left.shape, whole[1].shape) == ((m, k), (k, n))
+        whole[2][...] = left @ whole[1]
+
+    @staticmethod
+    def _matrix(address: int, described: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        rows, columns, _, _, _, _, leading, kind, _ = described
+        assert (leading, kind) == (rows, cublasmp.BF16)
+        memory = (ctypes.c_int16 * (rows * columns)).from_address(address)
+        return np.frombuffer(memory, np.int16).reshape(columns, rows).T
+
+
+@pytest.mark.parametrize("operation", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_cublasmp_is_asked_for_our_product(operation: str) -> None:
+    """One process stands for all: what is checked is the calls, their operands and what is given back."""
+    library = Library(pytest.importorskip("nvmath.bindings.cublasMp"))
+    scenario, draw = Scenario(operation, "x", 4, 6, 8), np.random.default_rng(1)
+    tensors = {
+        name: Numbers(draw.integers(-4, 4, shape).astype(np.int16)) for name, shape in scenario.shapes(1).items()
+    }
+    side = cublasmp.CublasMp.__new__(cublasmp.CublasMp)
+    side.errors = (ValueError,)
+    side._library = library
+    side._torch = SimpleNamespace(
+        bfloat16="bf16",
+        as_tensor=lambda memory, device: Numbers(library.made[memory.__cuda_array_interface__["data"][0]]),
+        cuda=SimpleNamespace(
+            current_stream=lambda: SimpleNamespace(cuda_stream=7), synchronize=lambda: None, empty_cache=lambda: None
+        ),
+    )
+    side._scenario, side._ranks, side._tensors, side._device = scenario, 1, tensors, None
+    side._hung, side._handle, side._held, side._weights = {"SPLIT_P2P"}, 5, [], None
+    side._contestants, side._registered = {}, None
+    side._grids = {"rows": 1, "columns": 2}
+    failed: list[str] = []
+    runs = side._runs(failed)
+    assert (list(runs), failed) == (["DEFAULT"], ["ATOMIC_P2P: ValueError: not here"])
+    runs["DEFAULT"]()
+    assert np.array_equal(tensors["C"].array, tensors["A"].array @ tensors["B"].array)
+    assert library.stream == 7
+    asked = next(made for made in library.made.values() if isinstance(made, dict))
+    assert asked.get("EPILOGUE", 0) == (1 if operation == "gemm_ar" else 0)
+    side.keep(())
+    assert set(map(type, library.made.values())) == {type(None)}
