@@ -155,7 +155,7 @@ def launched(
     if director is not None:
         director.join()
         code = director.exitcode or 0
-    _leave(code)
+    _leave(group, code)
 
 
 def _direct(direct: Callable[[Callable[..., Crew]], int], here: dict[str, Any], size: int) -> None:
@@ -195,11 +195,14 @@ def come(place: Path, token: bytes) -> Connection | None:
     return None
 
 
-def _leave(code: int) -> NoReturn:
-    """NOTE the teardown of communicators can hang; MPI wants to be ended all the same."""
+def _leave(group: Group, code: int) -> NoReturn:
+    """NOTE the teardown of communicators can hang; MPI wants to be ended all the same, and may lose an exit code that
+    it is not told."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if "mpi4py.MPI" in sys.modules:
+    if code:
+        group.abandon(code)
+    elif "mpi4py.MPI" in sys.modules:
         sys.modules["mpi4py.MPI"].Finalize()
     os._exit(code)
 
