@@ -82,9 +82,9 @@ def test_processes_run_what_is_fastest_in_one_process() -> None:
     assert row.of(PROCESSES) == [TWIN + best]
     assert [asked for asked in twins.asked if asked[0] == "load"] == [("load", AG, (best,))]
     assert [asked[1] for asked in twins.asked if asked[0] == "data"] == [7, 8]
-    assert row.quotient(TWIN + best, best) == pytest.approx(1.005)
-    assert row.quotient(TWIN + best, best, True) == pytest.approx(1.02)
-    assert row.quotient("nothing", best) is row.quotient(None, best) is None
+    assert row.quotients(TWIN + best, best) == [pytest.approx(1.005)] * SETTINGS.rounds
+    assert row.quotients(TWIN + best, best, True) == [pytest.approx(1.02)] * SETTINGS.rounds
+    assert row.quotients("nothing", best) == row.quotients(None, best) == []
 
 
 def test_a_twin_takes_its_turn_next_to_the_other() -> None:
@@ -99,8 +99,14 @@ def test_a_twin_takes_its_turn_next_to_the_other() -> None:
 def test_the_table_marks_what_is_slower_in_processes() -> None:
     lines = [[c.strip() for c in x.strip("|").split("|")] for x in report.processes_table([row_of()]).splitlines()]
     best = "streamed chunks=2 graph"
-    assert lines[2] == ["ag x", "100.0", "100.5", "1.005", "98.0", "100.0", "1.020", best, "loop"]
+    single, loop = "1.005 (1.005–1.005)", "1.020 (1.020–1.020)"
+    assert lines[2] == ["ag x", "100.0", "100.5", single, "98.0", "100.0", loop, best, "loop"]
     assert lines[3] == ["geometric mean", "", "", "1.005", "", "", "1.020", "", ""]
+
+
+def test_a_row_is_told_when_it_is_measured() -> None:
+    told = "single runs one 100.0, processes 100.5, nccl 131.0, asynctp 121.0; back to back one 98.0, processes 100.0, "
+    assert cli._line(row_of(), 3.0) == f"[    3 s] ag x: {told}nccl 129.0, asynctp 119.0"
 
 
 def test_the_race_back_to_back() -> None:
@@ -178,7 +184,7 @@ def test_few_rows_are_tried_in_one_shot() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "count", "operations"),
-    [([], 26, 3), (["--decode"], 12, 3), (["--quick"], 7, 3), (["--quick", "--only", "qkv"], 26, 3)],
+    [([], 26, 3), (["--decode"], 12, 3), (["--quick"], 6, 3), (["--quick", "--only", "qkv"], 26, 3)],
 )
 def test_rows_of_processes(arguments: list[str], count: int, operations: int) -> None:
     found, _ = cli._scenarios(cli.parse(["--processes", *arguments]))
@@ -202,7 +208,7 @@ def test_settings_and_crews_of_processes(
                 raise DeviceError("peer 0, start: ImportError: no luck\n…")
 
     def one(scenario: Scenario, pieces: Any, settings: Any, up: dict[str, Any], *_: object) -> Row:
-        assert (settings.rounds, settings.loop, settings.finalists) == (4, 1000, 1)
+        assert (settings.rounds, settings.loop, settings.finalists) == (3, 1000, 1)
         assert list(up) == ["ours", "peers", "cublasmp", PROCESSES]
         return row_of(scenario, peers=up["peers"], cublasmp=up["cublasmp"])
 
@@ -219,10 +225,19 @@ def test_settings_and_crews_of_processes(
     assert "- cublasmp (ag decode_64, rs decode_64, ar decode_64): not measured, as " in out
 
 
-def test_processes_have_a_gpu_a_rank(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--ranks", "8"], "--processes has a GPU a rank"),
+        (["--svg", "x.svg"], "--svg draws shares of the limit, which"),
+    ],
+)
+def test_what_does_not_go_with_processes(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(cli, "find_gpus", lambda wanted: 2)
-    assert cli.main(["--processes", "--ranks", "8"]) == 2
-    assert capsys.readouterr().err == "bench: --processes has a GPU a rank: leave --ranks out\n"
+    assert cli.main(["--processes", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"bench: {told}")
 
 
 def test_what_is_skipped_has_no_workers(monkeypatch: pytest.MonkeyPatch) -> None:

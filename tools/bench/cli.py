@@ -23,7 +23,7 @@ from .measure import PROCESSES, Row, Settings, measure
 from .scenarios import DECODE_FEW, DEFAULT_FILE, OPERATIONS, Scenario, chosen, decode, load
 from .variants import CHOSEN, MODES, Variant, variants
 
-QUICK_ROWS = ("qkv70b_2k", "qkv8b_16k", "o8b_16k", "down8b_16k", "decode_64")  # of `--processes --quick`
+QUICK_ROWS = ("qkv70b_2k", "qkv8b_16k", "o8b_16k", "decode_64")  # of `--processes --quick`
 PLOT = FileKind("plot", (".svg",))
 
 DESCRIPTION = """\
@@ -54,7 +54,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--gpus", type=_from(2), metavar="N", help="GPUs, one a rank (default: all)")
     add("--ranks", type=_from(2), metavar="R", help="on two GPUs, what a rank of R takes; ours and the limit")
     add("--processes", action="store_true", help="ours also in a process a GPU, as it is chosen for the sizes")
-    add("--rounds", type=_from(1), metavar="N", help="turns of every contestant (10; --processes: 4)")
+    add("--rounds", type=_from(1), metavar="N", help="turns of every contestant (10; --processes: 3)")
     add("--singles", type=_from(1), default=3, metavar="N", help="single runs a turn (3)")
     add("--loop", type=_from(3), metavar="N", help="runs back to back, fewer if they are long (20; --processes: 1000)")
     add("--warmup", type=_from(1), default=2, metavar="N", help="runs before a turn is timed (2)")
@@ -113,6 +113,8 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
         raise UsageError("--decode and --scenarios both say what to measure; give one of them")
     if processes and options.ranks:
         raise UsageError("--processes has a GPU a rank: leave --ranks out")
+    if processes and options.svg:
+        raise UsageError("--svg draws shares of the limit, which --processes does not measure: leave one of them out")
     check_outputs([(REPORT, options.json), (PLOT, options.svg)], [options.scenarios or DEFAULT_FILE])
     if options.svg:
         plot.check_available()
@@ -122,7 +124,7 @@ def bench(options: argparse.Namespace, join: Join | None = None) -> int:
     picked = chosen(scenarios, options.only, ranks)
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    rounds, loop, finalists = (4, 1000, 1) if processes else (10, 20, 3)
+    rounds, loop, finalists = (3, 1000, 1) if processes else (10, 20, 3)
     rounds, finalists = options.rounds or rounds, options.finalists or finalists
     settings = Settings(
         ranks=ranks,
@@ -198,6 +200,15 @@ def _tell(rows: Sequence[Row]) -> None:
         print(f"\nA process a GPU beside one process, µs\n\n{report.processes_table(rows)}")
         for title, some in report.races(rows):
             print(f"\nA process a GPU, back to back, µs a run: {title}\n\n{report.race_table(some)}")
+    else:
+        _tell_limits(rows)
+    told = report.failures(rows)
+    if told:
+        print("\nNot measured\n\n" + "\n".join(f"- {line}" for line in told))
+
+
+def _tell_limits(rows: Sequence[Row]) -> None:
+    """The tables beside the limit."""
     print(f"\nSingle runs, µs\n\n{report.main_table(rows)}")
     print(f"\nBack to back, µs a run\n\n{report.loop_table(rows)}")
     print(f"\nSingle runs: spreads, rates\n\n{report.detail_table(rows)}")
@@ -205,9 +216,6 @@ def _tell(rows: Sequence[Row]) -> None:
         ours = [row for row in rows if row.scenario.operation == operation]
         print(f"\nOurs, {operation}: each schedule at its best (screening; parameters, g: graph, s: streams), µs\n")
         print(report.schedules_table(ours))
-    told = report.failures(rows)
-    if told:
-        print("\nNot measured\n\n" + "\n".join(f"- {line}" for line in told))
 
 
 def _pieces(found: Sequence[Variant]) -> dict[str, int]:
@@ -219,12 +227,13 @@ def _say(text: str) -> None:
 
 
 def _line(row: Row, seconds: float) -> str:
+    if row.of(PROCESSES):
+        single, loop = (report.short(row, back_to_back) for back_to_back in (False, True))
+        return f"[{seconds:5.0f} s] {row.label}: single runs {single}; back to back {loop}"
     key, ours = report.our_time(row)
     shown = report.microseconds
-    twin = row.best(row.of(PROCESSES))
-    beside = f", in processes {shown(row.time(twin))}" if twin else ""
     return (
-        f"[{seconds:5.0f} s] {row.label}: ours {shown(ours)} ({key}){beside}, nccl "
+        f"[{seconds:5.0f} s] {row.label}: ours {shown(ours)} ({key}), nccl "
         f"{shown(report.rival_time(row, 'nccl'))}, asynctp {shown(report.rival_time(row, 'asynctp'))}, limit "
         f"{shown(row.limit())}"
     )

@@ -8,7 +8,6 @@ long as it took, and each pass has an order of its own, so that nobody always fo
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,12 +88,12 @@ class Row:
     def of(self, side: str) -> list[str]:
         return [key for key, entry in self.entries.items() if entry.side == side]
 
-    def quotient(self, above: str | None, below: str | None, back_to_back: bool = False) -> float | None:
-        """A contestant's time over another's: the median over the rounds, as the machine's state changes with time."""
+    def quotients(self, above: str | None, below: str | None, back_to_back: bool = False) -> list[float]:
+        """A contestant's time over another's, round by round, as the machine's state changes with time."""
         if above is None or below is None or self.time(above, back_to_back) is None:
-            return None
+            return []
         a, b = (self.entries[key].by_round[back_to_back] for key in (above, below))
-        return statistics.median(x / y for x, y in zip(a, b, strict=True))
+        return [x / y for x, y in zip(a, b, strict=True)]
 
     def limit(self, back_to_back: bool = False) -> float | None:
         """The longer of the whole GEMM alone and the copies alone."""

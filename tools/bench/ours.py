@@ -29,7 +29,7 @@ from .variants import CHOSEN, Variant, variants
 
 class Ours(Executors):
     """A `workers.Side` over `gpus` GPUs; `values` parameters of every choice are tried (None: all; `CHOSEN`: what
-    would be chosen for the sizes). Of `ranks` ranks each has a GPU, or two GPUs stand for all."""
+    would be chosen for the sizes, and no yardsticks). Of `ranks` ranks each has a GPU, or two GPUs stand for all."""
 
     def __init__(self, ranks: int, values: int | None, gpus: int) -> None:
         ask_for_connections()
@@ -49,10 +49,9 @@ class Ours(Executors):
     # ---- contestants
 
     def load(self, scenario: Scenario) -> dict[str, str | None]:
-        answer = self.begin(scenario)
-        operation = scenario.operation
         chosen = self._values == CHOSEN
-        for variant in picked(scenario, self.machine) if chosen else variants(operation, self._values):
+        answer = super().begin(scenario) if chosen else self.begin(scenario)
+        for variant in picked(scenario, self.machine) if chosen else variants(scenario.operation, self._values):
             answer |= self.add(variant, partial(plan_for, variant, scenario, self.machine, len(self._devices)))
         return answer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from .measure import COPIES, GEMM, PROCESSES, TWIN, Row
 from .stats import geomean
@@ -95,7 +96,8 @@ def _means(rows: Sequence[Row], columns: int, back_to_back: bool = False) -> lis
 
 
 def processes_table(rows: Sequence[Row]) -> str:
-    """Ours in one process and in a process a GPU, each in what is faster; ratios are medians over the rounds."""
+    """Ours in one process and in a process a GPU, each in what is faster; of the ratios of all rounds the median, the
+    least and the largest."""
     cells = [
         ["scenario", "one", "processes", "ratio", "loop: one", "processes", "ratio", "which", "slower by over 1 %"]
     ]
@@ -106,16 +108,28 @@ def processes_table(rows: Sequence[Row]) -> str:
             one, _ = our_time(row, back_to_back)
             many = row.best(row.of(PROCESSES), back_to_back)
             times = (None if key is None else row.time(key, back_to_back) for key in (one, many))
-            quotient = row.quotient(many, one, back_to_back)
-            line += [*map(microseconds, times), "–" if quotient is None else f"{quotient:.3f}"]
+            found = row.quotients(many, one, back_to_back)
+            line += [
+                *map(microseconds, times),
+                f"{median(found):.3f} ({min(found):.3f}–{max(found):.3f})" if found else "–",
+            ]
             which = (many or "–").removeprefix(TWIN)
-            if quotient is not None:
-                ratios[back_to_back].append(quotient)
-                slower += [name] if quotient > SLOWER else []
+            if found:
+                ratios[back_to_back].append(median(found))
+                slower += [name] if median(found) > SLOWER else []
         cells.append([*line, which, ", ".join(slower)])
-    means = [f"{geomean(found):.3f}" if found else "–" for found in ratios.values()]
+    means = [f"{geomean(ratio):.3f}" if ratio else "–" for ratio in ratios.values()]
     cells.append(["geometric mean", "", "", means[0], "", "", means[1], "", ""])
     return markdown(cells, left=(0, 7, 8))
+
+
+def short(row: Row, back_to_back: bool) -> str:
+    """A row's times on a line: what is measured is seen before the tables."""
+    times = {"one": our_time(row, back_to_back)[1]}
+    twin = row.best(row.of(PROCESSES), back_to_back)
+    times["processes"] = None if twin is None else row.time(twin, back_to_back)
+    times |= {kind: rival_time(row, kind, back_to_back) for kind in rivals([row])}
+    return ", ".join(f"{name} {microseconds(time)}" for name, time in times.items())
 
 
 def races(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
@@ -134,14 +148,14 @@ def race_table(rows: Sequence[Row]) -> str:
         ours = row.best(row.of(PROCESSES), True)
         line, behind = [row.label, microseconds(row.time(ours or "", True)), (ours or "–").removeprefix(TWIN)], []
         for kind in kinds:
-            quotient = row.quotient(row.best(both(kind), True), ours, True)
-            line += [microseconds(rival_time(row, kind, True)), "–" if quotient is None else f"{quotient:.3f}"]
-            if quotient is not None:
-                ratios[kind].append(quotient)
-                behind += [kind] if quotient < 1 else []
+            found = row.quotients(row.best(both(kind), True), ours, True)
+            line += [microseconds(rival_time(row, kind, True)), f"{median(found):.3f}" if found else "–"]
+            if found:
+                ratios[kind].append(median(found))
+                behind += [kind] if median(found) < 1 else []
         cells.append([*line, ", ".join(behind) if ours else "not measured"])
     for title, of in (("geometric mean", geomean), ("least", min)):
-        told = [f"{of(found):.3f}" if found else "–" for found in ratios.values()]
+        told = [f"{of(ratio):.3f}" if ratio else "–" for ratio in ratios.values()]
         cells.append([title, "", "", *(x for value in told for x in ("", value)), ""])
     return markdown(cells, left=(0, 2, len(cells[0]) - 1))
 
