@@ -173,7 +173,9 @@ class CublasMp(Peer):
         self._weights: Any = None
 
     def about(self) -> dict[str, str]:
-        return {KIND: f"{self._library.get_version()} of {self._versions}; the fastest of {', '.join(ALGORITHMS)}"}
+        version = self._library.get_version()
+        told = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+        return {KIND: f"{told}, with {self._versions}; the fastest of {', '.join(ALGORITHMS)}"}
 
     def _made(self, kind: str) -> Contestant | str:
         """The fastest algorithm. All processes try the same, and agree on what failed and on what was fastest."""
