@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import socket
+import warnings
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from threading import Thread
@@ -288,8 +289,10 @@ def test_processes_of_a_launcher_are_directed_by_one_more() -> None:
     ends = context.Pipe()
     pipes = [None, ends[0]], [ends[1], None]
     started = [context.Process(target=launched, args=(place, pipes[place])) for place in range(2)]
-    for process in started:
-        process.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads: those of other tests sleep
+        for process in started:
+            process.start()
     for process in started:
         process.join(120)
     assert [process.exitcode for process in started] == [7, 0]
