@@ -136,6 +136,14 @@ def test_processes_that_are_not_measured_are_no_reason_to_stop() -> None:
     assert report.race_table([row]).splitlines()[2].rstrip(" |").endswith("not measured")
 
 
+def test_processes_that_do_not_come_up_are_told() -> None:
+    row = row_of(**{PROCESSES: Absent(PROCESSES, "no luck")})
+    assert report.failures([row])[-1] == "processes (ag x): no luck"
+    assert report.short(row, False) == "one 100.0, processes –, nccl 131.0, asynctp 121.0"
+    found = kept.of_run([row], SETTINGS, {}, True)
+    assert [m.failed for m in found.rows if m.processes == 2] == ["no luck"]
+
+
 @pytest.mark.parametrize("method", ["check", "data", "turn", "keep"])
 def test_a_peer_that_fails_shows_its_error_and_the_rest_goes_on(method: str) -> None:
     peers = Fails(PEERS, method)
