@@ -144,6 +144,7 @@ def choose(
     machine: AnyMachine | None = None,
     by: By = "rules",
     candidates: Iterable[object] | None = None,
+    vendor: bool = True,
     **sizes: object,
 ) -> Choice:
     """Which schedule, with which pieces, for an operation of these sizes on a machine: a `Choice` with the schedule,
@@ -152,8 +153,9 @@ def choose(
 
     `by`: "rules", closed form, within a millisecond; "model", candidates simulated on the virtual clock, and kept;
     "measured", the fastest of what `ficco tune` measured for these sizes on such a machine. `candidates` are your own
-    in place of the shipped ones: names or paths of schedules, or pairs of one and its params. `sizes` are all sizes of
-    the operation, and its types where they are not to be bf16.
+    in place of the shipped ones: names or paths of schedules, or pairs of one and its params. `vendor=False`: the
+    model and measured times offer no schedule whose products the vendor's library makes, as where it is not installed.
+    `sizes` are all sizes of the operation, and its types where they are not to be bf16.
 
     Raises UsageError (no such operation, sizes missing, nothing measured), ScheduleError (sizes that do not fit).
 
@@ -161,7 +163,7 @@ def choose(
     """
     from .select.choose import choose
 
-    return choose(operation, ranks, machine, by, candidates, sizes=sizes)
+    return choose(operation, ranks, machine, by, candidates, sizes=sizes, vendor=vendor)
 
 
 def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1, processes: int = 1) -> Machine:

@@ -9,6 +9,7 @@ from .errors import UsageError
 
 T = TypeVar("T")
 KERNEL = "kernel"  # given beside params, of which none is called so: `vendor`, for all products of a schedule
+VENDOR = "vendor"
 _DEPTH = 8  # more than params nest; what lies deeper is refused where params are bound
 
 

@@ -17,7 +17,7 @@ from ficco_dsl.diagnostics import Span
 from ficco_dsl.nodes import Attribute, Expr, Int, Multiprocessors, Name, QueueDecl, Schedule
 from ficco_dsl.vocabulary import OF_COLLECTIVES, RESOURCES, WORDS
 
-from .arguments import KERNEL
+from .arguments import KERNEL, VENDOR
 from .errors import UsageError
 
 _SMS = re.compile(r"([0-9]{1,9}) sms")
@@ -47,7 +47,7 @@ def with_said(schedule: Schedule, said: Mapping[str, object]) -> Schedule:
     return replace(schedule, queues=tuple(queues[queue.name] for queue in schedule.queues))
 
 
-def by_library(schedule: Schedule, kernel: object = "vendor") -> Schedule:
+def by_library(schedule: Schedule, kernel: object = VENDOR) -> Schedule:
     """The schedule with all products by the vendor's library, as if its queues said so."""
     return with_said(schedule, {KERNEL: kernel})
 
@@ -68,7 +68,7 @@ def value_of(queue: QueueDecl, attribute: str) -> object | None:
 def _places(schedule: Schedule, name: str, value: object) -> Sequence[tuple[str, str]]:
     """The queues, each with the attribute, that a name speaks of."""
     if name == KERNEL:
-        if value != "vendor":
+        if value != VENDOR:
             raise UsageError(f"kernel = {value}: a schedule's products are by its own kernels, or kernel = vendor")
         return [(q.name, KERNEL) for q in schedule.queues if engine_of(q) == "sm" and value_of(q, KERNEL) is None]
     queue, _, attribute = name.partition(".")

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 
-from ..machine.cost import Overheads, gemm_rate, overheads
+from ..kernels.vendor_cost import call_time
+from ..machine.cost import VENDOR_GEMMS, Overheads, VendorGemm, gemm_rate, overheads, vendor_gemm
 from ..machine.model import Machine
 from ..machine.tables import Measured
 from .measure import Point, Series
-from .probes import ROW
+from .probes import ROW, VENDOR_PRODUCT
 
 BYTES = 2  # of an element
 _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
 OVERHEADS = tuple(f.name for f in fields(Overheads))
+VENDOR = ("reached", "start")  # of the vendor's GEMM
 LEAST = 0.1  # microseconds that anything takes
+_ROUNDS = 4
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
 
@@ -105,6 +108,34 @@ class _Fit:
         off = statistics.median(abs(s / share - 1) for s in shares)
         self.add("gemm_rate", gemm_rate(self.base.device, "bf16") * share, "product", off, "operations a µs")
 
+    def vendor(self) -> None:
+        """What calls of the vendor's library take: the rate between the ends of its tiles by the median of the longer
+        ones, then the start by the median of the shorter. `ends` stays what it is."""
+        points = self.series.get(VENDOR_PRODUCT, ())
+        if not points:
+            return
+        device = self.base.device
+        if "gemm_rate" in self.found:
+            share = self.found["gemm_rate"].value / gemm_rate(device, "bf16")
+            device = replace(device, gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate))
+        if "memory_rate" in self.found:
+            device = replace(device, memory_rate=self.found["memory_rate"].value)
+        known = _vendor_before(self.base)
+        alone = [(p, p.micros - self.alone()) for p in sorted(points, key=lambda p: p.micros)]
+
+        def time(p: Point, figures: VendorGemm) -> float:
+            return call_time(*_shape(p.params), device.sms, device, "bf16", figures)
+
+        half = len(alone) // 2
+        for _ in range(_ROUNDS):  # what ends, memory and waves leave of the rate
+            share = statistics.median(time(p, known) / max(LEAST, t - known.start) for p, t in alone[half:])
+            known = replace(known, reached=known.reached * share)
+            start = statistics.median(t - time(p, known) for p, t in alone[: half or 1])
+            known = replace(known, start=max(0.0, start))
+        off = statistics.median(abs((known.start + time(p, known)) / max(LEAST, t) - 1) for p, t in alone)
+        self.add("reached", known.reached, VENDOR_PRODUCT, off, "of the rate of large GEMMs")
+        self.add("start", known.start, VENDOR_PRODUCT, off)
+
     # ---- copies
 
     def copies(self) -> None:
@@ -175,7 +206,7 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
     """By name, as many as the probes tell. Times in microseconds, rates in bytes or operations a microsecond. `machine`
     is what the plans were made for."""
     fit = _Fit(measured, machine)
-    for step in (fit.launches, fit.copies, fit.waits, fit.products, fit.shares):
+    for step in (fit.launches, fit.copies, fit.waits, fit.products, fit.vendor, fit.shares):
         step()
     return fit.found
 
@@ -193,13 +224,28 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
         launch_time=value.get("launch_time", device.launch_time),
         gemm_rate=tuple((dtype, rate * share) for dtype, rate in device.gemm_rate),
         overheads=tuple(own.items()),
+        vendor_gemm=_vendor_after(value, base),
     )
     links = replace(links, **{key: value.get(key, getattr(links, key)) for key in _LINKS})
     paths = {key: f"tiers[0].{key}" for key in _LINKS} | {key: f"device.{key}" for key in _DEVICE}
     paths |= {"gemm_rate": "device.gemm_rate.bf16"}
     paths |= {key: f"device.overheads.{key}" for key in OVERHEADS}
+    paths |= {key: f"device.vendor_gemm.{key}" for key in VENDOR}
     sources = tuple((path, _source(found[key])) for key, path in paths.items() if key in found)
+    if VENDOR[0] in found:
+        sources += (("device.vendor_gemm.ends", "not measured: fitted on an H200"),)
     return replace(base, name=name, device=device, links=links, source=source, measured=measured, sources=sources)
+
+
+def _vendor_before(base: Machine) -> VendorGemm:
+    """What the fit begins with."""
+    return vendor_gemm(base.device) or VENDOR_GEMMS["NVIDIA H200"]
+
+
+def _vendor_after(value: Mapping[str, float], base: Machine) -> tuple[tuple[str, float], ...]:
+    if VENDOR[0] not in value:
+        return base.device.vendor_gemm
+    return tuple(asdict(replace(_vendor_before(base), **{key: value[key] for key in VENDOR})).items())
 
 
 def _source(constant: Constant) -> str:

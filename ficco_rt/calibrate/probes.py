@@ -169,6 +169,10 @@ stage mm on compute {
 }
 """
 
+_BY_VENDOR = _PRODUCT.replace("schedule product", "schedule vendors_product").replace(
+    "engine = sm }", "engine = sm  kernel = vendor }"
+)
+
 _AGAIN = """
 schedule again  # a product as long as power lets it
 param M = 8192
@@ -242,6 +246,8 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     yield Probe("launches", "small kernels one after another", _LAUNCHES, counts)
     yield Probe("launches as a graph", "the same as nodes of a graph", _LAUNCHES, counts, "graph")
     yield Probe("product", "GEMMs of many shapes", _PRODUCT, tuple(_product(*shape, smaller) for shape in _SHAPES))
+    library = tuple(_product(*shape, smaller) for shape in _VENDOR_SHAPES)
+    yield Probe(VENDOR_PRODUCT, "the same by the vendor's library", _BY_VENDOR, library)
     pieces = tuple(_product(8192, 4096, 4096, smaller, pieces=n) for n in (2, 4, 8, 16))
     yield Probe("pieces of rows", "a GEMM whose rows are cut, a launch a piece", _PRODUCT, pieces)
     deep = tuple(_product(4096, 4096, 8192, smaller, deep=n) for n in (2, 4, 8, 16))
@@ -257,6 +263,14 @@ _SHAPES = (
     *((m, n, k) for m in (8192, 1024, 128, 16) for n, k in ((8192, 8192), (4096, 4096), (1280, 8192), (8192, 1024))),
     (4096, 4096, 8192),
     (5000, 3000, 2000),
+)
+
+
+VENDOR_PRODUCT = "vendor's product"
+_VENDOR_SHAPES = (  # that fill waves, sizes that fill none, few rows
+    *((4096, 4096, 4096), (8192, 2560, 8192), (2048, 2560, 8192)),
+    *((5000, 1000, 3000), (7001, 1496, 2040), (3000, 3000, 3000), (3000, 2304, 7168)),
+    *((64, 7168, 4096), (16, 10240, 2048), (128, 10240, 2048)),
 )
 
 

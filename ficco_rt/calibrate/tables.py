@@ -20,6 +20,7 @@ from ..machine.tables import (
 )
 from .fit import Constant, contention, copied, operations
 from .measure import Point, Series
+from .probes import VENDOR_PRODUCT
 
 _COSTS: tuple[tuple[str, CostName, CostMode], ...] = (
     ("copy_behind", "copy", "streams"),
@@ -75,7 +76,7 @@ def _sized(points: Sequence[Point]) -> tuple[tuple[int, float], ...]:
 
 def _gemms(by: Mapping[str, Sequence[Point]]) -> Iterator[GemmRates]:
     groups: dict[tuple[str, int, int], list[Point]] = {}
-    for name in ("product", "pieces of rows", "pieces of K"):
+    for name in ("product", VENDOR_PRODUCT, "pieces of rows", "pieces of K"):
         for p in by.get(name, ()):
             groups.setdefault((p.kernel, p.params["pieces"], p.params["deep"]), []).append(p)
     for (kernel, rows, deep), points in groups.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import files, library
+from ..arguments import VENDOR
 from ..errors import UsageError
 from .common import Job, count, machine_of
 from .console import Progress, Style, show_path, table
@@ -62,8 +63,10 @@ def chosen(
     candidates: str | None = None,
     measured: str | None = None,
     ranks_per_gpu: int = 1,
+    vendor: bool = True,
 ) -> Choice:
-    """The choice for what a command line says, on all ranks of the machine."""
+    """The choice for what a command line says, on all ranks of the machine. `vendor`: the vendor's library is there, or
+    nothing runs on GPUs."""
     from ..select import memory
     from ..select.choose import BY, choose
 
@@ -75,7 +78,7 @@ def chosen(
     own = None if candidates is None else candidates_of(candidates)
     sizes = parse_settings(settings)
     by_: Any = by
-    return choose(operation, machine.ranks, machine, by_, own, known, sizes, ranks_per_gpu)
+    return choose(operation, machine.ranks, machine, by_, own, known, sizes, ranks_per_gpu, vendor)
 
 
 def candidates_of(path: str) -> list[object]:
@@ -128,6 +131,7 @@ def record(choice: Choice) -> dict[str, object]:
         "schedule": choice.schedule,
         "params": dict(choice.params),
         "mode": choice.mode,
+        "kernel": VENDOR if choice.vendored else "ours",
         "predicted_us": choice.predicted,
         "why": list(choice.why),
         "sources": list(choice.sources),
@@ -169,6 +173,7 @@ def report(choice: Choice, style: Style) -> str:
     measure = _MEASURE[choice.by].format(machine=machine.name, device=machine.device.name)
     rows = [
         ("for", f"{choice.operation} on {count(choice.ranks, 'GPU')}: {given}"),
+        ("kernel", _kernel(choice)),
         ("predicted", f"{style(_time(best), 'bold')}, {measure}"),
         *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
         *(("rests on" if i == 0 else "", source) for i, source in enumerate(choice.sources)),
@@ -178,6 +183,18 @@ def report(choice: Choice, style: Style) -> str:
         others = [(o.label, _time(o), _beside(o, best)) for o in choice.runners_up]
         text += f"next\n{table(others, right=frozenset({1, 2}))}\n"
     return text
+
+
+def _kernel(choice: Choice) -> str:
+    """Whose GEMM makes the products."""
+    from ..kernels.families import tuned
+    from ..kernels.target import compute_capability
+
+    library = "hipBLASLt" if compute_capability(choice.machine.device.arch) is None else "cuBLASLt"
+    if choice.vendored:
+        return f"the vendor's GEMM ({library}); docs/gpus.md says how to install it"
+    arch = choice.machine.device.arch
+    return "ours" if tuned(arch) else f"{library}'s where it is installed, as no GEMM of ours is made for {arch}"
 
 
 def _time(option: Option) -> str:

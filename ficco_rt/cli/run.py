@@ -94,16 +94,18 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
         if options.by is not None:
             raise UsageError(f"--by says what chooses for an operation, such as ag_gemm; {options.target} is none")
         return options, None
+    from ..driver.registry import device_count, discover, has_gemms
+
     backend = "sim" if options.emit else _backend_of(options)
     if backend in GPUS:
-        from ..driver.registry import device_count, discover
-
         ranks = options.gpus or max(1, device_count(backend)) * options.ranks_per_gpu
         machine = discover(backend, ranks, options.ranks_per_gpu, processes)
     else:
         machine = machine_of(options.machine, options.gpus)
     each = options.ranks_per_gpu
-    choice = chosen(options.target, options.settings, machine, options.by or "rules", ranks_per_gpu=each)
+    by = options.by or "rules"
+    library = backend not in GPUS or by == "rules" or has_gemms(backend)
+    choice = chosen(options.target, options.settings, machine, by, ranks_per_gpu=each, vendor=library)
     graph = choice.mode == "graph" if options.graph is None and backend in GPUS else options.graph
     settings = settings_of(choice, options.settings)
     return replace(options, target=choice.schedule, gpus=machine.ranks, settings=settings, graph=graph), choice

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..machine.cost import gemm_rate
+from ..machine.cost import gemm_rate, vendor_gemm
 from ..machine.model import Device
 from ..types import TYPES
-from . import tiles
+from . import tiles, vendor_cost
 from .family import (
     MOST_CLUSTER,
     Chosen,
@@ -120,8 +120,15 @@ class VendorLibrary:
         )
 
     def pace(self, config: KernelConfig, device: Device, dtype: str) -> Pace:
-        """By the machine's rate of large GEMMs, which the vendor's library reaches: no call of it was measured."""
+        """By what was measured of the library on the device; where nobody has measured it, by the rate of large GEMMs.
+        The calls' time is spread evenly over the tiles, which the clock then takes one after another."""
         m, n = _TILE
+        known = vendor_gemm(device)
+        if known is not None:
+            time = sum(vendor_cost.call_time(c.m, c.n, c.k, config.wave, device, dtype, known) for c in config.matmuls)
+            steps = sum(c.m * c.n * c.k for c in config.matmuls) / (m * n * tiles.DEPTH)
+            start = known.start * len(config.matmuls)
+            return Pace(groups=1, step=time / steps, start=start, whole_edges=False)
         step = 2.0 * m * n * tiles.DEPTH * device.sms / gemm_rate(device, dtype)
         return Pace(groups=config.wave, step=step, ends=_ENDS, shown=0.0, split=_SPLIT, whole_edges=False)
 

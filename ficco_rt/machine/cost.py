@@ -2,8 +2,8 @@
 
 They price one thing at a time: nothing here knows what else runs. The virtual clock prices products by their kernels
 (`kernels/pace.py`) and finds itself what others leave (`sim/sharing.py`). docs/internals/model.md has it all in one
-place. The constants that stand here by architecture or by a device's name are a machine's: `overheads` and `power`
-of its file come before those.
+place. The constants that stand here by architecture or by a device's name are a machine's: `overheads`,
+`power` and `vendor_gemm` of its file come before those.
 """
 
 from __future__ import annotations
@@ -102,6 +102,28 @@ POWER = {"NVIDIA H200": Power(0.05, 1200.0)}
 def power_of(device: Device) -> Power | None:
     """The machine's own, or the one of the device's name."""
     return Power(**dict(device.power)) if device.power else POWER.get(device.name)
+
+
+@dataclass(frozen=True, slots=True)
+class VendorGemm:
+    """What GEMMs of the vendor's library take on a device (`kernels/vendor_cost.py`).
+
+    `reached`: between the ends of its tiles, of the device's rate of large GEMMs. `ends`: a tile's start and store, for
+    128 × 256, µs. `start`: a call, beyond what its stream pays, µs."""
+
+    reached: float
+    ends: float
+    start: float
+
+
+# By a device's name. H200: fitted to cuBLAS's times of 30 products of at most 190 µs (docs/internals/model.md). Others:
+# not measured, and nothing offers the library there.
+VENDOR_GEMMS = {"NVIDIA H200": VendorGemm(reached=1.07, ends=2.0, start=2.5)}
+
+
+def vendor_gemm(device: Device) -> VendorGemm | None:
+    """The machine's own, or the one of the device's name; None: nobody has measured the library there."""
+    return VendorGemm(**dict(device.vendor_gemm)) if device.vendor_gemm else VENDOR_GEMMS.get(device.name)
 
 
 def slowed(device: Device, before: float, time: float) -> float:

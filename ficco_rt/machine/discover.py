@@ -101,6 +101,7 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         launch_time=launch_time,
         overheads=known.device.overheads if known is not None else (),
         power=known.device.power if known is not None else (),
+        vendor_gemm=known.device.vendor_gemm if known is not None else (),
     )
     return Machine(f"{len(devices)}×{first.name}{shared}", device, inner, ranks, source, tuple(outer))
 

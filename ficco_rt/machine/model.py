@@ -45,10 +45,11 @@ class Device:
     memory_rate: ByteRate
     gemm_rate: tuple[tuple[str, OperationRate], ...]  # by dtype
     launch_time: Time  # that a kernel launch costs on its stream
-    # Figures of this device, by the names of `cost.Overheads` and `cost.Power`. What is not here is the architecture's,
-    # or of the device's name (`cost.OVERHEADS`, `cost.POWER`).
+    # Figures of this device, by the names of `cost.Overheads`, `cost.Power` and `cost.VendorGemm`. What is not here is
+    # the architecture's, or of the device's name (`cost.OVERHEADS`, `cost.POWER`, `cost.VENDOR_GEMMS`).
     overheads: tuple[tuple[str, TimeOrShare], ...] = ()
     power: tuple[tuple[str, TimeOrShare], ...] = ()
+    vendor_gemm: tuple[tuple[str, TimeOrShare], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .cost import Overheads, Power
+from .cost import Overheads, Power, VendorGemm
 from .model import Machine
 from .units import MOST, Unit
 
@@ -187,8 +187,13 @@ def gemm_rates_are_there(machine: Machine) -> Iterator[Mistake]:
 
 
 def figures_have_names(machine: Machine) -> Iterator[Mistake]:
-    """Overheads and power have the names that the model of time knows, each once. `beside` and `share` are shares."""
-    for table, cls, whole in (("overheads", Overheads, False), ("power", Power, True)):
+    """Overheads, power and the vendor's GEMM have the names that the model of time knows, each once. `beside` and
+    `share` are shares."""
+    for table, cls, whole in (
+        ("overheads", Overheads, False),
+        ("power", Power, True),
+        ("vendor_gemm", VendorGemm, True),
+    ):
         known = [f.name for f in dataclasses.fields(cls)]
         found = getattr(machine.device, table)
         names = [name for name, _ in found]
@@ -201,8 +206,8 @@ def figures_have_names(machine: Machine) -> Iterator[Mistake]:
             if name not in names:
                 yield Mistake(f"device.{table}", f"has no '{name}'; it needs {' and '.join(known)}")
         for name, value in found:
-            if (name in ("beside", "share") and value > 1) or (name in ("beside", "time") and value <= 0):
-                allowed = {"beside": "above 0, and 1 at most", "share": "1 at most", "time": "above 0"}[name]
+            if (name in ("beside", "share") and value > 1) or (name in ("beside", "time", "reached") and value <= 0):
+                allowed = {"beside": "above 0, and 1 at most", "share": "1 at most"}.get(name, "above 0")
                 yield Mistake(f"device.{table}.{name}", f"is {shown(value)}; it must be {allowed}")
 
 

@@ -4,15 +4,15 @@ leave open, and candidates of the caller's own."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ficco_dsl.nodes import Schedule
+from ficco_dsl.nodes import Schedule, StageDecl, StageStep
 
 from .. import compiler, library
-from ..arguments import plain
+from ..arguments import KERNEL, VENDOR, plain
 from ..errors import UsageError
 from ..graph.bind import names_in
 from .facts import Facts
@@ -33,6 +33,16 @@ class Candidate:
     def label(self) -> str:
         """`ag_gemm/streamed chunks=4 deep=1:1:1:1`."""
         return " ".join([self.schedule, *(f"{name}={shown(value)}" for name, value in self.params)])
+
+    @property
+    def vendored(self) -> bool:
+        """Whether the vendor's library makes the products."""
+        return (KERNEL, VENDOR) in self.params
+
+
+def by_vendor(candidate: Candidate) -> Candidate:
+    """The candidate with its products by the vendor's library."""
+    return Candidate(candidate.schedule, (*candidate.params, (KERNEL, VENDOR)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,19 @@ def open_params(schedule: str) -> tuple[str, ...]:
     baseline = f"{schedule.rpartition('/')[0]}/{BASELINE}"
     sizes = {p.name for p in text_of(baseline).params} if baseline in library.shipped() else set()
     return tuple(p.name for p in text_of(schedule).params if p.name not in sizes)
+
+
+def streams_products(candidate: Candidate) -> bool:
+    """Whether a stage of the schedule is streamed, which no library's kernel is."""
+    return any(stage.streamed for stage in _stages(text_of(candidate.schedule).program))
+
+
+def _stages(program: Iterable[StageDecl | StageStep]) -> Iterator[StageDecl]:
+    for item in program:
+        if isinstance(item, StageDecl):
+            yield item
+        else:
+            yield from _stages(item.body)
 
 
 WITHOUT_MEMORY = ("gemm_ar/serial",)  # schedules that leave all that crosses ranks to vendor collectives

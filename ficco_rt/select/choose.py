@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 from .. import compiler
-from ..arguments import plain, whole
+from ..arguments import KERNEL, VENDOR, plain, whole
 from ..errors import UsageError
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
@@ -22,6 +22,7 @@ By: TypeAlias = Literal["rules", "model", "measured"]
 BY: tuple[str, ...] = get_args(By)
 NEXT = 4  # runners-up that are told
 DRAW = 0.01  # of the time: the virtual clock is not that exact
+AHEAD = 0.05  # of the time: what the vendor's GEMM must gain to be taken; its price is less exact than that of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Choice:
         """What comes next."""
         return self.options[1:]
 
+    @property
+    def vendored(self) -> bool:
+        """Whether the vendor's library makes the products."""
+        return self.params.get(KERNEL) == VENDOR
+
     @cached_property
     def plan(self) -> Plan:
         """The proven, checked plan. Raises ScheduleError where the schedule cannot have these sizes."""
@@ -80,6 +86,7 @@ class _Question:
     facts: Facts | None
     own: tuple[Candidate, ...] | None
     ranks_per_gpu: int = 1
+    vendor: bool = True  # whether the vendor's library may make the products
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The caller's own, or each shipped schedule with the values of the rules."""
@@ -87,7 +94,9 @@ class _Question:
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate is one that is asked about."""
-        return candidate.schedule in self.operation.schedules if self.own is None else candidate in self.own
+        if self.own is not None:
+            return candidate in self.own
+        return candidate.schedule in self.operation.schedules and (self.vendor or not candidate.vendored)
 
     def answer(
         self,
@@ -124,6 +133,7 @@ def choose(
     measured: memory.Memory | None = None,
     sizes: Mapping[str, object] | None = None,
     ranks_per_gpu: int = 1,
+    vendor: bool = True,
 ) -> Choice:
     """See `ficco_rt.choose`. `measured` are the times to go by; by default the user's own (`memory.place`). Ranks that
     share a GPU have measured times of their own; rules and the model take each rank to have a GPU.
@@ -132,7 +142,8 @@ def choose(
     (sizes that the operation's tensors cannot have)."""
     if by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
-    asked = replace(question(operation, ranks, machine, candidates, sizes), ranks_per_gpu=ranks_per_gpu)
+    asked = question(operation, ranks, machine, candidates, sizes)
+    asked = replace(asked, ranks_per_gpu=ranks_per_gpu, vendor=vendor)
     if by == "rules":
         return _by_rules(asked)
     if by == "model":
@@ -203,6 +214,7 @@ def ranked(asked: _Question) -> ranking.Ranking:
         ranking.machine_hash(asked.machine),
         ranking.version(),
         None if asked.own is None else ranking.own_texts(asked.own),
+        asked.vendor,
     )
     found = ranking.kept(key)
     if found is None or not all(asked.knows(r.candidate) for r in found.ranked):
@@ -210,20 +222,27 @@ def ranked(asked: _Question) -> ranking.Ranking:
         if listed is None:
             listed = ranking.shortlist(asked.operation, asked.facts)
         found = ranking.rank(listed, asked.ranks, asked.sizes, asked.machine)
+        if asked.own is None and asked.vendor:
+            found = ranking.with_vendor(found, asked.operation, asked.ranks, asked.sizes, asked.machine)
         ranking.keep(key, found)
     return found
 
 
 def _by_model(asked: _Question) -> Choice:
     found = ranked(asked)
-    best = fastest = found.ranked[0]
+    best, beside = _worth_the_library(found) if asked.own is None else (found.ranked[0], "")
+    fastest = best
     count, clock = len(found.ranked), f"the virtual clock of {asked.machine.name}"
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
-    if asked.own is None and asked.facts is not None:
+    if beside:
+        place = "" if best.candidate.vendored else "; of those with our kernels it is the fastest"
+        why = [f"{beside}, by {clock}{place}"]
+    if asked.own is None and asked.facts is not None and not best.candidate.vendored:
         rule = rules.deciding(asked.facts)
         wanted = f"{asked.operation.name}/{rule.schedules[asked.operation.name]}"
         reason = f"(rule '{rule.name}': {rule.why(asked.facts)})"
-        draws = [r for r in found.ranked if r.predicted <= (1 + DRAW) * fastest.predicted]
+        ours = [r for r in found.ranked if not r.candidate.vendored]
+        draws = [r for r in ours if r.predicted <= (1 + DRAW) * fastest.predicted]
         said = by_rules(asked.facts, wanted)[0]
         draws.sort(key=lambda r: r.candidate != said)  # first the rules' very values, then the fastest
         best = next((r for r in draws if r.candidate.schedule == wanted), fastest)
@@ -240,6 +259,25 @@ def _by_model(asked: _Question) -> Choice:
     options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in ordered]
     mode = rules.mode(best.commands, best.predicted)
     return asked.answer("model", options, mode, why, [asked.machine.source], len(options))
+
+
+def _worth_the_library(found: ranking.Ranking) -> tuple[ranking.Ranked, str]:
+    """The fastest, by the vendor's GEMM only if that gains more than its price may be off; and words on what it gains,
+    where it would be the fastest."""
+    first = found.ranked[0]
+    ours = next((r for r in found.ranked if not r.candidate.vendored), first)
+    if not first.candidate.vendored or ours is first:
+        return first, ""
+    gain = ours.predicted / first.predicted - 1
+    if gain > AHEAD:
+        return first, (
+            f"the vendor's GEMM is modelled faster than ours: with our kernels {ours.candidate.label}, the fastest of "
+            f"those, would take {100 * gain:.0f} % longer"
+        )
+    return ours, (
+        f"{first.candidate.label} is modelled {100 * gain:.1f} % faster, and the vendor's GEMM is taken from "
+        f"{100 * AHEAD:.0f} % on, as its price may be off by as much (ficco tune measures both)"
+    )
 
 
 # ---------------------------------------------------------------- measured times

@@ -14,9 +14,20 @@ from typing import Any
 from .. import compiler, env, files, library
 from ..errors import ScheduleError, UsageError
 from ..kernels.tiles import DEPTH
+from ..machine.cost import vendor_gemm
 from ..machine.model import Machine
 from ..sim.simulate import simulate
-from .candidates import BASELINE, Candidate, Operation, by_rules, text_of, variations, within_reach
+from .candidates import (
+    BASELINE,
+    Candidate,
+    Operation,
+    by_rules,
+    by_vendor,
+    streams_products,
+    text_of,
+    variations,
+    within_reach,
+)
 from .estimates import estimate, pieces
 from .facts import Facts
 from .rules import deciding
@@ -25,6 +36,7 @@ FORM = 1  # of the cache's files
 SLOW = 1.4  # times the best closed form: a schedule above it is not worth a simulation
 NEAR = 1.15  # and other values of its parameters above this
 VARIED = 3  # schedules of which other values are tried
+VENDORED = 3  # schedules that are tried with the vendor's GEMM, beside the baseline
 WORK = 2000  # copies and products of all candidates, over all ranks: some 0.2 ms each
 LEAST = 64  # rows of a piece: pieces of 39 rows take up to 40 % longer than modelled (docs/internals/model.md)
 FEWEST = 4  # schedules that are simulated whatever the closed forms say
@@ -115,6 +127,24 @@ def rank(
     return Ranking(tuple(sorted(ranked, key=lambda r: (r.predicted, order[r.candidate]))), tuple(refused))
 
 
+def with_vendor(
+    found: Ranking, operation: Operation, ranks: int, sizes: Mapping[str, object], machine: Machine
+) -> Ranking:
+    """The ranking with the best schedules once more, their products by the vendor's library, if the machine has a price
+    of it: those that stream no product, and the baseline. What the library does not make is left out."""
+    if vendor_gemm(machine.device) is None:
+        return found
+    plain = [r.candidate for r in found.ranked if not streams_products(r.candidate)]
+    baseline = [c for c in plain if c.schedule == f"{operation.name}/{BASELINE}"]
+    twins = dict.fromkeys(by_vendor(c) for c in (*plain[:VENDORED], *baseline))
+    try:
+        more = rank(tuple(twins), ranks, sizes, machine).ranked
+    except UsageError:  # the library makes none of them
+        return found
+    both = {r.candidate: r for r in (*found.ranked, *more)}
+    return Ranking(tuple(sorted(both.values(), key=lambda r: r.predicted)), found.refused)
+
+
 # ---------------------------------------------------------------- kept answers
 
 
@@ -128,6 +158,7 @@ class Key:
     machine: str  # the hash of all that the model knows of it
     version: str  # of this package: its files, as they were changed last
     candidates: tuple[str, ...] | None = None  # the caller's own, with their texts' hashes
+    vendor: bool = True  # whether the vendor's library may make the products
 
     @property
     def digest(self) -> str:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Literal
 
 from .. import compiler
-from ..arguments import KERNEL
-from ..driver.api import DriverName
 from ..driver.registry import device_count, discover, has_gemms
 from ..errors import DeviceError, NumbersError, UsageError
 from ..exec.executor import Executor
 from ..exec.inputs import fresh_inputs
 from ..exec.verify import verified_run
 from ..plan.ir import Plan
-from .candidates import BASELINE, Candidate
+from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question, ranked
 from .memory import MODES, Memory, Setting, Time, setting
 
@@ -92,10 +90,12 @@ def tune(
     driver = gpu_backend(backend)
     number = device_count(driver) * ranks_per_gpu if ranks is None else ranks
     machine = discover(driver, number, ranks_per_gpu)
-    asked = question(operation, number, machine, candidates, sizes)
+    asked = replace(question(operation, number, machine, candidates, sizes), vendor=has_gemms(driver))
     with step("ranking candidates"):
         best = [r.candidate for r in ranked(asked).ranked]
-    best = best if candidates is not None else [*best[: effort.best], *_by_library(operation, driver)]
+    if candidates is None:  # with what people have without this project: whole shards, then the library's product
+        baseline = [by_vendor(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
+        best = list(dict.fromkeys([*best[: effort.best], *baseline]))
     where = setting(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
 
     plans: dict[Candidate, Plan] = {}
@@ -135,12 +135,6 @@ def tune(
         for (candidate, mode), runs in taken.items()
     ]
     return Tuned(where, tuple(sorted(times, key=lambda t: t.median)), tuple(failed))
-
-
-def _by_library(operation: str, driver: DriverName) -> tuple[Candidate, ...]:
-    """What people have without this project, where the vendor's library of GEMMs is there: whole shards, then the
-    product by it. No model ranks it: which kernels the library has is not known."""
-    return (Candidate(f"{operation}/{BASELINE}", ((KERNEL, "vendor"),)),) if has_gemms(driver) else ()
 
 
 def _prepare(executor: Executor, candidate: Candidate, verify: bool) -> None:

@@ -17,6 +17,7 @@ from ficco_rt.cli.console import Progress, Style
 from ficco_rt.cli.main import execute
 from ficco_rt.errors import DeviceError
 from ficco_rt.machine import file
+from ficco_rt.machine.cost import vendor_gemm
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
@@ -46,6 +47,9 @@ OVERHEADS = {
 }  # fmt: skip
 
 
+VENDOR = {"reached": 0.95, "ends": 2.0, "start": 6.0}
+
+
 def other(machine: Machine) -> Machine:
     """What is measured: not quite the machine that the driver expects."""
     links = replace(machine.links, rate=0.8 * machine.links.rate, copy_time=7.5, signal_time=3.0)
@@ -55,6 +59,7 @@ def other(machine: Machine) -> Machine:
         gemm_rate=rates,
         memory_rate=0.9 * machine.device.memory_rate,
         overheads=tuple((name, value) for name, value in OVERHEADS.items() if name in fit.OVERHEADS),
+        vendor_gemm=tuple(VENDOR.items()),
     )
     return replace(machine, device=device, links=links)
 
@@ -79,6 +84,8 @@ def test_the_figures_are_found(base: Machine, series: tuple[Series, ...]) -> Non
     assert found["memory_rate"] == pytest.approx(wanted.device.memory_rate, rel=0.05)
     assert found["gemm_rate"] == pytest.approx(wanted.device.gemm_rate[0][1], rel=0.05)
     assert found["sustained"] == pytest.approx(0.97, abs=0.02)
+    assert found["reached"] == pytest.approx(VENDOR["reached"], rel=0.05)
+    assert found["start"] == pytest.approx(VENDOR["start"], abs=1.5)
     for name, value in OVERHEADS.items():
         if name in fit.OVERHEADS:
             assert found[name] == pytest.approx(value, abs=0.02 if name == "beside" else 0.5), name
@@ -133,6 +140,17 @@ def test_the_file(base: Machine, series: tuple[Series, ...], tmp_path: Path) -> 
     assert {(c.what, c.mode) for c in read.measured.costs} >= {("copy", "streams"), ("launch", "graph")}
     assert any(g.k_pieces == 16 for g in read.measured.gemms)
     assert dict(read.sources)["tiers[0].rate"].startswith("measured: probe 'push', times off by ")
+    assert vendor_gemm(read.device) not in (None, vendor_gemm(profile("h200-switch", 4).device))
+    assert dict(read.sources)["device.vendor_gemm.reached"].startswith("measured: probe 'vendor's product', ")
+    assert dict(read.sources)["device.vendor_gemm.ends"].startswith("not measured: ")
+    assert any(g.kernel == "vendor_gemm" for g in read.measured.gemms)
+
+
+def test_where_the_library_is_missing_the_vendors_gemm_has_no_price() -> None:
+    machine = profile("mi300x-mesh", 2)
+    missing = measure(only("product", "vendor's product"), machine, Modelled(machine, fails="vendors_product"), 1000)
+    assert [s.missing for s in missing] == ["", "no such thing"]
+    assert vendor_gemm(command.calibrated(missing, machine, None, "ROCm 7").device) is None
 
 
 def test_what_is_told(base: Machine, series: tuple[Series, ...]) -> None:

@@ -1,0 +1,49 @@
+"""What a call of the vendor's library of GEMMs takes: an estimate.
+
+Nobody outside knows which of its kernels the library takes. It has many tiles, and mostly finds one that fills its
+waves: for 5000 × 1000 cuBLAS was seen to take 256 × 152, which is one wave of 132 tiles (docs/results/kernels.md). So
+the price is that of the best of a few tiles, either way round. Three figures are a device's: `cost.VendorGemm`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil, inf
+
+from ..machine.cost import VendorGemm, gemm_rate
+from ..machine.model import Device
+from ..types import TYPES
+from .cost import best_splits
+from .tiles import DEPTH
+
+# Fitted with the figures of `cost.VENDOR_GEMMS`.
+_SIDES, _OTHERS = (64, 128, 192, 256), (64, 128, 152, 160, 192, 256)
+_LARGEST = 256 * 168
+TILES = sorted({t for a in _SIDES for b in _OTHERS if a * b <= _LARGEST for t in ((a, b), (b, a))})
+_SIZE = 128 * 256  # of the tile whose ends `VendorGemm.ends` is
+_SPLIT = (2.0, 2.0)  # µs: once, and for each part of K of such a tile
+_BESIDE = 0.1  # of the steps' time or the memory's, whichever is shorter: what the other does not hide
+# Bytes of L2 a µs, for all multiprocessors and for one; of what a block loads, a third comes by its cluster.
+_LOADS, _PORT, _SHARED = 1.15e7, 7.0e4, 2 / 3
+
+
+def call_time(m: int, n: int, k: int, sms: int, device: Device, dtype: str, gemm: VendorGemm) -> float:
+    """Microseconds of an [m, k] · [k, n] product on so many multiprocessors, without the start of its call."""
+    rate = gemm_rate(device, dtype) * gemm.reached / device.sms
+    moved = TYPES[dtype].bytes * (m * k + k * n + m * n) / device.memory_rate
+    return _call_time(m, n, k, sms, rate, TYPES[dtype].bytes, moved, gemm.ends)
+
+
+@lru_cache(maxsize=4096)
+def _call_time(m: int, n: int, k: int, sms: int, rate: float, item: int, moved: float, ends: float) -> float:
+    """`rate`: operations a microsecond of one multiprocessor; `moved`: the memory's time."""
+    best = inf
+    for rows, columns in TILES:
+        count, area = ceil(m / rows) * ceil(n / columns), rows * columns
+        loaded = _SHARED * item * DEPTH * (rows + columns)
+        step = max(2.0 * area * DEPTH / rate, min(count, sms) * loaded / _LOADS, loaded / _PORT)
+        size = area / _SIZE
+        split = (_SPLIT[0], _SPLIT[1] * size)
+        time, _ = best_splits(count, sms, ceil(k / DEPTH), step, ends * size, split, moved, _BESIDE)
+        best = min(best, time)
+    return best
