@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from ..graph.ir import CollectiveSettings
+from ..graph.ir import CollectiveSettings, Leave
 from ..kernels.collective_blocks import ASSUMED, Version, blocks_of, planned
 from ..kernels.leaving import footprint_of
 from ..kernels.occupancy import Limits
@@ -16,6 +16,7 @@ from ..plan.ir import CollectiveCall, Plan
 from .ir import DeviceLaunch
 
 UNKNOWN = "known on a GPU only"
+ASKED = "the driver is asked on a GPU, and a kernel that leaves less is refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,17 @@ def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limit
         command = stream.commands[launch.command]
         if stream.rank != rank or isinstance(command, CollectiveCall):  # whose sums run where the library does not
             continue
+        asked = getattr(getattr(command, "attributes", None), "leave", None)
+        said = "" if asked is None else str(asked)
         if not config.registers:  # a user's, or the vendor's
-            yield Tenant(stream.queue, config.kernel, None, None, (), UNKNOWN, measured=False)
+            source = UNKNOWN if asked is None else f"leave = {said}: {ASKED}"
+            name = config.kernel
+            if config.matmuls and config.matmuls[0].sms:
+                name += f", asked for {config.matmuls[0].sms} multiprocessors"
+            yield Tenant(stream.queue, name, None, None, (), source, measured=False, leave=said)
             continue
         alone = fit(footprint_of(config), (), limits)
         blocks = min(alone.blocks, -(-config.blocks // limits.sms))
-        asked = getattr(getattr(command, "attributes", None), "leave", None)
         yield Tenant(
             stream.queue,
             config.kernel,
@@ -90,7 +96,7 @@ def _ours(plan: Plan, launches: Iterable[DeviceLaunch], rank: int, limits: Limit
             alone.limited_by,
             "registers at most, as compiled",
             measured=True,
-            leave="" if asked is None else str(asked),
+            leave=said,
         )
 
 
@@ -106,23 +112,31 @@ def _library(plan: Plan, rank: int, limits: Limits, version: Version) -> Iterato
             yield Tenant(stream.queue, name, b.footprint, min(1, alone.blocks), alone.limited_by, b.source, b.measured)
 
 
-def too_little_left(
-    plan: Plan, launches: Iterable[DeviceLaunch], limits: Limits, library: str
-) -> tuple[DeviceLaunch, str] | None:
-    """The first launch whose `leave = nccl` leaves too little for this library, by its name with its version; and why.
-    None: all leave enough."""
+def blocks_left(plan: Plan, leave: Leave, arch: str, library: str = "") -> tuple[Footprint, ...]:
+    """What a launch of the plan with `leave` leaves room for: bytes, or blocks of the library of collectives, which is
+    known by its name with its version."""
+    if leave.what == "bytes":
+        return (Footprint(f"leave = {leave}", 0, 0, 0, leave.amount),)
     numbers = re.search(r"(\d+)\.(\d+)", library)
     version = (int(numbers[1]), int(numbers[2])) if numbers else ASSUMED
     blocks: list[Footprint] = []
     for stream in plan.streams:
         kinds = {c.kind for c in stream.commands if isinstance(c, CollectiveCall)}
         threads = (stream.collectives or CollectiveSettings()).threads
-        blocks += planned(kinds, threads, limits.arch, version)
+        blocks += planned(kinds, threads, arch, version)
+    return tuple(dict.fromkeys(blocks))
+
+
+def too_little_left(
+    plan: Plan, launches: Iterable[DeviceLaunch], limits: Limits, library: str
+) -> tuple[DeviceLaunch, str] | None:
+    """The first launch whose `leave = nccl` leaves too little for this library, by its name with its version; and why.
+    None: all leave enough. What launches by the vendor's library take, the driver says when they are bound."""
     for launch in launches:
-        if launch.leave is None or launch.leave.what != "nccl":
+        if launch.leave is None or launch.leave.what != "nccl" or launch.config.matmuls:
             continue
         own = Several(footprint_of(launch.config), launch.config.resident)
-        for other in dict.fromkeys(blocks):
+        for other in blocks_left(plan, launch.leave, limits.arch, library):
             if not fit(other, (own,), limits).blocks:
                 rest = left((own,), limits)
                 return launch, (

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from .family import GemmRequest, KernelConfig
 from .occupancy import Limits
-from .room import Footprint, Shape, fit, shape
+from .room import Footprint, Several, Shape, fit, left, shape
 
 NO_ROOM = "none of its blocks leaves so much room"
 
@@ -38,6 +38,23 @@ def footprint_of(config: KernelConfig) -> Footprint:
     return Footprint(
         config.kernel, config.threads, config.registers, config.static_smem, config.smem, cluster=config.cluster
     )
+
+
+def crowded_out(own: Footprint, others: Sequence[Footprint], limits: Limits) -> str:
+    """What as many blocks of a kernel as a multiprocessor takes leave no room for, with the numbers; nothing if a block
+    of each of the others fits beside them."""
+    several = Several(own, max(1, fit(own, (), limits).blocks))
+    for other in others:
+        found = fit(other, (several,), limits)
+        if not found.blocks:
+            rest = left((several,), limits)
+            registers = max(0, rest.registers)
+            return (
+                f"as many of its blocks as fit ({several.count}, each {own.threads} threads × {own.registers} "
+                f"registers, {own.smem} bytes of shared memory) leave {registers} registers and {rest.smem} bytes; "
+                f"{other.kernel} takes {other.threads * other.registers} and {other.smem}"
+            )
+    return ""
 
 
 def shapes(

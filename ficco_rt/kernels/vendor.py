@@ -29,7 +29,7 @@ from .family import (
 )
 from .occupancy import Limits
 from .pace import Pace
-from .room import Footprint
+from .room import Footprint, Several, fits, left
 from .target import compute_capability
 from .tile_table import MAX_SPLITS, SplitK
 from .works import Product, View, Work
@@ -76,7 +76,10 @@ class VendorLibrary:
         if request.sms is not None and request.sms < limits.sms and compute_capability(limits.arch) is None:
             asked["sms"] = request.sms  # hipBLASLt has no word for it
         said = " and ".join(f"{name} = {value}" for name, value in asked.items() if value is not None)
-        said = said or "leave" * bool(request.leave)
+        if request.leave:
+            reason = cannot_leave(request.leave, limits)
+            if reason is not None:
+                return reason
         if said:
             return f"{said} cannot be had of the vendor's kernels; leave it out, or leave out kernel = vendor"
         reason = self.fits(request)
@@ -139,6 +142,23 @@ class VendorLibrary:
             return []
 
         return Tables(b"", 0, 0, arguments)
+
+
+def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
+    """Why no kernel of the library can leave room for such blocks; None: it may, which the driver says on a GPU."""
+    if compute_capability(limits.arch) is None:
+        return (
+            "leave cannot be had of hipBLASLt's kernels, as nobody can ask what they take; leave it out, or leave out "
+            "kernel = vendor"
+        )
+    least = Several(Footprint("", limits.warp, 1, 0, 0))
+    if all(fits((least, Several(block)), limits) for block in blocks):
+        return None
+    most = max(blocks, key=lambda b: b.smem)
+    return (
+        f"leave = {most.kernel}: none of the library's blocks fits beside {most.smem} bytes of shared memory, as a "
+        f"multiprocessor gives a block {left((), limits).smem}; leave less"
+    )
 
 
 def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:

@@ -304,7 +304,7 @@ def library_calls_fit(plan: Plan) -> Iterator[Diagnostic]:
         if launch.kernel != VENDOR_GEMM:
             continue
         a = launch.attributes
-        if a.smem or (a.residency, a.priority, a.leave) != (None,) * 3:
+        if a.smem or (a.residency, a.priority) != (None,) * 2:
             yield Diagnostic(launch.origin, f"{VENDOR_GEMM} has no smem, residency or priority of its own")
         works = tuple(kernel_work(work.body, look, work.waits, work.signals) for work in launch.works)
         reason = VENDOR.fits(GemmRequest(works, streamed=launch.streamed))

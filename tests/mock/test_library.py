@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ficco_dsl
+from ficco_dsl.diagnostics import ScheduleError
 from ficco_rt.compiler import build, compile_schedule, plan_of
 from ficco_rt.driver import registry
 from ficco_rt.driver.registry import discover
@@ -132,6 +133,57 @@ def test_gpus_without_a_gemm_of_ours_take_the_library(gemms: standin.StandIn, mo
     with Executor(streamed, gemms.face, machine=machine, timeout=5) as executor:
         assert verified_run(executor, values="exact").ok
         assert "library_matmul" not in {a.entry for a in gemms.launches()}
+
+
+BESIDE = """schedule beside
+input  A[24, 40] : bf16
+input  B[40, 16] : bf16
+output C[24, 16] : bf16
+computes C = A * B
+queue one { engine = sm  kernel = vendor  LEAVE }
+stage mm on one { gemm C = A * B }
+"""
+
+
+def beside(gemms: standin.StandIn, leave: str) -> Plan:
+    text = BESIDE.replace("LEAVE", leave)
+    return plan_of(build(ficco_dsl.parse(text, "beside.ficco"), 1), discover(gemms.face, 1))
+
+
+def test_leave_takes_an_algorithm_whose_blocks_leave_the_room(gemms: standin.StandIn) -> None:
+    """The driver is asked what the kernels of a captured call take. The one that is liked best takes too much."""
+    large, small = "gemm 168 150000", "other_gemm 64 1024"
+    if gemms.face == "hip":
+        with pytest.raises(ScheduleError, match="leave cannot be had of hipBLASLt's kernels, as nobody can ask what"):
+            beside(gemms, "leave = 100 KiB")
+        return
+    for asked, kernels, called in (("", large, 1), ("leave = 60 KiB", large, 1), ("leave = 100 KiB", small, 2)):
+        gemms.reset(f"devices 1; {TUNED['cuda']}; {large}; {small}")
+        plan = beside(gemms, asked)
+        with Executor(plan, "cuda", timeout=5) as executor:
+            assert verified_run(executor, values="exact").ok
+            assert gemms.launches()[-1].smem == int(kernels.split()[-1])
+            assert gemms.called()["cublasLtMatmulAlgoGetHeuristic"] == called
+            assert gemms.called().get("cuStreamBeginCapture", 0) == called * bool(asked)
+    gemms.reset(f"devices 1; {TUNED['cuda']}; {large}")
+    with Executor(beside(gemms, "leave = 100 KiB"), "cuda") as executor, pytest.raises(DeviceError) as refused:
+        verified_run(executor)
+    told = str(refused.value)
+    assert told.startswith("beside.ficco:7:")
+    assert "leave = 102400 bytes cannot be had of its kernels" in told
+    assert "(1, each 128 threads × 168 registers, 150000 bytes of shared memory) leave" in told
+    assert told.endswith("say leave = 2 sms, or leave out kernel = vendor")
+
+
+@pytest.mark.parametrize(
+    "call", ["cuGraphGetNodes", "cuGraphKernelNodeGetParams", "cuFuncGetAttribute", "cublasLtMatmul"]
+)
+def test_a_driver_that_does_not_tell_is_told_of(gemms: standin.StandIn, call: str) -> None:
+    if gemms.face == "hip":
+        pytest.skip("nobody asks")
+    gemms.reset(f"devices 1; {TUNED['cuda']}; fail {call} 1 999")
+    with Executor(beside(gemms, "leave = 60 KiB"), "cuda") as executor, pytest.raises(DeviceError):
+        verified_run(executor)
 
 
 def test_tune_measures_the_serial_schedule_by_the_library_too(

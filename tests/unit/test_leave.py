@@ -12,12 +12,13 @@ from ficco_rt.compiler import build, plan_of
 from ficco_rt.device.build import device_plan, layout_of
 from ficco_rt.device.features import usual
 from ficco_rt.device.ir import DeviceLaunch, Placement
+from ficco_rt.device.room_table import blocks_left, room_table, too_little_left
 from ficco_rt.device.text import to_text as device_text
 from ficco_rt.errors import ScheduleError
 from ficco_rt.graph.ir import Leave
 from ficco_rt.kernels.catalogue import COPY, REDUCE
 from ficco_rt.kernels.collective_blocks import planned
-from ficco_rt.kernels.leaving import footprint_of
+from ficco_rt.kernels.leaving import crowded_out, footprint_of
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.room import Footprint, Several, fit, fits
 from ficco_rt.machine.profiles import profile
@@ -161,3 +162,37 @@ def test_the_device_plan_prints_what_a_launch_leaves() -> None:
     (line, other) = [line for line in text.splitlines() if line.startswith("launch") and "lean" in line]
     assert ", leaves nccl  :" in line
     assert ", leaves nccl  :" in other
+
+
+def test_beside_the_vendors_gemm_the_plan_keeps_what_a_gpu_has_to_check() -> None:
+    made = plan("leave = nccl  kernel = vendor", text=PRODUCT)
+    launch = launches(made)["vendor_gemm"][0]
+    assert str(launch.leave) == "nccl"
+    assert from_json(to_json(made)) == made
+    device = made.target.device
+    layout = layout_of(made, device, Placement((0, 1)), usual(device.arch))
+    assert too_little_left(made, layout.launches, Limits.of(device), "NCCL 2.28") is None  # it is the driver's to say
+    asked = next(t for t in room_table(made, device, layout.launches).tenants if t.kernel == "vendor_gemm")
+    assert asked.source == "leave = nccl: the driver is asked on a GPU, and a kernel that leaves less is refused"
+    assert launch.leave is not None
+    assert blocks_left(made, launch.leave, device.arch, "NCCL 2.28.9") == planned({"all_reduce"}, 256, device.arch)
+    fewer = plan("leave = 8 sms  kernel = vendor", text=PRODUCT)
+    layout = layout_of(fewer, device, Placement((0, 1)), usual(device.arch))
+    names = [t.kernel for t in room_table(fewer, device, layout.launches).tenants]
+    assert "vendor_gemm, asked for 124 multiprocessors" in names
+
+
+def test_what_a_librarys_blocks_crowd_out_is_told_with_numbers() -> None:
+    limits = Limits.of(profile("h200-switch", 1).device)
+    nccl = planned({"all_reduce"}, 256, limits.arch)
+    large = Footprint("", 384, 168, 0, 200000)
+    told = crowded_out(large, nccl, limits)
+    assert "(1, each 384 threads × 168 registers, 200000 bytes of shared memory) leave 1024 registers" in told
+    assert told.endswith("; NCCL takes 27648 and 104832")
+    assert crowded_out(Footprint("", 128, 200, 0, 60000), (Footprint("16 KiB", 0, 0, 0, 16 << 10),), limits) == ""
+
+
+def test_nobody_can_ask_what_amds_library_takes() -> None:
+    text = PRODUCT.replace("threads = 256", "")
+    with pytest.raises(ScheduleError, match="leave cannot be had of hipBLASLt's kernels, as nobody can ask"):
+        plan("leave = 16 KiB  kernel = vendor", "", machine="mi300x-mesh", text=text)

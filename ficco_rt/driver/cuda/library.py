@@ -82,7 +82,7 @@ class CublasLt:
     def close(self, handle: Handle) -> None:
         self._call("destroy", handle)
 
-    def plan(self, handle: Handle, shape: Shape, workspace: int) -> Planned | None:
+    def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Planned | None:
         lt, planned = self._lt, Planned()
         try:
             planned.descriptor = self._made(planned, "matmul_desc", _FP32_SUMS, _TYPES["fp32"])
@@ -105,14 +105,16 @@ class CublasLt:
                 least = getattr(names, f"MIN_ALIGNMENT_{side}_BYTES")
                 self._set("matmul_preference", wanted, least, np.uint32(layout.alignment))
             planned.beta = _ONE if shape.accumulate else _ZERO
-            planned.found, count = np.zeros(1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
-            asked = (handle, planned.descriptor, a, b, c, c, wanted, 1, planned.found.ctypes.data, count.ctypes.data)
+            found, count = np.zeros(number + 1, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+            matrices_of = (planned.descriptor, a, b, c, c, wanted)
+            asked = (handle, *matrices_of, number + 1, found.ctypes.data, count.ctypes.data)
             ask = self._coded("matmul_algo_get_heuristic", "cublasLtMatmulAlgoGetHeuristic")
             known = call.succeeds(ask, *asked, unless="CUBLAS_STATUS_NOT_SUPPORTED")
         except BaseException:
             self._forget(planned)
             raise
-        if not known or not count[0] or planned.found["state"][0]:
+        planned.found = found[number:].copy()
+        if not known or count[0] <= number or planned.found["state"][0]:
             self.drop(planned)
             return None
         return planned

@@ -16,6 +16,7 @@ from ...device.ir import Features
 from ...errors import DeviceError
 from ...kernels.compiler import KernelSource, compile_source
 from ...kernels.family import TensorMap
+from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
 from ..gpu.refused import Refused
 from ..gpu.vendor import (
@@ -343,6 +344,25 @@ class Cuda:
 
     def upload(self, graph: Handle, stream: Handle) -> None:
         call(self.cu.cuGraphUpload, graph, stream)
+
+    def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
+        """NOTE a kernel of a library that loads lazily is known by its CUkernel, not by a function."""
+        cu = self.cu
+        of, kernel = cu.CUfunction_attribute, cu.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+        _, count = call(cu.cuGraphGetNodes, captured)
+        nodes, _ = call(cu.cuGraphGetNodes, captured, count)
+        found = []
+        for node in nodes[:count]:
+            if call(cu.cuGraphNodeGetType, node) != kernel:
+                continue
+            made = call(cu.cuGraphKernelNodeGetParams, node)
+            # what `made` gives lies in its own memory
+            function = cu.CUfunction(int(made.func)) if int(made.func) else call(cu.cuKernelGetFunction, made.kern)
+            registers = int(call(cu.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_NUM_REGS, function))
+            static = int(call(cu.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
+            threads = int(made.blockDimX) * int(made.blockDimY) * int(made.blockDimZ)
+            found.append((function, Footprint("", threads, registers, static, int(made.sharedMemBytes))))
+        return found
 
     def destroy_captured(self, captured: Handle) -> None:
         call(self.cu.cuGraphDestroy, captured)

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...device.build import Layout, streams_of
 from ...device.ir import Placement
-from ...device.room_table import too_little_left
+from ...device.room_table import blocks_left, too_little_left
 from ...errors import DeviceError, UsageError
 from ...group import Group
 from ...kernels.catalogue import VENDOR_GEMM
@@ -121,7 +121,9 @@ class GpuDriver:
             streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
             self._resources = RunResources(self._gpus, layout.words.table, waiting)
-            self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels})
+            named = "" if library is None else library.version()
+            left = partial(blocks_left, layout.plan, arch=self._device.arch, library=named)
+            self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels}, left)
             self._communicators = Communicators(self._gpus, library, layout.communicators)
             self._communicators.ready()
             self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)

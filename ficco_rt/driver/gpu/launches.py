@@ -15,13 +15,14 @@ from ...kernels import meet
 from ...kernels.families import tables
 from ...kernels.family import KernelConfig, TileWorks
 from ...kernels.marks import MARK, Marks, marking
+from ...kernels.room import Footprint
 from ...kernels.target import options
 from ...kernels.works import Product, View, Work
 from ...plan.kernel_works import kernel_work
 from ...region import Region
 from ...trace import Launched
 from .gpus import Gpus
-from .library import LibraryCalls
+from .library import Left, LibraryCalls
 from .modules import LoadedKernel, Modules
 from .refused import Closing
 from .tensors import DeviceTensor
@@ -57,8 +58,11 @@ class MarkedLaunch:
 class LaunchBinder:
     """Makes launches ready. `kernels` are the user kernels, by name."""
 
-    def __init__(self, gpus: Gpus, kernels: Mapping[str, Kernel]) -> None:
-        self._gpus = gpus
+    def __init__(
+        self, gpus: Gpus, kernels: Mapping[str, Kernel], blocks_left: Callable[[Leave], tuple[Footprint, ...]]
+    ) -> None:
+        """`blocks_left`: what a launch with `leave` leaves room for."""
+        self._gpus, self._blocks_left = gpus, blocks_left
         self._kernels = kernels
         self._modules = Modules(gpus)
         self._library = LibraryCalls(gpus)
@@ -118,7 +122,8 @@ class LaunchBinder:
     ) -> BoundLaunch:
         (product,) = works_of(launch, memory, {})
         assert isinstance(product, Product)
-        calls = self._library.bind(launch.config, product, device, launch.stream)
+        left = None if launch.leave is None else Left(str(launch.leave), self._blocks_left(launch.leave))
+        calls = self._library.bind(launch.config, product, device, launch.stream, left)
         launched = Launched(self._library.name, 0, None, None)
         return BoundLaunch(device, 0, 0, 0, calls, launched, (), ())
 

@@ -8,15 +8,28 @@ How they make a product of one shape is asked once; its descriptors and its algo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...kernels.family import KernelConfig, Matmul, Operand
+from ...kernels.leaving import crowded_out
+from ...kernels.occupancy import Limits
+from ...kernels.room import Footprint
 from ...kernels.works import Product
 from ...types import TYPES, Dtype
 from .gpus import Gpus
 from .refused import Closing, Refused
 from .vendor import DriverCall, GemmLibrary, Gpu, Handle, Layout, MatmulPlace, Shape
 
+TRIED = 8  # algorithms of a shape, where blocks are to leave room
 _ALIGNED = 256  # bytes: no more of an address's alignment counts
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a launch leaves room for on each multiprocessor, as the text says it: a block of each of these."""
+
+    said: str
+    blocks: tuple[Footprint, ...]
 
 
 class LibraryCalls:
@@ -26,7 +39,7 @@ class LibraryCalls:
         self._gpus = gpus
         self._library: GemmLibrary | None = None
         self._handles: dict[int, Handle] = {}  # by device
-        self._planned: dict[tuple[int, Shape], Handle] = {}
+        self._planned: dict[tuple[int, Shape, Left | None], Handle] = {}
         self._workspaces: dict[tuple[int, int], int] = {}  # by device and stream of the plan: addresses
 
     @property
@@ -35,10 +48,10 @@ class LibraryCalls:
         return "" if self._library is None else self._library.name
 
     def bind(
-        self, config: KernelConfig, product: Product, device: Gpu, stream: int
+        self, config: KernelConfig, product: Product, device: Gpu, stream: int, left: Left | None = None
     ) -> Callable[[Handle], Sequence[DriverCall]]:
         """The calls of a launch on a stream. `stream` is the plan's: its calls come one after another, and share a
-        workspace."""
+        workspace. `left`: what their kernels leave room for."""
         library = self._library = self._library or self._gpus.vendor.gemms()
         key = (device.ordinal, stream)
         if key not in self._workspaces:
@@ -51,20 +64,64 @@ class LibraryCalls:
             made = []
             for matmul in config.matmuls:
                 place = _place(matmul, product, self._workspaces[key], config.workspace)
-                made.append((self._plan(library, handle, device, shape_of(matmul, place), config.workspace), place))
+                made.append((self._plan(library, handle, device, shape_of(matmul, place), place, left), place))
         return lambda at: [library.matmul_action(handle, planned, place, at) for planned, place in made]
 
-    def _plan(self, library: GemmLibrary, handle: Handle, device: Gpu, shape: Shape, workspace: int) -> Handle:
-        key = (device.ordinal, shape)
+    def _plan(
+        self, library: GemmLibrary, handle: Handle, device: Gpu, shape: Shape, place: MatmulPlace, left: Left | None
+    ) -> Handle:
+        key = (device.ordinal, shape, left)
         if key not in self._planned:
-            found = library.plan(handle, shape, workspace)
-            if found is None:
-                a, out = shape.first, shape.out
-                k = a.rows if shape.transposed[0] else a.columns
-                what = f"{out.columns} × {out.rows} × {k} of {a.dtype} to {out.dtype}"
-                raise Refused(library.name, "no algorithm", what, "leave out kernel = vendor")
-            self._planned[key] = found
+            a, out = shape.first, shape.out
+            k = a.rows if shape.transposed[0] else a.columns
+            what = f"{out.columns} × {out.rows} × {k} of {a.dtype} to {out.dtype}"
+            reason = "no algorithm", what, "leave out kernel = vendor"
+            for number in range(1 if left is None else TRIED):
+                found = library.plan(handle, shape, place.size, number)
+                if found is None:
+                    break
+                try:
+                    crowded = "" if left is None else self._crowded(library, handle, found, place, device, left)
+                except BaseException:
+                    library.drop(found)
+                    raise
+                if not crowded:
+                    self._planned[key] = found
+                    break
+                library.drop(found)
+                if not number and left is not None:  # the one that is liked best is told of
+                    way_out = f"say leave = {device.facts.sms // 8} sms, or leave out kernel = vendor"
+                    reason = f"leave = {left.said} cannot be had of its kernels", f"{what}: {crowded}", way_out
+            if key not in self._planned:
+                raise Refused(library.name, *reason)
         return self._planned[key]
+
+    def _crowded(
+        self, library: GemmLibrary, handle: Handle, planned: Handle, place: MatmulPlace, device: Gpu, left: Left
+    ) -> str:
+        """Why a call's kernels leave too little room, by what the driver says of a call that is captured and not run;
+        nothing if they leave enough."""
+        vendor, stream = self._gpus.vendor, self._gpus.control[device.ordinal]
+        vendor.begin_capture(stream)
+        try:
+            function, arguments = library.matmul_action(handle, planned, place, stream)
+            code = function(*arguments)[0]
+            if code:
+                raise vendor.failure(function, code)
+        except BaseException:
+            vendor.drop_capture(stream)
+            raise
+        captured = vendor.end_capture(stream)
+        try:
+            kernels = vendor.kernels_of(captured)
+            for of_kernel, block in kernels:
+                told = crowded_out(block, left.blocks, Limits.of(device.facts))
+                if told:
+                    return told
+                vendor.share_smem(of_kernel, f"a kernel of {library.name}")
+        finally:
+            vendor.destroy_captured(captured)
+        return "" if kernels else "the driver tells of no kernel in its call"
 
     def close(self) -> None:
         """Give handles and descriptors back; workspaces are the devices' memory, and go with it."""

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from ...device.ir import Features
 from ...kernels.compiler import KernelSource
 from ...kernels.family import TensorMap
+from ...kernels.room import Footprint
 from ...machine.discover import DeviceFacts
 from ...types import Dtype
 from .collective_library import CollectiveLibrary
@@ -165,9 +166,9 @@ class GemmLibrary(Protocol):
 
     def close(self, handle: Handle) -> None: ...
 
-    def plan(self, handle: Handle, shape: Shape, workspace: int) -> Handle | None:
-        """Descriptors and the algorithm that the heuristics like best, of at most so much workspace; None: they know
-        none."""
+    def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Handle | None:
+        """Descriptors and an algorithm of at most so much workspace: the one that the heuristics like best, or that
+        comes so many places behind it; None: they know no more."""
 
     def drop(self, planned: Handle) -> None:
         """Give back the descriptors."""
@@ -339,6 +340,9 @@ class Vendor(Protocol):
     def destroy_captured(self, captured: Handle) -> None: ...
 
     def destroy_graph(self, graph: Handle) -> None: ...
+
+    def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
+        """The functions of a captured graph's kernels, and what their blocks take."""
 
     # ---- kernels
 

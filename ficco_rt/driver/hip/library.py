@@ -64,7 +64,8 @@ class HipblasLt:
     def close(self, handle: Handle) -> None:
         call(self._lt.hipblasLtDestroy, handle)
 
-    def plan(self, handle: Handle, shape: Shape, workspace: int) -> Planned | None:
+    def plan(self, handle: Handle, shape: Shape, workspace: int, number: int = 0) -> Planned | None:
+        """`number`: 0 alone, as only `leave` asks for others, which no plan for AMD's GPUs has."""
         lt, planned = self._lt, Planned()
         try:
             planned.descriptor = call(lt.hipblasLtMatmulDescCreate, self._sums, self._types.HIP_R_32F)

@@ -89,6 +89,11 @@ int cublasLtMatmulAlgoGetHeuristic(void *library, void *product, void *a, void *
     int code = algorithm_found(library, product, layouts, preference, &found->algorithm.algorithm, called_.name);
     found->workspace = found->algorithm.algorithm.workspace;
     *count = !code && found->algorithm.algorithm.kind;
+    if (*count && wanted > 1 && algorithm_other(&found->algorithm.algorithm, &found[1].algorithm.algorithm)) {
+        found[1].workspace = found->workspace;
+        found[1].state = 0;
+        *count = 2;
+    }
     return code ? status(code) : *count ? 0 : UNSUPPORTED;
 }
 int cublasLtMatmul(void *library, void *product, const void *alpha, const void *a, void *la, const void *b, void *lb,

@@ -169,7 +169,7 @@ int cuFuncGetAttribute(int *value, int attribute, Handle function) {
         case 0: *value = 1024; break;
         case 1: *value = f->static_smem; break;
         case 3: *value = 0; break;
-        case 4: *value = 64; break;
+        case 4: *value = f->registers ? f->registers : 64; break;
         case 8: *value = f->dynamic_smem; break;
         default:
             violation("cuFuncGetAttribute: the stand-in does not know attribute %d", attribute);

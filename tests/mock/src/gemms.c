@@ -102,6 +102,12 @@ int algorithm_found(void *library, void *product, void *const layouts[4], void *
     return GEMM_OK;
 }
 
+bool algorithm_other(const Algorithm *first, Algorithm *other) {
+    *other = *first;
+    other->kind = 2;
+    return world.gemm[1][0] > 0;
+}
+
 // ---------------------------------------------------------------- the kernel
 
 static int open_call(Launch *l) {
@@ -154,10 +160,12 @@ static int run_part(Launch *l, int part) {
 static const KernelCode code_of_calls = {
     "library_matmul", false, {sizeof(Call_)}, open_call, part_of, always, run_part, false, NULL, NULL};
 
-static Function *function_of(Device *d) {
+static Function *function_of(Device *d, int kind) {
     static Module modules[MAX_DEVICES];
-    static Function functions[MAX_DEVICES];
-    Function *f = &functions[d->ordinal];
+    static Function functions[MAX_DEVICES][2];
+    Function *f = &functions[d->ordinal][kind - 1];
+    f->registers = world.gemm[kind - 1][0];
+    f->dynamic_smem = world.gemm[kind - 1][1];
     modules[d->ordinal].device = d;
     f->module = &modules[d->ordinal];
     f->code = &code_of_calls;
@@ -176,7 +184,7 @@ int product_submitted(void *library, void *product, const float *alpha, const fl
     if (s->device->sick) return GEMM_FAILED;
     if (library_->device != s->device || current != s->device)
         violation("%s: the handle, the stream and the current device are not of one device", who);
-    if (!algorithm || algorithm->kind != 1 || algorithm->ld_hash != hash_of(p, l) ||
+    if (!algorithm || algorithm->kind < 1 || algorithm->kind > 2 || algorithm->ld_hash != hash_of(p, l) ||
         algorithm->device != s->device->ordinal || bytes < algorithm->workspace || fitting(p, l))
         return GEMM_BAD;
     for (int i = 0; i < 3; i++)
@@ -186,7 +194,7 @@ int product_submitted(void *library, void *product, const float *alpha, const fl
     for (int i = 0; i < 4; i++) call.layout[i] = *l[i];
     void *values[] = {&call};
     Launch *made = NULL;
-    int code = launch_new(function_of(s->device), s, 1, 128, 0, 1, NULL, values, NULL, 0, &made);
+    int code = launch_new(function_of(s->device, algorithm->kind), s, 1, 128, world.gemm[algorithm->kind - 1][1], 1, NULL, values, NULL, 0, &made);
     if (code) return GEMM_FAILED;
     launch_noted(made, false);
     Command *c = command_new(LAUNCH, s->device);

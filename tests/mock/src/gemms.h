@@ -23,6 +23,7 @@ int descriptor_gone(void *handle, const char *who);
 // `kind` 0: nothing is known for it
 int algorithm_found(void *library, void *product, void *const layouts[4], void *preference, Algorithm *found,
                     const char *who);
+bool algorithm_other(const Algorithm *first, Algorithm *other);   // whether there is one that is liked less
 int product_submitted(void *library, void *product, const float *alpha, const float *beta, uint64_t const at[4],
                       void *const layouts[4], const Algorithm *algorithm, uint64_t workspace, uint64_t bytes, Device *current,
                       void *stream, const char *who);

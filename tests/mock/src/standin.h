@@ -93,6 +93,8 @@ typedef struct {
     int steps_per_query, steps_per_call;
     int order;                       // 0 any, 1 ranked streams, 2 the same stream as long as it can
     int tile_order;                  // likewise of blocks
+    int gemm[2][2];                  // of the library's kernels, the one it likes best first: registers a thread (0: there
+                                     // is no other), shared memory of a block
     int copies_lost;                 // HIP: copies without compute units write nothing
     int version;                     // of the driver; HIP: numbers below a million stand for the usual one
     int queues;                      // of each device; 0: as the environment says, else as the vendor has it
@@ -324,6 +326,7 @@ struct Function {
     bool marks;                      // its entry is the twin of `code`'s that marks: one more argument
     uint64_t ticks;                  // of the clock that it marks by, in a microsecond
     int static_smem, dynamic_smem, threads;
+    int registers;                   // that the face of CUDA tells; 0: 64
 };
 struct Launch {
     const Function *function;

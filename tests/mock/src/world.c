@@ -189,6 +189,8 @@ static void set(char *line) {
     else if (!strcmp(key, "lose")) world.lose_call = world.calls + a, world.lose_code = (int)b;
     else if (!strcmp(key, "interrupt")) world.interrupt_call = world.calls + a;
     else if (!strcmp(key, "kill")) world.kill_call = world.calls + a;
+    else if (!strcmp(key, "gemm")) world.gemm[0][0] = (int)a, world.gemm[0][1] = (int)b;
+    else if (!strcmp(key, "other_gemm")) world.gemm[1][0] = (int)a, world.gemm[1][1] = (int)b;
     else if (!strcmp(key, "copies_lost")) world.copies_lost = (int)a;
     else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "queues")) world.queues = (int)a;
