@@ -1,12 +1,16 @@
 """Do blocks share a multiprocessor as the model of room says? Measured on a GPU of this machine.
 
-    python -m tools.room_check [--only driver,beside,run] [--every]
+    python -m tools.room_check [--only driver,beside,plain,vendor,run] [--every]
 
 driver   each variant of our GEMMs is compiled, and the driver is asked how many of its blocks fit; it may say more than
          the model, which counts registers by their bounds, never fewer
 beside   stand-ins with the registers, threads and shared memory of our blocks hold the GPU; stand-ins of NCCL's blocks
          are launched beside them, and those that begin are counted. Each must be as many as the model says. `--every`:
          all variants, not only one of each footprint
+plain    GEMMs that are not streamed, in builds that record their blocks, one setting after another: as many blocks on a
+         multiprocessor as promised
+vendor   cuBLASLt's kernels as the driver tells of them, with `leave` beside `kernel = vendor`: which run, and what the
+         others take
 run      a streamed GEMM with `leave = nccl` beside an all-reduce, on two GPUs with NCCL: what the marks of a traced run
          say of its blocks, and whether both ran at once
 
@@ -29,8 +33,11 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 import ficco_dsl
+from ficco_dsl.diagnostics import ScheduleError
 from ficco_rt import compiler as front
+from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
+from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.kernels import compiler
 from ficco_rt.kernels.collective_blocks import planned
@@ -40,8 +47,9 @@ from ficco_rt.kernels.room import Footprint, Several, fit, left, shape
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
 from ficco_rt.kernels.sm90 import variants as sm90
+from ficco_rt.machine.model import Machine
 
-PARTS = ("driver", "beside", "run")
+PARTS = ("driver", "beside", "plain", "vendor", "run")
 SETTLED = 0.02  # seconds after which no more blocks begin
 STANDIN = r"""
 // Holds a multiprocessor until the word is up; `begun` counts the blocks that began. NOTE a kernel that may trade
@@ -65,6 +73,28 @@ queue comm    { engine = nccl  priority = high  THREADS }
 stage ar on comm { all_reduce Y <- X }
 stage mm on compute streamed { gemm C = A * B }
 """
+
+
+PLAIN = """schedule alone
+param M = 8192
+param N = 4096
+param K = 2048
+input   A[M, K] : bf16
+input   B[K, N] : bf16
+output  C[M, N] : bf16
+computes C = A * B
+queue compute { engine = sm  ASKED }
+stage mm on compute { gemm C = A * B }
+"""
+PLAIN_SIZES = (8192, 4096, 2048)
+PLAIN_ASKED = (
+    "",
+    *(f"residency = {n}" for n in (1, 2, 3)),
+    *(f"smem = {n} KiB" for n in (96, 64)),
+    *(f"leave = {n}" for n in ("64 KiB", "100 KiB", "16 sms")),
+)
+VENDOR_ASKED = ("leave = 16 KiB", "leave = 64 KiB", "leave = 100 KiB", "leave = 8 sms")
+VENDOR_SHAPES = (PLAIN_SIZES, (5000, 1000, 3000), (64, 4608, 7168))
 
 
 def called(result: tuple[Any, ...]) -> Any:
@@ -209,6 +239,78 @@ def beside_part(bench: Bench, limits: Limits, every: bool) -> bool:
     return good
 
 
+def refused(error: Exception) -> str:
+    """A refusal in a line."""
+    found = getattr(error, "diagnostics", ())
+    return " ".join((found[0].message if found else str(error)).split())
+
+
+def opened(asked: str, machine: Machine, sizes: tuple[int, int, int]) -> Executor:
+    """A GEMM on one GPU, with random inputs. ScheduleError, DeviceError: it cannot be had."""
+    text = PLAIN.replace("ASKED", asked)
+    params = dict(zip("MNK", sizes, strict=True))
+    plan = front.plan_of(front.build(ficco_dsl.parse(text, "alone.ficco"), 1, params), machine)
+    executor = Executor(plan, "cuda", machine=machine)
+    rng = np.random.default_rng(1)
+    for name, (rows, columns) in (("A", (params["M"], params["K"])), ("B", (params["K"], params["N"]))):
+        executor.write(name, 0, rng.standard_normal((rows, columns), np.float32).astype(bfloat16))
+    return executor
+
+
+def plain_part(machine: Machine, sizes: tuple[int, int, int] = PLAIN_SIZES) -> bool:
+    """GEMMs that are not streamed: which multiprocessors their blocks were on."""
+    good = True
+    for asked in PLAIN_ASKED:
+        try:
+            executor = opened(asked, machine, sizes)
+        except ScheduleError as error:
+            print(f"{asked or 'nothing asked'}: refused: {refused(error)}")
+            continue
+        with executor:
+            driver = executor.driver
+            assert isinstance(driver, GpuDriver)
+            driver.mark_all()
+            for _ in range(3):
+                executor.run()
+            executor.traced = True
+            executor.run()
+            (how,) = (s.launched for s in executor.trace.spans if s.kind == "launch" and s.launched is not None)
+        promised, blocks = how.residency or 1, how.blocks or 0
+        full = blocks >= promised * machine.device.sms
+        fine = how.reached == promised if full else how.reached is not None and how.reached <= promised
+        good &= fine
+        print(
+            f"{asked or 'nothing asked'}: {how.kernel}, {blocks} blocks, {how.smem} bytes: {promised} a multiprocessor "
+            f"promised{'' if full else ' at most'}, {how.reached} measured{'' if fine else '  WRONG'}"
+        )
+    return good
+
+
+def vendor_part(machine: Machine, shapes: Sequence[tuple[int, int, int]] = VENDOR_SHAPES) -> bool:
+    """What the driver tells of cuBLASLt's kernels. A refusal says the numbers, and is no failure."""
+    from ficco_rt.driver.registry import has_gemms
+
+    if not has_gemms("cuda"):
+        print("cuBLASLt is not installed: left out")
+        return True
+    good = True
+    for sizes in shapes:
+        for asked in VENDOR_ASKED:
+            what = f"{' × '.join(map(str, sizes))}, {asked}"
+            try:
+                with opened(f"kernel = vendor  {asked}", machine, sizes) as executor:
+                    executor.run()
+                    found = executor.read("C", 0).astype(np.float32)
+                    good &= bool(np.isfinite(found).all())
+                print(f"{what}: runs")
+            except (ScheduleError, DeviceError) as error:
+                told = refused(error)
+                fine = "cannot be had of its kernels" in told and "as many of its blocks as fit" in told
+                good &= fine
+                print(f"{what}: refused: {told}{'' if fine else '  WRONG'}")
+    return good
+
+
 def run_part() -> bool:
     """Streamed GEMMs beside an all-reduce of NCCL."""
     good = True
@@ -266,6 +368,10 @@ def main(words: Sequence[str]) -> int:
                 good &= driver_part(bench, limits)
             elif part == "beside":
                 good &= beside_part(bench, limits, args.every)
+            elif part == "plain":
+                good &= plain_part(machine)
+            elif part == "vendor":
+                good &= vendor_part(machine)
             else:
                 good &= run_part()
             print(f"{time.perf_counter() - begun:.1f} s", flush=True)

@@ -36,6 +36,7 @@ from ...device.ir import (
 )
 from ...device.rooms import Rooms, gates, rooms
 from ...errors import DeviceError
+from ...graph.ir import KernelCall
 from ...kernels.marks import Marks
 from ...kernels.meet import KINDS, Step
 from ...machine.model import Device
@@ -167,6 +168,7 @@ class Binder:
         self._launches = launches
         self._communicators = communicators
         self.bindings: set[BoundPlan] = set()
+        self.mark_all = False  # launches that wait for nothing mark in traced runs, too
 
     def bind(self, plans: Plans, memory: Memory, shared: Shared | None = None) -> BoundPlan:
         """Raises DeviceError; nothing is left of it then."""
@@ -325,7 +327,7 @@ class Binder:
                 for part in (part for move in moves for part in parts(move, binding.memory)):
                     yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
             case LaunchKernel(launch=launch):
-                marks = plan.marks(plan.launches[launch])
+                marks = plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
                 yield from (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)
             case Meet(runs=runs, steps=steps):
                 listed = [Step(resources.addresses[s.first], s.count, KINDS[s.does]) for s in steps]
@@ -336,6 +338,12 @@ class Binder:
                 yield vendor.embed(binding.parts[ordinal], stream)
             case LaunchGraph():
                 yield vendor.graph_action(binding.graphs[ordinal], stream)
+
+    @staticmethod
+    def _can_mark(plan: DevicePlan, launch: int) -> bool:
+        """Whether a traced launch is by a kernel of ours, which has a twin that marks."""
+        made = plan.launches[launch]
+        return plan.mode == "traced" and not made.config.matmuls and not isinstance(made.works[0].body, KernelCall)
 
     def _marked(self, binding: BoundPlan, launch: int) -> MarkedLaunch:
         if launch not in binding.marked:

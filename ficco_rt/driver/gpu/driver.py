@@ -448,6 +448,13 @@ class GpuDriver:
                 found.extend(spans_of(stream, dtypes, time, raisers, launched, inside))
         return tuple(sorted(found, key=lambda s: (s.stream, s.start, s.stop)))
 
+    def mark_all(self) -> None:
+        """Traced runs measure where each block was of all launches by kernels of ours, not of streamed ones alone, by
+        other builds of these kernels. To be said before the first run. UsageError: tensors are bound already."""
+        if self._binder.bindings:
+            raise UsageError("say mark_all before the first run: launches are bound already")
+        self._binder.mark_all = True
+
     def _inside(self, binding: BoundPlan) -> Mapping[tuple[int, int], LaunchTimes]:
         """What marks say of the launches that have them."""
         marked = []
