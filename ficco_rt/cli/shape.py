@@ -6,8 +6,9 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from .drawing import plain, show_time
 from .report import print_json, say
 from .result import GPUS
 from .settings import parse_choices, parse_settings
-from .shaping import Effort, Row, measured_row, modelled_row, row_of, settings, swept, threads_of
+from .shape_apart import by_threads, made_apart, threads_said
+from .shaping import Effort, Row, Setting, measured_row, modelled_row, row_of, settings, swept, told
 
 if TYPE_CHECKING:
     from ficco_dsl.nodes import Schedule
@@ -71,7 +73,7 @@ def shape(
         with_said(schedule, apart(one).said)  # what no queue can say is told before the long work
     progress = Progress()
     effort = Effort(iters, float(timeout), graph, collectives)
-    sweep_ = _Sweep(schedule, said, found, driver, effort, source)
+    sweep_ = Sweep(schedule, said, found, driver, effort, source)
     rows = _rows(sweep_, tried, rows_file, progress)
     timed = sorted(
         (row for row in rows if row.time is not None), key=lambda row: (round(row.time or 0.0, 1), len(row.setting))
@@ -108,7 +110,7 @@ def _where(backend: str, gpus: int | None, machine: str | None) -> tuple[str, Ma
     return backend, discover(name, gpus or max(1, device_count(name)))
 
 
-class _Sweep:
+class Sweep:
     """What all settings of a sweep have in common."""
 
     def __init__(
@@ -121,10 +123,16 @@ class _Sweep:
         source: Source,
     ) -> None:
         self.schedule, self.said, self.machine = schedule, said, machine
-        self.driver, self.effort = driver, effort
+        self.driver, self.effort, self.source = driver, effort, source
         self.baselines: Baselines | None = None
         how = repr((machine, sorted(said.items()), driver, effort, __version__)).encode()
         self._digest = hashlib.sha256(how + source.data)
+
+    def like(self, setting: Setting) -> Callable[[], Sweep]:
+        """What makes such a sweep in another process: all of its settings have the threads that this one says."""
+        threads = {name: value for name, value in setting.items() if name.endswith(".threads")}
+        said = {**self.said, **threads}
+        return partial(Sweep, self.schedule, said, self.machine, self.driver, self.effort, self.source)
 
     def made(self, setting: Mapping[str, object]) -> str:
         """A digest of what makes the setting's row."""
@@ -142,9 +150,7 @@ class _Sweep:
             assert self.baselines is not None
             return measured_row(setting, plan, self.machine, made, self.driver, self.baselines, self.effort)
         except (ScheduleError, UsageError, DeviceError, NumbersError) as error:
-            found = getattr(error, "diagnostics", ())
-            words = found[0].message if found else str(error)
-            return Row(tuple(setting.items()), problem=" ".join(words.split())[:300], made=made)
+            return Row(tuple(setting.items()), problem=told(error), made=made)
 
     def _plan(self, given: Mapping[str, object]) -> Plan:
         from .. import compiler, kernel_files
@@ -173,36 +179,34 @@ class _Sweep:
             yield
 
 
-def _rows(sweep: _Sweep, tried: Sequence[Mapping[str, object]], path: str | None, progress: Progress) -> list[Row]:
+def _rows(sweep: Sweep, tried: Sequence[Mapping[str, object]], path: str | None, progress: Progress) -> list[Row]:
     """The rows of all settings, those that were there ahead. Each is in the file before the next is begun."""
     known = {row.made: row for row in _there(path)}
-    rows: list[Row] = []
     lacking = [one for one in tried if sweep.made(one) not in known]
     if path is not None and len(lacking) < len(tried):
         say(f"{path}: {count(len(tried) - len(lacking), 'row')} there, {len(lacking)} to be made")
     word = "modelling" if sweep.driver == "sim" else "measuring"
-    asked = {threads_of({**sweep.said, **one}) for one in lacking}
-    with ExitStack() as stack:
-        if lacking:
-            with progress.step("preparing the baselines"):
-                stack.enter_context(sweep.ready())
-        stack.enter_context(progress.step(f"{word} {count(len(lacking), 'setting')}"))
-        done = 0
-        for one in tried:
+    with progress.step(f"{word} {count(len(lacking), 'setting')}"):
+        for done, (one, row) in enumerate(_made(sweep, lacking), 1):
             made = sweep.made(one)
-            if made not in known:
-                if sweep.driver != "sim" and len(asked) > 1 and threads_of({**sweep.said, **one}) is not None:
-                    words = "the library of collectives reads its threads once a process; say --set QUEUE.threads=N"
-                    known[made] = Row(tuple(one.items()), problem=words)  # not kept: it is to be made another time
-                else:
-                    known[made] = sweep.row(one)
-                    if path is not None:
-                        kept = [row.record() for row in known.values() if row.made]
-                        write_atomic(path, json.dumps({"ficco_shape": FORMAT, "rows": kept}, indent=1) + "\n")
-                done += 1
-                progress.report(done / len(lacking))
-            rows.append(replace(known[made], made=known[made].made or made))
-    return rows
+            known[made] = replace(row, made=made) if row.made else row  # what was lost is to be made another time
+            if path is not None:
+                kept = [row.record() for row in known.values() if row.made]
+                write_atomic(path, json.dumps({"ficco_shape": FORMAT, "rows": kept}, indent=1) + "\n")
+            progress.report(done / len(lacking))
+    return [replace(known[sweep.made(one)], made=sweep.made(one)) for one in tried]
+
+
+def _made(sweep: Sweep, lacking: Sequence[Setting]) -> Iterator[tuple[Setting, Row]]:
+    """The rows of settings. On GPUs those with other threads of the library's blocks are made in other processes, one
+    after another, when this process has given its baselines back."""
+    here, *others = [lacking] if sweep.driver == "sim" else by_threads(sweep.said, lacking).values()
+    if here:
+        with sweep.ready():
+            for one in here:
+                yield one, sweep.row(one)
+    for settings_ in others:
+        yield from zip(settings_, made_apart(sweep.like(settings_[0]), settings_), strict=True)
 
 
 def _there(path: str | None) -> list[Row]:
@@ -249,6 +253,8 @@ def _text(
         lines.append(f"best: {plain(best.label)}{words}")
     if driver == "sim":
         lines.append(_MODEL)
+    elif len({threads_said(dict(row.setting)) for row in timed}) > 1:
+        lines.append(_APART)
     lines += [f"wrote {name}" for name in wrote]
     return "\n".join(lines) + "\n"
 
@@ -256,6 +262,10 @@ def _text(
 _MODEL = (
     "the model knows multiprocessors, shared memory and copies; it has no library of collectives, and no block that "
     "finds no room: what ctas, threads and priority bring, GPUs must tell"
+)
+_APART = (
+    "settings with other threads ran in processes of their own, as the library reads its threads once a process; their "
+    "sequential runs have as many threads"
 )
 _HEADER = ("setting", "time", "of sequential", "saving", "free SMs", "free smem")
 

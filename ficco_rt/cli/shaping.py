@@ -31,7 +31,7 @@ KIB = 1 << 10
 _LEFT = (4, 8, 16, 32)  # multiprocessors for others, and blocks of a collective
 _SMEM = (64 * KIB, 96 * KIB, 128 * KIB, 160 * KIB)
 _RESIDENCY = (1, 2, 3)
-_THREADS = 256
+_THREADS = (256, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +114,11 @@ def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[s
     alone += [_all(own, "smem", smem) for smem in _SMEM if own and smem <= device.smem_per_block]
     alone += [_all(own, "residency", residency) for residency in _RESIDENCY if own]
     alone += [_all(own, "leave", "nccl")] if calls and own else []
-    alone += [_all(calls, "threads", _THREADS)] if calls else []
-    alone += [_all(calls, "threads", _THREADS) | _all(own, "smem", _SMEM[0])] if calls and own else []
+    if calls:
+        few = _all(calls, "threads", _THREADS[0])
+        alone += [_all(calls, "threads", threads) for threads in _THREADS]
+        alone += [few | _all(calls, "ctas", _LEFT[2])]
+        alone += [few | _all(own, "smem", _SMEM[0]), few | _all(own, "leave", "nccl")] if own else []
     said_so = {f"{q.name}.priority" for q in schedule.queues if value_of(q, "priority") is not None}
     plain: dict[str, object] = {name: NOTHING for name in high if name in said_so}
     found = [{}, *(one | priority for one in alone for priority in (plain, high))]
@@ -143,9 +146,11 @@ def _multiplies(schedule: n.Schedule, queue: str) -> bool:
     return any(isinstance(x, n.Gemm) for stage in stages for x in within(stage))
 
 
-def threads_of(setting: Setting) -> object:
-    """What the library of collectives reads once a process."""
-    return next((v for name, v in setting.items() if name.endswith(".threads") and v != NOTHING), None)
+def told(error: Exception) -> str:
+    """Why a setting has no time, in a line."""
+    found = getattr(error, "diagnostics", ())
+    words = found[0].message if found else str(error)
+    return " ".join(words.split())[:300]
 
 
 # ---------------------------------------------------------------- what it leaves free

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ficco_rt
 from ficco_rt.account import RankUse
+from ficco_rt.cli import shape
 from ficco_rt.cli.baselines import baseline_plans
-from ficco_rt.cli.shaping import settings
+from ficco_rt.cli.common import parse, read
+from ficco_rt.cli.shape import Sweep
+from ficco_rt.cli.shape_apart import by_threads, made_apart, measured
+from ficco_rt.cli.shaping import Effort, Row, settings
 from ficco_rt.concurrent import Concurrent, overlap_rate
 from ficco_rt.exec.ideal import ideal
 from ficco_rt.exec.operation import operation_of
@@ -122,6 +132,64 @@ def test_settings_are_modelled_and_the_best_is_written(run: Callable[..., Ending
     assert "modelled for h200-switch, not measured" in again.out
     assert "refused: 2 settings, such as compute.sms = 400" in again.out
     assert "best: " in again.out
+
+
+def by_other_threads(driver: str = "sim", **said: object) -> Sweep:
+    source = read("concurrent/ar_vendor")
+    sizes = {"M": 64, "N": 64, "K": 64, "iters": 2}
+    machine = profile("h200-switch", 2)
+    return Sweep(parse(source), {**sizes, **said}, machine, driver, Effort(1, 5.0, False, "auto"), source)
+
+
+def test_settings_by_their_threads_are_made_in_processes_of_their_own() -> None:
+    """One for each number of threads, but for what the schedule says, which this process measures."""
+    ctas, few, fewer = {"vendor.ctas": 8}, {"vendor.threads": 256}, {"vendor.threads": 128, "vendor.ctas": 8}
+    assert list(by_threads({}, [ctas, few, {}, fewer]).values()) == [[ctas, {}], [few], [fewer]]
+    said = {"vendor.threads": 256}
+    assert list(by_threads(said, [ctas, {"vendor.threads": "none"}]).values()) == [[ctas], [{"vendor.threads": "none"}]]
+    sweep = by_other_threads()
+    rows = sent(sweep.like(few), few, {**few, "compute.sms": 400})
+    assert [row.setting for row in rows] == [
+        (("vendor.threads", 256),),
+        (("vendor.threads", 256), ("compute.sms", 400)),
+    ]
+    assert rows[0].time == sweep.row(few).time
+    assert "the device has 132 multiprocessors" in rows[1].problem
+    # what cannot be measured at all is said of each, and what is lost
+    (why,) = sent(by_other_threads("cuda").like(few), few)
+    assert isinstance(why, str)
+    assert why
+    (ended,) = made_apart(partial(os._exit, 7), [few])  # type: ignore[arg-type]
+    assert (ended.problem, ended.made) == ("the process for these threads ended with code 7", "")
+
+
+def sent(made: Callable[[], Sweep], *settings: Mapping[str, object]) -> list[Any]:
+    """What the other process would send."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    measured(theirs, pickle.loads(pickle.dumps(made)), settings)
+    return [ours.recv() for _ in settings]
+
+
+def test_a_sweep_on_gpus_has_a_process_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, here, there = by_other_threads("cuda"), [], []
+
+    def row(self: Sweep, setting: Mapping[str, object]) -> Row:
+        here.append(dict(setting))
+        return Row(tuple(setting.items()), 1.0, made="x")
+
+    def made(like: Callable[[], Sweep], of: Sequence[Mapping[str, object]]) -> Iterator[Row]:
+        assert like().said["vendor.threads"] in (128, 256)
+        there.append([dict(one) for one in of])
+        return (Row(tuple(one.items()), problem="lost") for one in of)
+
+    monkeypatch.setattr(Sweep, "row", row)
+    monkeypatch.setattr(Sweep, "ready", lambda _: nullcontext())
+    monkeypatch.setattr(shape, "made_apart", made)
+    tried = [{}, {"vendor.threads": 256}, {"vendor.ctas": 8}, {"vendor.threads": 128}]
+    found = [list(pair) for pair in shape._made(sweep, tried)]
+    assert [one for one, _ in found] == [{}, {"vendor.ctas": 8}, {"vendor.threads": 256}, {"vendor.threads": 128}]
+    assert here == [{}, {"vendor.ctas": 8}]
+    assert there == [[{"vendor.threads": 256}], [{"vendor.threads": 128}]]
 
 
 @pytest.mark.parametrize(
