@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "dsl")]
 
-from ficco_rt.driver.registry import device_count, discover
+from ficco_rt.driver.registry import device_count, discover, has_gemms
 from ficco_rt.errors import DeviceError, NumbersError
 from ficco_rt.select import memory
 from ficco_rt.select.choose import Choice, choose
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for operation, m, n, k in LAYERS[: 2 if options.quick else None]:
         sizes: dict[str, object] = {"M": m, "N": n, "K": k}
         rules = choose(operation, ranks, machine, "rules", sizes=sizes)
-        model = choose(operation, ranks, machine, "model", sizes=sizes)
+        model = choose(operation, ranks, machine, "model", sizes=sizes, vendor=has_gemms(backend))
         wanted = [rules.options[0], *model.options[: options.best]]
         wanted += [o for o in model.options if o.schedule.endswith("/serial")]
         try:

@@ -138,6 +138,20 @@ def kernels(arch: str) -> str:
     return told
 
 
+def _library(device: Device) -> str:
+    """What is known of the vendor's GEMM there."""
+    from ..machine.cost import VENDOR_SOURCE, vendor_gemm
+
+    known = vendor_gemm(device)
+    if known is None:
+        return "its GEMM has no price here, so no choice offers it; ficco calibrate measures one"
+    source = "below" if device.vendor_gemm else VENDOR_SOURCE
+    return (
+        f"its GEMM: {known.reached:g} of the rate of large GEMMs between the ends of tiles, {known.ends:g} µs for "
+        f"these, {known.start:g} µs a call: {source}"
+    )
+
+
 def linked(machine: Machine) -> str:
     """`switch`, or `2 ranks by mesh, all by switch`."""
     if not machine.outer and not machine.links.ranks:
@@ -168,6 +182,7 @@ def render(machine: Machine, style: Style) -> str:
         f"{style(machine.name, 'bold')}: {count(machine.ranks, 'rank')}, {linked(machine)}; {_measured(machine)}",
         f"  source   {machine.source}",
         f"  kernels  {kernels(device.arch)}",
+        f"  vendor   {_library(device)}",
         "",
         f"{style(device.name, 'bold')} ({device.arch})",
         _numbers(machine, device, "device"),

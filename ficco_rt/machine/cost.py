@@ -116,8 +116,8 @@ class VendorGemm:
     start: float
 
 
-# By a device's name. H200: fitted to cuBLAS's times of 30 products of at most 190 µs (docs/internals/model.md). Others:
-# not measured, and nothing offers the library there.
+# By a device's name. Others were not measured, and nothing offers the library there.
+VENDOR_SOURCE = "fitted to cuBLAS's times of 30 products of at most 190 µs (docs/internals/model.md)"
 VENDOR_GEMMS = {"NVIDIA H200": VendorGemm(reached=1.07, ends=2.0, start=2.5)}
 
 

@@ -158,6 +158,15 @@ def test_a_run_on_gpus_offers_what_is_installed(there: bool, monkeypatch: pytest
     assert asked == [there, True]
 
 
+def test_a_machine_says_what_it_knows_of_the_vendors_gemm(run: Callable[..., Ending]) -> None:
+    told = run("ficco", "machine", "h200-switch").out
+    assert (
+        "  vendor   its GEMM: 1.07 of the rate of large GEMMs between the ends of tiles, 2 µs for these, 2.5 µs" in told
+    )
+    assert "a call: fitted to cuBLAS's times of 30 products" in told
+    assert "vendor   its GEMM has no price here" in run("ficco", "machine", "h100-switch").out
+
+
 def test_a_machines_file_may_have_its_own_price(tmp_path: Path) -> None:
     own = (("reached", 1.2), ("ends", 3.0), ("start", 0.0))
     machine = replace(H200, device=replace(H200.device, vendor_gemm=own))

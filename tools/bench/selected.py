@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
@@ -25,7 +26,10 @@ def variant(by: str, scenario: Scenario, ranks: int, machine: Machine) -> Varian
     sizes = {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16"}
     choose = import_module("ficco_rt.select.choose").choose
     try:
-        answer = choose(scenario.operation, ranks, machine, by=by, sizes=sizes)
+        ours = (
+            {"vendor": False} if "vendor" in signature(choose).parameters else {}
+        )  # earlier versions have no such word
+        answer = choose(scenario.operation, ranks, machine, by=by, sizes=sizes, **ours)
     except (ScheduleError, UsageError):
         return None
     left = ((name, value) for name, value in answer.params.items() if name not in sizes)

@@ -102,16 +102,17 @@ class LibraryCalls:
         """Why a call's kernels leave too little room, by what the driver says of a call that is captured and not run;
         nothing if they leave enough."""
         vendor, stream = self._gpus.vendor, self._gpus.control[device.ordinal]
-        vendor.begin_capture(stream)
-        try:
-            function, arguments = library.matmul_action(handle, planned, place, stream)
-            code = function(*arguments)[0]
-            if code:
-                raise vendor.failure(function, code)
-        except BaseException:
-            vendor.drop_capture(stream)
-            raise
-        captured = vendor.end_capture(stream)
+        with vendor.uncaptured():  # the library may load its kernel now
+            vendor.begin_capture(stream)
+            try:
+                function, arguments = library.matmul_action(handle, planned, place, stream)
+                code = function(*arguments)[0]
+                if code:
+                    raise vendor.failure(function, code)
+            except BaseException:
+                vendor.drop_capture(stream)
+                raise
+            captured = vendor.end_capture(stream)
         try:
             kernels = vendor.kernels_of(captured)
             for of_kernel, block in kernels:
