@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias, get_args
 from .. import compiler
 from ..arguments import KERNEL, VENDOR, plain, whole
 from ..errors import UsageError
+from ..machine.cost import VENDOR_SOURCE
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..plan.ir import Plan
@@ -232,11 +233,10 @@ def _by_model(asked: _Question) -> Choice:
     found = ranked(asked)
     best, beside = _worth_the_library(found) if asked.own is None else (found.ranked[0], "")
     fastest = best
-    count, clock = len(found.ranked), f"the virtual clock of {asked.machine.name}"
+    among = [r for r in found.ranked if best.candidate.vendored or not beside or not r.candidate.vendored]
+    count, clock = len(among), f"the virtual clock of {asked.machine.name}"
+    clock += " with our kernels" if len(among) < len(found.ranked) else ""
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
-    if beside:
-        place = "" if best.candidate.vendored else "; of those with our kernels it is the fastest"
-        why = [f"{beside}, by {clock}{place}"]
     if asked.own is None and asked.facts is not None and not best.candidate.vendored:
         rule = rules.deciding(asked.facts)
         wanted = f"{asked.operation.name}/{rule.schedules[asked.operation.name]}"
@@ -254,11 +254,14 @@ def _by_model(asked: _Question) -> Choice:
             why.append(f"the rules say the same schedule {reason}")
         else:
             why.append(f"the rules say {wanted} {reason}")
+    why += [beside] if beside else []
     why += [f"{c.label} cannot be compiled: {refused}" for c, refused in found.refused]
     ordered = [best, *(r for r in found.ranked if r is not best)]
     options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in ordered]
     mode = rules.mode(best.commands, best.predicted)
-    return asked.answer("model", options, mode, why, [asked.machine.source], len(options))
+    priced = asked.machine.source_of("device.vendor_gemm.reached") or f"the vendor's GEMM: {VENDOR_SOURCE}"
+    sources = [asked.machine.source, *([priced] if beside else [])]
+    return asked.answer("model", options, mode, why, sources, len(options))
 
 
 def _worth_the_library(found: ranking.Ranking) -> tuple[ranking.Ranked, str]:
@@ -270,13 +273,13 @@ def _worth_the_library(found: ranking.Ranking) -> tuple[ranking.Ranked, str]:
         return first, ""
     gain = ours.predicted / first.predicted - 1
     if gain > AHEAD:
-        return first, (
-            f"the vendor's GEMM is modelled faster than ours: with our kernels {ours.candidate.label}, the fastest of "
-            f"those, would take {100 * gain:.0f} % longer"
+        return (
+            first,
+            f"with our kernels {ours.candidate.label}, the fastest of those, would take {100 * gain:.0f} % longer",
         )
     return ours, (
-        f"{first.candidate.label} is modelled {100 * gain:.1f} % faster, and the vendor's GEMM is taken from "
-        f"{100 * AHEAD:.0f} % on, as its price may be off by as much (ficco tune measures both)"
+        f"{first.candidate.label} is modelled {100 * gain:.1f} % faster; the vendor's GEMM is taken if it gains more "
+        f"than {100 * AHEAD:.0f} %, as its price may be off by as much; ficco tune measures both"
     )
 
 
