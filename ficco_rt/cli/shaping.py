@@ -113,7 +113,7 @@ def settings(schedule: n.Schedule, said: Setting, device: Device) -> list[dict[s
         alone += [_all(calls, "ctas", left), fewer | _all(calls, "ctas", left)] if calls else []
     alone += [_all(own, "smem", smem) for smem in _SMEM if own and smem <= device.smem_per_block]
     alone += [_all(own, "residency", residency) for residency in _RESIDENCY if own]
-    alone += [_all(own, "leave", "nccl")] if calls and own else []
+    alone += [_all([q.name for q in products], "leave", "nccl")] if calls else []
     if calls:
         few = _all(calls, "threads", _THREADS[0])
         alone += [_all(calls, "threads", threads) for threads in _THREADS]

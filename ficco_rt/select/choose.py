@@ -259,8 +259,10 @@ def _by_model(asked: _Question) -> Choice:
     ordered = [best, *(r for r in found.ranked if r is not best)]
     options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in ordered]
     mode = rules.mode(best.commands, best.predicted)
-    priced = asked.machine.source_of("device.vendor_gemm.reached") or f"the vendor's GEMM: {VENDOR_SOURCE}"
-    sources = [asked.machine.source, *([priced] if beside else [])]
+    sources = [asked.machine.source]
+    if beside:
+        own = asked.machine.source_of("device.vendor_gemm.reached") or asked.machine.source
+        sources.append(f"the vendor's GEMM: {own if asked.machine.device.vendor_gemm else VENDOR_SOURCE}")
     return asked.answer("model", options, mode, why, sources, len(options))
 
 

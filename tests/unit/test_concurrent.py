@@ -105,6 +105,7 @@ def test_each_control_is_tried() -> None:
     assert {"compute.sms": 116, "vendor.ctas": 16} in tried
     by_library = settings(cases.schedule("concurrent/ar_vendor"), {"kernel": "vendor"}, MACHINE.device)
     assert not {"compute.smem", "compute.residency"} & {name for one in by_library for name in one}
+    assert {"compute.leave": "nccl", "vendor.priority": "high", "compute.priority": "low"} in by_library
     copies = settings(cases.schedule("concurrent/ar_copies"), {}, MACHINE.device)
     assert {"compute.priority": "none", "dma.priority": "none", "back.priority": "none"} in copies
     assert not any(name.startswith("add.sm") for one in copies for name in one), "it multiplies nothing"

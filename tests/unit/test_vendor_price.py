@@ -180,6 +180,8 @@ def test_a_machines_file_may_have_its_own_price(tmp_path: Path) -> None:
     found = vendor_gemm(read.device)
     assert found is not None
     assert found.reached == 1.2
+    made = choose("ag_gemm", 1, read, "model", sizes={**ODD, "M": 3000})
+    assert not [source for source in made.sources if "fitted to cuBLAS" in source]
     for wrong, fact in (
         (own[:2], "device.vendor_gemm: has no 'start'; it needs reached and ends and start"),
         ((("reached", 0.0), *own[1:]), "device.vendor_gemm.reached: is 0.0; it must be above 0"),
