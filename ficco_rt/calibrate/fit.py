@@ -245,7 +245,7 @@ def _vendor_before(base: Machine) -> VendorGemm:
 def _vendor_after(value: Mapping[str, float], base: Machine) -> tuple[tuple[str, float], ...]:
     if VENDOR[0] not in value:
         return base.device.vendor_gemm
-    return tuple(asdict(replace(_vendor_before(base), **{key: value[key] for key in VENDOR})).items())
+    return tuple(asdict(replace(_vendor_before(base), **{key: value[key] for key in VENDOR if key in value})).items())
 
 
 def _source(constant: Constant) -> str:
