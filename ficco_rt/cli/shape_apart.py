@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import DeviceError, NumbersError, ScheduleError, UsageError
 from ..queues import NOTHING
 from .shaping import Row, Setting, told
 
-if TYPE_CHECKING:
-    from .shape import Sweep
-
 _LEAVE = 10.0  # seconds that a process gets to end once its rows are there
+
+
+class Sweep(Protocol):
+    """What measures a setting; its baselines are there inside of `ready`."""
+
+    def ready(self) -> AbstractContextManager[None]: ...
+
+    def row(self, setting: Setting) -> Row: ...
 
 
 def made_apart(made: Callable[[], Sweep], settings: Sequence[Setting]) -> Iterator[Row]:

@@ -93,7 +93,14 @@ ALLOWED: dict[str, set[str]] = {
     | MACHINE
     | DEVICE
     | DRIVER_API
-    | {"ficco_dsl", "ficco_rt.compiler", "ficco_rt.plan.ir", "ficco_rt.sim", "ficco_rt.exec"},
+    | {
+        "ficco_dsl",
+        "ficco_rt.compiler",
+        "ficco_rt.plan.ir",
+        "ficco_rt.kernels.vendor_cost",
+        "ficco_rt.sim",
+        "ficco_rt.exec",
+    },
     # chooses among plans: compiles and prices them; only its measurements run any
     "ficco_rt.select": LEAVES
     | NODES
