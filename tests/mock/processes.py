@@ -15,8 +15,9 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
+from io import StringIO
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
 from pathlib import Path
@@ -312,6 +313,21 @@ class Worker:
                 executor.run()
         tempfile.tempdir = None
         return f"{self.gpus.calls()}{self.left()}"
+
+    def command(self, words: Sequence[str], place: int, settings: str) -> tuple[int, str]:
+        """`ficco-run` as torchrun starts it, with these settings in one process: exit code, standard error."""
+        from ficco_rt.cli import together
+        from ficco_rt.cli.main import execute
+        from ficco_rt.group import Group
+
+        together.launched = lambda: ("torchrun", self.group.size)
+        together.GOODBYE = 0.5
+        Group.from_env = lambda timeout: self.group  # type: ignore[method-assign,assignment]
+        if self.place == place:
+            self.gpus.set(settings)
+        with redirect_stderr(StringIO()) as said, redirect_stdout(StringIO()):
+            code = execute("ficco-run", list(words))
+        return code, f"{said.getvalue()}{self.left()}"
 
     def doomed(self, name: str, dies: int, call: int, graph: bool) -> str:
         """Process `dies` is killed at a call of its runs; the other one tells."""

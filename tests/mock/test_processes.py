@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -266,3 +267,30 @@ def test_a_process_is_killed_at_any_step(both: Processes, call: int, tmp_path: P
     assert "LEFT" not in other, other
     assert not list(tmp_path.iterdir())
     assert not [name for name in os.listdir("/dev/shm") if "ficco" in name]
+
+
+COMMAND = ("ag_gemm/streamed", "--set", "M=64", "--set", "N=64", "--set", "K=64", "--timeout", "2")
+
+
+@pytest.mark.parametrize(
+    ("both", "settings", "said"),
+    [
+        ("cuda", "", ""),
+        ("hip", f"fail hipMemCreate 2 2; {MODERN}", r"\[process 1\] ficco-run: hipMemCreate \(.*take smaller sizes"),
+        (
+            "cuda",
+            "fail cuMemImportFromShareableHandle 1 999",
+            r"\[process 1\] ficco-run: cuMemImportFromShareableHandle",
+        ),
+        ("hip", "kill 60", "and process 1 of 2 has not come"),
+        ("cuda", "kill 600", "process 1 (ended in the midst of a run|of 2 has not come)"),
+    ],
+    indirect=["both"],
+)
+def test_the_command_line_tells_each_fault_once(both: Processes, settings: str, said: str) -> None:
+    words = (*COMMAND, "--backend", both.face)
+    (code, told), other = both.ask("command", words, 1, settings, once=True)
+    assert code == (3 if said else 0), told
+    assert re.search(said, told), told
+    assert told.count("ficco-run: ") == bool(said), told
+    assert other == ("gone" if "kill" in settings else (code, "")), other

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
 from ...errors import DeviceError, UsageError
-from ...group import Group, processes
+from ...group import Group, LeftError, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
@@ -117,8 +117,8 @@ class Peers:
     # ---- agreement
 
     def agree(self, what: str, data: object = None, error: Exception | None = None) -> list[Any]:
-        """What every process says about `what`, which all do now. UsageError: one does something else. DeviceError:
-        one has failed, or does not come."""
+        """What every process says about `what`, which all do now. UsageError: one does something else. LeftError: one
+        has failed. DeviceError: one does not come."""
         mine = {"data": data, "error": None if error is None else str(error)}
         try:
             texts = self.group.exchange(json.dumps(mine).encode(), self._timeout, what)
@@ -129,7 +129,7 @@ class Peers:
         failed = [(p, said["error"]) for p, said in enumerate(found) if said["error"] and p != self.group.rank]
         if failed and error is None:
             p, text = failed[0]
-            raise DeviceError(f"{what}: process {p} failed: {text}")
+            raise LeftError(f"{what}: process {p} failed: {text}")
         return [said["data"] for said in found]
 
     @contextmanager
