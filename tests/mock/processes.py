@@ -9,6 +9,7 @@ that an error in one spoils no other. Processes fork a child for what is asked `
 
 from __future__ import annotations
 
+import gc
 import multiprocessing as mp
 import os
 import tempfile
@@ -297,6 +298,26 @@ class Worker:
             for _ in range(runs):
                 executor.run()
             return before, held()
+
+    def rebound(self, times: int) -> tuple[object, object]:
+        """What is held when callers' tensors have been bound once, and often, each time new ones."""
+        found = []
+        with self.executor("gemm_ar/streamed") as executor:
+            for _ in range(times):
+                with ExitStack() as stack:
+                    tensors = {
+                        t.name: [self._tensor("empty", executor.driver, t.shapes[self.place], t.dtype, stack)]
+                        for t in executor.plan.tensors
+                        if t.kind != "scratch"
+                    }
+                    bound = executor.bind(**tensors)
+                    executor.run(bound)
+                    executor.release(bound)
+                    del tensors, bound
+                gc.collect()
+                self.group.barrier(TIMEOUT)
+                found.append((len(os.listdir("/proc/self/fd")), self.gpus.live()))
+        return found[1], found[-1]
 
     # ---- faults
 

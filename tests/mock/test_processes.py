@@ -217,6 +217,12 @@ def test_runs_leave_nothing(both: Processes, runs: int) -> None:
         assert before == after
 
 
+def test_new_tensors_leave_nothing(both: Processes) -> None:
+    """What one process gives back the other one unmaps when it hears of it."""
+    for before, after in both.ask("rebound", 6):
+        assert before == after
+
+
 def test_one_process_may_replay_graphs_while_the_other_issues_streams(both: Processes) -> None:
     _right("ag_gemm/streamed", both.ask("unequal", "ag_gemm/streamed", "graphs", 15.0))
 

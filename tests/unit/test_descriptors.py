@@ -7,8 +7,7 @@ import errno
 import os
 import socket
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,30 +16,9 @@ from ficco_rt.driver.gpu import descriptors
 from ficco_rt.driver.gpu.descriptors import Way, _Mailbox, pass_around
 from ficco_rt.errors import DeviceError
 from ficco_rt.group import Group, LeftError
+from tests.unit.threads import together
 
 WAYS: tuple[Way, ...] = ("abstract", "path")
-
-
-class Threads:
-    """Carries the messages of a group of threads."""
-
-    def __init__(self, place: int, size: int, posted: dict[tuple[int, int], bytes]) -> None:
-        self.place, self.size, self._posted = place, size, posted
-
-    def post(self, number: int, message: bytes) -> None:
-        self._posted[number, self.place] = message
-
-    def take(self, number: int, place: int) -> bytes | None:
-        return self._posted.get((number, place))
-
-    def forget(self, number: int) -> None: ...
-
-    def among(self, places: Sequence[int], timeout: float) -> Threads:
-        return self
-
-    def abandon(self, code: int) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -50,25 +28,6 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     yield
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert not list(tmp_path.iterdir())
-
-
-def together(size: int, body: Callable[[Group], object]) -> list[object]:
-    """What each of so many threads returns, or the error that it raises."""
-    posted: dict[tuple[int, int], bytes] = {}
-    found: list[object] = [None] * size
-
-    def run(place: int) -> None:
-        try:
-            found[place] = body(Group(Threads(place, size, posted)))
-        except DeviceError as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
 
 
 def passed(way: Way, counts: Sequence[int], timeout: float = 10) -> list[object]:

@@ -158,6 +158,9 @@ def test_a_group_of_a_torch_process_group(torch: SimpleNamespace) -> None:
     assert told(lambda: Group(_ProcessGroup(1, 4), ranks=[1, 4])) == (
         "UsageError: ranks=[1, 4]: takes different ranks from 0 to 3"
     )
+    assert told(lambda: Group(_ProcessGroup(1, 4), ranks=[1, 1])) == (
+        "UsageError: ranks=[1, 1]: takes different ranks from 0 to 3"
+    )
     assert told(lambda: as_group("world")) == (
         "UsageError: no group can be made of str: give a torch.distributed process group, an mpi4py communicator, "
         "or ficco.Group.from_env()"

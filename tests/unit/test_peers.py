@@ -1,0 +1,172 @@
+"""What the processes of a group find out about each other before they share memory: here threads, of a vendor that has
+nothing but names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ficco_rt.device.features import usual
+from ficco_rt.driver.gpu import peers
+from ficco_rt.driver.gpu.peers import Peers
+from ficco_rt.errors import DeviceError, UsageError
+from ficco_rt.group import Group, LeftError
+from ficco_rt.machine.discover import DeviceFacts
+from tests.unit.threads import together
+
+FACTS = DeviceFacts("G", "sm_90", 132, 1, 1, 0, 32, 32, 64, 1 << 30, 1, 1, 1)
+
+
+def vendor(uuids: Sequence[str] = ("a", "b"), chosen: int | None = None, **more: Any) -> Any:
+    named = {"name": "cuda", "visible": "CUDA_VISIBLE_DEVICES", "topology": "topo"}
+    asked = {
+        "count": lambda: len(uuids),
+        "uuid": uuids.__getitem__,
+        "chosen": lambda: chosen,
+        "facts": lambda ordinal: FACTS,
+        "can_access": lambda a, b: True,
+    }
+    return SimpleNamespace(**(named | asked | more))
+
+
+def placed(*vendors: Any, ranks: int = 2, ranks_per_gpu: int = 1) -> list[Any]:
+    """Where each process finds its ranks, and which of its devices it takes."""
+
+    def body(group: Group) -> Any:
+        made = Peers(vendors[group.rank], group, "x", "hash", ranks, 10)
+        placement, locals_, facts = made.place(ranks_per_gpu)
+        assert facts == [FACTS] * len(placement.ordinals)
+        return placement.devices, placement.processes, locals_
+
+    return together(len(vendors), body)
+
+
+def told(answers: Sequence[object]) -> list[str]:
+    assert all(isinstance(answer, DeviceError | UsageError) for answer in answers), answers
+    return [f"{type(answer).__name__}: {answer}" for answer in answers]
+
+
+@pytest.mark.parametrize("name", ["version", "vendor", "hash", "machine"])
+def test_processes_that_do_not_run_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"version": ("0", "0"), "vendor": ("cuda", "cuda"), "hash": ("one", "one"), "machine": ("here", "here")}
+    here: dict[int, dict[str, str]] = {}
+    monkeypatch.setattr(peers, "_host", lambda: here[threading.get_ident()]["machine"])
+
+    def body(group: Group) -> None:
+        mine = {key: f"{value[0]}{group.rank}" if key == name else value[0] for key, value in names.items()}
+        here[threading.get_ident()] = mine
+        group.barrier(10)
+        Peers(vendor(name=mine["vendor"]), group, "x", mine["hash"], 2, 10)
+
+    if name == "version":  # one attribute for all threads: as if the other process had said so
+        said = Peers.agree
+
+        def agree(self: Peers, what: str, data: Any = None, error: Exception | None = None) -> list[Any]:
+            found = said(self, what, data, error)
+            return [[f"9.{p}", *theirs[1:]] if p != self.group.rank else theirs for p, theirs in enumerate(found)]
+
+        monkeypatch.setattr(Peers, "agree", agree)
+    first, second = told(together(2, body))
+    wanted = {
+        "version": ("process 0 runs ficco", "ficco 9.1 on cuda; all processes need the same"),
+        "vendor": ("on cuda0, process 1 ficco", "on cuda1; all processes need the same"),
+        "hash": ("process 0 has plan one0, process 1 plan one1", "compile the same schedule with the same settings"),
+        "machine": ("processes 0 and 1 are on different machines", "GPUs of one schedule share memory"),
+    }[name]
+    assert all(part in first for part in wanted), first
+    assert first.startswith("UsageError: ")
+    assert second.startswith("UsageError: ")
+
+
+def test_each_process_takes_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in peers.LOCAL_RANKS:
+        monkeypatch.delenv(variable, raising=False)
+    free = [((0, 1), (0, 1), {0: 0}), ((0, 1), (0, 1), {1: 1})]
+    assert placed(vendor(), vendor()) == free
+    # the current one counts before those that nobody has
+    assert placed(vendor(chosen=1), vendor()) == [((0, 1), (0, 1), {0: 1}), ((0, 1), (0, 1), {1: 0})]
+    # each sees others, by other numbers
+    assert placed(vendor(["a"]), vendor(["b"])) == [((0, 1), (0, 1), {0: 0}), ((0, 1), (0, 1), {1: 0})]
+    # two ranks on a GPU; two GPUs in a process, of which the current one is but one
+    assert placed(vendor(), vendor(), ranks=4, ranks_per_gpu=2) == [
+        ((0, 0, 1, 1), (0, 0, 1, 1), {0: 0}),
+        ((0, 0, 1, 1), (0, 0, 1, 1), {1: 1}),
+    ]
+    four = ["a", "b", "c", "d"]
+    assert placed(vendor(four, chosen=3), vendor(four), ranks=4) == [
+        ((0, 1, 2, 3), (0, 0, 1, 1), {0: 0, 1: 1}),
+        ((0, 1, 2, 3), (0, 0, 1, 1), {2: 2, 3: 3}),
+    ]
+    monkeypatch.setenv("LOCAL_RANK", "1")  # of both, and too large for the second
+    assert placed(vendor(), vendor(["c"])) == [((0, 1), (0, 1), {0: 1}), ((0, 1), (0, 1), {1: 0})]
+
+
+def test_gpus_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in peers.LOCAL_RANKS:
+        monkeypatch.delenv(variable, raising=False)
+    same = told(placed(vendor(["a"], 0), vendor(["a"], 0)))
+    assert same[0] == same[1]
+    assert same[0].startswith("UsageError: processes 0 and 1 have the same GPU (a); give each process GPUs of its own ")
+    few = told(placed(vendor(["a"]), vendor(["a"])))
+    assert few[1] == (
+        "DeviceError: process 1 needs 1 GPU of its own and sees 1, of which other processes have all but 0; "
+        "--backend host runs without any"
+    )
+    assert few[0].startswith("LeftError: tell about GPUs: process 1 failed: process 1 needs 1 GPU of its own")
+    apart = told(placed(vendor(can_access=lambda a, b: (a, b) != (0, 1)), vendor(["b"]))[:1])
+    assert apart == [
+        "DeviceError: device 0 of process 0 has no direct access to the memory of process 1's GPU; set "
+        "CUDA_VISIBLE_DEVICES to GPUs that reach each other (topo shows them)"
+    ]
+
+
+def test_the_driver_does_what_all_drivers_do() -> None:
+    mine = usual("sm_90")
+
+    def body(group: Group) -> Any:
+        made = Peers(vendor(), group, "x", "hash", 2, 10)
+        return made.common(replace(mine, queues=(8, 32)[group.rank], copy_batches=bool(group.rank)))
+
+    for found in together(2, body):
+        assert found == replace(mine, queues=8, copy_batches=False)
+
+
+def test_what_fails_in_one_process_fails_in_all() -> None:
+    def body(group: Group) -> Mapping[str, str]:
+        made = Peers(vendor(), group, "x", "hash", 2, 10)
+
+        def fails() -> object:
+            if group.rank:
+                raise DeviceError("out of memory")
+            return "mine"
+
+        said: dict[str, str] = {}
+        for way in ("agreed", "in step", "alone"):
+            try:
+                if way == "agreed":
+                    made.agreed("make it", fails)
+                elif way == "in step":
+                    with made.in_step("make it"):
+                        fails()
+                else:
+                    with made.alone():
+                        fails()
+                    made.agree("go on")
+            except DeviceError as error:
+                said[way] = f"{type(error).__name__}: {error}"
+        return said
+
+    assert together(2, body) == [
+        {
+            "agreed": "LeftError: make it: process 1 failed: out of memory",
+            "in step": "LeftError: make it: process 1 failed: out of memory",
+            "alone": "LeftError: process 1 of 2 has left: out of memory",
+        },
+        dict.fromkeys(("agreed", "in step", "alone"), "DeviceError: out of memory"),
+    ]
+    assert issubclass(LeftError, DeviceError)
