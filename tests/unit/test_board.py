@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -21,25 +22,33 @@ def page() -> Iterator[int]:
     os.close(file)
 
 
-def child(page: int, size: int, body: Callable[[Board], None]) -> tuple[int, Callable[[], None]]:
-    """A process at place 1, which has done this and lives; and what ends it."""
+@contextmanager
+def living(page: int, size: int, body: Callable[[Board], None]) -> Iterator[Callable[[], None]]:
+    """A process at place 1, which has done this and lives; what is given kills it."""
     ready, done = os.pipe()
     process = os.fork()
     if not process:
-        board = Board(os.dup(page), 1, size)
-        body(board)
-        os.write(done, b".")
-        time.sleep(60)
-        os._exit(1)
-    os.read(ready, 1)
-    os.close(ready)
+        try:
+            board = Board(os.dup(page), 1, size)
+            body(board)
+            os.write(done, b".")
+            time.sleep(60)
+        finally:
+            os._exit(1)
     os.close(done)
+    ended: list[int] = []
 
     def end() -> None:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        if not ended:
+            os.kill(process, signal.SIGKILL)
+            ended.append(os.waitpid(process, 0)[0])
 
-    return process, end
+    try:
+        assert os.read(ready, 1) == b"."
+        yield end
+    finally:
+        os.close(ready)
+        end()
 
 
 def runs(board: Board) -> None:
@@ -52,40 +61,40 @@ def runs(board: Board) -> None:
 
 def test_a_killed_process_is_seen_at_once(page: int) -> None:
     board = Board(page, 0, 2)
-    _, end = child(page, 2, runs)
-    board.issues()
-    assert board.gone() == []
-    (line,) = board.lines()
-    assert line.startswith("process 1 waits for the end of run 4, since ")
-    assert line.endswith("; 4 runs issued, 3 seen to end (this process, 0, has issued 1: all run the same)")
-    end()
-    assert board.gone() == [1]
-    assert board.lines()[0].startswith("process 1 is gone; when it ended: it waits for the end of run 4, since ")
+    with living(page, 2, runs) as end:
+        board.issues()
+        assert board.gone() == []
+        (line,) = board.lines()
+        assert line.startswith("process 1 waits for the end of run 4, since ")
+        assert line.endswith("; 4 runs issued, 3 seen to end (this process, 0, has issued 1: all run the same)")
+        end()
+        assert board.gone() == [1]
+        assert board.lines()[0].startswith("process 1 is gone; when it ended: it waits for the end of run 4, since ")
     board.close()
 
 
 def test_a_process_that_has_closed_its_executor_is_not_gone(page: int) -> None:
     board = Board(page, 0, 2)
-    _, end = child(page, 2, Board.close)
-    assert board.gone() == []
-    assert board.lines()[0].startswith("process 1 has closed its executor, since ")
-    end()
-    assert board.gone() == []
+    with living(page, 2, Board.close) as end:
+        assert board.gone() == []
+        assert board.lines()[0].startswith("process 1 has closed its executor, since ")
+        end()
+        assert board.gone() == []
     board.close()
     board.close()
 
 
 def test_processes_have_slots_of_their_own(page: int) -> None:
     board = Board(page, MOST - 1, MOST)
-    _, end = child(page, MOST, runs)
-    board.issues()
-    board.ends()
-    said = board.said(MOST - 1)
-    assert (said.doing, said.issued, said.ended) == ("idles", 1, 1)
-    assert (board.said(1).doing, board.said(1).issued, board.said(1).ended) == ("waits", RUNS + 1, RUNS)
-    assert 0 <= board.said(1).ago < 60
-    assert len(board.lines()) == MOST - 1
-    end()
-    assert 1 in board.gone()
-    assert MOST - 1 not in board.gone()
+    with living(page, MOST, runs) as end:
+        board.issues()
+        board.ends()
+        said = board.said(MOST - 1)
+        assert (said.doing, said.issued, said.ended) == ("idles", 1, 1)
+        assert (board.said(1).doing, board.said(1).issued, board.said(1).ended) == ("waits", RUNS + 1, RUNS)
+        assert 0 <= board.said(1).ago < 60
+        assert len(board.lines()) == MOST - 1
+        end()
+        assert 1 in board.gone()
+        assert MOST - 1 not in board.gone()
     board.close()

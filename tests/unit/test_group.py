@@ -35,10 +35,12 @@ def told(call: Callable[[], object]) -> str:
 def test_processes_exchange_in_order_and_leave_no_keys(tmp_path: Path) -> None:
     def body(place: int) -> object:
         group = group_of(tmp_path, 3, place)
-        found = [group.exchange(f"{place}:{n}".encode() + b"\0", 10, f"step {n}") for n in range(20)]
-        group.barrier(10)
         again = Group(group)
-        assert again.exchange(b"x", 10) == (b"x",) * 3
+        found = []
+        for n in range(20):
+            found.append(group.exchange(f"{place}:{n}".encode() + b"\0", 10, f"step {n}"))
+            assert again.exchange(b"x", 10) == (b"x",) * 3
+        group.barrier(10)
         return repr(group), found
 
     for place, (name, found) in enumerate(several(tmp_path, 3, body)):
