@@ -191,15 +191,20 @@ static void load_matrices(u32 address, bool turned, u32& a, u32& b, u32& c, u32&
     }
     a = v[0], b = v[1], c = v[2], d = v[3];
 }
-static void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+static void store_matrices(u32 address, bool turned, u32 a, u32 b, u32 c, u32 d) {
     u32 all[32];
     exchange(address, all);
     const int lane = number() % 32;
     const u32 v[4] = {a, b, c, d};
     for (int i = 0; i < 4; ++i) {
         const u32 at = all[8 * i + lane / 4] + lane % 4 * 4;
-        memcpy(shared_at(at), &v[i], 4);
-        stored_shared(at, 4);
+        if (turned)
+            for (int h = 0; h < 2; ++h)
+                memcpy(shared_at(all[8 * i + lane % 4 * 2 + h]) + lane / 4 * 2, (char*)&v[i] + 2 * h, 2);
+        else {
+            memcpy(shared_at(at), &v[i], 4);
+            stored_shared(at, 4);
+        }
     }
 }
 // d = a · b + d of 16 × 8 × 16: "Matrix Fragments for mma.m16n8k16" of the PTX manual.

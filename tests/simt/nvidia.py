@@ -83,7 +83,11 @@ INSTRUCTIONS: Sequence[tuple[str, str]] = (
     (r"ld\.shared\.v4\.u32 \{%0, %1, %2, %3\}, \[%4\];", "load_shared(%4, %0, %1, %2, %3)"),
     (
         r"stmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \[%0\], \{%1, %2, %3, %4\};",
-        "store_matrices(%0, %1, %2, %3, %4)",
+        "store_matrices(%0, false, %1, %2, %3, %4)",
+    ),
+    (
+        r"stmatrix\.sync\.aligned\.m8n8\.x4\.trans\.shared\.b16 \[%0\], \{%1, %2, %3, %4\};",
+        "store_matrices(%0, true, %1, %2, %3, %4)",
     ),
     (
         r"ldmatrix\.sync\.aligned\.m8n8\.x4\.shared\.b16 \{%0, %1, %2, %3\}, \[%4\];",

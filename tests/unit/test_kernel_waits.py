@@ -243,6 +243,10 @@ HOPPER = {
         "quiet": Shape((64, 40), 256, 200, 2, signals=False),
     },
     "sm90_gemm_256x160_c2": {"waits": Shape((512, 100), 160, 136, 1)},  # stored from registers
+    # wgmma makes the transposed tile: rows end in the middle of 32, columns in the middle of 64; all rows start nowhere in
+    # particular
+    "sm90_gemm_152x256_c2_swapped": {"waits": Shape((330, 40), 264, 136, 1)},
+    "sm90_gemm_112x256_c2_swapped": {"waits": Shape((224, 40), 136, 72, 1, turned=True)},
 }
 IMPATIENT = ("constexpr int PATIENCE = 128;", "constexpr int PATIENCE = 8;")  # splits of K give up in many orders
 SUMS = {
@@ -288,7 +292,7 @@ def hopper_kernel(
 
 @pytest.mark.parametrize("name", HOPPER)
 def test_the_hopper_kernel(name: str, tmp_path: Path) -> None:
-    variant = next(v for v in sm90.VARIANTS if v.name == name)
+    variant = next(v for v in (*sm90.VARIANTS, *sm90.SWAPPED) if v.name == name)
     for addends, shapes in ((False, HOPPER[name]), (True, SUMS.get(name, {}))):
         if shapes:
             first = next(iter(shapes.values()))

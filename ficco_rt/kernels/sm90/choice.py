@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, takewhile
 
 from ..tile_table import WHOLE_K, SplitK, band_of
-from ..tiles import MatrixWork, depth_of
+from ..tiles import DEPTH, Matrix, MatrixWork, depth_of
 from . import cost
 from .cost import WaitGroup
 from .variants import VARIANTS, Variant
@@ -32,11 +32,13 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
 def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], k: int, sms: int) -> SplitK:
     """How K of the works' tiles is best split. Works that wait for flags come one after another, and one that makes few
     tiles leaves multiprocessors idle until the next has come: then all are split, if what a split costs is hidden."""
+    if v.swapped:
+        return WHOLE_K
     addends = max(len(w.addends) for w in works)
     found = wait_groups(works, k)
     rows = [n for group in found for n in group.rows]
     plain = not addends and not any(w.flags for w in works)
-    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain)[1])
+    tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works))[1])
     if any(w.signals for w in works):  # these come to an end one by one, and are never split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
         over = cost.cluster_tiles(v, rows, columns) % v.clusters(sms)
@@ -51,6 +53,15 @@ def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], 
 def _awaited(work: MatrixWork) -> tuple[int, ...]:
     """What its first flags are."""
     return work.waits or work.addend_waits
+
+
+def whole_lines(works: Sequence[MatrixWork]) -> tuple[bool, bool]:
+    """Whether rows of all left operands, and of all right ones, start at whole lines of 128 bytes."""
+
+    def whole(m: Matrix) -> bool:
+        return m.pitch % DEPTH == m.address % 128 == 0
+
+    return all(whole(w.left) for w in works), all(whole(w.right) for w in works)
 
 
 def wait_groups(works: Sequence[MatrixWork], k: int, arrival: float | None = None) -> tuple[WaitGroup, ...]:
@@ -87,10 +98,11 @@ def choose(
     addends: int = 0,
     throttled: bool | None = None,
     variants: Sequence[Variant] = VARIANTS,
+    lines: tuple[bool, bool] = cost.LINES,
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits; None: where it pays. ValueError: none fits `smem`."""
+    a variant of that kind if one fits; None: where it pays. `lines` as in `cost.alone`. ValueError: none fits `smem`."""
     # where consumers alternate, smaller tiles pay if they are split, and in nothing else
     alternating, plain = bool(late) and not addends, not late and not addends
     fitting = [
@@ -105,7 +117,7 @@ def choose(
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
     for v in [v for v in fitting if v.throttled is bool(throttled)] or fitting:
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, plain)
+        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, plain, lines)
         estimate = alone
         if late:
             start = cost.start(v)

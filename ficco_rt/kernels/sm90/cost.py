@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 
 from ...machine.cost import tensor_rate
 from ...machine.model import Device
@@ -39,6 +39,8 @@ _PINGPONG = {
     (128, 160): (0.375, 0.7),
     (128, 128): (0.325, 0.7),
 }
+# … and where operands are exchanged: not measured, in the ratio of 128 × 192.
+_SWAPPED = 0.44 / (128 * 192)  # for each element of the tile
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _ADDEND = 1.8  # … and each of its addends
 _LAUNCH = 6.0
@@ -46,6 +48,9 @@ _STREAM = 3.0  # of that, what the stream pays: a machine's `launch_time`
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
+# … and where rows of an operand start inside lines of 128 bytes, so that each 128 bytes come as five sectors of 32. On an
+# H200, from nine times of --odd: the loads of the whole device, each row of 128 bytes as 160.
+_SECTORS = 8.0e6
 _LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/internals/model.md)
 _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are at work
 # … from when a stage of the ring is asked for until its data have come out of memory, µs: a right operand that no
@@ -68,6 +73,7 @@ SHORT = 1024  # so little of K that a tile's stores take as long as its steps: a
 # … where a tile of 128 × 256 adds to what its output holds: its end reads that, and nothing hides the way. From four
 # rows of `uniform_fused_2d` in two pieces (docs/results/bench.md), which agree within 0.5; no kernel's own measurement.
 _ADDS = 12.5
+LINES = (True, True)  # rows of both operands start at whole lines
 _PARTIALS = 1 << 27  # bytes that works that come one by one leave at most
 _FIRST = 4  # so many of the last groups may stay whole where the first ones are split
 
@@ -88,6 +94,20 @@ class WaitGroup:
     share: float = 1.0
 
 
+def _step(v: Variant) -> tuple[float, float]:
+    """A step, and the share of a tile's other costs that each tile shows."""
+    if v.swapped:
+        return _SWAPPED * v.tile[0] * v.tile[1], 1.0
+    return _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
+
+
+def _sectors(v: Variant, lines: tuple[bool, bool]) -> float:
+    """Bytes that a block asks L2 for in a step, as whole sectors. `lines`: whether the rows of the left operand, and
+    those of the right one, start at whole lines of 128 bytes."""
+    rows = (v.tile[0], 64 * ceil(v.tile[1] / 64) / v.cluster)
+    return sum(n * (128 if whole else 160) for n, whole in zip(rows, lines, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class _Costs:
     """What a tile of a product costs, µs."""
@@ -103,14 +123,23 @@ class _Costs:
 
 
 def _costs(
-    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, few: bool = False
+    v: Variant,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    addends: int,
+    few: bool = False,
+    lines: tuple[bool, bool] = LINES,
 ) -> _Costs:
-    """`few`: of a launch that is the reading of its right operand."""
+    """`few`: of a launch that is the reading of its right operand; `lines` as in `_sectors`."""
     m, n = v.tile
     size = m * n / (128 * 256)
     tiles = cluster_tiles(v, rows, columns)
     clusters = max(1, sms // v.cluster)
-    step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
+    step, shown = _step(v)
+    if v.swapped or (not few and not all(lines)):
+        step = max(step, sms * _sectors(v, lines) / _SECTORS)
     if tiles > 2 * clusters:  # all at work: what a step loads, the right operand shared in a cluster, comes out of L2
         step = max(step, sms * 2 * DEPTH * (m + n / v.cluster) / _CACHE)
     read, written = sum(rows) * k + k * sum(columns), (1 + addends) * sum(rows) * sum(columns)
@@ -121,6 +150,8 @@ def _costs(
         once, each = _FEW_SPLIT
         again = sum(rows) * k * sum(ceil(c / n) for c in columns)
         moved = 2 * max((read + written) / _FEW_BANDWIDTH, (k * sum(columns) + again) / _FEW_CACHE)
+    if v.swapped:
+        once = inf  # its tiles are not split
     return _Costs(
         tiles=tiles,
         clusters=clusters,
@@ -138,7 +169,7 @@ def pace(v: Variant, clusters: int, tiles: int, stages: int, device: Device, dty
     which the steps above were measured: the steps keep their ratios, and the best variant's reach the device's rate."""
     m, n = v.tile
     size = m * n / (128 * 256)
-    step, shown = _PINGPONG[v.tile] if v.pingpong else (_STEP[v.tile], 1.0)
+    step, shown = _step(v)
     best = min(time / (a * b) for (a, b), time in _STEP.items())
     multiply = 2.0 * m * n * DEPTH * device.sms / tensor_rate(device, dtype) * step / (m * n) / best
     # what their steps load comes out of L2, the right operand shared in a cluster
@@ -165,11 +196,19 @@ def start(v: Variant) -> float:
 
 
 def alone(
-    v: Variant, rows: Sequence[int], columns: Sequence[int], k: int, sms: int, addends: int, plain: bool = False
+    v: Variant,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    k: int,
+    sms: int,
+    addends: int,
+    plain: bool = False,
+    lines: tuple[bool, bool] = LINES,
 ) -> tuple[float, int]:
-    """The least time, and the splits of the last wave that give it. `plain`: nothing waits, and nothing is added."""
+    """The least time, and the splits of the last wave that give it. `plain`: nothing waits, and nothing is added;
+    `lines`: whether rows of the left and the right operand start at whole lines of 128 bytes."""
     few = plain and sum(rows) <= FEW
-    c = _costs(v, rows, columns, k, sms, addends, few)
+    c = _costs(v, rows, columns, k, sms, addends, few, lines)
     beside = _FEW_BESIDE if few else BESIDE
     cost, splits = best_splits(c.tiles, c.clusters, c.steps, c.step, c.tile * c.shown, c.split, c.moved, beside)
     return start(v) + cost + c.tile * (1 - c.shown), splits

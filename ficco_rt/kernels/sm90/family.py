@@ -17,10 +17,10 @@ from ..pace import Pace
 from ..room import Footprint, resident
 from ..tile_table import count
 from ..works import Product, Work
-from .choice import band, choose, split_k_of, wait_groups
+from .choice import band, choose, split_k_of, wait_groups, whole_lines
 from .cost import WaitGroup, pace
 from .tables import build, refusal
-from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, VARIANTS, Variant, options
+from .variants import ARCH, LEAN, SOURCE, STATIC_BYTES, SWAPPED, VARIANTS, Variant, options
 
 _ROUNDED = 1024  # bytes of shared memory for the kernel's static barriers, and what the system rounds up to
 _chosen = lru_cache(maxsize=4096)(choose)
@@ -50,7 +50,7 @@ def _throttled(request: GemmRequest, gemm: MatrixGemm) -> bool | None:
 class Sm90:
     name: str = "sm90"
     source: str = SOURCE.name
-    variants: tuple[Variant, ...] = (*VARIANTS, *LEAN)
+    variants: tuple[Variant, ...] = (*VARIANTS, *SWAPPED, *LEAN)
 
     def serves(self, arch: str) -> bool:
         return arch == ARCH
@@ -73,6 +73,8 @@ class Sm90:
             return left
         gemm, _ = found
         transposed, most, least, variants = gemm.signature.right_transposed, left.most - _ROUNDED, left.least, VARIANTS
+        if not (request.streamed or gemm.signature.out_dtype == ACCUMULATOR or any(w.accumulate for w in gemm.works)):
+            variants = (*VARIANTS, *SWAPPED)
         if request.leave:
             room = self._leaving(gemm, request, limits)
             if room is None:
@@ -85,8 +87,9 @@ class Sm90:
             late = wait_groups(gemm.works, gemm.depth, request.arrival)
         sms = request.sms or limits.sms
         throttled = _throttled(request, gemm)
+        lines = whole_lines(gemm.works)
         v = _chosen(
-            gemm.rows, gemm.columns, gemm.depth, sms, transposed, most, late, gemm.addends, throttled, variants
+            gemm.rows, gemm.columns, gemm.depth, sms, transposed, most, late, gemm.addends, throttled, variants, lines
         ).variant
         stages = v.stages(most, transposed)
         smem = request.smem if request.smem is not None else max(v.smem(stages, transposed), least)
@@ -119,6 +122,8 @@ class Sm90:
         transposed = signature.right_transposed
         if not v.stores(signature.out_dtype):
             return f"{v.name} stores no {signature.out_dtype}"
+        if v.swapped and any(w.accumulate or w.addends for w in works):
+            return f"{v.name} adds nothing to a product"
         budget = min(request.smem, limits.smem_per_block - STATIC_BYTES)
         stages = v.stages(budget, transposed)
         if stages < 2:

@@ -194,6 +194,7 @@ def build(
     if reason is not None:
         raise ValueError(reason)
     assert not (resets and any(w.accumulate for w in works))
+    assert not (variant.swapped and (split_k != WHOLE_K or any(w.accumulate or w.addends for w in works)))
     made = table(
         works,
         variant.tile,

@@ -26,13 +26,14 @@ class Variant:
 
     name: str
     tile: tuple[int, int]  # rows, columns of a block's tile
-    blocks_m: int  # 64-row blocks a consumer
+    blocks_m: int  # 64-row blocks a consumer; swapped: 64-column blocks
     consumers: int
     cluster: int  # blocks that share the right operand
     staging: int = 2  # buffers of a storing warp; 0: it stores from registers
     throttled: bool = False  # a buffer for each of a warp's boxes, which leave among the next tile's steps
     odd: bool = False  # of a width that is taken only where it fills waves that others leave half empty
     pingpong: bool = False  # consumers take a block's tiles alternately: while one stores, the other multiplies
+    swapped: bool = False  # wgmma makes the transposed tile, so that rows are any multiple of 8; the plain product alone
     producer_registers: int = 56
     consumer_registers: int = 224
     launch_registers: int = 0  # of a thread, where a block leaves some to blocks of other kernels; 0: it takes all
@@ -97,8 +98,9 @@ class Variant:
         return 4 * self.consumers * self.staging * CHUNK_BYTES
 
     def stores(self, out_dtype: str) -> bool:
-        """Whether it is made for outputs of this type: of fp32 a tile's boxes take too many buffers."""
-        return not self.throttled or out_dtype != ACCUMULATOR
+        """Whether it is made for outputs of this type: of fp32 a tile's boxes take too many buffers, or
+        its turned rows."""
+        return not (self.throttled or self.swapped) or out_dtype != ACCUMULATOR
 
     def smem(self, stages: int, right_transposed: bool) -> int:
         """Dynamic shared memory of a block."""
@@ -146,6 +148,13 @@ VARIANTS += tuple(
     if v.tile in ((128, 160), (128, 128)) and v.cluster == 2 and not v.throttled
 )
 
+# One wave, or whole waves, where 64-row blocks leave some half empty: 132 tiles of 152 rows make 5000 × 1000. And a
+# cluster reads less for its tiles than others for as many elements, because it shares the longer side.
+SWAPPED: tuple[Variant, ...] = tuple(
+    Variant(f"sm90_gemm_{rows}x256_c2_swapped", (rows, 256), 2, 2, 2, 1, odd=True, swapped=True, adds=False)
+    for rows in (112, 144, 152, 160)
+)
+
 # Blocks that leave room for others: of two warp groups, with 112 registers a thread. Beside NCCL's 9 or 12 warps of 96
 # registers each part of a multiprocessor then takes its two warps. NOTE one group has the sums of 128 × 128, so that
 # works with addends would spill.
@@ -182,6 +191,8 @@ def options(variant: Variant, signature: Signature) -> tuple[str, ...]:
         "PRODUCER_REGS": producer,
         "CONSUMER_REGS": consumers,
     }
+    if variant.swapped:
+        values["TILE_ROWS"] = variant.tile[0]
     if variant.launch_registers:
         values["LAUNCH_REGS"] = variant.launch_registers
     return (*target.options(ARCH), *(f"-D{key}={value}" for key, value in values.items()))

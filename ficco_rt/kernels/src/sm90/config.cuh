@@ -6,10 +6,20 @@ typedef MappedParameters Parameters;
 
 constexpr int TILE_K = 64;                         // elements: 128 bytes, one swizzle row
 constexpr int GROUPS = PINGPONG ? 1 : CONSUMERS;   // consumer groups that make a tile together
+#ifdef TILE_ROWS
+// The operands are exchanged: wgmma makes the transposed tile, 64 columns of the right operand for each of its blocks. So
+// the tile may have any multiple of 8 rows.
+#define SWAPPED 1
+constexpr int TILE_M = TILE_ROWS;
+#define WGMMA_N TILE_ROWS
+#else
+#define SWAPPED 0
 constexpr int TILE_M = 64 * BLOCKS_M * GROUPS;
+#define WGMMA_N TILE_N
+#endif
 constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int WARPS = 4 * GROUPS;                  // that store a tile
-constexpr int ACC = TILE_N / 2;                    // a thread's accumulators of a 64-row block
+constexpr int ACC = WGMMA_N / 2;                   // a thread's accumulators of a block of 64
 
 // A launch of 64-row tiles takes little more than its blocks' start: they load their first tile before they have read what
 // it is (FirstTiles).
@@ -39,7 +49,9 @@ constexpr int CHUNKS = (TILE_N + CHUNK_COLS - 1) / CHUNK_COLS;
 constexpr int OUT_ITEM = OUT_FP32 ? 4 : 2;         // bytes of an element of the output
 
 static_assert(sizeof(Parameters) <= 4096, "what a launch may be given");
-static_assert(TILE_N % 8 == 0 && TILE_N <= 256, "wgmma shapes");
+static_assert(WGMMA_N % 8 == 0 && WGMMA_N <= 256, "wgmma shapes");
+static_assert(!SWAPPED || (TILE_N == 64 * BLOCKS_M * GROUPS && STAGING == 1), "whole blocks of columns, a buffer a warp");
+static_assert(!SWAPPED || !(LEFT_T || OUT_FP32 || ADDENDS || PINGPONG || THROTTLED), "the plain product alone");
 static_assert(LEFT_BYTES % 1024 == 0 && RIGHT_BYTES % 1024 == 0, "swizzle atoms are 1024 bytes");
 static_assert(!THROTTLED || STAGING == BLOCKS_M * CHUNKS, "a buffer for each box that a warp stores");
 static_assert(!ADDENDS || ADDEND_BYTES <= STAGE_BYTES, "an addend's step fits a stage");

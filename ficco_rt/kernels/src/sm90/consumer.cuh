@@ -58,7 +58,8 @@ struct Consumer {
     const int self;           // its consumer group
     const int group, warp;    // of those that make a tile together
     const u32 staging;        // its warp's buffers
-    const u32 left_base;      // where its group's rows of the left operand start in the first stage
+    const u32 left_base;      // where its group's rows of the left operand start in the first stage; SWAPPED: its columns
+                              // of the right one
     RingPlace ring;
     u32 turn;                 // the buffer to write next
     Boxes boxes;
@@ -79,9 +80,10 @@ struct Consumer {
 
     // Add a step of K to the sums; `b` is its number. At its end the previous step has been read.
     __device__ __forceinline__ void multiply(Sums& d, int b) const {
-        constexpr u32 left_step = LEFT_T ? 2048 : 32, right_step = RIGHT_T ? 32 : 2048;   // bytes, 16 deep
+        // bytes, 16 deep, in what comes first and second in the instruction
+        constexpr u32 left_step = (SWAPPED ? !RIGHT_T : LEFT_T) ? 2048 : 32, right_step = SWAPPED || RIGHT_T ? 32 : 2048;
         const u32 left = left_base + ring.stage * STAGE_BYTES;
-        const u64 right = descriptor(memory.ring + ring.stage * STAGE_BYTES + LEFT_BYTES, ATOM, 1024);
+        const u64 right = descriptor(memory.ring + ring.stage * STAGE_BYTES + (SWAPPED ? 0 : LEFT_BYTES), ATOM, 1024);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < TILE_K / 16; ++k)
@@ -178,8 +180,9 @@ struct Consumer {
             boxes.map = &p.operands[t.operands].out;
             boxes.x = t.out_col, boxes.y = t.out_row + group * 64 * BLOCKS_M + (warp & 3) * 16;
         }
+        if constexpr (SWAPPED) store_turned(p, t, d, group, memory.staging + group * 4 * CHUNK_BYTES, turn);
 #pragma unroll
-        for (int m = 0; m < BLOCKS_M; ++m) {
+        for (int m = 0; m < BLOCKS_M && !SWAPPED; ++m) {
             if constexpr (THROTTLED) turn = 0;
             store_rows(p, t, d[m], (group * BLOCKS_M + m) * 64 + (warp & 3) * 16, lanes,
                        staging + (THROTTLED ? m * CHUNKS * CHUNK_BYTES : 0), turn);
@@ -243,11 +246,11 @@ struct Consumer {
             const Tile t = entry.tile();
             if (index == start) wait_launch_before();   // NOTE it may still read or write what is written from here on
             u32 lanes = ~0u;
-            if (t.splits > 1) {
+            if (!SWAPPED && t.splits > 1) {
                 const int high = t.rows - group * 64 * BLOCKS_M - (warp & 3) * 16;
                 if (high > 0) lanes = add_splits(p, t, d, warp, high);
             }
-            if (t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
+            if (!SWAPPED && t.accumulate && t.wait_count > 0) {   // what it adds to may have been written in this very launch
                 wait_flags(p, t.wait_first, t.wait_count, lane, 32);
                 __syncwarp();
             }
@@ -269,8 +272,8 @@ __device__ __forceinline__ void consume(const Parameters& p, const SharedMemory&
     const int thread = threadIdx.x - 128, self = thread >> 7;
     const int group = PINGPONG ? 0 : self, warp = PINGPONG ? thread >> 5 & 3 : thread >> 5;
     Consumer consumer{p, memory, thread, thread & 31, self, group, warp,
-                      memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES, memory.ring + group * BLOCKS_M * ATOM,
-                      {0, 0}, 0, {}, -1};
+                      memory.staging + (thread >> 5) * STAGING * CHUNK_BYTES,
+                      memory.ring + (SWAPPED ? LEFT_BYTES : 0) + group * BLOCKS_M * ATOM, {0, 0}, 0, {}, -1};
     if constexpr (PINGPONG)
         if (self > 0) consumer.ring.advance_by(steps_of(p, blockIdx.x), p.stages);
     consumer.run(blockIdx.x + (PINGPONG ? self * gridDim.x : 0), (PINGPONG ? 2 : 1) * gridDim.x);

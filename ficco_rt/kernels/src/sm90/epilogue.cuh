@@ -1,7 +1,8 @@
 // The epilogue: a warp stores its part of a tile, 16 rows of each 64-row block.
 //
-// Three ways, by the variant: staged in shared memory and stored as boxes by TMA; staged and THROTTLED, where boxes leave
-// one by one among the next tile's steps; or, with STAGING 0, straight from registers. Where a piece of the output ends
+// Four ways, by the variant: staged in shared memory and stored as boxes by TMA; staged and THROTTLED, where boxes leave
+// one by one among the next tile's steps; or, with STAGING 0, straight from registers; SWAPPED: turned in
+// shared memory, 64 columns at a time, by all warps of a group. Where a piece of the output ends
 // inside a box, or other splits store some of its rows, staged rows are copied instead.
 #pragma once
 #include "../half_floats.cuh"
@@ -173,4 +174,46 @@ __device__ __forceinline__ void store_rows(const Parameters& p, const Tile& t, f
     if (t.accumulate) add_output(d, to);
     if constexpr (STAGING == 0) store_from_registers(d, to);
     else store_staged(d, to, &p.operands[t.operands].out, out_row, t.out_col, staging, turn);
+}
+
+// SWAPPED: a group's sums of a tile, whose rows lie along wgmma's columns. Its warps turn 32 rows of 64 columns in one of
+// two buffers, and copy whole rows from there. `turn` is the buffer to write next.
+__device__ __forceinline__ void store_turned(const Parameters& p, const Tile& t, const float (&d)[BLOCKS_M][ACC], int group,
+                                             u32 buffers, u32& turn) {
+    constexpr int ROWS = 32;
+    const OperandInfo& info = p.infos[t.operands];
+    const long long pitch = info.out_pitch * OUT_ITEM;
+    const int thread = threadIdx.x & 127, lane = thread & 31, warp = thread >> 5;
+#pragma unroll
+    for (int m = 0; m < BLOCKS_M; ++m) {
+        const int col = (group * BLOCKS_M + m) * 64, cols = t.cols - col;
+        if (cols <= 0) break;
+        u8* const corner = info.out + t.out_row * pitch + (long long)(t.out_col + col) * OUT_ITEM;
+#pragma unroll
+        for (int c = 0; c < (TILE_M + ROWS - 1) / ROWS; ++c) {
+            const int rows = t.rows - c * ROWS;
+            if (rows <= 0) break;
+            const u32 buffer = buffers + turn * ROWS * 128;
+            turn ^= 1;
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; ++i) {
+                const int k = (c * ROWS / 8 + 2 * i) * 4;
+                if (k >= ACC) break;
+                const u32 r = 16 * i + (lane & 7) + (lane >> 4) * 8, unit = 2 * warp + (lane >> 3 & 1);
+                const bool pair = k + 4 < ACC;
+                store_matrices_turned(buffer + r * 128 + ((unit ^ (r & 7)) << 4), pack(d[m][k], d[m][k + 1]),
+                                      pack(d[m][k + 2], d[m][k + 3]), pair ? pack(d[m][k + 4], d[m][k + 5]) : 0,
+                                      pair ? pack(d[m][k + 6], d[m][k + 7]) : 0);
+            }
+            // NOTE one barrier a buffer: who is past the next one has read this one
+            named_barrier_sync<128>(1 + group);
+#pragma unroll
+            for (int i = 0; i < ROWS / 16; ++i) {
+                const u32 r = (thread >> 3) + 16 * i, unit = thread & 7;
+                if ((int)r < rows && (int)unit * 8 < cols)
+                    *(uint4*)(corner + (c * ROWS + r) * pitch + unit * 16) =
+                        load_shared(buffer + r * 128 + ((unit ^ (r & 7)) << 4));
+            }
+        }
+    }
 }
