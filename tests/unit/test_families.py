@@ -113,6 +113,24 @@ def test_what_the_hopper_kernel_refuses_or_cannot_share() -> None:
     assert chosen(GemmRequest((gemm(4096, 4096, 4096),), smem=40 << 10), A100).smem == 40 << 10
 
 
+def test_transposed_tiles_make_the_plain_product_alone() -> None:
+    plain = gemm(5000, 1000, 3000)
+    assert chosen(GemmRequest((plain,)), H100).kernel == "sm90_gemm_160x256_c2_swapped"
+    added = view("D", (0, 5000), (0, 1000))
+    for request in (
+        GemmRequest((replace(plain, accumulate=True),)),
+        GemmRequest((plain,), streamed=True),
+        GemmRequest((gemm(5000, 1000, 3000, out="fp32"),)),
+        GemmRequest((gemm(5000, 1000, 3000, addends=(added,)),)),
+    ):
+        kernel = chosen(request, H100).kernel
+        assert kernel.startswith("sm90_gemm_")
+        assert not kernel.endswith("_swapped")
+    for works in ((replace(plain, accumulate=True),), (gemm(5000, 1000, 3000, addends=(added,)),)):
+        asked = LaunchRequest("sm90_gemm_160x256_c2_swapped", works, 132, smem=230400)
+        assert SM90.configure(asked, H100) == "sm90_gemm_160x256_c2_swapped adds nothing to a product"
+
+
 SUM = Sum(view("S", (0, 64), (0, 64)), (view("T", (0, 64), (0, 64)),))
 ADDED = view("D", (0, 512), (0, 256))
 LONG = view("A", (0, 512), (0, 512), (512, 1 << 25))

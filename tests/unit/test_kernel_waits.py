@@ -243,8 +243,7 @@ HOPPER = {
         "quiet": Shape((64, 40), 256, 200, 2, signals=False),
     },
     "sm90_gemm_256x160_c2": {"waits": Shape((512, 100), 160, 136, 1)},  # stored from registers
-    # wgmma makes the transposed tile: rows end in the middle of 32, columns in the middle of 64; all rows start nowhere in
-    # particular
+    # wgmma makes the transposed tile; rows end inside 32, and columns inside 64
     "sm90_gemm_152x256_c2_swapped": {"waits": Shape((330, 40), 264, 136, 1)},
     "sm90_gemm_112x256_c2_swapped": {"waits": Shape((224, 40), 136, 72, 1, turned=True)},
 }

@@ -330,6 +330,37 @@ def test_odd_widths_are_for_plain_products_that_leave_waves_half_empty() -> None
     assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).odd
 
 
+def test_transposed_tiles_are_for_plain_products_that_fill_whole_waves() -> None:
+    every = (*variants.VARIANTS, *variants.SWAPPED)
+
+    def chosen(m: int, n: int, k: int, **more: Any) -> variants.Variant:
+        lines = (k % 64 == 0, n % 64 == 0)
+        return choice.choose([m], [n], k, 132, False, variants=every, lines=lines, **more).variant
+
+    assert (chosen(5000, 1000, 3000).tile, chosen(5000, 1000, 3000).swapped) == ((160, 256), True)  # 64 of 66 clusters
+    assert chosen(7001, 1496, 2040).tile == (160, 256)  # 66 clusters, twice
+    assert chosen(3000, 3000, 3000).tile == (144, 256)  # the same
+    assert not chosen(3000, 2304, 7168).swapped
+    assert not chosen(8192, 2560, 8192).swapped
+    assert not chosen(5000, 1000, 3000, addends=1).swapped
+    assert not chosen(5000, 1000, 3000, late=[cost.WaitGroup((5000,), 10.0, 10.0)]).swapped
+    assert not chosen(5000, 1000, 3000, throttled=True).swapped
+    for v in variants.SWAPPED:
+        assert choice.split_k_of(v, in_pieces(512, 512), [2560], 8192, 132) == tile_table.WHOLE_K
+        assert cost.alone(v, [2048], [2560], 8192, 132, 0)[1] == 1
+
+
+def test_rows_that_start_inside_lines_cost_a_sector_more() -> None:
+    v = named("sm90_gemm_128x192_c2")
+    times = [cost.alone(v, [3000], [3000], 3000, 132, 0, True, (a, b))[0] for a in (True, False) for b in (True, False)]
+    assert times == sorted(times)
+    assert times[0] < 0.85 * times[3]
+    (work,) = in_pieces(512)
+    assert choice.whole_lines([work]) == (True, True)
+    assert choice.whole_lines([work, replace(work, left=replace(work.left, pitch=3000))]) == (False, True)
+    assert choice.whole_lines([replace(work, right=replace(work.right, address=64))]) == (True, False)
+
+
 @pytest.mark.parametrize("rows", [1, 16, 32, 64])
 def test_few_rows_take_what_is_fastest_on_an_h200(rows: int) -> None:
     """`tools.gemm_bench --odd`: 72 blocks of 64 columns leave 60 multiprocessors idle; 36 of 128 in halves do not."""
@@ -494,10 +525,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KEPT = {("sm90_gemm_256x128_c2", True): 8}
 
 
-@pytest.mark.parametrize("variant", [*variants.VARIANTS, *variants.LEAN], ids=lambda v: v.name)
+EVERY = (*variants.VARIANTS, *variants.SWAPPED, *variants.LEAN)
+
+
+@pytest.mark.parametrize("variant", EVERY, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant, cache: Path) -> None:
     kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
-    turn = (*variants.VARIANTS, *variants.LEAN).index(variant)
+    turn = EVERY.index(variant)
     for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 1, turn):
         if not variant.stores(out) or (added and not variant.adds):
             continue

@@ -19,7 +19,7 @@ from .device import call, shared, sms
 from .geometry import Geometry, Pieces, draw_geometry, pieces, ragged
 from .launch import Launch, build
 from .product import matrix
-from .variants import Key
+from .variants import Key, adds_up
 
 TORCH: dict[str, torch.dtype] = {t.name: getattr(torch, t.torch) for t in TYPES.values()}
 
@@ -156,7 +156,7 @@ def draw_case(rng: random.Random, key: Key, most: int) -> Case:
     out_dtype, (left_t, right_t) = signature.out_dtype, signature.transposed
     g = draw_geometry(rng, key.variant, left_t, most)
     left, right = operands(g, signature.dtype)
-    accumulate = not signature.addends and rng.random() < 0.4
+    accumulate = not signature.addends and rng.random() < 0.4 and adds_up(key.variant)
     out = torch.full((g.total_m, g.total_n), math.nan, device="cuda", dtype=TORCH[out_dtype])
     start = torch.randn(g.m, g.n, device="cuda").to(out.dtype)
     added = Addends(rng, key, out, g.out_m, g.out_n) if signature.addends else None
@@ -169,7 +169,7 @@ def draw_case(rng: random.Random, key: Key, most: int) -> Case:
     if added:
         expect[at] += added.total
     stages = rng.randint(2, key.stages(shared(1) - 1024))
-    splits = rng.choice((1, 1, 2, 5))
+    splits = rng.choice((1, 1, 2, 5)) if adds_up(key.variant) else 1
     count = rng.choice((sms(), 16, 4))
     return Case(
         key, g, left.T.contiguous() if left_t else left, right.T.contiguous() if right_t else right, out, at,

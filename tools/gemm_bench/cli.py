@@ -4,6 +4,7 @@
     python -m tools.gemm_bench --explore        # every variant and split on every shape: what `choose` should say
     python -m tools.gemm_bench --odd            # few rows and sizes that fill no wave: widths, splits, stages; a table
     python -m tools.gemm_bench --odd --quick    # of these, the shapes and tiles that decide
+    python -m tools.gemm_bench --odd --tries    # of these, the shapes that name what is tried beside the choice
     python -m tools.gemm_bench --check-only
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
     python -m tools.gemm_bench --beside old.cu  # another version of the source, timed in turn with this one
@@ -35,7 +36,7 @@ from .arrivals import in_pieces
 from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
-from .odd import former, odd
+from .odd import former, odd, told
 from .product import LAYOUTS
 from .table import bench
 from .variants import keys_of, named
@@ -64,6 +65,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--explore", action="store_true")
     parser.add_argument("--odd", action="store_true", help="the group `odd` of --shapes, each result checked")
     parser.add_argument("--quick", action="store_true", help="of --odd, the shapes and tiles that decide: 40 s")
+    parser.add_argument("--tries", action="store_true", help="of --odd, the shapes that name what is tried: 30 s")
     parser.add_argument("--layouts", choices=("kn", "nk", "both"), default="kn", help="of the right operand, for --odd")
     parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
     parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
@@ -79,8 +81,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--most is a number from 128")
     if (args.impatient or args.odd or args.pieces is not None) and args.kernel != "sm90":
         parser.error("--impatient, --odd and --pieces are for the Hopper kernel")
-    if args.quick and not args.odd:
-        parser.error("--quick is for --odd")
+    if (args.quick or args.tries) and not args.odd:
+        parser.error("--quick and --tries are for --odd")
+    if args.quick and args.tries:
+        parser.error("--quick or --tries, not both")
     if args.pieces is not None and not 2 <= args.pieces <= args.size[0]:
         parser.error("--pieces is a number from 2 to the rows of --size")
     if args.every <= 0 or min(args.size) < 1:
@@ -103,6 +107,8 @@ def _shapes(path: Path) -> dict[str, list[dict[str, Any]]]:
             raise ValueError(f"{json.dumps(shape)} is no name with m, n and k, numbers from 1")
         if "was" in shape:
             former(shape["was"])
+        for text in shape.get("tries", ()):
+            told(text)
     return groups
 
 
@@ -116,8 +122,9 @@ def main(arguments: Sequence[str]) -> int:
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
     if args.odd:
+        which = "quick" if args.quick else "tries" if args.tries else ""
         layouts = {"kn": LAYOUTS[:1], "nk": LAYOUTS[1:], "both": LAYOUTS}[args.layouts]
-        return 4 if odd(args.shapes["odd"], layouts, args.rounds, args.variants, args.json, args.quick) else 0
+        return 4 if odd(args.shapes["odd"], layouts, args.rounds, args.variants, args.json, which) else 0
     with tempfile.TemporaryDirectory() as folder:
         source = impatient(Path(folder)) if args.impatient else None
         bad = 0 if args.no_check else check(args.kernel, args.seed, args.cases, args.most, args.variants, source)

@@ -44,13 +44,17 @@ def build(
     split_k: SplitK = WHOLE_K,
     band: int | None = None,
     foreseen: bool = True,
+    read_only: bool = False,
 ) -> Built:
     """Of so many blocks at work at once; the Ampere kernel splits K of the last wave only. Not `foreseen`: all blocks
-    read the table before they load."""
+    read the table before they load. `read_only`: nothing writes the Hopper kernel's operands while launches run."""
     v, signature = key.variant, key.signature
     if isinstance(v, sm90.Variant):
         clusters = v.clusters(blocks)
-        made = tables.build(works, v, signature, clusters=clusters, stages=stages, split_k=split_k, band=band)
+        both = (read_only, read_only)
+        made = tables.build(
+            works, v, signature, clusters=clusters, stages=stages, split_k=split_k, band=band, read_only=both
+        )
         made = made if foreseen else replace(made, first=None)
         smem = v.smem(stages, signature.right_transposed)
         return Built(key, made, min(clusters * v.cluster, len(made.table.tiles)), smem)
@@ -83,11 +87,21 @@ def function(source: Path | None, key: Key) -> Any:
     return _functions[source, key]
 
 
+def _attribute(name: str, value: Any) -> Any:
+    """One of a launch's attributes."""
+    attribute = cu.CUlaunchAttribute()
+    attribute.id = getattr(cu.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    attribute.value = value
+    return attribute
+
+
 class Launch:
     """A launch's table on the device, and its launch on PyTorch's current stream."""
 
-    def __init__(self, built: Built, source: Path | None = None, promotion: str = "L2_256B") -> None:
-        """`promotion`: see `encode`."""
+    def __init__(
+        self, built: Built, source: Path | None = None, promotion: str = "L2_256B", chained: bool = False
+    ) -> None:
+        """`promotion`: see `encode`. `chained`: it may start while the launch before it ends, as plans launch it."""
         made = built.made
         self.table = table = made.table
         self.function = function(source, built.key)
@@ -107,13 +121,17 @@ class Launch:
         config.gridDimX, config.gridDimY, config.gridDimZ = built.blocks, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = built.key.variant.threads, 1, 1
         config.sharedMemBytes = built.smem
+        attributes = []
         if cluster > 1:
-            attribute = cu.CUlaunchAttribute()
-            attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             value = cu.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-            attribute.value = value
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(_attribute("CLUSTER_DIMENSION", value))
+        if chained:
+            value = cu.CUlaunchAttributeValue()
+            value.programmaticStreamSerializationAllowed = 1
+            attributes.append(_attribute("PROGRAMMATIC_STREAM_SERIALIZATION", value))
+        if attributes:
+            config.attrs, config.numAttrs = attributes, len(attributes)
         self.config = config
 
     def __call__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,9 +27,11 @@ from .device import SMEM, sms
 from .launch import Launch, compiled
 from .product import Choice, chosen, plain
 from .timing import Sets, graph, spread, times
-from .variants import Key, named
+from .variants import Key, adds_up, named
 
 FEW = 64  # rows of one tile
+NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN)
+TRY = re.compile(r"(?P<tile>\w+)/(?P<splits>\d+)( (?P<stages>\d+) stages)?(?P<table> by table)?(?P<chained> chained)?")
 LAUNCHES = 16  # in a graph, at least: its own start is then a small part
 # Widths that are tried beside those of the variants.
 MORE = [
@@ -59,21 +62,24 @@ class Row:
         return median(self.times[choice])
 
 
-def choices(m: int, n: int, k: int, right_t: bool, only: str, quick: bool = False) -> list[Choice]:
-    """What `choose` says, first; then every tile that the rows fit, with K whole and in some numbers of parts. `quick`:
-    the tiles that win most often."""
-    first = chosen("sm90", m, n, k, right_t)
-    found = [first]
+def choices(shape: dict[str, Any], right_t: bool, only: str, which: str) -> list[Choice]:
+    """What `choose` says, first; then every tile that the rows fit, with K whole and in some numbers of parts. `which`:
+    "quick", the tiles that win most often; "tries", what the shape names."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    first = chosen("sm90", m, n, k, right_t, shape.get("pad", ""))
+    if which == "tries":
+        return list(dict.fromkeys([first, *(c for c in map(told, shape["tries"]) if named(c.variant, only))]))
+    found, quick = [first], which == "quick"
     few = m <= FEW
-    for v in (*sm90.VARIANTS, *(MORE_FEW if few else MORE)):
-        if quick and (v.tile not in QUICK_TILES or v.throttled):
+    for v in (*sm90.VARIANTS, *sm90.SWAPPED, *(MORE_FEW if few else MORE)):
+        if quick and (not (v.tile in QUICK_TILES or v.swapped) or v.throttled):
             continue
         if not named(v, only) or (v.tile[0] == 64) != few or (v.throttled and few) or (v.cluster == 1 and not few):
             continue
         groups = v.clusters(sms())
         tiles = math.ceil(m / v.tile[0] / v.cluster) * math.ceil(n / v.tile[1])
         tail = tiles % groups
-        most = max(1, min(16, groups // tail if tail else 1, k // 256))
+        most = max(1, min(16, groups // tail if tail else 1, k // 256)) if adds_up(v) else 1
         parts = {1, most, max(1, most - 1), max(1, most // 2)} if few else {1, most, max(1, most // 2)}
         found += [Choice(v, splits) for splits in sorted(parts)]
     if quick:
@@ -86,13 +92,21 @@ def choices(m: int, n: int, k: int, right_t: bool, only: str, quick: bool = Fals
     return list(dict.fromkeys(found))
 
 
+def told(text: str) -> Choice:
+    """Of a shape's `tries`, as a `Choice` prints itself: a variant, the splits of the last wave, and what else there is
+    to be said. ValueError: it is none."""
+    found = TRY.fullmatch(text)
+    v = next((v for v in NAMED if found and v.name == f"sm90_gemm_{found['tile']}"), None)
+    if v is None or found is None:
+        raise ValueError(f"{text} is no variant with its splits, as 64x64_c1/1, or 64x64_c1/1 6 stages chained")
+    stages, by_table, chained = int(found["stages"] or 0), bool(found["table"]), bool(found["chained"])
+    return Choice(v, int(found["splits"]), stages=stages, foreseen=not by_table, chained=chained)
+
+
 def former(name: str) -> Choice:
     """Of a shape's `was`: a variant, and the splits of the last wave. ValueError: it names none."""
-    tile, _, splits = name.partition("/")
-    v = next((v for v in sm90.VARIANTS if v.name == f"sm90_gemm_{tile}"), None)
-    if v is None:
-        raise ValueError(f"{name} is no variant with its splits, as 64x64_c1/1 is")
-    return Choice(v, int(splits), foreseen=not v.foreseen)
+    choice = told(name)
+    return replace(choice, foreseen=not (isinstance(choice.variant, sm90.Variant) and choice.variant.foreseen))
 
 
 def odd(
@@ -101,29 +115,30 @@ def odd(
     rounds: int,
     only: str,
     out: Path | None,
-    quick: bool = False,
+    which: str = "",
 ) -> int:
-    """Check and time all shapes; print each one's best, and the table. How many results are wrong. `quick`: the shapes
-    and tiles that decide."""
-    if quick:
-        shapes, rounds = [s for s in shapes if s.get("quick")], min(rounds, 7)
+    """Check and time all shapes; print each one's best, and the table. How many results are wrong. `which`: "quick",
+    the shapes and tiles that decide; "tries", the shapes that name what is tried, and that alone."""
+    if which:
+        shapes, rounds = [s for s in shapes if s.get(which)], min(rounds, 7)
     cases = [(shape, right_t, layout) for right_t, layout in layouts for shape in shapes]
     kernels = {
         Key(c.variant, Signature("bf16", "bf16", False, right_t))
-        for s, right_t, _ in cases for c in choices(s["m"], s["n"], s["k"], right_t, only, quick)
+        for s, right_t, _ in cases
+        for c in [*choices(s, right_t, only, which), *map(former, [s["was"]] if "was" in s else [])]
     }  # fmt: skip
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(partial(compiled, None), kernels))
     found = []
     for shape, right_t, layout in cases:
-        row = measure(shape, right_t, layout, rounds, only, quick)
+        row = measure(shape, right_t, layout, rounds, only, which)
         found.append(row)
         order = sorted(row.times, key=row.us)
         print(f"{row.name:22} {layout} cuBLAS {row.cublas:7.1f}  "
               + "  ".join(f"{c} {row.us(c):.1f}" for c in order[:12]), flush=True)  # fmt: skip
-    if not quick:
+    if not which:
         print("cuBLAS's kernels:")  # behind all that is timed: a profiler may slow down what comes after it
-    for shape, right_t, layout in [] if quick else cases:
+    for shape, right_t, layout in [] if which else cases:
         print(f"{shape['name']:22} {layout} {library_kernel(shape, right_t)}", flush=True)
     wrong = [f"{row.name} {row.layout}: {text}" for row in found for text in row.wrong]
     print_table(found)
@@ -150,11 +165,11 @@ def print_table(rows: Sequence[Row]) -> None:
         print(f"{r.name:22} {r.layout:7} {r.cublas:9.1f}{three}  {r.was} → {r.choice} → {r.best}")
 
 
-def measure(shape: dict[str, Any], right_t: bool, layout: str, rounds: int, only: str, quick: bool) -> Row:
+def measure(shape: dict[str, Any], right_t: bool, layout: str, rounds: int, only: str, which: str) -> Row:
     """Every choice by turns with cuBLAS."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     data = padded_sets(m, n, k, right_t, shape.get("pad", ""))
-    found = choices(m, n, k, right_t, only, quick)
+    found = choices(shape, right_t, only, which)
     was = former(shape["was"]) if "was" in shape else found[0]
     found = list(dict.fromkeys([*found, was]))
     tries = [[plain(a, b, c, right_t, choice) for a, b, c in data] for choice in found]

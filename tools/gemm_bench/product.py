@@ -11,6 +11,7 @@ from ficco_rt.kernels import tiles
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import choice as sm80
 from ficco_rt.kernels.sm90 import choice as sm90
+from ficco_rt.kernels.sm90.variants import SWAPPED, VARIANTS
 from ficco_rt.kernels.sm90.variants import Variant as Hopper
 from ficco_rt.kernels.tile_table import SplitK
 from ficco_rt.region import Interval
@@ -44,18 +45,22 @@ class Choice:
     stages: int = 0  # 0: as many as there is room for
     foreseen: bool = True  # see `build`
     promotion: str = "L2_256B"  # see `Launch`
+    chained: bool = False  # see `Launch`; and both operands are read-only
 
     def __str__(self) -> str:
         shared = f"@{self.residency}" if self.residency > 1 else ""
         stages = f" {self.stages} stages" if self.stages else ""
         promotion = "" if self.promotion == "L2_256B" else f" {self.promotion}"
         by_table = "" if self.foreseen else " by table"
-        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{by_table}{promotion}"
+        chained = " chained" if self.chained else ""
+        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{by_table}{promotion}{chained}"
 
 
-def chosen(kernel: str, m: int, n: int, k: int, right_t: bool) -> Choice:
+def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") -> Choice:
+    """`pad`: of A and B, those whose rows start at whole lines of 128 bytes, whatever their sizes."""
     if kernel == "sm90":
-        hopper = sm90.choose([m], [n], k, sms(), right_t)
+        lines = ("A" in pad or k % tiles.DEPTH == 0, "B" in pad or (k if right_t else n) % tiles.DEPTH == 0)
+        hopper = sm90.choose([m], [n], k, sms(), right_t, variants=(*VARIANTS, *SWAPPED), lines=lines)
         return Choice(hopper.variant, hopper.tail_splits)
     found = sm80.choose([m], [n], k, sms(), {r: shared(r) for r in (1, 2, 3, 4)})
     assert found is not None
@@ -74,5 +79,6 @@ def plain(
     key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
     stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
     blocks, split_k = sms() * choice.residency, SplitK(choice.splits)
-    made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen)
-    return Launch(made, source, choice.promotion)
+    made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen,
+                 read_only=choice.chained)  # fmt: skip
+    return Launch(made, source, choice.promotion, choice.chained)

@@ -26,7 +26,9 @@ class Key:
     def exists(self) -> bool:
         """Whether there is such a kernel: the Hopper one's addends and output are of the operands' type."""
         v, s = self.variant, self.signature
-        return isinstance(v, sm80.Variant) or (v.stores(s.out_dtype) and not (s.addends and s.dtype != s.out_dtype))
+        if isinstance(v, sm80.Variant):
+            return True
+        return v.stores(s.out_dtype) and not (s.addends and (s.dtype != s.out_dtype or not v.adds))
 
     def stages(self, smem: int) -> int:
         """The deepest pipeline that so much shared memory holds."""
@@ -35,7 +37,12 @@ class Key:
 
 
 def variants_of(kernel: str) -> tuple[Variant, ...]:
-    return sm90.VARIANTS if kernel == "sm90" else sm80.VARIANTS
+    return (*sm90.VARIANTS, *sm90.SWAPPED) if kernel == "sm90" else sm80.VARIANTS
+
+
+def adds_up(v: Variant) -> bool:
+    """Whether it can add parts of K, and to what its output holds."""
+    return isinstance(v, sm80.Variant) or not v.swapped
 
 
 def named(v: Variant, only: str) -> bool:
@@ -53,7 +60,9 @@ def keys_of(kernel: str, only: str) -> list[Key]:
     ]  # fmt: skip
     others = (("fp16", "fp16", False, True), ("bf16", "fp32", False, False), ("fp16", "fp32", False, True))
     # the last of each kind, too
-    kinds = {(v.throttled, v.pingpong, v.staging) if isinstance(v, sm90.Variant) else (): v for v in variants}
+    kinds = {
+        (v.throttled, v.pingpong, v.swapped, v.staging) if isinstance(v, sm90.Variant) else (): v for v in variants
+    }
     for v in dict.fromkeys((variants[0], variants[3], min(variants, key=lambda v: v.tile), *kinds.values())):
         keys += [Key(v, Signature(*other, addends)) for other in others for addends in (False, True)]
     return [key for key in keys if any(part in key.entry for part in only.split(",")) and key.exists]

@@ -102,7 +102,8 @@ def choose(
 ) -> Choice:
     """The variant, and the splits of the last wave, that the estimate finds fastest for pieces of these sizes.
     `addends` are added to each; `late`: the wait groups of a launch whose works wait; `throttled`: whether to take
-    a variant of that kind if one fits; None: where it pays. `lines` as in `cost.alone`. ValueError: none fits `smem`."""
+    a variant of that kind if one fits; None: where it pays. `lines` as `cost.alone` has it. ValueError: none fits
+    `smem`."""
     # where consumers alternate, smaller tiles pay if they are split, and in nothing else
     alternating, plain = bool(late) and not addends, not late and not addends
     fitting = [

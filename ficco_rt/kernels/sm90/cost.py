@@ -39,7 +39,7 @@ _PINGPONG = {
     (128, 160): (0.375, 0.7),
     (128, 128): (0.325, 0.7),
 }
-# … and where operands are exchanged: not measured, in the ratio of 128 × 192.
+# … and of transposed tiles: not measured, in the ratio of 128 × 192
 _SWAPPED = 0.44 / (128 * 192)  # for each element of the tile
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _ADDEND = 1.8  # … and each of its addends
@@ -48,8 +48,8 @@ _STREAM = 3.0  # of that, what the stream pays: a machine's `launch_time`
 _CLUSTER = 0.8  # blocks of a cluster start and end together
 _BANDWIDTH = 3.0e6  # bytes of memory a µs
 _CACHE = 1.0e7  # bytes of L2 a µs, for all multiprocessors
-# … and where rows of an operand start inside lines of 128 bytes, so that each 128 bytes come as five sectors of 32. On an
-# H200, from nine times of --odd: the loads of the whole device, each row of 128 bytes as 160.
+# … and where rows of an operand start inside lines of 128 bytes, so that each 128 bytes come as five sectors of 32. On
+# an H200, from ten times of --odd, within 8 %: the loads of the whole device, each row of 128 bytes as 160.
 _SECTORS = 8.0e6
 _LOADS = 1.15e7  # … as `pace` has it: fitted to whole runs (docs/internals/model.md)
 _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are at work
