@@ -55,6 +55,7 @@ def test_odd_shapes_name_what_was_chosen_before() -> None:
         assert f"sm90_gemm_{tile}" in names
         assert int(splits) >= 1
         assert set(shape.get("pad", "")) <= set("ABC")
+        assert isinstance(shape.get("tries", []), list)
     assert any(shape.get("quick") for shape in shapes)
 
 

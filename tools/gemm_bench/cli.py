@@ -5,6 +5,7 @@
     python -m tools.gemm_bench --odd            # few rows and sizes that fill no wave: widths, splits, stages; a table
     python -m tools.gemm_bench --odd --quick    # of these, the shapes and tiles that decide
     python -m tools.gemm_bench --odd --tries    # of these, the shapes that name what is tried beside the choice
+    python -m tools.gemm_bench --launches       # what launches cost that do nothing
     python -m tools.gemm_bench --check-only
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
     python -m tools.gemm_bench --beside old.cu  # another version of the source, timed in turn with this one
@@ -36,6 +37,7 @@ from .arrivals import in_pieces
 from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
+from .launches import launches
 from .odd import former, odd, told
 from .product import LAYOUTS
 from .table import bench
@@ -66,6 +68,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--odd", action="store_true", help="the group `odd` of --shapes, each result checked")
     parser.add_argument("--quick", action="store_true", help="of --odd, the shapes and tiles that decide: 40 s")
     parser.add_argument("--tries", action="store_true", help="of --odd, the shapes that name what is tried: 30 s")
+    parser.add_argument("--launches", action="store_true", help="time empty launches: a few seconds")
     parser.add_argument("--layouts", choices=("kn", "nk", "both"), default="kn", help="of the right operand, for --odd")
     parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
     parser.add_argument("--every", type=float, default=30.0, help="microseconds from a piece to the next")
@@ -121,6 +124,8 @@ def main(arguments: Sequence[str]) -> int:
         return 3
     torch.zeros(1, device="cuda")  # makes the context current
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
+    if args.launches:
+        return launches(args.rounds)
     if args.odd:
         which = "quick" if args.quick else "tries" if args.tries else ""
         layouts = {"kn": LAYOUTS[:1], "nk": LAYOUTS[1:], "both": LAYOUTS}[args.layouts]

@@ -87,12 +87,12 @@ def function(source: Path | None, key: Key) -> Any:
     return _functions[source, key]
 
 
-def _attribute(name: str, value: Any) -> Any:
+def attribute(name: str, value: Any) -> Any:
     """One of a launch's attributes."""
-    attribute = cu.CUlaunchAttribute()
-    attribute.id = getattr(cu.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
-    attribute.value = value
-    return attribute
+    made = cu.CUlaunchAttribute()
+    made.id = getattr(cu.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
+    made.value = value
+    return made
 
 
 class Launch:
@@ -125,11 +125,11 @@ class Launch:
         if cluster > 1:
             value = cu.CUlaunchAttributeValue()
             value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
-            attributes.append(_attribute("CLUSTER_DIMENSION", value))
+            attributes.append(attribute("CLUSTER_DIMENSION", value))
         if chained:
             value = cu.CUlaunchAttributeValue()
             value.programmaticStreamSerializationAllowed = 1
-            attributes.append(_attribute("PROGRAMMATIC_STREAM_SERIALIZATION", value))
+            attributes.append(attribute("PROGRAMMATIC_STREAM_SERIALIZATION", value))
         if attributes:
             config.attrs, config.numAttrs = attributes, len(attributes)
         self.config = config

@@ -30,7 +30,11 @@ from .timing import Sets, graph, spread, times
 from .variants import Key, adds_up, named
 
 FEW = 64  # rows of one tile
-NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN)
+# Tiles of few rows that are stored from registers: no way through shared memory at the end, and a stage more.
+DIRECT = [
+    replace(sm90.variant(64, columns, 1, 1, 1, 0), name=f"sm90_gemm_64x{columns}_c1_direct") for columns in (64, 128)
+]
+NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN, *DIRECT)
 TRY = re.compile(r"(?P<tile>\w+)/(?P<splits>\d+)( (?P<stages>\d+) stages)?(?P<table> by table)?(?P<chained> chained)?")
 LAUNCHES = 16  # in a graph, at least: its own start is then a small part
 # Widths that are tried beside those of the variants.
