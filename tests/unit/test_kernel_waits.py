@@ -244,8 +244,14 @@ HOPPER = {
     },
     "sm90_gemm_256x160_c2": {"waits": Shape((512, 100), 160, 136, 1)},  # stored from registers
     # wgmma makes the transposed tile; rows end inside 32, and columns inside 64
-    "sm90_gemm_152x256_c2_swapped": {"waits": Shape((330, 40), 264, 136, 1)},
-    "sm90_gemm_112x256_c2_swapped": {"waits": Shape((224, 40), 136, 72, 1, turned=True)},
+    "sm90_gemm_152x256_c2_swapped": {
+        "waits": Shape((330, 40), 264, 72, 1),
+        "foreseen": Shape((618,), 264, 24, 6, stages=2, before=True),  # two bands, the second of one row
+    },
+    "sm90_gemm_112x256_c2_swapped": {
+        "waits": Shape((224, 40), 136, 72, 1, turned=True),
+        "foreseen": Shape((230,), 264, 72, 3, before=True, turned=True),  # the last neighbour has nothing to store
+    },
 }
 IMPATIENT = ("constexpr int PATIENCE = 128;", "constexpr int PATIENCE = 8;")  # splits of K give up in many orders
 SUMS = {

@@ -397,6 +397,27 @@ def test_blocks_foresee_first_tiles_that_lie_side_by_side() -> None:
     assert foreseen(inner) == (8, 0, 1024, 1024, 16, 40, 1)
 
 
+def test_clusters_foresee_first_transposed_tiles() -> None:
+    (work,) = in_pieces(5000, n=1000, k=3000)
+    for v in variants.SWAPPED:
+        launch = tables.build([work], v, PLAIN, clusters=66, stages=4)
+        rows = -(-5000 // (2 * v.tile[0]))
+        band = tile_table.band_of(66, v.tile, 2)
+        assert launch.first == (0, 0, 0, 0, 47, rows, 4, min(rows, band))
+        data = launch.parameters(1 << 30, 1 << 31, [bytes(128)] * len(launch.maps))
+        assert tables.FIRST_GRID.unpack_from(data, tables.FIRST_GRID_AT) == launch.first
+    part, v = Interval(1000, 2000), variants.SWAPPED[0]
+
+    def first(*works: tiles.MatrixWork) -> tables.FirstTiles | tables.FirstGrid | None:
+        return tables.build(works, v, PLAIN, clusters=66, stages=4).first
+
+    rows = (Interval(0, 1000), Interval(2000, 6000))
+    assert first(replace(work, left_columns=(part,), right_rows=(part,))) == (0, 0, 1000, 1000, 16, 23, 4, 9)
+    assert first(replace(work, waits=(64,))) is None
+    assert first(work, work) is None
+    assert first(replace(work, left=replace(work.left, rows=6000), left_rows=rows)) is None
+
+
 def test_what_blocks_do_not_foresee() -> None:
     (work,) = in_pieces(50, n=2560, k=8192)
     two = (Interval(0, 4096), Interval(4096, 8192))

@@ -16,13 +16,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 
 from ..family import TensorMap
 from ..signature import Signature
-from ..tile_table import WHOLE_K, SplitK, Table, table
+from ..tile_table import WHOLE_K, SplitK, Table, band_of, table
 from ..tiles import DEPTH, Matrix, MatrixWork, common, depths_of
 from .variants import Variant
 
@@ -37,6 +38,8 @@ POINTERS = struct.Struct("<9Q2i3Q2iQ")  # of struct MappedParameters, from `tabl
 ADDEND_MAPS_AT = 3456
 FIRST_TILES = struct.Struct("<7i")
 FIRST_TILES_AT = ADDEND_MAPS_AT + MAX_ADDENDS * 128
+FIRST_GRID = struct.Struct("<8i")
+FIRST_GRID_AT = FIRST_TILES_AT + FIRST_TILES.size
 
 
 class FirstTiles(NamedTuple):
@@ -79,6 +82,60 @@ def first_tiles(made: Table, blocks: int) -> FirstTiles | None:
     return found if whole and same and len(tiles) == across * parts else None
 
 
+class FirstGrid(NamedTuple):
+    """Where the clusters' first tiles read, by the cluster's number: struct FirstGrid of `src/tiles.h`."""
+
+    left_row: int
+    right_col: int
+    left_k: int
+    right_k: int
+    steps: int
+    rows: int
+    columns: int
+    band: int
+
+    def tiles(self, blocks: int, cluster: int, tile: tuple[int, int]) -> list[tuple[int, int]]:
+        """What the kernel makes of it for each block: left row, right column."""
+        found = []
+        for block in range(blocks):
+            number, me = divmod(block, cluster)
+            first = number // (self.band * self.columns) * self.band
+            high, within = min(self.band, self.rows - first), number - first * self.columns
+            row = (first + within % high) * cluster + me
+            found.append((self.left_row + row * tile[0], self.right_col + within // high * tile[1]))
+        return found
+
+
+def first_grid(
+    made: Table, works: Sequence[MatrixWork], v: Variant, clusters: int, band: int | None
+) -> FirstGrid | None:
+    """The first tiles of so many clusters, if they can be told from a cluster's number: of one work that waits for
+    nothing, in one piece of K, in the table's order. None: the blocks must read the table."""
+    tiles = made.tiles[: clusters * v.cluster]
+    start, depth = tiles[0], made.depths[tiles["k_first"][0]]
+    if len(works) > 1 or works[0].flags or (tiles["k_first"] != start["k_first"]).any():
+        return None
+    if depth["blocks"] != start["k_blocks"] or depth["size"] <= 0:
+        return None
+    high, wide = (ceil(sum(s.size for s in axis) / n) for axis, n in zip(
+        (works[0].out_rows, works[0].out_columns), (v.tile[0] * v.cluster, v.tile[1]), strict=True))  # fmt: skip
+    walk = band or max(1, min(high, band_of(clusters, v.tile, v.cluster)))
+    found = FirstGrid(
+        left_row=int(start["left_row"]),
+        right_col=int(start["right_col"]),
+        left_k=int(depth["left"]),
+        right_k=int(depth["right"]),
+        steps=int(start["k_blocks"]),
+        rows=high,
+        columns=wide,
+        band=walk,
+    )
+    wanted = np.stack([tiles["left_row"], tiles["right_col"]], 1)
+    there = tiles["rows"] > 0  # a neighbour with nothing to store may read anywhere
+    told = np.array(found.tiles(len(tiles), v.cluster, v.tile))
+    return found if np.array_equal(told[there], wanted[there]) else None
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLaunch:
     """A launch, ready but for device addresses."""
@@ -89,7 +146,7 @@ class PackedLaunch:
     right_transposed: bool
     maps: tuple[TensorMap, ...]
     read_only: tuple[bool, bool]  # see `build`
-    first: FirstTiles | None
+    first: FirstTiles | FirstGrid | None
 
     def parameters(
         self, constants: int, scratch: int, encoded: Sequence[bytes], epoch: int = 0, abort: int = 0
@@ -108,8 +165,10 @@ class PackedLaunch:
             block, POINTERS_AT, *table.pointers(constants, scratch, epoch, abort), len(table.tiles), self.stages,
             *table.addend_pointers(constants), *table.resetting(scratch), table.depth_wait_pointer(constants),
         )  # fmt: skip
-        if self.first is not None:
+        if isinstance(self.first, FirstTiles):
             FIRST_TILES.pack_into(block, FIRST_TILES_AT, *self.first)
+        elif self.first is not None:
+            FIRST_GRID.pack_into(block, FIRST_GRID_AT, *self.first)
         assert len(block) == PARAMETER_BYTES
         return bytes(block)
 
@@ -214,6 +273,10 @@ def build(
     maps: list[TensorMap] = []
     for i, key in enumerate(made.operands):
         maps += _maps(key, variant, signature, ends, i * OPERAND_BYTES)
+    first: FirstTiles | FirstGrid | None = None
+    if variant.foreseen:
+        grid = variant.swapped
+        first = first_grid(made, works, variant, clusters, band) if grid else first_tiles(made, clusters)
     box = (64, variant.tile[0] // variant.addend_steps)
     for i, m in enumerate(made.matrices):
         at = ADDEND_MAPS_AT + 128 * i
@@ -226,7 +289,7 @@ def build(
         maps=tuple(maps),
         # NOTE a left operand that is not waited for is not waited for along K either
         read_only=(read_only[0] and not any(w.depth_waits for w in works), read_only[1]),
-        first=first_tiles(made, clusters) if variant.foreseen else None,
+        first=first,
     )
 
 

@@ -75,8 +75,9 @@ class Variant:
 
     @property
     def foreseen(self) -> bool:
-        """Whether its blocks load their first tile before they have read the table, where `FirstTiles` tells it."""
-        return self.tile[0] == 64 and self.cluster == 1
+        """Whether its blocks load their first tile before they have read the table, where `FirstTiles` tells it, or
+        `FirstGrid`."""
+        return self.swapped or (self.tile[0] == 64 and self.cluster == 1)
 
     def trade(self, addends: bool) -> tuple[int, int]:
         """Registers of a producer's and of a consumer's thread, for works with addends or without."""

@@ -104,6 +104,15 @@ typedef struct FirstTiles {
     int across, parts;
 } FirstTiles;
 
+// Where the clusters' first tiles read, from the cluster's number alone: tiles in bands of `band` rows of clusters' tiles, down
+// each column of a band, as the table has them.
+typedef struct FirstGrid {
+    int left_row, right_col;           // of the first tile; the others' follow
+    int left_k, right_k;
+    int steps;                         // of 64 of K of a tile; 0: only the table tells
+    int rows, columns, band;           // of clusters' tiles
+} FirstGrid;
+
 typedef struct MappedParameters {
     MappedOperands operands[8];
     OperandInfo infos[8];
@@ -116,4 +125,5 @@ typedef struct MappedParameters {
     const DepthWait* depth_waits;      // one for each of Table.depths; null: no piece of K waits
     TensorMap addend_maps[4];
     FirstTiles first;                  // used by kernels whose tiles have 64 rows
+    FirstGrid grid;                    // used by kernels of transposed tiles
 } MappedParameters;

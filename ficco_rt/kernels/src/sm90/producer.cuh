@@ -131,6 +131,16 @@ template <bool RIGHT> struct Feeder {
         depth = {f.left_k + low * TILE_K, f.right_k + low * TILE_K, high - low, TILE_K};
     }
 
+    // The same of tiles in several rows, from the cluster's number.
+    __device__ __forceinline__ void foresee_in_grid() {
+        const FirstGrid& g = p.grid;
+        const int cluster = blockIdx.x / CLUSTER, first = cluster / (g.band * g.columns) * g.band;
+        const int high = min(g.band, g.rows - first), within = cluster - first * g.columns;
+        const int row = (first + within % high) * CLUSTER + (int)me, column = within / high;
+        place = {g.left_row + row * TILE_M, g.right_col + column * TILE_N, 0, 0}, more = {0, 0, 0, g.steps};
+        wait = {0, 0, 0, 0}, depth = {g.left_k, g.right_k, g.steps, TILE_K};
+    }
+
     // Stages of the tile's addends that stand behind step b of K. `now` is the addend of the next of them.
     __device__ __forceinline__ void feed_addends(AddendSteps& steps, int b, int& record, Quad& now) {
         for (; steps.due(b); steps.advance()) {
@@ -226,6 +236,8 @@ template <bool RIGHT> __device__ __forceinline__ void feed(const Parameters& p, 
     int index = blockIdx.x;
     if (FORESEEN && p.first.steps > 0) {
         feeder.foresee_tile();
+    } else if (SWAPPED && p.grid.steps > 0) {
+        feeder.foresee_in_grid();
     } else if (index < p.tile_count) {
         feeder.read_tile(index);
         feeder.read_first_pieces();
