@@ -552,10 +552,9 @@ EVERY = (*variants.VARIANTS, *variants.SWAPPED, *variants.LEAN)
 @pytest.mark.parametrize("variant", EVERY, ids=lambda v: v.name)
 def test_registers_without_spills_as_the_catalogue_says(variant: variants.Variant, cache: Path) -> None:
     kinds = [("bf16", "bf16", False), ("fp16", "fp32", False), ("bf16", "bf16", True), ("fp16", "fp16", True)]
+    kinds = [(dtype, out, added) for dtype, out, added in kinds if variant.stores(out) and variant.adds >= added]
     turn = EVERY.index(variant)
     for (dtype, out, added), right_t in cases.few(list(product(kinds, [False, True])), 1, turn):
-        if not variant.stores(out) or (added and not variant.adds):
-            continue
         signature = Signature(dtype, out, False, right_t, added)
         options = variants.options(variant, signature)
         cubin = compiler.compile_file(variants.SOURCE, options, cache)
