@@ -19,7 +19,7 @@ from ficco_rt.kernels import by_address, families
 from ficco_rt.kernels.compiler import KERNELS
 from ficco_rt.kernels.family import LaunchRequest, TensorMap
 from ficco_rt.kernels.marks import MARK
-from ficco_rt.kernels.naive.family import COPY
+from ficco_rt.kernels.naive.family import COPY, REDUCE
 from ficco_rt.kernels.occupancy import Limits
 from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm80 import variants as sm80
@@ -27,7 +27,7 @@ from ficco_rt.kernels.sm90 import tables
 from ficco_rt.kernels.sm90 import variants as sm90
 from ficco_rt.kernels.tile_table import SplitK, Table
 from ficco_rt.kernels.tiles import Addend, MatrixOperand, MatrixWork
-from ficco_rt.kernels.works import Copy, View, Work
+from ficco_rt.kernels.works import Copy, Sum, View, Work
 from ficco_rt.machine.profiles import stored
 from ficco_rt.region import Axis, Interval, Region
 from tests.simt import nvidia
@@ -244,13 +244,13 @@ HOPPER = {
     },
     "sm90_gemm_256x160_c2": {"waits": Shape((512, 100), 160, 136, 1)},  # stored from registers
     # wgmma makes the transposed tile; rows end inside 32, and columns inside 64
-    "sm90_gemm_152x256_c2_swapped": {
-        "waits": Shape((330, 40), 264, 72, 1),
-        "foreseen": Shape((618,), 264, 24, 6, stages=2, before=True),  # two bands, the second of one row
+    "sm90_gemm_160x256_c2_swapped": {
+        "waits": Shape((346, 40), 264, 72, 1),
+        "foreseen": Shape((650,), 264, 24, 6, stages=2, before=True),  # two bands, the second of one row
     },
-    "sm90_gemm_112x256_c2_swapped": {
-        "waits": Shape((224, 40), 136, 72, 1, turned=True),
-        "foreseen": Shape((230,), 264, 72, 3, before=True, turned=True),  # the last neighbour has nothing to store
+    "sm90_gemm_144x256_c2_swapped": {
+        "waits": Shape((288, 40), 136, 72, 1, turned=True),
+        "foreseen": Shape((294,), 264, 72, 3, before=True, turned=True),  # the last neighbour has nothing to store
     },
 }
 IMPATIENT = ("constexpr int PATIENCE = 128;", "constexpr int PATIENCE = 8;")  # splits of K give up in many orders
@@ -398,6 +398,42 @@ def naive(streamed: bool, folder: Path, made: list[nvidia.Kernel]) -> None:
             if streamed or target != 2:
                 assert np.array_equal(memories[target].values, data[source]), f"seed {seed}: {kernel.hint()}"
         assert flags.tolist() == ([1, 1, 1, 1, 1, 0, 0, 0] if streamed else [1, 0, 0, 0, 1, 0, 0, 0])
+        assert not scratch.any()
+
+
+@pytest.mark.parametrize("rows", [5, 24])  # tiles for some blocks, and several for each
+def test_the_naive_sum(rows: int, tmp_path: Path) -> None:
+    """One term has been written by the launch before, the other one comes from another device: the block that ends last
+    resets its flag, and no block adds before that is up."""
+    columns = 4096
+    memories = [Memory(rows, columns, "bf16") for _ in range(3)]
+    flags = np.zeros(2, np.uint32)
+    views = [
+        View(whole_of(name, rows, columns), m.matrix.address, (rows, columns), "bf16")
+        for name, m in zip("ABC", memories, strict=True)
+    ]
+    flag = int(flags.ctypes.data)
+    work = Sum(views[2], (views[0], views[1]), (flag,), ())
+    request = LaunchRequest(REDUCE, (work,), 4, streamed=True, resets=(flag,))
+    (config,) = families.configure(request, Limits.of(stored("h200-switch").device))
+    packed = families.tables(config, [work], [flag])
+    constants, scratch = aligned(len(packed.constants)), aligned(packed.scratch)
+    constants[:] = np.frombuffer(packed.constants, np.uint8)
+    (argument,) = packed.arguments(constants.ctypes.data, scratch.ctypes.data, encoded)
+    kernel = nvidia.Kernel(tmp_path, NAIVE, config.options, config.entry, "Table")
+    data = np.random.default_rng(6).integers(-3, 4, (2, rows, columns)).astype(memories[0].whole.dtype)
+    size = memories[0].whole.strides[0]
+    for seed in SEEDS:
+        kernel.forget()
+        flags[:] = 0
+        for m in memories:
+            m.whole.view(np.uint8)[:] = 0xFF
+        for who in (0, 1):
+            kernel.gives(who, memories[who].matrix.address, size, data[who].ctypes.data, size, rows, size)
+        kernel.raises(1, flag)
+        assert kernel(argument, config.blocks, config.threads, seed, resident=1 + seed % 3) == "", f"seed {seed}"
+        assert np.array_equal(memories[2].values, data[0] + data[1]), f"seed {seed}: {kernel.hint()}"
+        assert not flags.any()
         assert not scratch.any()
 
 

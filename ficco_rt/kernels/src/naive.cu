@@ -46,6 +46,7 @@ __device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
 }
 __device__ __forceinline__ void fence() { __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, ""); }
 __device__ __forceinline__ void nap() { __builtin_amdgcn_s_sleep(2); }
+#define EARLY 0  // whether a launch may begin while the one before it on its stream ends
 __device__ __forceinline__ void wait_launch_before() {}
 __device__ __forceinline__ void let_next_launch() {}
 // what another thread of the block has acquired
@@ -73,6 +74,7 @@ __device__ __forceinline__ void store_relaxed(u32 *p, u32 v) {
 }
 __device__ __forceinline__ void fence() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ __forceinline__ void nap() { __nanosleep(64); }
+#define EARLY 1
 // A launch may begin while the one before it on its stream ends: until all of that is written
 __device__ __forceinline__ void wait_launch_before() {
 #if __CUDA_ARCH__ >= 900
@@ -130,28 +132,42 @@ __device__ int next_tile(const Table &t, int round) {
 
 // How every kernel begins. NOTE while a work may wait, the next launch must not take multiprocessors: what is waited for
 // may need them.
-__device__ __forceinline__ void begin(const Table &t) {
+__device__ __forceinline__ void let_next(const Table &t) {
     if (!t.waits) let_next_launch();
+}
+__device__ __forceinline__ void begin(const Table &t) {
+    let_next(t);
     wait_launch_before();
 }
 
-// How every kernel ends: no thread of the block waits any more. The last block resets flags, and leaves the counters as
-// they were found: the next run finds zeros.
-__device__ __forceinline__ void end(const Table &t) {
-    if (!t.ordered && !t.reset_count) return;
+// No thread of the block waits any more: how many blocks have said so before.
+__device__ __forceinline__ u32 count_end(const Table &t) {
+    return (t.ordered || t.reset_count) && threadIdx.x == 0 ? atomicAdd((u32 *)t.counters + 1, 1u) : ~0u;
+}
+
+// How every kernel ends. The last block resets flags, and leaves the counters as they were found: the next run finds
+// zeros.
+__device__ __forceinline__ void end(const Table &t, u32 before) {
+    if (before != gridDim.x - 1) return;
     u32 *counters = (u32 *)t.counters;
-    if (threadIdx.x || atomicAdd(&counters[1], 1u) != gridDim.x - 1) return;
     counters[0] = 0;
     counters[1] = 0;
     const u64 *flags = (const u64 *)t.flags + t.reset_first;
     for (int i = 0; i < t.reset_count; i++) *(u32 *)flags[i] = 0;
 }
 
-__device__ void wait_for(const Table &t, const Sync &s) {
+// The address of the first flag that this thread waits for.
+__device__ __forceinline__ u64 first_awaited(const Table &t, const Sync &s) {
+    return (int)threadIdx.x < s.waits ? ((const u64 *)t.flags)[s.first_wait + threadIdx.x] : 0;
+}
+
+__device__ void wait_for(const Table &t, const Sync &s, u64 first) {
     if (!s.waits) return;
     const u64 *flags = (const u64 *)t.flags + s.first_wait;
-    for (int i = threadIdx.x; i < s.waits; i += THREADS)
-        while (load_acquire((const u32 *)flags[i]) == 0) nap();
+    for (int i = threadIdx.x; i < s.waits; i += THREADS) {
+        const u32 *flag = (const u32 *)(i < THREADS ? first : flags[i]);
+        while (load_acquire(flag) == 0) nap();
+    }
     __syncthreads();
     acquire();
 }
@@ -215,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
         const Gemm &w = ((const Gemm *)t.works)[find((const Gemm *)t.works, t.count, tile)];
         const int row = (tile - w.first_tile) / w.columns * TILE, column = (tile - w.first_tile) % w.columns * TILE;
         IF_MARKS(const u64 came = device_time();)
-        wait_for(t, w.sync);
+        wait_for(t, w.sync, first_awaited(t, w.sync));
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         const In *left = (const In *)w.left, *right = (const In *)w.right;
         __syncthreads();  // the last tile's places are not read any more
@@ -287,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) GEMM(Table t IF_MARKS(, Ma
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.counter, w.tiles, first_flag(t, w.sync));
     }
-    end(t);
+    end(t, count_end(t));
 }
 
 #endif
@@ -311,25 +327,48 @@ template <int TYPE> __device__ __forceinline__ void add(const Vector &v, float *
     }
 }
 
-extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, Mark *marks)) {
-    constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 2, TERMS = 4;
-    const Term *all_terms = (const Term *)t.terms;
+// What a tile needs of the table: its work, the first terms' places, and the first flags' addresses.
+struct SumTile {
+    static constexpr int TERMS = 4;
+    Reduce w;
+    u64 from[TERMS];
+    i64 pitch[TERMS];
+    u64 raised, awaited;
 
-    begin(t);
-    for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
-        const Reduce w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];
-        const Term *terms = all_terms + w.first_term;
-        const u64 flag = first_flag(t, w.sync);
-        u64 from[TERMS];  // the first terms' places, too, come before what is waited for
-        i64 pitch[TERMS];
+    __device__ __forceinline__ void read(const Table &t, int tile) {
+        w = ((const Reduce *)t.works)[find((const Reduce *)t.works, t.count, tile)];
+        const Term *terms = (const Term *)t.terms + w.first_term;
+        raised = first_flag(t, w.sync), awaited = first_awaited(t, w.sync);
 #pragma unroll
         for (int s = 0; s < TERMS; s++) {
             from[s] = terms[s < w.terms ? s : 0].address;
             pitch[s] = terms[s < w.terms ? s : 0].pitch;
         }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, Mark *marks)) {
+    constexpr int WIDE = OUT == 2 ? 4 : 8, EACH = 2, TERMS = SumTile::TERMS;
+
+    // Nothing writes the table: the block's first tile is read while the launch before ends. Two reads of memory stand
+    // one after another in it.
+    SumTile now;
+    u32 before = ~0u;  // blocks that have ended before this one
+    let_next(t);
+    const bool ahead = EARLY && !t.ordered;
+    if (ahead) now.read(t, blockIdx.x);
+    wait_launch_before();
+    for (int round = 0, tile; (tile = next_tile(t, round)) >= 0; round++) {
+        if (!ahead || round) now.read(t, tile);
+        const Reduce &w = now.w;
+        const Term *terms = (const Term *)t.terms + w.first_term;
+        u64 *from = now.from;
+        i64 *pitch = now.pitch;
         IF_MARKS(const u64 came = device_time();)
-        wait_for(t, w.sync);
+        wait_for(t, w.sync, now.awaited);
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
+        // in the block's last tile nothing is left to be waited for: the count comes back while terms are read
+        if (!t.ordered && tile + (i64)gridDim.x >= t.tiles) before = count_end(t);
         Out *out = (Out *)w.out;
         const i64 begin = (i64)(tile - w.first_tile) * THREADS * EACH + threadIdx.x;
         if (w.vector > 1) {
@@ -393,9 +432,9 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) REDUCE(Table t IF_MARKS(, M
             }
         }
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
-        tile_done(t, w.sync, w.counter, w.work_tiles, flag);
+        tile_done(t, w.sync, w.counter, w.work_tiles, now.raised);
     }
-    end(t);
+    end(t, t.ordered ? count_end(t) : before);
 }
 #endif
 
@@ -429,7 +468,7 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t IF_MARKS(, Mar
         const Copy w = ((const Copy *)t.works)[tile];
         const u64 flag = first_flag(t, w.sync);
         IF_MARKS(const u64 came = device_time();)
-        wait_for(t, w.sync);
+        wait_for(t, w.sync, first_awaited(t, w.sync));
         IF_MARKS(if (threadIdx.x == 0) mark_begin(marks + tile, came);)
         if (w.unit == 16) move<Vector>(w);
         else if (w.unit == 8) move<u64>(w);
@@ -438,6 +477,6 @@ extern "C" __global__ void __launch_bounds__(BOUNDS) COPY(Table t IF_MARKS(, Mar
         IF_MARKS(if (threadIdx.x % 32 == 0) mark_end(marks + tile);)
         tile_done(t, w.sync, w.work, w.work_tiles, flag);
     }
-    end(t);
+    end(t, count_end(t));
 }
 #endif
