@@ -5,6 +5,7 @@
     python -m tools.gemm_bench --odd            # few rows and sizes that fill no wave: widths, splits, stages; a table
     python -m tools.gemm_bench --odd --quick    # of these, the shapes and tiles that decide
     python -m tools.gemm_bench --odd --tries    # of these, the shapes that name what is tried beside the choice
+    python -m tools.gemm_bench --late           # products of few rows that wait for a copy of all rows
     python -m tools.gemm_bench --launches       # what launches cost that do nothing
     python -m tools.gemm_bench --check-only
     python -m tools.gemm_bench --kernel sm80    # the kernel for tensor cores since Ampere
@@ -37,6 +38,7 @@ from .arrivals import in_pieces
 from .check import check, impatient
 from .device import arch, sms
 from .explore import explore
+from .late import late
 from .launches import launches
 from .odd import former, odd, told
 from .product import LAYOUTS
@@ -68,6 +70,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--odd", action="store_true", help="the group `odd` of --shapes, each result checked")
     parser.add_argument("--quick", action="store_true", help="of --odd, the shapes and tiles that decide: 40 s")
     parser.add_argument("--tries", action="store_true", help="of --odd, the shapes that name what is tried: 30 s")
+    parser.add_argument("--late", action="store_true", help="time the group `late` of --shapes, each result checked")
     parser.add_argument("--launches", action="store_true", help="time empty launches: a few seconds")
     parser.add_argument("--layouts", choices=("kn", "nk", "both"), default="kn", help="of the right operand, for --odd")
     parser.add_argument("--pieces", type=int, help="time a product in so many pieces that come one after another")
@@ -82,8 +85,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("--bands are numbers of rows, or 0 for what the kernel takes")
     if args.most < 128:
         parser.error("--most is a number from 128")
-    if (args.impatient or args.odd or args.pieces is not None) and args.kernel != "sm90":
-        parser.error("--impatient, --odd and --pieces are for the Hopper kernel")
+    if (args.impatient or args.odd or args.late or args.pieces is not None) and args.kernel != "sm90":
+        parser.error("--impatient, --odd, --late and --pieces are for the Hopper kernel")
     if (args.quick or args.tries) and not args.odd:
         parser.error("--quick and --tries are for --odd")
     if args.quick and args.tries:
@@ -104,8 +107,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _shapes(path: Path) -> dict[str, list[dict[str, Any]]]:
     """By group. ValueError: a shape lacks its name or a size."""
-    groups = {"large": [], "decode": [], "odd": [], **json.loads(path.read_text())}
-    for shape in (*groups["large"], *groups["decode"], *groups["odd"]):
+    groups = {"large": [], "decode": [], "odd": [], "late": [], **json.loads(path.read_text())}
+    for shape in (*groups["large"], *groups["decode"], *groups["odd"], *groups["late"]):
         if not (isinstance(shape, dict) and "name" in shape and all(shape.get(d, 0) >= 1 for d in "mnk")):
             raise ValueError(f"{json.dumps(shape)} is no name with m, n and k, numbers from 1")
         if "was" in shape:
@@ -126,6 +129,8 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{torch.cuda.get_device_name()}, {sms()} SMs, PyTorch {torch.__version__}, seed {args.seed}", flush=True)
     if args.launches:
         return launches(args.rounds)
+    if args.late:
+        return 4 if late(args.shapes["late"], min(args.rounds, 9)) else 0
     if args.odd:
         which = "quick" if args.quick else "tries" if args.tries else ""
         layouts = {"kn": LAYOUTS[:1], "nk": LAYOUTS[1:], "both": LAYOUTS}[args.layouts]

@@ -44,16 +44,24 @@ def build(
     split_k: SplitK = WHOLE_K,
     band: int | None = None,
     foreseen: bool = True,
-    read_only: bool = False,
+    read_only: tuple[bool, bool] = (False, False),
+    resets: Sequence[int] = (),
 ) -> Built:
     """Of so many blocks at work at once; the Ampere kernel splits K of the last wave only. Not `foreseen`: all blocks
-    read the table before they load. `read_only`: nothing writes the Hopper kernel's operands while launches run."""
+    read the table before they load. `read_only` and `resets` as the Hopper kernel's `build` has them."""
     v, signature = key.variant, key.signature
     if isinstance(v, sm90.Variant):
         clusters = v.clusters(blocks)
-        both = (read_only, read_only)
         made = tables.build(
-            works, v, signature, clusters=clusters, stages=stages, split_k=split_k, band=band, read_only=both
+            works,
+            v,
+            signature,
+            clusters=clusters,
+            stages=stages,
+            split_k=split_k,
+            band=band,
+            read_only=read_only,
+            resets=resets,
         )
         made = made if foreseen else replace(made, first=None)
         smem = v.smem(stages, signature.right_transposed)

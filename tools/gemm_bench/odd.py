@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,7 +24,7 @@ from ficco_rt.kernels.signature import Signature
 from ficco_rt.kernels.sm90 import variants as sm90
 
 from .device import SMEM, sms
-from .launch import Launch, compiled
+from .launch import compiled
 from .product import Choice, chosen, plain
 from .timing import Sets, graph, spread, times
 from .variants import Key, adds_up, named
@@ -34,8 +34,10 @@ FEW = 64  # rows of one tile
 DIRECT = [
     replace(sm90.variant(64, columns, 1, 1, 1, 0), name=f"sm90_gemm_64x{columns}_c1_direct") for columns in (64, 128)
 ]
-NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN, *DIRECT)
-TRY = re.compile(r"(?P<tile>\w+)/(?P<splits>\d+)( (?P<stages>\d+) stages)?(?P<table> by table)?(?P<chained> chained)?")
+TRY = re.compile(
+    r"(?P<tile>\w+)/(?P<splits>\d+)( (?P<stages>\d+) stages)?( band (?P<band>\d+))?(?P<table> by table)?"
+    r"( (?P<promotion>L2_128B|NONE))?(?P<chained> chained)?"
+)
 LAUNCHES = 16  # in a graph, at least: its own start is then a small part
 # Widths that are tried beside those of the variants.
 MORE = [
@@ -43,7 +45,16 @@ MORE = [
     *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
 ]
 MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192, 256)]
+NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN, *DIRECT, *MORE_FEW)
 QUICK_TILES = ((64, 64), (64, 128), (128, 192), (128, 256), (256, 168))
+
+
+class Checked(Protocol):
+    """What makes a product when it is called."""
+
+    def __call__(self) -> None: ...
+
+    def left_counters(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -103,8 +114,15 @@ def told(text: str) -> Choice:
     v = next((v for v in NAMED if found and v.name == f"sm90_gemm_{found['tile']}"), None)
     if v is None or found is None:
         raise ValueError(f"{text} is no variant with its splits, as 64x64_c1/1, or 64x64_c1/1 6 stages chained")
-    stages, by_table, chained = int(found["stages"] or 0), bool(found["table"]), bool(found["chained"])
-    return Choice(v, int(found["splits"]), stages=stages, foreseen=not by_table, chained=chained)
+    return Choice(
+        v,
+        int(found["splits"]),
+        stages=int(found["stages"] or 0),
+        foreseen=not found["table"],
+        promotion=found["promotion"] or "L2_256B",
+        chained=bool(found["chained"]),
+        band=int(found["band"]) if found["band"] else None,
+    )
 
 
 def former(name: str) -> Choice:
@@ -200,7 +218,9 @@ def padded_sets(m: int, n: int, k: int, right_t: bool, pad: str) -> Sets:
 
 
 def check(
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], right_t: bool, launches: Sequence[tuple[str, Launch]]
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    right_t: bool,
+    launches: Sequence[tuple[str, Checked]],
 ) -> list[str]:
     """What is wrong with the results: beside fp32, in a second launch, in the counters."""
     a, b, c = operands

@@ -46,14 +46,16 @@ class Choice:
     foreseen: bool = True  # see `build`
     promotion: str = "L2_256B"  # see `Launch`
     chained: bool = False  # see `Launch`; and both operands are read-only
+    band: int | None = None  # see `tile_table.table`
 
     def __str__(self) -> str:
         shared = f"@{self.residency}" if self.residency > 1 else ""
         stages = f" {self.stages} stages" if self.stages else ""
+        band = "" if self.band is None else f" band {self.band}"
         promotion = "" if self.promotion == "L2_256B" else f" {self.promotion}"
         by_table = "" if self.foreseen else " by table"
         chained = " chained" if self.chained else ""
-        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{by_table}{promotion}{chained}"
+        return f"{self.variant.name[10:]}{shared}/{self.splits}{stages}{band}{by_table}{promotion}{chained}"
 
 
 def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") -> Choice:
@@ -69,16 +71,17 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
 
 def plain(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: Choice,
-    band: int | None = None, source: Path | None = None, addends: tuple[tiles.Addend, ...] = (),
+    band: int | None = None, source: Path | None = None, addends: tuple[tiles.Addend, ...] = (), flag: int = 0,
 ) -> Launch:  # fmt: skip
-    """c = a · b + addends over whole matrices."""
+    """c = a · b + addends over whole matrices. `flag`, if not 0: the address of what says that a is there, which the
+    launch resets."""
     m, k = a.shape
     n = c.shape[1]
     work = tiles.MatrixWork(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
-                      whole(m), whole(n), addends=addends)  # fmt: skip
+                      whole(m), whole(n), waits=(flag,) if flag else (), addends=addends)  # fmt: skip
     key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
     stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
-    blocks, split_k = sms() * choice.residency, SplitK(choice.splits)
+    blocks, split_k, band = sms() * choice.residency, SplitK(choice.splits), choice.band if band is None else band
     made = build([work], key, blocks=blocks, stages=stages, split_k=split_k, band=band, foreseen=choice.foreseen,
-                 read_only=choice.chained)  # fmt: skip
+                 read_only=(choice.chained and not flag, choice.chained), resets=[flag] if flag else ())  # fmt: skip
     return Launch(made, source, choice.promotion, choice.chained)

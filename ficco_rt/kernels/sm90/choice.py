@@ -37,7 +37,7 @@ def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], 
     addends = max(len(w.addends) for w in works)
     found = wait_groups(works, k)
     rows = [n for group in found for n in group.rows]
-    plain = not addends and not any(w.flags for w in works)
+    plain = not addends and len(found) == 1
     tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works))[1])
     if any(w.signals for w in works):  # these come to an end one by one, and are never split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
@@ -106,6 +106,7 @@ def choose(
     `smem`."""
     # where consumers alternate, smaller tiles pay if they are split, and in nothing else
     alternating, plain = bool(late) and not addends, not late and not addends
+    together = not addends and len(late) <= 1
     fitting = [
         v
         for v in variants
@@ -118,7 +119,7 @@ def choose(
         raise ValueError(f"no variant fits {smem} bytes of shared memory")
     found: list[tuple[float, Choice]] = []
     for v in [v for v in fitting if v.throttled is bool(throttled)] or fitting:
-        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, plain, lines)
+        alone, parts_of_tail = cost.alone(v, rows, columns, k, sms, addends, together, lines)
         estimate = alone
         if late:
             start = cost.start(v)
@@ -127,7 +128,7 @@ def choose(
                 estimate = start + span
             else:
                 last = late[-1]
-                after = last.share * cost.alone(v, last.rows, columns, k, sms, addends)[0]
+                after = last.share * cost.alone(v, last.rows, columns, k, sms, addends, together)[0]
                 estimate = max(estimate, start + span, last.last + after)
         if v.odd:
             alone, estimate = alone / cost.ODD, estimate / cost.ODD

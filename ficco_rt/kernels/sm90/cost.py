@@ -39,8 +39,9 @@ _PINGPONG = {
     (128, 160): (0.375, 0.7),
     (128, 128): (0.325, 0.7),
 }
-# … and of transposed tiles: not measured, in the ratio of 128 × 192
-_SWAPPED = 0.44 / (128 * 192)  # for each element of the tile
+# … and of transposed tiles, for each element: as 128 × 192. On an H200, with --odd --tries, a step is 0.94 of that at
+# 5000 × 1000 × 3000 in whole lines, and 1.01 at 3000 × 2304 × 7168. The estimate is within 11 % of all nine times.
+_SWAPPED = 0.44 / (128 * 192)
 _TILE = 1.7  # … that a 128 × 256 tile's start and store add
 _ADDEND = 1.8  # … and each of its addends
 _LAUNCH = 6.0
@@ -58,12 +59,14 @@ _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are a
 _LATENCY = 2.0
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
-FEW = 64  # rows of a product that is the reading of its right operand, and little else; on an H200, with --odd:
+# Rows of a product that is the reading of its right operand, and little else. On an H200, with --odd --tries, where
+# launches are chained as plans chain them:
+FEW = 64
 _FEW_STEP = {64: 0.20, 128: 0.25}  # a step, by columns: what a multiprocessor's loads take where memory is quicker
 _FEW_BANDWIDTH = 4.2e6  # bytes of memory a µs
 _FEW_CACHE = 9.0e6  # bytes of L2 a µs, where every column of tiles reads the left operand again
-_FEW_SPLIT = (1.0, 1.6)  # splits, once and for each part of 128 × 256
-_FEW_BESIDE = 0.05  # of the memory's time or the steps', whichever is shorter: what the other does not hide
+_FEW_SPLIT = (1.5, 0.8)  # splits, once and for each part of 128 × 256
+_FEW_BESIDE = 0.2  # of the memory's time or the steps', whichever is shorter: what the other does not hide
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
@@ -205,8 +208,9 @@ def alone(
     plain: bool = False,
     lines: tuple[bool, bool] = LINES,
 ) -> tuple[float, int]:
-    """The least time, and the splits of the last wave that give it. `plain`: nothing waits, and nothing is added;
-    `lines`: whether rows of the left and the right operand start at whole lines of 128 bytes."""
+    """The least time, and the splits of the last wave that give it. `plain`: nothing is added, and all works wait for
+    the same flags, or for none; `lines`: whether rows of the left and the right operand start at whole lines of 128
+    bytes."""
     few = plain and sum(rows) <= FEW
     c = _costs(v, rows, columns, k, sms, addends, few, lines)
     beside = _FEW_BESIDE if few else BESIDE
