@@ -374,6 +374,16 @@ def test_few_rows_take_what_is_fastest_on_an_h200(rows: int) -> None:
     assert chosen(10240, 8192) == ((64, 128), 1)
 
 
+def test_few_rows_that_wait_for_the_same_flags_split_k_as_others_do() -> None:
+    late = [cost.WaitGroup((64,), 5.8, 5.8)]
+    found = choice.choose([64], [5120], 8192, 132, False, late=late, throttled=False)
+    assert (found.variant.tile, found.tail_splits) == ((64, 128), 3)  # 120 blocks
+    (work,) = in_pieces(64, n=5120, k=8192)
+    assert choice.split_k_of(found.variant, [replace(work, waits=(8,))], [5120], 8192, 132) == SplitK(3)
+    signals = replace(work, waits=(8,), signals=(16,))
+    assert choice.split_k_of(found.variant, [signals], [5120], 8192, 132) == tile_table.WHOLE_K
+
+
 def foreseen(work: tiles.MatrixWork, name: str = "sm90_gemm_64x64_c1", splits: int = 1) -> tables.FirstTiles | None:
     v = named(name)
     launch = tables.build([work], v, PLAIN, clusters=v.clusters(132), stages=4, split_k=SplitK(splits))

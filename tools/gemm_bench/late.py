@@ -36,9 +36,9 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 arrive(const uint4 *from, uint4 *to, unsigned count, unsigned *ended, unsigned *flag, unsigned took) {
     asm volatile("griddepcontrol.launch_dependents;");
     unsigned long long start, now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
     for (unsigned i = blockIdx.x * 512 + threadIdx.x; i < count; i += gridDim.x * 512) to[i] = from[i];
-    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); while (now - start < took);
+    do asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)); while (now - start < took);
     __syncthreads();
     if (threadIdx.x) return;
     __threadfence_system();
