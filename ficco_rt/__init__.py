@@ -166,9 +166,12 @@ def choose(
     return choose(operation, ranks, machine, by, candidates, sizes=sizes, vendor=vendor)
 
 
-def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+def discover(
+    ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1, processes: int = 1, node: int | None = None
+) -> Machine:
     """The GPUs of this machine as `ranks` ranks, to compile for: its kernels, limits and links. `processes`: how many
-    processes share the ranks; each of them may see only its own GPUs.
+    processes share the ranks; each of them may see only its own GPUs. `node`: GPUs of a node, if there are several
+    nodes; by default the launcher (torchrun, mpirun, Slurm) tells.
 
     Raises DeviceError (no bindings, no driver, too few GPUs), UsageError (no such driver, GPUs of several kinds).
 
@@ -176,7 +179,7 @@ def discover(ranks: int, driver: DriverName = "cuda", ranks_per_gpu: int = 1, pr
     """
     from .driver.registry import discover
 
-    return discover(driver, ranks, ranks_per_gpu, processes)
+    return discover(driver, ranks, ranks_per_gpu, processes, node)
 
 
 def load_machine(machine: str | Path) -> Machine:

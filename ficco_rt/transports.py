@@ -192,6 +192,24 @@ def launched() -> tuple[str, int]:
     return "", 1
 
 
+LOCAL_SIZES = (
+    "LOCAL_WORLD_SIZE",  # torchrun
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "SLURM_STEP_TASKS_PER_NODE",  # as in 4(x2)
+)
+
+
+def local(processes: int) -> int:
+    """How many processes the launcher has started on this machine; `processes`, where it does not tell."""
+    for name in LOCAL_SIZES:
+        count = (env.others(name) or "").partition("(")[0]
+        if count.isdecimal() and int(count):
+            return int(count)
+    return processes
+
+
 def started(timeout: float) -> Transport:
     """What carries the messages of all processes that were started together."""
     who, size = launched()

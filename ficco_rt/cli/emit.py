@@ -64,6 +64,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device.check import checked
     from ..device.features import here, library_of, queue_switch
     from ..device.ir import Placement
+    from ..device.nodes import nodes_of
     from ..plan.codec import content_hash
 
     if options.ranks_per_gpu < 1:
@@ -78,9 +79,9 @@ def _emit_device_plan(job: Job, options: Options) -> None:
             f"take a multiple of {options.ranks_per_gpu}"
         )
     ranks = range(job.plan.ranks)
-    placement = Placement(
-        tuple(rank // options.ranks_per_gpu for rank in ranks), tuple(rank // each for rank in ranks) if each else ()
-    )
+    processes = tuple(rank // each for rank in ranks) if each else ()
+    devices = tuple(rank // options.ranks_per_gpu for rank in ranks)
+    placement = Placement(devices, processes, nodes_of(processes, job.machine.node))
     features = here(device.arch, env.others(queue_switch(device.arch).name))
     if options.collectives == "library":
         features = replace(features, collectives=library_of(device.arch))

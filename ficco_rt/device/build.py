@@ -25,7 +25,7 @@ from ..plan.ir import (
 from ..plan.issue import issue_order
 from ..region import Region
 from .chain import chained, parted, postponed
-from .collectives import calls_of, communicators_of, meets, own_way, part_of
+from .collectives import alone_reaches_other_nodes, calls_of, communicators_of, meets, own_way, part_of
 from .frames import Frames, touched
 from .ir import (
     GRAPHS,
@@ -92,6 +92,8 @@ def layout_of(
     if short:
         plan, features = parted(plan), replace(features, early_starts=False)
     reason = own_way(plan, device, placement, features, short)
+    if reason and len(set(placement.nodes)) > 1:
+        alone_reaches_other_nodes(plan, reason)
     communicators = () if reason else communicators_of(plan, device)[0]
     launches = LaunchPlanner(plan, device, placement, features, unaligned, communicators).all()
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)

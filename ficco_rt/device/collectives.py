@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ficco_dsl.diagnostics import Diagnostic
 
 from ..cells import cells, part
+from ..errors import DeviceError
 from ..graph.ir import CollectiveSettings, Reduce
 from ..machine.model import Device
 from ..plan.ir import CollectiveCall, Plan
@@ -52,8 +53,6 @@ def own_way(plan: Plan, device: Device, placement: Placement, features: Features
         return "no library of collectives is in use"
     if len(set(placement.devices)) < len(placement.devices):
         return f"ranks share a GPU, and {features.collectives} takes one rank a GPU"
-    if placement.processes and len(set(placement.processes)) > 1:
-        return "ranks are in several processes"
     if plan.ranks < 2:
         return "there is one rank"
     if crowded:
@@ -64,6 +63,16 @@ def own_way(plan: Plan, device: Device, placement: Placement, features: Features
         said = " + ".join(f"{blocks} of queue '{queue}'" for queue, blocks in held.items())
         return f"collectives may hold {said} of {device.sms} multiprocessors at once; say ctas on the queues"
     return ""
+
+
+def alone_reaches_other_nodes(plan: Plan, reason: str) -> None:
+    """DeviceError: `reason` keeps the library from the plan's collectives, and nothing else leads to other nodes."""
+    for _, command in plan.commands():
+        if isinstance(command, CollectiveCall):
+            raise DeviceError(
+                f"{command.origin.place}: between nodes NCCL or RCCL alone makes {command.kind}, and here it does not: "
+                f"{reason}"
+            )
 
 
 def communicators_of(plan: Plan, device: Device) -> tuple[tuple[Communicator, ...], dict[int, int]]:
@@ -149,15 +158,15 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
     """The calls of a collective stand side by side in the order of ranks, alike, each on its own rank's memory; and the
-    library can take them: every rank has a device of its own, in one process, and no graph goes into a caller's."""
+    library can take them: every rank has a device of its own, and no graph goes into a caller's."""
     calls = [action for action in plan.body if isinstance(action, CallCollective)]
     if not calls:
         return
     first, ranks = calls[0], len(plan.placement.devices)
     if not plan.features.collectives:
         yield _wrong(first, "a call of the vendor's library, and there is none")
-    if len(set(plan.placement.devices)) < ranks or len(set(plan.placement.processes)) > 1:
-        yield _wrong(first, "the vendor's library takes one rank a device, and all in one process")
+    if len(set(plan.placement.devices)) < ranks:
+        yield _wrong(first, "the vendor's library takes one rank a device")
     if plan.mode == "embedded" or plan.crowded:
         yield _wrong(first, "the vendor's library has no part in callers' graphs, and none on crowded devices")
     places: dict[int, list[int]] = defaultdict(list)

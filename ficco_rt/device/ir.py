@@ -74,10 +74,13 @@ EventKind: TypeAlias = Literal[
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Where ranks run: `devices[rank]` is the owner device of a rank, `processes[rank]` the process that drives this
-    device; without processes, one drives all. No event leads from one process to another: words do."""
+    device; without processes, one drives all. No event leads from one process to another: words do. `nodes[rank]` is
+    the node of a rank, all of whose process is on it; without nodes, there is one. Neither events nor words lead from
+    one node to another, and no device touches another node's memory: messages alone do, by the vendor's library."""
 
     devices: tuple[int, ...]
     processes: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
 
     @property
     def ordinals(self) -> tuple[int, ...]:
@@ -88,12 +91,21 @@ class Placement:
         """The process that drives a device."""
         return self.processes[self.devices.index(device)] if self.processes else 0
 
+    def node(self, device: int) -> int:
+        """The node of a device."""
+        return self.nodes[self.devices.index(device)] if self.nodes else 0
+
     def others(self, device: int) -> tuple[int, ...]:
         """The devices that other processes drive."""
         if not self.processes:
             return ()
         mine = self.process(device)
         return tuple(other for other in self.ordinals if self.process(other) != mine)
+
+    def near(self, device: int) -> tuple[int, ...]:
+        """The other devices of a device's node."""
+        mine = self.node(device)
+        return tuple(other for other in self.ordinals if other != device and self.node(other) == mine)
 
     def ranks(self, device: int) -> tuple[int, ...]:
         return tuple(rank for rank, owner in enumerate(self.devices) if owner == device)

@@ -45,6 +45,7 @@ from .ir import (
     issued,
 )
 from .latch import latches_open_last
+from .nodes import nodes_share_messages_alone
 
 MOST_THREADS = 1024  # of a block
 _OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "replayed")
@@ -581,6 +582,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     processes_have_devices,
     streams_are_known,
     words_lie_apart,
+    nodes_share_messages_alone,
     events_are_recorded,
     ops_stand_once,
     frames_know_their_streams,

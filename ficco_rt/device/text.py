@@ -35,6 +35,8 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     yield f"  ranks on devices {' '.join(map(str, devices))}"
     if plan.placement.processes:
         yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"
+    if plan.placement.nodes:
+        yield f"  ranks on nodes {' '.join(map(str, plan.placement.nodes))}"
     has = {
         "copy batches": f.copy_batches,
         "word batches": f.word_batches,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from ficco_dsl.diagnostics import Span
+from ficco_dsl.diagnostics import Diagnostic, Span
 
 from ..errors import PlanError
 from ..graph.budget import WORDS, Budget
@@ -141,6 +141,9 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool
         others = awaited[point] - {owner}
         budget.spend(len(others), origin)
         for device in sorted(others):
+            if placement.node(device) != placement.node(owner):
+                text = f"device {device} waits for {point} of device {owner} on another node, where no word leads"
+                raise PlanError((Diagnostic(origin, text),))
             used: Literal["always", "graph"] = "always" if device in placement.others(owner) else "graph"
             yield Word(device, -1, None, point, "completion", used)
 
@@ -155,20 +158,20 @@ def _meetings(plan: Plan, placement: Placement, touched: Sequence[frozenset[int]
     exits = {device: EventName("exit", device) for device in placement.ordinals}
     for device in placement.ordinals:
         used: Literal["always", "embedded"]
-        for other in placement.ordinals:
-            if other != device:
-                used = "always" if other in placement.others(device) else "embedded"
-                if other in touches[device]:
-                    yield Word(device, -1, None, entries[other], "never", used)
-                yield Word(device, -1, None, exits[other], "never", used)
-        if len(placement.ordinals) > 1:
-            used = "always" if placement.others(device) else "embedded"
+        away = placement.others(device)
+        for other in placement.near(device):
+            used = "always" if other in away else "embedded"
+            if other in touches[device]:
+                yield Word(device, -1, None, entries[other], "never", used)
+            yield Word(device, -1, None, exits[other], "never", used)
+        if placement.near(device):
+            used = "always" if apart(placement, device, "streams") else "embedded"
             yield Word(device, -1, None, None, "never", used)
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:
     """The devices whose begin and end of a run no event can tell to a device: a graph in a caller's graph may be
-    replayed before the others are, and another process has events of its own."""
-    if mode == "embedded":
-        return [other for other in placement.ordinals if other != device]
-    return placement.others(device)
+    replayed before the others are, and another process has events of its own. Those of other nodes are not among them:
+    a device has nothing in common with these but messages, which find each other by their order."""
+    near = placement.near(device)
+    return near if mode == "embedded" else [other for other in near if other in placement.others(device)]

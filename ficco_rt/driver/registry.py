@@ -98,12 +98,14 @@ def device_count(name: DriverName) -> int:
         return 0
 
 
-def discover(name: DriverName, ranks: int, ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+def discover(
+    name: DriverName, ranks: int, ranks_per_gpu: int = 1, processes: int = 1, node: int | None = None
+) -> Machine:
     """The GPUs of this machine, as the driver `name` sees them. DeviceError if they are too few for the ranks of this
-    process, one of so many."""
+    process, one of so many. `node`: GPUs of a node; by default the launcher tells."""
     if name == "host":
         raise UsageError(f"the {name} driver has no GPUs to discover")
-    return machine_of(_vendor(name), ranks, ranks_per_gpu, processes)
+    return machine_of(_vendor(name), ranks, ranks_per_gpu, processes, node)
 
 
 def devices_open(name: DriverName, ranks: int) -> AbstractContextManager[None]:

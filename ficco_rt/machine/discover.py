@@ -52,11 +52,15 @@ def _generation(arch: str) -> str:
 _LINKED = {"sm_7": 150e3, "sm_8": 300e3, "sm_9": 450e3, "sm_10": 900e3, "gfx90a": 400e3, "gfx942": 448e3}
 _LINKS_REACHED = 0.85  # of that, by large copies
 _BUS = 20e3  # PCIe
+_NETWORK = "h200-nodes"  # the stored machine whose network stands for one that nobody knows
 _AMD_MESH = 7  # links of a GPU to the others of its node
 
 
-def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, linked: bool = True) -> Machine:
-    """The machine of these GPUs, which must be alike; `linked`: every two of them by a link of GPUs.
+def machine(
+    devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, linked: bool = True, node: int = 0
+) -> Machine:
+    """The machine of these GPUs, which must be alike; `linked`: every two of them by a link of GPUs. `node`: GPUs of a
+    node, which stand for those of the other nodes; 0: there is one node.
 
     Limits are the driver's. Rates are those of a stored machine with the same device; otherwise estimates from
     clocks and from what links of its generation carry. Plans and `ideal` go by them, timings do not.
@@ -81,6 +85,13 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         rates = (memory, tuple(gemms), 3.0)
         source = "limits from the driver, rates estimated from clocks"
     tiers = known.tiers if known is not None and linked else (_links(first.arch, linked),)
+    name = f"{len(devices)}×{first.name}"
+    if 0 < node * ranks_per_gpu < ranks:
+        near = [links for links in tiers if links.reach == "memory"]
+        network = next((links for links in tiers if links.reach == "messages"), stored(_NETWORK).tiers[-1])
+        tiers = (*near[:-1], replace(near[-1], ranks=node), replace(network, ranks=0))
+        name = f"{-(-ranks // (node * ranks_per_gpu))} nodes of {node}×{first.name}"
+        source += f", network of {_NETWORK}"
     # a tier's ranks are GPUs in a stored machine
     inner, *outer = (replace(links, ranks=links.ranks * ranks_per_gpu) for links in tiers)
     shared = f", {ranks_per_gpu} ranks each" if ranks_per_gpu > 1 else ""
@@ -103,7 +114,7 @@ def machine(devices: Sequence[DeviceFacts], ranks: int, ranks_per_gpu: int = 1, 
         power=known.device.power if known is not None else (),
         vendor_gemm=known.device.vendor_gemm if known is not None else (),
     )
-    return Machine(f"{len(devices)}×{first.name}{shared}", device, inner, ranks, source, tuple(outer))
+    return Machine(f"{name}{shared}", device, inner, ranks, source, tuple(outer))
 
 
 def _links(arch: str, linked: bool) -> Links:

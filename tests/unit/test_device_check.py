@@ -139,6 +139,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "device 0 is in the processes 0 and 1",
     ),
     (
+        "what leads to another node",
+        rules.nodes_share_messages_alone,
+        "processes",
+        lambda p: replace(p, placement=replace(p.placement, nodes=(0, 1))),
+        "CopyAsync on rank 0 stream dma: it touches S@1 on another node",
+    ),
+    (
         "event of another process",
         rules.processes_share_no_events,
         "gather",

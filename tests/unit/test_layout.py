@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     | DEVICE
     | IRS
     | FINISHED
-    | {"ficco_rt.kernel_files", "ficco_rt.group"},
+    | {"ficco_rt.kernel_files", "ficco_rt.group", "ficco_rt.transports"},
     "ficco_rt.exec": LEAVES
     | NODES
     | MACHINE

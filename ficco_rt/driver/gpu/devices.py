@@ -10,6 +10,7 @@ from ...errors import DeviceError, UsageError
 from ...machine.discover import DeviceFacts
 from ...machine.discover import machine as machine_from
 from ...machine.model import Machine
+from ...transports import local
 from .refused import Closing, concerning
 from .vendor import Gpu, Handle, Vendor
 
@@ -117,13 +118,17 @@ def _release(vendor: Vendor, device: Gpu) -> None:
         vendor.release(device.local)
 
 
-def discover(vendor: Vendor, ranks: int, ranks_per_gpu: int = 1, processes: int = 1) -> Machine:
+def discover(
+    vendor: Vendor, ranks: int, ranks_per_gpu: int = 1, processes: int = 1, node: int | None = None
+) -> Machine:
     """This machine's GPUs as a Machine of `ranks` ranks. Each of several processes may see GPUs of its own alone: what
-    it sees stands for all."""
+    it sees stands for all. `node`: GPUs of a node; by default those of the processes that the launcher has started on
+    this machine."""
     mine = placed(vendor, -(-ranks // processes), ranks_per_gpu).ordinals
-    used = range(min(vendor.count(), len(mine) * processes))
+    node = len(mine) * min(processes, local(processes)) if node is None else node
+    used = range(min(vendor.count(), node or len(mine) * processes))
     linked = all(_linked(vendor, a, b) for a in used for b in used if a != b)
-    return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked)
+    return machine_from([facts_of(vendor, i) for i in used], ranks, ranks_per_gpu, linked, node)
 
 
 def _linked(vendor: Vendor, a: int, b: int) -> bool:
