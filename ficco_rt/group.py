@@ -48,6 +48,8 @@ class Group:
             of, ranks = of._transport, range(of.size) if ranks is None else ranks
         self._transport: Transport = transport_of(of, ranks, timeout)
         self._number = 0  # of the next exchange
+        self._early: dict[int, bytes] = {}  # its messages that have come before it
+        self._parts: dict[tuple[int, ...], Group] = {}
         self._over: str | None = None  # why nothing more can be exchanged
 
     @classmethod
@@ -94,6 +96,32 @@ class Group:
             if number and not self._over:  # who has come to this exchange has taken all of the one before
                 self._transport.forget(number - 1)
 
+    def part(self, places: Sequence[int]) -> Group:
+        """The processes at these places as a group, which is made once; this one, if they are all. This process is one
+        of them, and all of them make it at the same step.
+
+        Raises UsageError (this process is none of them), DeviceError (not all of them have come).
+        """
+        key = tuple(places)
+        if key == tuple(self.places):
+            return self
+        if key not in self._parts:
+            self._parts[key] = Group(self, ranks=key)
+        return self._parts[key]
+
+    def left(self) -> str:
+        """Why another process goes on no more, if one has told it since the last exchange. Nothing: none has.
+
+        Raises DeviceError (the store or launcher that carries messages does not answer).
+        """
+        for place in self.places if self._over is None else ():
+            if place != self.rank and place not in self._early:
+                message = self._transport.take(self._number, place)
+                if message is not None:
+                    self._early[place] = message
+        told = [(place, text[1:].decode()) for place, text in self._early.items() if text[:1] == _LEFT]
+        return f"process {told[0][0]} of {self.size} has left: {told[0][1]}" if told else ""
+
     def barrier(self, timeout: float | None, step: str = "") -> None:
         """Return when all processes have called it. Raises DeviceError and UsageError, as `exchange` does."""
         self.exchange(b"", timeout, step)
@@ -130,10 +158,14 @@ class Group:
     def _collect(
         self, number: int, others: list[int], found: dict[int, bytes], timeout: float | None, step: str
     ) -> None:
-        begun = time.monotonic()
+        begun, early = time.monotonic(), self._early
+        self._early = {}
         while True:
             for place in others:
-                if place not in found and (message := self._transport.take(number, place)) is not None:
+                if place in found:
+                    continue
+                message = early[place] if place in early else self._transport.take(number, place)
+                if message is not None:
                     found[place] = message
                     if message[:1] == _LEFT:
                         raise LeftError(f"process {place} of {self.size} has left: {message[1:].decode()}")

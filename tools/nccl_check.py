@@ -37,6 +37,7 @@ from ficco_rt.driver.registry import device_count, discover
 from ficco_rt.errors import DeviceError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 
 DTYPES = ("bf16", "fp16", "fp32")
@@ -65,15 +66,23 @@ stage exchange on vendor { all_to_all X <- A }
 OUTPUTS = {"all_gather": "G", "all_reduce": "S", "reduce_scatter": "R", "all_to_all": "X"}
 
 
-def plan_of(gpus: int, driver: str, rows: int, dtype: str = "bf16", asked: str = "", only: str = "") -> Plan:
-    """All four collectives, or one."""
+def plan_of(
+    gpus: int,
+    driver: str,
+    rows: int,
+    dtype: str = "bf16",
+    asked: str = "",
+    only: str = "",
+    machine: Machine | None = None,
+) -> Plan:
+    """All four collectives, or one. `machine`: by default the GPUs of this process."""
     text = EVERY.replace("ROWS", str(rows)).replace("COLUMNS", str(COLUMNS)).replace("DTYPE", dtype)
     lines = text.replace("ASKED", asked).split("\n")
     if only:
         others = [name for kind, name in OUTPUTS.items() if kind != only]
         gone = tuple(f"{word} {name}" for name in others for word in ("output ", "computes"))
         lines = [li for li in lines if not li.startswith(gone) and not any(f" {name} <- A" in li for name in others)]
-    machine = discover(driver, gpus)  # type: ignore[arg-type]
+    machine = machine or discover(driver, gpus)  # type: ignore[arg-type]
     return compiler.plan_of(compiler.build(ficco_dsl.parse("\n".join(lines), "every.ficco"), gpus), machine)
 
 

@@ -2,53 +2,107 @@
 
     python tools/nodes_check.py                      # two NVIDIA GPUs, nccl4py; one GPU a node; below 90 s
     python tools/nodes_check.py --gpus 4 --node 2    # two nodes of two GPUs
+    python tools/nodes_check.py --processes          # a process a GPU; below 120 s
 
 NCCL may use neither peer access nor shared memory (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE), as between nodes. Each schedule
 runs on streams and as graphs, on integers and on random data, several times. The times are those of sockets: they say
-nothing of a network. Exit code 4 if a number is wrong, 3 without GPUs or NCCL.
+nothing of a network.
+
+With `--processes` each process drives a GPU, and sees the GPUs of its node alone. Processes of different nodes share no
+memory. They are told of their nodes as torchrun tells it (LOCAL_WORLD_SIZE). Besides the hierarchical schedules all
+collectives of NCCL run; then all of it once more on one node, where NCCL may use what it likes. In between a process is
+killed in the midst of runs, and the other one must end with an error.
+
+Exit code 4 if a number is wrong or something does not end, 3 without GPUs or NCCL.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing as mp
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
 from ficco_rt import compiler
+from ficco_rt.driver.api import DriverName
 from ficco_rt.driver.registry import discover
-from ficco_rt.errors import DeviceError
+from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
+from ficco_rt.group import Group
 from ficco_rt.machine.model import Machine
+from ficco_rt.plan.ir import Plan
+from tools import nccl_check
+from tools.processes_check import Pipes
 
-SIZES: Mapping[str, Mapping[str, object]] = {
+Sizes: TypeAlias = Mapping[str, object]
+Part: TypeAlias = Literal["nodes", "killed", "one node"]
+
+SIZES: Mapping[str, Sizes] = {
     "ag_gemm": {"M": 4096, "N": 4096, "K": 2048},
     "gemm_rs": {"M": 4096, "N": 2048, "K": 4096},
     "a2a_gemm": {"N": 1024, "K": 1024},
 }
 OVER_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+PARTS: tuple[Part, ...] = ("nodes", "killed", "one node")
+LIMIT = 180.0  # seconds of a part
+TIMEOUT = 60.0  # seconds of a run
+KILLED_AFTER = 1.0  # seconds
+LEFT_ALONE = 20.0  # seconds of a run of which a process was killed
+
+
+def plan_of(operation: str, machine: Machine, node: int, chunks: int, sizes: Sizes | None = None) -> Plan:
+    """A hierarchical schedule with nodes of `node` GPUs."""
+    given = {**SIZES[operation], **(sizes or {}), "node": node, "chunks": chunks}
+    names = {p.name for p in compiler.load(f"{operation}/hierarchical").params}
+    given = {name: value for name, value in given.items() if name in names}
+    return compiler.compile_schedule(f"{operation}/hierarchical", machine.ranks, given, machine)
 
 
 def right(
-    machine: Machine, node: int, driver: str = "cuda", sizes: Mapping[str, object] | None = None, repeats: int = 5
+    machine: Machine,
+    node: int,
+    driver: DriverName = "cuda",
+    sizes: Sizes | None = None,
+    repeats: int = 5,
+    group: Group | None = None,
 ) -> bool:
     """Every hierarchical schedule with nodes of `node` GPUs; prints a line for each, and says whether all are right."""
     fine = True
-    for operation, usual in SIZES.items():
+    for operation in SIZES:
         for chunks in (1, 4):
-            given = {**usual, **(sizes or {}), "node": node, "chunks": chunks}
-            names = {p.name for p in compiler.load(f"{operation}/hierarchical").params}
-            given = {name: value for name, value in given.items() if name in names}
-            plan = compiler.compile_schedule(f"{operation}/hierarchical", machine.ranks, given, machine)
-            with Executor(plan, driver, machine=machine, collectives="library", timeout=60) as executor:  # type: ignore[arg-type]
-                for executor.graph in (False, True):
-                    fine &= _one(executor, f"{operation} chunks={chunks}", repeats)
+            plan = plan_of(operation, machine, node, chunks, sizes)
+            fine &= _runs(plan, machine, driver, f"{operation} chunks={chunks}", repeats, group)
+    return fine
+
+
+def collectives(machine: Machine, driver: DriverName, repeats: int, group: Group, rows: int = 2048) -> bool:
+    """All collectives of NCCL in a schedule."""
+    plan = nccl_check.plan_of(machine.ranks, driver, rows, machine=machine)
+    return _runs(plan, machine, driver, "all collectives", repeats, group)
+
+
+def _runs(plan: Plan, machine: Machine, driver: DriverName, name: str, repeats: int, group: Group | None) -> bool:
+    fine = True
+    with Executor(
+        plan,
+        driver,
+        machine=machine,
+        collectives="library",
+        timeout=TIMEOUT,
+        group=group,
+    ) as executor:
+        for executor.graph in (False, True):
+            fine &= _one(executor, name, repeats)
     return fine
 
 
@@ -60,17 +114,121 @@ def _one(executor: Executor, name: str, repeats: int) -> bool:
     took = 1e3 * (time.monotonic() - began)
     ok = normal.ok and all(result.ok for result in exact)
     mode = "graph" if executor.graph else "streams"
-    print(f"{'right' if ok else 'WRONG'}  {name:20} {mode:8} {executor.driver.collectives}  {took:8.2f} ms", flush=True)
+    if executor.group is None or executor.group.rank == 0:
+        verdict = "right" if ok else "WRONG"
+        print(f"{verdict}  {name:20} {mode:8} {executor.driver.collectives}  {took:8.2f} ms", flush=True)
     return ok
+
+
+# ---------------------------------------------------------------- a process for each GPU
+
+
+def killed(machine: Machine, node: int, driver: DriverName, sizes: Sizes | None, group: Group) -> bool:
+    """The last process is killed in the midst of runs: the others end with an error, within the timeout."""
+    plan = plan_of("ag_gemm", machine, node, 1, sizes)
+    dies = group.rank == group.size - 1
+    with Executor(
+        plan,
+        driver,
+        machine=machine,
+        collectives="library",
+        timeout=LEFT_ALONE,
+        group=group,
+    ) as executor:
+        verified_run(executor, values="exact")
+        until = time.monotonic() + KILLED_AFTER
+        try:
+            while True:
+                executor.run()
+                if dies and time.monotonic() > until:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except DeviceError as error:
+            took = time.monotonic() - until
+            if group.rank == 0:
+                print(f"told   a process was killed: after {took:.1f} s: {str(error).splitlines()[0]}", flush=True)
+            return took < LEFT_ALONE + 5
+
+
+def as_started(part: Part, place: int, gpus: int, node: int) -> dict[str, str]:
+    """The environment of a process: of a launcher that knows of nodes, or of one node."""
+    if part == "one node":
+        return {"LOCAL_RANK": str(place), "LOCAL_WORLD_SIZE": str(gpus)}
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))).split(",")
+    first = place // node * node
+    mine = ",".join(visible[first : first + node])
+    told = {"LOCAL_RANK": str(place % node), "LOCAL_WORLD_SIZE": str(node), "CUDA_VISIBLE_DEVICES": mine}
+    return told | OVER_SOCKETS
+
+
+def process(part: Part, place: int, node: int, repeats: int, pipes: Sequence[Connection | None], control: Any) -> None:
+    """One process's side of a part; tells whether all was right, or what has failed."""
+    gpus = len(pipes)
+    os.environ |= as_started(part, place, gpus, node)
+    try:
+        group = Group(Pipes(place, pipes))
+        machine = discover("cuda", gpus, processes=gpus)
+        if part == "killed":
+            control.send(killed(machine, node, "cuda", None, group))
+        else:
+            fine = right(machine, node, repeats=repeats, group=group)
+            control.send(collectives(machine, "cuda", repeats, group) and fine)
+    except (DeviceError, UsageError) as error:
+        control.send(f"process {place}: {error}")
+
+
+def in_processes(part: Part, gpus: int, node: int, repeats: int) -> bool:
+    """The part in a process for each GPU. DeviceError: a process has failed."""
+    context = mp.get_context("spawn")
+    pipes: list[list[Connection | None]] = [[None] * gpus for _ in range(gpus)]
+    for a in range(gpus):
+        for b in range(a):
+            pipes[a][b], pipes[b][a] = context.Pipe()
+    controls, started = [], []
+    for place in range(gpus):
+        mine, theirs = context.Pipe()
+        arguments = (part, place, node, repeats, pipes[place], theirs)
+        started.append(context.Process(target=process, args=arguments, daemon=True))
+        started[-1].start()
+        theirs.close()
+        controls.append(mine)
+    for pipe in (pipe for of in pipes for pipe in of if pipe is not None):
+        pipe.close()
+    print(f"{part}:", flush=True)
+    until = time.monotonic() + LIMIT
+    answers = [_answer(control, until) for control in controls]
+    for one in started:
+        one.join(5)
+        one.kill()
+    expected = answers[:-1] if part == "killed" else answers
+    failed = [answer for answer in expected if isinstance(answer, str)]
+    if failed:
+        raise DeviceError("\n".join(failed))
+    return all(expected)
+
+
+def _answer(control: Connection, until: float) -> bool | str:
+    try:
+        if control.poll(max(0.0, until - time.monotonic())):
+            answer: bool | str = control.recv()
+            return answer
+    except EOFError:
+        return "a process has ended without a word"
+    return f"no end within {LIMIT:.0f} s"
 
 
 def main(check: Callable[[Machine, int], bool] = right) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--node", type=int, default=1, help="GPUs of a node")
+    parser.add_argument("--processes", action="store_true", help="a process for each GPU")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of --processes")
+    parser.add_argument("--repeats", type=int, default=5, help="runs on integers, each on fresh data")
     asked = parser.parse_args()
-    os.environ |= OVER_SOCKETS
     try:
+        if asked.processes:
+            found = [in_processes(part, asked.gpus, asked.node, asked.repeats) for part in asked.parts]
+            return 0 if all(found) else 4
+        os.environ |= OVER_SOCKETS
         return 0 if check(discover("cuda", asked.gpus), asked.node) else 4
     except DeviceError as error:
         print(error, file=sys.stderr)

@@ -54,7 +54,8 @@ class Worker:
         self.gpus.reset(f"devices {len(pipes)}; seed {place + 1}; {settings.replace('PLACE', str(place))}")
         self._name = str(question)
         self._pipes = pipes
-        self.group = Group(Pipes(place, pipes, self._name))
+        self._came: dict[object, bytes] = {}  # for any of its groups
+        self.group = Group(Pipes(place, pipes, self._name, self._came))
         GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
     def plan(self, name: str, **sizes: object) -> Any:
@@ -109,6 +110,79 @@ class Worker:
                 assert all(np.array_equal(first[key], again[key]) for key in first), "the second run left other bits"
                 found.append(again)
         return found, self.left()
+
+    def nodes(self, node: int, sizes: dict[str, object], collectives: bool) -> tuple[bool, str, str]:
+        """Messages and collectives of the library: on nodes of so many processes. What was exported, too."""
+        from ficco_rt.driver.registry import discover
+        from tools import nodes_check
+
+        size = self.group.size
+        machine = discover(self.face, size, processes=size, node=node)
+        if collectives:
+            fine = nodes_check.collectives(machine, self.face, 1, self.group, rows=4)
+        else:
+            fine = nodes_check.right(machine, 1, self.face, sizes, 1, self.group)
+        return fine, f"{self._exported()} exported", self.left()
+
+    def _exported(self) -> int:
+        calls = {"cuda": "cuMemExportToShareableHandle", "hip": "hipMemExportToShareableHandle"}
+        return self.gpus.called().get(calls[self.face], 0)
+
+    def alone_on_a_node(self, call: int) -> str:
+        """Process 1 is killed at a call of its runs, where process 0 knows of it by the library alone."""
+        from ficco_rt.driver.gpu import collectives, watchdog
+        from ficco_rt.driver.registry import discover
+        from ficco_rt.exec.executor import Executor
+        from tools import nodes_check
+
+        collectives.SETTLE, watchdog.HEALTH = 1.0, 0.05
+        machine = discover(self.face, 2, processes=2, node=1)
+        plan = nodes_check.plan_of("ag_gemm", machine, 1, 1, {"M": 32, "N": 16, "K": 32, "T": "fp32"})
+        with Executor(plan, self.face, group=self.group, timeout=TIMEOUT) as executor:
+            self.fill(executor, 0)
+            executor.run()
+            if self.place:
+                self.gpus.set(f"kill {call}")
+            for _ in range(1000):
+                executor.run()
+        return "nobody was killed"
+
+    def library_fails(self, functions: Sequence[str]) -> list[str]:
+        """Each of these calls of the library fails once, in process 1; then all is well."""
+        from ficco_rt.driver.gpu import collectives, watchdog
+
+        collectives.SETTLE, watchdog.HEALTH = 0.5, 0.05
+        said = []
+        for function in (*functions, ""):
+            if self.place and function:
+                self.gpus.set(f"fail {function} 1 3")
+            try:
+                self._all_collectives()
+                said.append("no error")
+            except DeviceError as error:
+                said.append(f"{self.gpus.fired()} {error}".strip())
+            self.gpus.calm()
+            left = self.left()
+            said[-1] += f" LEFT {left}" if left else ""
+            self._afresh()
+            self.group.barrier(60, "the next call")
+        return said
+
+    def _all_collectives(self) -> None:
+        from ficco_rt.driver.registry import discover
+        from ficco_rt.exec.executor import Executor
+        from tools import nccl_check
+
+        plan = nccl_check.plan_of(2, self.face, 4, machine=discover(self.face, 2, processes=2))
+        with Executor(plan, self.face, group=self.group, timeout=2.0) as executor:
+            self.fill(executor, 0)
+            executor.run()
+
+    def engine(self, name: str) -> str:
+        """What makes the collectives."""
+        with self.executor(name) as executor:
+            said = str(executor.driver.collectives)
+        return f"{said}{self.left()}"
 
     def opened(self, name: str, ranks_per_gpu: int = 1) -> str:
         with self.executor(name, ranks_per_gpu=ranks_per_gpu) as executor:
@@ -197,7 +271,7 @@ class Worker:
         from ficco_rt.group import Group
 
         self._name += "+"
-        self.group = Group(Pipes(self.place, self._pipes, self._name))
+        self.group = Group(Pipes(self.place, self._pipes, self._name, self._came))
 
     def fault_free(self, name: str) -> None:
         with self.executor(name) as executor:

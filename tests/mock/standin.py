@@ -33,6 +33,7 @@ What `set` takes, a line or a part between semicolons each; `reset` starts from 
     corrupt N            the N-th copy from device memory to device memory, of more than a word, writes other bytes
     delay N STEPS        the N-th copy of these waits for so many steps
     nccl N               the version of NCCL or RCCL, 22809 for 2.28.9; 0: it cannot be used            [0]
+    apart 0|1            ranks of communicators are in several processes                 [0]
     lose_collective N CODE   the N-th collective of NCCL from now never ends, and its communicators tell of this error
     stop N               the stream that comes to the N-th command from now stops for ever
 """

@@ -34,7 +34,7 @@ def test_the_tool_for_gpus_finds_them_right(library: StandIn, capsys: pytest.Cap
     library.reset("devices 2; sms 132; nccl 22809; query_steps 3000")
     machine = discover(library.face, 2)  # type: ignore[arg-type]
     small = {"M": 32, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5], [4, 2]]}
-    assert nodes_check.right(machine, 1, library.face, small, repeats=1)
+    assert nodes_check.right(machine, 1, library.face, small, repeats=1)  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["right"] * 12
     assert (library.live(), library.violations()) == ({}, "")

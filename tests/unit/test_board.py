@@ -29,7 +29,7 @@ def living(page: int, size: int, body: Callable[[Board], None]) -> Iterator[Call
     process = os.fork()
     if not process:
         try:
-            board = Board(os.dup(page), 1, size)
+            board = Board(os.dup(page), 1, range(size))
             body(board)
             os.write(done, b".")
             time.sleep(60)
@@ -60,7 +60,7 @@ def runs(board: Board) -> None:
 
 
 def test_a_killed_process_is_seen_at_once(page: int) -> None:
-    board = Board(page, 0, 2)
+    board = Board(page, 0, range(2))
     with living(page, 2, runs) as end:
         board.issues()
         assert board.gone() == []
@@ -74,7 +74,7 @@ def test_a_killed_process_is_seen_at_once(page: int) -> None:
 
 
 def test_a_process_that_has_closed_its_executor_is_not_gone(page: int) -> None:
-    board = Board(page, 0, 2)
+    board = Board(page, 0, range(2))
     with living(page, 2, Board.close) as end:
         assert board.gone() == []
         assert board.lines()[0].startswith("process 1 has closed its executor, since ")
@@ -85,7 +85,7 @@ def test_a_process_that_has_closed_its_executor_is_not_gone(page: int) -> None:
 
 
 def test_processes_have_slots_of_their_own(page: int) -> None:
-    board = Board(page, MOST - 1, MOST)
+    board = Board(page, MOST - 1, range(MOST))
     with living(page, MOST, runs) as end:
         board.issues()
         board.ends()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,7 +11,7 @@ from ...device.ir import Library
 from ...errors import DeviceError
 from ...graph.ir import CallKind, CollectiveSettings
 from ...types import TYPES, Dtype
-from ..gpu.collective_library import ZERO_CTAS, Member, refused
+from ..gpu.collective_library import UNIQUE, ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
 from ..gpu.vendor import Handle
 
@@ -75,16 +76,19 @@ class Nccl:
             raise
         self._made(self._n.group_end)
 
-    def unique(self) -> Handle:
-        return self._made(self._n.get_unique_id)
+    def unique(self) -> bytes:
+        made = self._made(self._n.get_unique_id)
+        return ctypes.string_at(made.ptr, UNIQUE)
 
-    def open(self, ranks: int, rank: int, unique: Handle, settings: CollectiveSettings) -> Handle:
+    def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Handle:
         config = self._n.Config()
         if settings.ctas:
             config.min_ctas, config.max_ctas = 1, settings.ctas
         elif settings.ctas == 0:
             config.cta_policy = ZERO_CTAS
-        return self._made(self._n.comm_init_rank_config, ranks, unique, rank, config.ptr)
+        known = self._n.UniqueId()
+        ctypes.memmove(known.ptr, unique, UNIQUE)
+        return self._made(self._n.comm_init_rank_config, ranks, known, rank, config.ptr)
 
     def call(self, kind: CallKind, communicator: Handle, rank: int, ranks: int, member: Member) -> None:
         n, made = self._n, self._made

@@ -31,6 +31,7 @@ from ...device.ir import (
     Placement,
     RecordEvent,
     ResetWords,
+    StreamName,
     When,
     issued,
 )
@@ -46,7 +47,7 @@ from ...region import Region
 from ...trace import Launched
 from ...types import TYPES
 from .collective_library import Member
-from .collectives import Communicators
+from .collectives import Communicators, elements_of
 from .gpus import Gpus
 from .launches import BoundLaunch, LaunchBinder, MarkedLaunch
 from .peers import Shared
@@ -55,7 +56,7 @@ from .resources import RunResources
 from .steps import ENTERS, DriverStep, entered
 from .tensors import DeviceTensor
 from .turns import Passage
-from .vendor import DriverCall, Handle, LinearCopy, PitchedCopy, WordOp
+from .vendor import DriverCall, Gpu, Handle, LinearCopy, PitchedCopy, WordOp
 
 LOG = logging.getLogger(__name__)
 
@@ -282,26 +283,35 @@ class Binder:
         self, binding: BoundPlan, plan: DevicePlan, actions: Iterable[Action], callers: Callers
     ) -> Iterator[DriverStep]:
         streams = self._resources.streams_of(plan, callers)
-        together: list[Member] = []  # of a collective, whose calls stand side by side
+        together: list[CallCollective] = []  # of all ranks, whose calls stand side by side
         for action in actions:
+            if isinstance(action, CallCollective):
+                together.append(action)
+                if len(together) == len(plan.placement.devices):
+                    yield self._collective(binding, together, streams)
+                    together.clear()
+                continue
             if action.stream not in streams:  # another process's
                 continue
             device, stream = streams[action.stream]
-            if isinstance(action, CallCollective):
-                together.append(member(action, binding.memory, len(plan.placement.devices), stream))
-                if len(together) < len(plan.placement.devices):
-                    continue
-                device = self._gpus.device(0)
-                with concerning(device, action.cause.text, action.cause.origin):
-                    call = self._communicators.call(
-                        action.communicator, action.kind, tuple(together), action.cause.origin
-                    )
-                yield DriverStep(device, *call, f"{action.kind} of all ranks", action.cause.origin)
-                together.clear()
-                continue
             with concerning(device, action.cause.text, action.cause.origin):
                 for call in self._made(binding, plan, action, device.ordinal, stream):
                     yield DriverStep(device, *call, action.cause.text, action.cause.origin)
+
+    def _collective(
+        self, binding: BoundPlan, calls: Sequence[CallCollective], streams: Mapping[StreamName, tuple[Gpu, Handle]]
+    ) -> DriverStep:
+        """The calls of this process's ranks, as one driver call."""
+        ranks, first = len(calls), calls[0]
+        members = [
+            (rank, member(call, binding.memory, ranks, streams[call.stream][1]))
+            for rank, call in enumerate(calls)
+            if call.stream in streams
+        ]
+        device = self._gpus.first
+        with concerning(device, first.cause.text, first.cause.origin):
+            call = self._communicators.call(calls, members)
+        return DriverStep(device, *call, f"{first.kind} of all ranks", first.cause.origin)
 
     def _made(
         self, binding: BoundPlan, plan: DevicePlan, action: Action, ordinal: int, stream: Handle
@@ -364,12 +374,10 @@ def member(call: CallCollective, memory: Memory, ranks: int, stream: Handle) -> 
         tensor = _tensor(region, memory)
         offset = next((cell.sides[0].offset for cell in cells((region,), (tensor.shape,))), 0)
         sides.append(tensor.address + offset * TYPES[tensor.dtype].bytes)
+    count = elements_of(call, ranks)
     if call.kind == "send_recv":
         dtype = _tensor(call.src if call.reads else call.dst, memory).dtype
-        return Member(sides[0], sides[1], call.src.elements, dtype, stream, call.dst.elements, call.to, call.by)
-    count = min(call.dst.elements, call.src.elements)
-    if call.kind == "all_to_all":  # a piece for each rank
-        count //= ranks
+        return Member(sides[0], sides[1], count, dtype, stream, call.dst.elements, call.to, call.by)
     return Member(sides[0], sides[1], count, _tensor(call.dst, memory).dtype, stream)
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
@@ -50,12 +51,12 @@ def made() -> int:
 
 
 class Board:
-    """See the module. NOTE it owns the descriptor, and nobody closes another one of the same file: that would give the
-    lock back."""
+    """See the module. `members`: the processes of the group that have the page; this one is at `place` among them. NOTE
+    it owns the descriptor, and nobody closes another one of the same file: that would give the lock back."""
 
-    def __init__(self, descriptor: int, place: int, size: int) -> None:
+    def __init__(self, descriptor: int, place: int, members: Sequence[int]) -> None:
         self._descriptor = descriptor
-        self._place, self._size = place, size
+        self._place, self._members = place, members
         self._page = mmap.mmap(descriptor, mmap.PAGESIZE)
         self._issued = self._ended = 0
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
@@ -80,7 +81,8 @@ class Board:
 
     def gone(self) -> list[int]:
         """The processes that have ended without closing their executors."""
-        return [p for p in range(self._size) if p != self._place and not self._held(p) and not self._closed(p)]
+        found = (p for p in range(len(self._members)) if p != self._place and not self._held(p))
+        return [self._members[p] for p in found if not self._closed(p)]
 
     def _closed(self, place: int) -> bool:
         return self.said(place).doing == "closed"
@@ -92,14 +94,16 @@ class Board:
 
     def lines(self) -> list[str]:
         """What the others have said last, a line each; a number of runs that is not ours is said."""
-        gone, found = self.gone(), []
-        for place in range(self._size):
+        gone, found, mine = self.gone(), [], self._members[self._place]
+        for place, process in enumerate(self._members):
             if place == self._place:
                 continue
             said = self.said(place)
-            line = f"process {place} is gone; when it ended: it {said}" if place in gone else f"process {place} {said}"
+            line = f"process {process} {said}"
+            if process in gone:
+                line = f"process {process} is gone; when it ended: it {said}"
             if said.issued != self._issued:
-                line += f" (this process, {self._place}, has issued {self._issued}: all run the same)"
+                line += f" (this process, {mine}, has issued {self._issued}: all run the same)"
             found.append(line)
         return found
 

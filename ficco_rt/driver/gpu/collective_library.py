@@ -10,6 +10,7 @@ from ...graph.ir import CallKind, CollectiveSettings
 from ...types import Dtype
 from .refused import Refused
 
+UNIQUE = 128  # bytes of an ncclUniqueId
 ZERO_CTAS = 2  # NCCL_CTA_POLICY_ZERO: copy engines where that is possible
 
 _ADVICE = {
@@ -50,11 +51,11 @@ class CollectiveLibrary(Protocol):
     def group(self) -> AbstractContextManager[None]:
         """The calls inside are made at its end, together."""
 
-    def unique(self) -> Any:
-        """What the communicators of several ranks have in common."""
+    def unique(self) -> bytes:
+        """What the communicators of several ranks have in common, in whatever processes these are."""
 
-    def open(self, ranks: int, rank: int, unique: Any, settings: CollectiveSettings) -> Any:
-        """A communicator on the current device."""
+    def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Any:
+        """A communicator on the current device. At the end of its group it waits for all ranks."""
 
     def call(self, kind: CallKind, communicator: Any, rank: int, ranks: int, member: Member) -> None: ...
 

@@ -20,6 +20,7 @@ from itertools import count
 import numpy as np
 
 from ...device.build import Layout, streams_of
+from ...device.collectives import alone_reaches_other_nodes
 from ...device.ir import Placement
 from ...device.room_table import blocks_left, too_little_left
 from ...errors import DeviceError, UsageError
@@ -88,7 +89,8 @@ class GpuDriver:
         locals_: Mapping[int, int] | None = None
         all_facts: list[DeviceFacts] = []
         if group is not None and group.size > 1:
-            self._peers = Peers(vendor, group, plan.schedule, content_hash(plan), plan.ranks, timeout)
+            node = plan.target.node
+            self._peers = Peers(vendor, group, plan.schedule, content_hash(plan), plan.ranks, node, timeout)
             placement, locals_, all_facts = self._peers.place(ranks_per_gpu)
         else:
             placement = placed(vendor, plan.ranks, ranks_per_gpu)
@@ -104,8 +106,11 @@ class GpuDriver:
             self._device = machine_from(facts, plan.ranks).device
             self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
             library, self._by_copies = library_for(vendor, plan, placement, collectives)
-            if library is not None and self._peers is not None:
-                library, self._by_copies = None, "ranks run in several processes"
+            if self._peers is not None and calls_collectives(plan):
+                self._by_copies = self._peers.same_library(library.version() if library else "", self._by_copies)
+                library = None if self._by_copies else library
+            if library is None and len(set(placement.nodes)) > 1:
+                alone_reaches_other_nodes(plan, self._by_copies or "no library of collectives is in use")
             if library is not None:
                 self._features = replace(self._features, collectives=library.name)
             if self._peers is not None:
@@ -143,7 +148,7 @@ class GpuDriver:
 
     def _named(self, library: CollectiveLibrary | None, layout: Layout, asked: CollectivesBy) -> str:
         """What makes the collectives. UsageError: the library was asked for, and cannot."""
-        if not any(isinstance(command, CollectiveCall) for _, command in self._plan.commands()):
+        if not calls_collectives(self._plan):
             return ""
         if library is not None and layout.communicators:
             return library.version()
@@ -376,6 +381,9 @@ class GpuDriver:
             try:
                 with peers.in_step("bind launches"):
                     made.append(self._binder.bind(plans, known, shared))
+                if plans.layout.communicators:
+                    with peers.in_step("make first calls of collectives"):
+                        self._communicators.warm()
             except BaseException:
                 with suppress(DeviceError):  # another process has failed
                     if made:
@@ -511,9 +519,8 @@ def library_for(
     vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy
 ) -> tuple[CollectiveLibrary | None, str]:
     """The library for the plan's collectives, or why there is none. DeviceError: it is asked for, and not there."""
-    calls = any(isinstance(command, CollectiveCall) for _, command in plan.commands())
     alone = len(set(placement.devices)) == len(placement.devices) > 1
-    if not calls or asked == "copies" or (asked == "auto" and not alone):
+    if not calls_collectives(plan) or asked == "copies" or (asked == "auto" and not alone):
         return None, "they were asked for" if asked == "copies" else ""
     try:
         return vendor.collectives(), ""
@@ -521,6 +528,11 @@ def library_for(
         if asked == "library":
             raise
         return None, str(error)
+
+
+def calls_collectives(plan: Plan) -> bool:
+    """Whether the plan has collectives, or messages."""
+    return any(isinstance(command, CollectiveCall) for _, command in plan.commands())
 
 
 def refuse(plan: Plan) -> None:

@@ -4,6 +4,9 @@ Every process makes the device plans of all ranks and issues its own part. Betwe
 (`device.frames`). So all that processes share is memory: words, scratch, and the tensors that commands of other
 processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
 
+Processes of different nodes (`device.nodes`) share no memory. Which processes are of one node the machine says that the
+plan was made for; these must be on one machine. Those of different nodes may be on one machine, too.
+
 What processes do together they do in the same order: they *agree* on it. `Peers.agree` is an exchange of what each one
 does, with an error if one does something else, or has failed.
 """
@@ -22,6 +25,7 @@ from typing import Any, Literal, TypeAlias
 
 from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
+from ...device.nodes import nodes_of
 from ...errors import DeviceError, UsageError
 from ...group import Group, LeftError, processes
 from ...machine.discover import DeviceFacts
@@ -88,8 +92,9 @@ class Peers:
     """See the module. `timeout` is the seconds that processes wait for one another; None: any time."""
 
     def __init__(
-        self, vendor: Vendor, group: Group, schedule: str, plan_hash: str, ranks: int, timeout: float | None
+        self, vendor: Vendor, group: Group, schedule: str, plan_hash: str, ranks: int, node: int, timeout: float | None
     ) -> None:
+        """`node`: ranks of a node, of the machine that the plan was made for."""
         self.group = group
         self.name = f"schedule '{schedule}'"
         self._vendor = vendor
@@ -112,7 +117,13 @@ class Peers:
         self._processes = processes(ranks, group.size)
         self._each = ranks // group.size
         self.ranks = tuple(rank for rank, process in enumerate(self._processes) if process == group.rank)
+        self._nodes = nodes_of(self._processes, node)
+        mine = {self._nodes[rank] for rank in self.ranks} if self._nodes else {0}
+        pairs = zip(self._processes, self._nodes or (0,) * ranks, strict=True)
+        self._near = sorted({process for process, node in pairs if node in mine})  # this node's processes
         self._same_plan(plan_hash)
+        # of this node's processes, by their places in `_near`
+        self._node = group.part(self._near)
 
     # ---- agreement
 
@@ -184,10 +195,11 @@ class Peers:
                     f"process {self.group.rank} has plan {plan_hash}, process {p} plan {other}; compile the same "
                     "schedule with the same settings in every process"
                 )
-            if host != _host():
+            if host != _host() and p in self._near:
                 raise UsageError(
-                    f"processes {self.group.rank} and {p} are on different machines; GPUs of one schedule share memory "
-                    "inside a machine"
+                    f"processes {self.group.rank} and {p} are on different machines, and the plan has their ranks on "
+                    "one node; GPUs share memory inside a machine: compile for a machine of nodes "
+                    "(ficco_rt.discover(…, node=GPUS)), with a schedule called hierarchical"
                 )
 
     # ---- devices
@@ -215,7 +227,8 @@ class Peers:
             p * needed + place // ranks_per_gpu for p in range(self.group.size) for place in range(self._each)
         )
         locals_ = {self.group.rank * needed + i: local for i, local in enumerate(mine)}
-        return Placement(devices, self._processes), locals_, [DeviceFacts(**f) for theirs in facts for _, f in theirs]
+        all_facts = [DeviceFacts(**f) for theirs in facts for _, f in theirs]
+        return Placement(devices, self._processes, self._nodes), locals_, all_facts
 
     def _own_facts(self, mine: Sequence[int], visible: Sequence[str], needed: int) -> list[Any]:
         if len(mine) < needed:
@@ -228,7 +241,7 @@ class Peers:
     def _reachable(self, mine: Sequence[int], all_: Sequence[tuple[int, str]], visible: Sequence[str]) -> None:
         """NOTE of a device that this process does not see nobody can ask: mapping its memory tells."""
         for p, uuid in all_:
-            if p == self.group.rank or uuid not in visible:
+            if p == self.group.rank or p not in self._near or uuid not in visible:
                 continue
             for i in mine:
                 with concerning(f"device {i}"):
@@ -239,6 +252,19 @@ class Peers:
                         f"GPU; set {self._vendor.visible} to GPUs that reach each other ({self._vendor.topology} shows "
                         "them)"
                     )
+
+    def same_library(self, version: str, reason: str) -> str:
+        """Why the library of collectives is not used: some process has none, or another version. Nothing: it is.
+        `version`: this process's; if there is none, `reason` says why."""
+        said = self.agree("choose a library of collectives", [version, reason])
+        if not any(theirs for theirs, _ in said):
+            return reason
+        for p, (theirs, why) in enumerate(said):
+            if not theirs:
+                return f"process {p} has no library of collectives: {why}"
+            if theirs != said[0][0]:
+                return f"process 0 has {said[0][0]}, process {p} has {theirs}"
+        return ""
 
     def common(self, mine: Features) -> Features:
         """What every process's driver does."""
@@ -269,41 +295,41 @@ class Peers:
         with _no_more_files():
             probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            for way in ways:
+            for way in ways if len(self._near) > 1 else ():
                 try:
                     self._try(way, probe)
                 except NotPassedError as error:
                     LOG.debug("%s", error)
                     continue
                 self._way = way
-                self._open_board()
-                return
+                break
         finally:
             os.close(probe)
+        with self.in_step("open the page of all processes"):
+            self._open_board()
 
     def _open_board(self) -> None:
-        """Process 0 makes the page on which all say what they do."""
-        if self.group.size > MOST or self._way == "ipc":
+        """The first process of a node makes the page on which all of the node say what they do."""
+        size = self._node.size
+        if not 1 < size <= MOST or self._way == "ipc":
             return
         with _no_more_files():
-            mine = [made()] if self.group.rank == 0 else []
+            mine = [made()] if self._node.rank == 0 else []
         try:
-            counts = [1] + [0] * (self.group.size - 1)
-            came = pass_around(self.group, mine, counts, self._way, self._timeout)
+            came = pass_around(self._node, mine, [1] + [0] * (size - 1), self._way, self._timeout)
         except BaseException:
             for descriptor in mine:
                 os.close(descriptor)
             raise
-        with self.in_step("open the page of all processes"):
-            try:
-                self.board = Board((mine or came[0])[0], self.group.rank, self.group.size)
-            except OSError as error:  # a system without such locks: a killed process is then found by the time limit
-                LOG.debug("%s", error)
+        try:
+            self.board = Board((mine or came[0])[0], self._node.rank, self._near)
+        except OSError as error:  # a system without such locks: a killed process is then found by the time limit
+            LOG.debug("%s", error)
 
     def _try(self, way: Way, probe: int) -> None:
         limit = TRY if self._timeout is None else min(TRY, self._timeout)
         for descriptor in (
-            d for some in pass_around(self.group, [probe], [1] * self.group.size, way, limit) for d in some
+            d for some in pass_around(self._node, [probe], [1] * self._node.size, way, limit) for d in some
         ):
             os.close(descriptor)
 
@@ -311,7 +337,7 @@ class Peers:
     def way(self) -> str:
         """How memory passes between processes, for people."""
         ways = {"abstract": "file descriptors", "path": "file descriptors over a path", "ipc": "IPC handles"}
-        return ways[self._way]
+        return ways[self._way] if len(self._near) > 1 else "none: the other processes are on other nodes"
 
     def alloc(self, device: Gpu, size: int, what: str, flags: bool) -> int | None:
         """Memory of a device of ours, which is current, that others can map; its address. None: ordinary memory is the
@@ -353,14 +379,14 @@ class Peers:
         """The addresses of other processes' memory by its labels. `mine`: what is this process's, with addresses and
         sizes. All processes do this at the same step."""
         made = Shared({}, [], [])
+        offered = mine if len(self._near) > 1 else {}
         try:
-            said = self.agreed(what, lambda: self._offered(mine, made))
+            said = self.agreed(what, lambda: self._offered(offered, made))
             self._told.update(int(number) for number in said[self.group.rank]["new"])
             came = self._descriptors(said)
             with self.in_step(f"{what}: map it"), self._inside():
-                for p, theirs in enumerate(said):
-                    if p != self.group.rank:
-                        self._take(p, theirs, came[p], made)
+                for p, descriptors in came.items():
+                    self._take(p, said[p], descriptors, made)
         except BaseException:
             with suppress(DeviceError):
                 self.release(made)
@@ -412,21 +438,24 @@ class Peers:
         made.callers.append((number, -1))
         return number, address - base
 
-    def _descriptors(self, said: Sequence[Any]) -> list[list[int]]:
-        """The descriptors of all processes' new areas, in the order of these."""
+    def _descriptors(self, said: Sequence[Any]) -> dict[int, list[int]]:
+        """By other process of the node the descriptors of its new areas, in the order of these."""
+        others = [p for p in self._near if p != self.group.rank]
         counts = [sum(len(sizes) for sizes, ipc in theirs["new"].values() if not ipc) for theirs in said]
         if not any(counts):
-            return [[] for _ in said]
+            return {p: [] for p in others}
         sharing, mine = self._sharing, []
         assert sharing is not None
-        assert self._way != "ipc"
         try:
             with self.in_step("export memory"), self._inside():
                 for number, (_, ipc) in said[self.group.rank]["new"].items():
                     if not ipc:
                         for handle in self._areas[int(number)].handles:
                             mine.append(self._exported(sharing, handle))
-            return pass_around(self.group, mine, counts, self._way, self._timeout)
+            if self._way == "ipc":
+                return {p: [] for p in others}
+            came = pass_around(self._node, mine, [counts[p] for p in self._near], self._way, self._timeout)
+            return {p: came[self._near.index(p)] for p in others}
         finally:
             for descriptor in mine:
                 os.close(descriptor)

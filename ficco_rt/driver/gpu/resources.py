@@ -39,7 +39,8 @@ class RunResources:
         bases = {ordinal: address for ordinal, (address, _) in self._words.items()}
         if gpus.peers is not None:  # whose words are 0 when all have come here
             bases |= self._theirs(gpus.peers)
-        self.addresses = [bases[word.device] + 4 * word.index for word in words]
+        # NOTE nobody here knows a word of another node
+        self.addresses = [bases.get(word.device, 0) + 4 * word.index for word in words]
 
     def _theirs(self, peers: Peers) -> dict[int, int]:
         """Where the words of other processes' devices lie."""

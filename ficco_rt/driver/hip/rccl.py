@@ -11,7 +11,7 @@ from ...device.ir import Library
 from ...errors import DeviceError
 from ...graph.ir import CallKind, CollectiveSettings
 from ...types import TYPES, Dtype
-from ..gpu.collective_library import ZERO_CTAS, Member, refused
+from ..gpu.collective_library import UNIQUE, ZERO_CTAS, Member, refused
 from ..gpu.refused import Refused
 from ..gpu.vendor import DriverFunction, Handle
 
@@ -69,10 +69,11 @@ class Rccl:
             raise
         self._made(self._n.ncclGroupEnd)
 
-    def unique(self) -> Handle:
-        return self._made(self._n.ncclGetUniqueId)
+    def unique(self) -> bytes:
+        made = self._made(self._n.ncclGetUniqueId)
+        return ctypes.string_at(made.as_c_void_p(), UNIQUE)
 
-    def open(self, ranks: int, rank: int, unique: Handle, settings: CollectiveSettings) -> Handle:
+    def open(self, ranks: int, rank: int, unique: bytes, settings: CollectiveSettings) -> Handle:
         config = self._n.ncclConfig_t()
         for name in config.PROPERTIES():
             if name not in ("netName", "commName"):
@@ -84,7 +85,9 @@ class Rccl:
             if not hasattr(config, "CTAPolicy"):
                 raise DeviceError(f"ctas = 0: the bindings of {self.version()} know no such policy; leave ctas out")
             config.CTAPolicy = ZERO_CTAS
-        return self._made(self._n.ncclCommInitRankConfig, ranks, unique, rank, config)
+        known = self._n.ncclUniqueId()
+        ctypes.memmove(known.as_c_void_p(), unique, UNIQUE)
+        return self._made(self._n.ncclCommInitRankConfig, ranks, known, rank, config)
 
     def call(self, kind: CallKind, communicator: Handle, rank: int, ranks: int, member: Member) -> None:
         n, made = self._n, self._made

@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
+enum { SUCCESS = 0, UNHANDLED_CUDA_ERROR = 1, INTERNAL_ERROR = 3, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE_ERROR = 6 };
 enum { MAX_RANKS = MAX_DEVICES, HANGS = 4000 };   // looks until a call that blocks is said to block for ever
 typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND_RECV } CollectiveKind;
 
@@ -23,6 +24,7 @@ typedef struct Meeting {             // one collective of a clique
 typedef struct { uint64_t address, bytes; int peer; bool receives; } Message;
 struct Comm { void *handle; Clique *clique; Device *device; int rank; uint64_t begun; bool aborted, gone; };
 struct Clique {
+    Apart *apart;                    // its ranks are in several processes
     uint64_t id;
     int ranks, joined, left, calls, ctas, error;
     Comm *comms[MAX_RANKS];
@@ -98,6 +100,50 @@ static uint64_t bytes_of(const Collective *c, bool dst) {
     return c->kind == ALL_GATHER ? (dst ? all : n) : c->kind == REDUCE_SCATTER ? (dst ? n : all) : n;
 }
 
+// ---------------------------------------------------------------- ranks in several processes
+
+static void give(const Collective *c, uint64_t number) {
+    Parcel parcels[64] = {{-1, bytes_of(c, false), (void *)c->src}};
+    int count = c->kind != SEND_RECV;
+    memory_settle();
+    for (int i = 0; i < c->message_count && count < 64; i++)
+        if (!c->messages[i].receives)
+            parcels[count++] = (Parcel){c->messages[i].peer, c->messages[i].bytes, (void *)c->messages[i].address};
+    apart_give(c->comm->clique->apart, c->comm->rank, number, c->kind, c->type, c->count, parcels, count);
+}
+
+static void take(const Collective *c, uint64_t number) {
+    const Apart *apart = c->comm->clique->apart;
+    const Type t = type_of(c->type);
+    const uint64_t size = (uint64_t)type_bytes(t), own = bytes_of(c, false), n = c->count;
+    const int ranks = c->comm->clique->ranks, rank = c->comm->rank;
+    Device *d = c->comm->device;
+    if (!apart_alike(apart, number, c->kind, c->type, n)) {
+        violation("rank %d calls another collective than another rank: nobody knows what comes of it", rank);
+        return;
+    }
+    int seen[MAX_RANKS] = {0};
+    for (int i = 0; i < c->message_count; i++) {
+        const Message *to = &c->messages[i];
+        const void *of = to->receives ? apart_parcel(apart, to->peer, number, rank, seen[to->peer]++, to->bytes) : NULL;
+        if (of) memory_write(d, to->address, of, to->bytes);
+        else if (to->receives) violation("ncclRecv: rank %d gets nothing that fits from rank %d", rank, to->peer);
+    }
+    for (int p = 0; c->kind == ALL_GATHER && p < ranks; p++)
+        memory_write(d, c->dst + (uint64_t)p * own, apart_parcel(apart, p, number, -1, 0, own), own);
+    if (c->kind != ALL_REDUCE && c->kind != REDUCE_SCATTER) return;
+    char *sums = malloc(n * size);
+    for (uint64_t i = 0; i < n; i++) {
+        const uint64_t at = c->kind == ALL_REDUCE ? i : (uint64_t)rank * n + i;
+        for (int p = 0; p < ranks; p++) {
+            const float next = load(t, (uint64_t)apart_parcel(apart, p, number, -1, 0, own), at);
+            number_store(t, sums + i * size, p ? number_load(t, sums + i * size) + next : next);
+        }
+    }
+    memory_write(d, c->dst, sums, n * size);
+    free(sums);
+}
+
 // What `from` sends to `rank` as the answer to its message `number`: the n-th for the n-th of that peer.
 static const Message *sent(const Collective *from, int rank, long number, const Message *received) {
     int nth = 0;
@@ -149,7 +195,9 @@ bool collective_ready(Command *c) {
     Collective *mine = c->collective;
     if (mine->comm->aborted) return true;
     if (!c->meeting) return c->device->held + blocks_of(mine) <= c->device->sms * WHOLE;
-    return c->meeting->arrived == mine->comm->clique->ranks && !c->meeting->lost;
+    const Clique *clique = mine->comm->clique;
+    if (c->meeting->lost) return false;
+    return clique->apart ? apart_given(clique->apart, c->meeting->number) : c->meeting->arrived == clique->ranks;
 }
 
 int collective_step(Command *c, bool *done) {
@@ -169,10 +217,13 @@ int collective_step(Command *c, bool *done) {
             if (code) return code;
         }
         int code = mine->kind == SEND_RECV ? OK : memory_reach(c->device, mine->dst, bytes_of(mine, true));
-        return code || mine->kind == SEND_RECV ? code : memory_reach(c->device, mine->src, bytes_of(mine, false));
+        if (!code && mine->kind != SEND_RECV) code = memory_reach(c->device, mine->src, bytes_of(mine, false));
+        if (!code && comm->clique->apart) give(mine, m->number);
+        return code;
     }
     if (c->meeting) c->device->held -= blocks_of(mine);
-    if (c->meeting && !comm->aborted && !c->meeting->done) carry_out(c->meeting, comm->clique->ranks);
+    if (c->meeting && !comm->aborted && comm->clique->apart) take(mine, c->meeting->number);
+    else if (c->meeting && !comm->aborted && !c->meeting->done) carry_out(c->meeting, comm->clique->ranks);
     *done = true;
     return OK;
 }
@@ -203,7 +254,7 @@ int ncclGetUniqueId(UniqueId *id) {
     memset(id, 0, sizeof *id);
     ids++;
     memcpy(id->internal, &ids, sizeof ids);
-    return SUCCESS;
+    return world.apart && !apart_made(id, (uint64_t)getpid() << 32 | ids) ? INTERNAL_ERROR : SUCCESS;
 }
 
 int ncclCommInitRankConfig(void **made, int ranks, UniqueId unique, int rank, const Config *config) {
@@ -220,7 +271,7 @@ int ncclCommInitRankConfig(void **made, int ranks, UniqueId unique, int rank, co
     while (clique && clique->id != id) clique = clique->next;
     if (!clique) {
         clique = calloc(1, sizeof *clique);
-        *clique = (Clique){.id = id, .ranks = ranks, .next = cliques, .ctas = 1};
+        *clique = (Clique){.id = id, .ranks = ranks, .next = cliques, .ctas = 1, .apart = apart_joined(unique.internal, ranks)};
         cliques = clique;
     }
     for (int r = 0; r < ranks; r++)
@@ -230,6 +281,7 @@ int ncclCommInitRankConfig(void **made, int ranks, UniqueId unique, int rank, co
     *comm = (Comm){.clique = clique, .device = d, .rank = rank};
     clique->comms[rank] = comm;
     clique->joined++;
+    if (clique->apart) apart_stands(clique->apart, rank, THERE);
     *made = comm->handle = handle_of(COMMUNICATOR, comm);
     return SUCCESS;
 }
@@ -238,7 +290,8 @@ int ncclCommGetAsyncError(void *handle, int *code) {
     NCCL(ncclCommGetAsyncError);
     const Comm *comm = comm_of(handle, "ncclCommGetAsyncError");
     if (!comm) return INVALID_ARGUMENT;
-    return *code = comm->clique->error, SUCCESS;
+    const Clique *clique = comm->clique;
+    return *code = !clique->error && clique->apart && apart_any_lost(clique->apart) ? REMOTE_ERROR : clique->error, SUCCESS;
 }
 
 // The last communicator of a clique that is given back waits for all that was called of it, and for graphs to go.
@@ -248,11 +301,18 @@ static int closed(void *handle, bool aborts, bool lost, const char *who) {
     comm->aborted |= aborts;
     Clique *clique = comm->clique;
     handle_gone(comm->handle);
-    if (++clique->left < clique->ranks) return SUCCESS;
-    for (int r = 0; r < clique->ranks; r++) lost |= clique->comms[r]->device->sick != OK;
+    if (clique->apart) apart_stands(clique->apart, comm->rank, aborts ? LOST : DEPARTED);
+    if (++clique->left < clique->joined) return SUCCESS;
+    for (int r = 0; r < clique->ranks; r++) lost |= clique->comms[r] && clique->comms[r]->device->sick != OK;
     if (lost) return UNHANDLED_CUDA_ERROR;
     for (int i = 0; clique->calls && i < HANGS; i++)
         if (!step()) breathe();
+    for (int i = 0; clique->apart && !aborts && !apart_all(clique->apart, true); i++) {   // all of a machine give theirs back
+        if (i == HANGS) violation("%s blocks for ever: another process keeps its communicator", who);
+        if (i == HANGS) return INTERNAL_ERROR;
+        breathe();
+    }
+    if (!clique->calls && clique->apart) apart_left(clique->apart), clique->apart = NULL;
     if (!clique->calls) return SUCCESS;
     violation("%s blocks for ever: %d calls are in graphs, or have not ended", who, clique->calls);
     return INTERNAL_ERROR;
@@ -292,8 +352,13 @@ int ncclGroupEnd(void) {
     if (--depth) return SUCCESS;
     int code = !call_.code ? failed : call_.code < 7 ? call_.code : UNHANDLED_CUDA_ERROR;
     failed = SUCCESS;
+    for (Clique *c = cliques; c && !code; c = c->next) {
+        bool waits = false;
+        for (; c->apart && !c->left && !apart_all(c->apart, false); waits = true) breathe();   // the other processes: any time
+        if (waits && c->left) code = REMOTE_ERROR;   // aborted meanwhile
+    }
     for (Clique *c = cliques; c; c = c->next)
-        if (c->joined < c->ranks && !c->left) {
+        if (c->joined < c->ranks && !c->left && !c->apart) {
             if (!code) violation("ncclGroupEnd blocks for ever: %d of %d ranks open their communicators", c->joined, c->ranks);
             code = code ? code : INTERNAL_ERROR;
             c->ranks = c->joined;

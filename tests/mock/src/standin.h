@@ -11,6 +11,7 @@
 // naive.c    tiles.c    test_kernels.c  the kernels                    image.c    what stands in a module's image
 // cuda.c     cuda_memory.c    cuda_stream.c    cuda_graph.c    hip.c    the vendors' faces
 // collective.c                                                        NCCL's and RCCL's face
+// apart.c    ranks of communicators in several processes
 // gemms.c    cublaslt.c    hipblaslt.c    their libraries of GEMMs
 #pragma once
 #include <pthread.h>
@@ -107,6 +108,7 @@ typedef struct {
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call;
     int lose_code;
     int nccl;                        // the version of the library of collectives; 0: its calls say that there is none
+    bool apart;                      // ranks of communicators are in several processes
     long collectives, lose_collective;   // the one that never ends, and whose communicators tell of an error
     int lose_collective_code;
     long copies, commands, calls;    // counted since the last reset
@@ -299,6 +301,23 @@ bool collective_ready(Command *c);
 int collective_step(Command *c, bool *done);
 void collectives_reset(void);
 enum { WHOLE = 5040 };           // a multiprocessor in the units of `held` and `share`: many numbers of blocks can share it alike
+
+// ---------------------------------------------------------------- apart.c
+
+typedef struct Apart Apart;
+typedef enum { AWAY, THERE, DEPARTED, LOST } Stands;   // LOST: its process has ended, or it has aborted
+typedef struct { int peer; uint64_t bytes; const void *data; } Parcel;
+bool apart_made(void *unique, uint64_t id);        // of 128 bytes
+Apart *apart_joined(const void *unique, int ranks);   // NULL: this is no such name
+void apart_left(Apart *a);
+void apart_stands(Apart *a, int rank, Stands where);
+Stands apart_where(const Apart *a, int rank);
+bool apart_all(const Apart *a, bool leaving);      // nobody is AWAY; `leaving`: nobody is THERE
+bool apart_any_lost(const Apart *a);
+void apart_give(Apart *a, int rank, uint64_t number, int kind, int type, uint64_t elements, const Parcel *parcels, int count);
+bool apart_given(const Apart *a, uint64_t number); // by all ranks
+bool apart_alike(const Apart *a, uint64_t number, int kind, int type, uint64_t elements);
+const void *apart_parcel(const Apart *a, int rank, uint64_t number, int peer, int nth, uint64_t bytes);   // NULL: none
 
 // ---------------------------------------------------------------- kernel.c, image.c
 

@@ -195,6 +195,7 @@ static void set(char *line) {
     else if (!strcmp(key, "version")) world.version = (int)a;
     else if (!strcmp(key, "queues")) world.queues = (int)a;
     else if (!strcmp(key, "nccl")) world.nccl = (int)a;
+    else if (!strcmp(key, "apart")) world.apart = a;
     else if (!strcmp(key, "lose_collective"))
         world.lose_collective = world.collectives + a, world.lose_collective_code = (int)b;
     else if (!strcmp(key, "uuid")) world.uuid = (int)a;

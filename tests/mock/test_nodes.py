@@ -1,0 +1,69 @@
+"""NCCL in several processes on the stand-in: of one node, where words in memory order the rest, and on several nodes,
+where messages alone lead from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mock.processes import Processes
+
+THERE = "sms 132; nccl 22809; apart 1; query_steps 3000"
+SMALL: dict[str, object] = {"M": 32, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5], [4, 2]]}
+OURS = ("GroupStart", "CommInitRankConfig", "AllReduce", "AllGather", "Send", "GroupEnd", "CommDestroy")
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Processes]:
+    with Processes(2, settings=THERE) as started:
+        yield started
+
+
+def test_rccl_carries_messages_of_processes_too() -> None:
+    with Processes(2, "hip", settings=THERE) as started:
+        for right, _, left in started.ask("nodes", 1, SMALL, True):
+            assert right
+            assert left == ""
+
+
+@pytest.mark.parametrize("collectives", [False, True])
+@pytest.mark.parametrize("node", [1, 2])
+def test_messages_and_collectives_are_right(both: Processes, node: int, collectives: bool) -> None:
+    """Nothing is exported where each process is a node."""
+    for right, exported, left in both.ask("nodes", node, SMALL, collectives):
+        assert right
+        assert left == ""
+        assert (exported == "0 exported") == (node == 1)
+
+
+def test_a_killed_process_of_another_node_is_told_by_the_library(both: Processes) -> None:
+    """No page and no lock tell of it there. And the next start works: the next case asks again."""
+    told, gone = both.ask("alone_on_a_node", 100, once=True)
+    assert gone == "gone"
+    assert "NCCL tells of ncclRemoteError on stand-in (device 0), queue 'net': send_recv (" in told
+    assert "LEFT" not in told
+
+
+def test_each_call_of_the_library_fails_once(both: Processes) -> None:
+    """Process 1 tells what has failed, process 0 that the other one does not come; then all is well."""
+    functions = [f"nccl{name}" for name in OURS]
+    theirs, mine = both.ask("library_fails", functions)
+    for function, told, said in zip(functions, theirs, mine, strict=False):
+        assert said.startswith(f"{function} {function} ("), said
+        assert "ncclInternalError" in said
+        if function == "ncclCommDestroy":  # all was over
+            assert told == "no error"
+        elif function in ("ncclGroupStart", "ncclCommInitRankConfig", "ncclGroupEnd"):
+            assert f"process 1 of 2 has left: {function} (the communicators of queue 'vendor'" in told, told
+        else:
+            assert "ncclRemoteError" in told or f"process 1 of 2 has left: {function}" in told, told
+        assert "LEFT" not in said + told, (said, told)
+    assert (theirs[-1], mine[-1]) == ("no error", "no error")
+
+
+def test_a_process_without_the_library_is_named(both: Processes) -> None:
+    for answer in both.ask("engine", "gemm_ar/serial", settings="nccl PLACE22809"):
+        assert answer == "copies and sums: process 0 has NCCL 2.28.9, process 1 has NCCL 12.28.9"
+    for answer in both.ask("engine", "gemm_ar/serial", settings="nccl 0"):
+        assert answer.startswith("copies and sums: NCCL does not tell its version")
