@@ -67,7 +67,8 @@ class Arrow(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Trace:
     """A run's record. `clock` says whether times were measured on a device or modelled for a machine. `arrows` are
-    drawn from the plan where they are asked for (`ficco_rt.arrows`)."""
+    drawn from the plan where they are asked for (`ficco_rt.arrows`). `within`: the spans of different processes may be
+    off by so many microseconds against each other."""
 
     schedule: str
     machine: str
@@ -76,6 +77,7 @@ class Trace:
     lanes: tuple[Lane, ...]
     spans: tuple[TraceSpan, ...]
     arrows: tuple[Arrow, ...] = ()
+    within: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Trace of {self.schedule} on {self.machine}: {len(self.spans)} spans, {self.duration:.1f} µs>"

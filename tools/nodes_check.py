@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
@@ -160,24 +160,41 @@ def as_started(part: Part, place: int, gpus: int, node: int) -> dict[str, str]:
     return told | OVER_SOCKETS
 
 
-def process(part: Part, place: int, node: int, repeats: int, pipes: Sequence[Connection | None], control: Any) -> None:
+class Asked(NamedTuple):
+    """What the processes of a part do. `sizes`: of the schedules, in place of the usual ones. `stand_in`: on the tests'
+    library in place of the vendor's."""
+
+    part: Part
+    node: int
+    repeats: int
+    sizes: Sizes | None = None
+    stand_in: bool = False
+
+
+def process(asked: Asked, place: int, pipes: Sequence[Connection | None], control: Any) -> None:
     """One process's side of a part; tells whether all was right, or what has failed."""
+    part, node, repeats, sizes, stand_in = asked
     gpus = len(pipes)
     os.environ |= as_started(part, place, gpus, node)
+    if stand_in:
+        from tests.mock import standin
+
+        seen = f"devices {gpus}" if part == "one node" else f"devices {node}; uuid {place // node * node}"
+        standin.cuda().reset(f"{seen}; sms 132; nccl 22809; apart 1; query_steps 3000; seed {place + 1}")
     try:
         group = Group(Pipes(place, pipes))
         machine = discover("cuda", gpus, processes=gpus)
         if part == "killed":
-            control.send(killed(machine, node, "cuda", None, group))
+            control.send(killed(machine, node, "cuda", sizes, group))
         else:
-            fine = right(machine, node, repeats=repeats, group=group)
-            control.send(collectives(machine, "cuda", repeats, group) and fine)
+            fine = right(machine, node, "cuda", sizes, repeats, group)
+            control.send(collectives(machine, "cuda", repeats, group, 4 if stand_in else 2048) and fine)
     except (DeviceError, UsageError) as error:
         control.send(f"process {place}: {error}")
 
 
-def in_processes(part: Part, gpus: int, node: int, repeats: int) -> bool:
-    """The part in a process for each GPU. DeviceError: a process has failed."""
+def in_processes(asked: Asked, gpus: int) -> bool:
+    """A part in a process for each GPU. DeviceError: a process has failed."""
     context = mp.get_context("spawn")
     pipes: list[list[Connection | None]] = [[None] * gpus for _ in range(gpus)]
     for a in range(gpus):
@@ -186,20 +203,19 @@ def in_processes(part: Part, gpus: int, node: int, repeats: int) -> bool:
     controls, started = [], []
     for place in range(gpus):
         mine, theirs = context.Pipe()
-        arguments = (part, place, node, repeats, pipes[place], theirs)
-        started.append(context.Process(target=process, args=arguments, daemon=True))
+        started.append(context.Process(target=process, args=(asked, place, pipes[place], theirs), daemon=True))
         started[-1].start()
         theirs.close()
         controls.append(mine)
     for pipe in (pipe for of in pipes for pipe in of if pipe is not None):
         pipe.close()
-    print(f"{part}:", flush=True)
+    print(f"{asked.part}:", flush=True)
     until = time.monotonic() + LIMIT
     answers = [_answer(control, until) for control in controls]
     for one in started:
         one.join(5)
         one.kill()
-    expected = answers[:-1] if part == "killed" else answers
+    expected = answers[:-1] if asked.part == "killed" else answers
     failed = [answer for answer in expected if isinstance(answer, str)]
     if failed:
         raise DeviceError("\n".join(failed))
@@ -226,7 +242,7 @@ def main(check: Callable[[Machine, int], bool] = right) -> int:
     asked = parser.parse_args()
     try:
         if asked.processes:
-            found = [in_processes(part, asked.gpus, asked.node, asked.repeats) for part in asked.parts]
+            found = [in_processes(Asked(part, asked.node, asked.repeats), asked.gpus) for part in asked.parts]
             return 0 if all(found) else 4
         os.environ |= OVER_SOCKETS
         return 0 if check(discover("cuda", asked.gpus), asked.node) else 4

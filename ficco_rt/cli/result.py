@@ -200,6 +200,7 @@ def report(result: Result, style: Style) -> str:
         ("exposed", _exposed(result)),
         ("lost", lost_words(result.account)),
         *([("inside", inside)] if (inside := summary(result.trace)) is not None else []),
+        *([("clocks", f"those of the GPUs agree to {show_time(within)}")] if (within := result.trace.within) else []),
         ("host", f"{show_time(median(result.host))} {_host(result)} on this machine's CPU"),
         ("plan", f"{result.plan_hash[:16]}{proof}"),
     ]

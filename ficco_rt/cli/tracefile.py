@@ -56,6 +56,7 @@ def to_json(trace: Trace, run: Mapping[str, object] | None = None) -> str:
         "machine": trace.machine,
         "clock": trace.clock,
         "ranks": trace.ranks,
+        **({"within": trace.within} if trace.within else {}),
         "lanes": [[lane.rank, lane.stream, lane.name, lane.engine] for lane in trace.lanes],
         **({} if run is None else {"run": run}),
     }
@@ -96,6 +97,7 @@ def from_json(text: str, path: str) -> Trace:
         lanes=lanes,
         spans=tuple(spans),
         arrows=tuple(arrows),
+        within=read.field(other, "within", _number) if "within" in other else 0.0,
     )
 
 
@@ -106,7 +108,7 @@ def kept(trace: Trace) -> Trace:
         start, stop, waited, within = (round(time, _DIGITS) for time in (s.start, s.stop, s.waited, s.within))
         return replace(s, start=start, stop=stop, waited=waited, within=within)
 
-    return replace(trace, spans=tuple(map(rounded, trace.spans)))
+    return replace(trace, spans=tuple(map(rounded, trace.spans)), within=round(trace.within, _DIGITS))
 
 
 # ---------------------------------------------------------------- writing

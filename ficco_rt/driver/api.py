@@ -148,7 +148,8 @@ class Driver(Protocol):
 
     def spans(self) -> tuple[TraceSpan, ...]:
         """The last completed run's record, ordered by stream and start; nothing where the clock is virtual. A driver
-        that is `Traceable` has one only of runs that were issued while `tracing` was set."""
+        that is `Traceable` has one only of runs that were issued while `tracing` was set. In a group it is of all
+        processes, which ask for it at the same step."""
 
     def holdings(self) -> Holdings:
         """What is held now; running a plan again and again adds nothing to it."""
@@ -178,3 +179,7 @@ class Traceable(Protocol):
     @property
     def held(self) -> bool:
         """Whether the last run did."""
+
+    @property
+    def within(self) -> float:
+        """Microseconds by which the spans of different processes that were given last may be off against each other."""

@@ -316,7 +316,8 @@ class Executor:
 
     @property
     def trace(self) -> Trace:
-        """The record of the last run that ended, in microseconds: a span for each thing that a stream did.
+        """The record of the last run that ended, in microseconds: a span for each thing that a stream did. In a group
+        on GPUs it holds the spans of all processes on one clock, and all processes ask for it at the same step.
 
         Raises UsageError (no run has ended, the executor is closed; on GPUs: the run was not `traced`).
         """
@@ -331,7 +332,10 @@ class Executor:
                 machine, spans = self.machine.name, self.driver.spans()
                 if not spans and any(stream.commands for stream in self.plan.streams):
                     raise UsageError("the last run was not traced: set executor.traced = True before it")
-                self._trace = Trace(self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans)
+                within = 0.0 if self._recorder is None else self._recorder.within
+                self._trace = Trace(
+                    self.plan.schedule, machine, self.driver.clock, self.plan.ranks, lanes, spans, within=within
+                )
         return self._trace
 
     @property

@@ -184,6 +184,16 @@ class Worker:
             said = str(executor.driver.collectives)
         return f"{said}{self.left()}"
 
+    def traced(self, name: str) -> tuple[Any, str]:
+        """The trace of a run, which all processes have."""
+        with self.executor(name) as executor:
+            self.fill(executor, 0)
+            executor.traced = True
+            executor.run()
+            trace = executor.trace
+            assert executor.trace is trace
+        return trace, self.left()
+
     def opened(self, name: str, ranks_per_gpu: int = 1) -> str:
         with self.executor(name, ranks_per_gpu=ranks_per_gpu) as executor:
             self.fill(executor, 0)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import cases
 from tests.mock.processes import Processes
+from tools import nodes_check
 
 THERE = "sms 132; nccl 22809; apart 1; query_steps 3000"
 SMALL: dict[str, object] = {"M": 32, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5], [4, 2]]}
@@ -67,3 +69,12 @@ def test_a_process_without_the_library_is_named(both: Processes) -> None:
         assert answer == "copies and sums: process 0 has NCCL 2.28.9, process 1 has NCCL 12.28.9"
     for answer in both.ask("engine", "gemm_ar/serial", settings="nccl 0"):
         assert answer.startswith("copies and sums: NCCL does not tell its version")
+
+
+FOUR: dict[str, object] = {"M": 64, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5, 1, 2], [4, 2, 0, 3]] * 2}
+
+
+@pytest.mark.skipif(not cases.ALL, reason="a minute: two nodes of two processes, by the tool for GPUs")
+@pytest.mark.parametrize("part", nodes_check.PARTS)
+def test_the_tool_for_gpus_finds_all_right(part: nodes_check.Part) -> None:
+    assert nodes_check.in_processes(nodes_check.Asked(part, 2, 1, FOUR, True), 4)

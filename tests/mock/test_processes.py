@@ -213,6 +213,15 @@ def test_copies_to_the_other_process_that_do_not_arrive(both: Processes) -> None
     assert both.ask("kinds", "gemm_rs/chunked", settings="copies_lost 1") == [["hipMemcpyDeviceToDevice"] * 2] * 2
 
 
+def test_a_trace_has_the_spans_of_all_processes(both: Processes) -> None:
+    (mine, left), (theirs, _) = both.ask("traced", "ag_gemm/streamed")
+    assert left == ""
+    assert mine == theirs
+    assert {span.rank for span in mine.spans if span.kind == "gemm"} == {0, 1}
+    assert min(span.start for span in mine.spans) >= 0
+    assert mine.within > 0
+
+
 @pytest.mark.parametrize(("both", "runs"), [("cuda", 100), ("hip", 20)], indirect=["both"])
 def test_runs_leave_nothing(both: Processes, runs: int) -> None:
     for before, after in both.ask("flat", "gemm_rs/ring", runs):

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...device.build import Layout, streams_of
 from ...device.collectives import alone_reaches_other_nodes
-from ...device.ir import Placement
+from ...device.ir import EventName, Placement
 from ...device.room_table import blocks_left, too_little_left
 from ...errors import DeviceError, UsageError
 from ...group import Group
@@ -36,6 +36,7 @@ from ...trace import ClockKind, Launched, TraceSpan
 from ...types import Dtype, numpy_dtype
 from .. import api
 from ..api import Array, Buffer, CollectivesBy, DeviceArray, Holdings, Memory, OnProgress, Pool
+from . import clocks
 from .arrivals import try_copies
 from .binding import Binder, BoundPlan, Callers, Plans, Same, plans_of
 from .collective_library import CollectiveLibrary
@@ -84,6 +85,7 @@ class GpuDriver:
         self._given: tuple[object, ...] | None = None  # the last run's streams, if their handles stay the same
         self._callers: Callers = ()  # and their handles
         self._collectives = self._by_copies = ""
+        self._within = 0.0  # see `within`
         refuse(plan)
         self._peers = None
         locals_: Mapping[int, int] | None = None
@@ -430,8 +432,12 @@ class GpuDriver:
     def elapsed(self) -> float:
         return self._runs.microseconds()
 
+    @property
+    def within(self) -> float:
+        return self._within
+
     def spans(self) -> tuple[TraceSpan, ...]:
-        """Of the last run, if it was recorded."""
+        """Of the last run, if it was recorded. In a group of all processes, which ask for them at the same step."""
         binding = self._runs.traced
         if binding is None:
             return ()
@@ -446,15 +452,27 @@ class GpuDriver:
             launch = binding.plans.layout.launches[number]
             launched.setdefault((launch.stream, launch.command), bound.launched)
         inside = self._inside(binding)
-        found: list[TraceSpan] = []
+        found: dict[int, list[TraceSpan]] = {ordinal: [] for ordinal in self._gpus.devices}
         for stream in plan.streams:
             if stream.rank not in self._gpus.ranks:
                 continue
             device = self._gpus.device(stream.rank)
             with self._gpus.inside(device):
                 time = partial(self._runs.since, device.ordinal)
-                found.extend(spans_of(stream, dtypes, time, raisers, launched, inside))
-        return tuple(sorted(found, key=lambda s: (s.stream, s.start, s.stop)))
+                found[device.ordinal].extend(spans_of(stream, dtypes, time, raisers, launched, inside))
+        all_ = self._of_all(found) if self._peers is not None else [span for of in found.values() for span in of]
+        return tuple(sorted(all_, key=lambda s: (s.stream, s.start, s.stop)))
+
+    def _of_all(self, found: Mapping[int, Sequence[TraceSpan]]) -> Sequence[TraceSpan]:
+        """The spans of all processes, on one clock. `found`: this process's, by device."""
+        peers, mine = self._peers, []
+        assert peers is not None
+        with peers.alone():
+            for ordinal, spans in found.items():
+                begin = self._resources.recorded(EventName("begin", ordinal))
+                mine.append(clocks.Spans(clocks.begun(self._gpus, self._gpus.devices[ordinal], begin), tuple(spans)))
+        all_, self._within = clocks.on_one_clock(peers.group, peers.machines, mine, self._gpus.timeout)
+        return all_
 
     def mark_all(self) -> None:
         """Traced runs measure where each block was of all launches by kernels of ours, not of streamed ones alone, by

@@ -184,6 +184,7 @@ class Peers:
 
     def _same_plan(self, plan_hash: str) -> None:
         said = self.agree("open an executor", [__version__, self._vendor.name, plan_hash, _host()])
+        self.machines: tuple[str, ...] = tuple(host for *_, host in said)
         for p, (version, vendor, other, host) in enumerate(said):
             if (version, vendor) != (__version__, self._vendor.name):
                 raise UsageError(
