@@ -71,7 +71,7 @@ def alone_reaches_other_nodes(plan: Plan, reason: str) -> None:
         if isinstance(command, CollectiveCall):
             raise DeviceError(
                 f"{command.origin.place}: between nodes NCCL or RCCL alone makes {command.kind}, and here it does not: "
-                f"{reason}"
+                f"{reason}; install it for every process (--emit device-plan: --collectives library)"
             )
 
 

@@ -15,7 +15,8 @@ Devices that share no events (`words.apart`) meet by words. At the end of a run 
 through and that its words are reset, and completes the run when all others are through. So behind that, no device
 raises a word of the next run before this word is reset, none touches what another one still uses, and none is ever a
 whole run ahead. At the begin, a device waits only for those whose callers' tensors it touches: each of these tells that
-its callers have come. All these words tell of runs by their number, so that none of them is ever reset.
+its callers have come. In a traced run it waits for all others of its node, so that they begin together. All these words
+tell of runs by their number, so that none of them is ever reset.
 """
 
 from __future__ import annotations

@@ -211,18 +211,20 @@ class Word:
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
     right `behind` that kernel, or at the `completion` of the run; or `never`: it tells of runs. Then its `point` is an
     entry or exit, or it has none and is its device's own count of the runs. `used`: in all modes, in graphs, in graphs
-    that are embedded, or, as a latch, in the modes that have one."""
+    that are embedded, in traced runs, or, as a latch, in the modes that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
     reset: Literal["kernel", "behind", "completion", "never"]
-    used: Literal["always", "graph", "embedded", "latched"] = "always"
+    used: Literal["always", "graph", "embedded", "traced", "latched"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
         if self.used == "latched":
             return mode in LATCHED
+        if self.used == "traced":
+            return mode == "traced"
         return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
 
     @property

@@ -88,6 +88,7 @@ _USES = {
     "always": "",
     "graph": ", in graphs",
     "embedded": ", in callers' graphs",
+    "traced": ", in traced runs",
     "latched": ", in traced and latched runs",
 }
 

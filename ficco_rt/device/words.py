@@ -21,7 +21,7 @@ from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .collectives import calls_of, meets
 from .ir import EventName, Mode, Placement, Word
 
-_USES = ("always", "graph", "embedded")
+_USES = ("always", "graph", "embedded", "traced")
 _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "never": 2}
 
 
@@ -150,7 +150,7 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool
 
 def _meetings(plan: Plan, placement: Placement, touched: Sequence[frozenset[int]]) -> Iterator[Word]:
     """By these words each two devices that share no events know each other's end of a run, and a device the begin of
-    those whose callers' tensors it touches."""
+    those whose callers' tensors it touches; in traced runs, of all others."""
     touches: dict[int, set[int]] = defaultdict(set)  # device → the devices whose callers' tensors it touches
     for stream, ranks in zip(plan.streams, touched, strict=True):
         touches[placement.devices[stream.rank]] |= {placement.devices[rank] for rank in ranks}
@@ -163,6 +163,8 @@ def _meetings(plan: Plan, placement: Placement, touched: Sequence[frozenset[int]
             used = "always" if other in away else "embedded"
             if other in touches[device]:
                 yield Word(device, -1, None, entries[other], "never", used)
+            elif other in away:
+                yield Word(device, -1, None, entries[other], "never", "traced")
             yield Word(device, -1, None, exits[other], "never", used)
         if placement.near(device):
             used = "always" if apart(placement, device, "streams") else "embedded"

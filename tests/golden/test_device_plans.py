@@ -15,7 +15,7 @@ from ficco_rt.device import codec
 from ficco_rt.device.build import Layout, device_plan, layout_of
 from ficco_rt.device.check import check
 from ficco_rt.device.features import usual
-from ficco_rt.device.ir import AwaitEvent, Library, Mode, Placement, RecordEvent
+from ficco_rt.device.ir import AwaitEvent, Library, Meet, Mode, Placement, RecordEvent
 from ficco_rt.device.text import to_text
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.codec import content_hash
@@ -86,6 +86,8 @@ def test_processes_share_words_alone(name: str, devices: tuple[int, ...], proces
         waits = [(by[a.event], device[a.stream]) for a in made.actions if isinstance(a, AwaitEvent) and a.event in by]
         assert all(made.placement.process(a) == made.placement.process(b) for a, b in waits)
         assert any(a != b for a, b in waits) == (mode != "embedded" and processes == (0, 1, 0, 1))
+        begin = [a for a in made.own.begin if isinstance(a, Meet)]
+        assert len(begin) == (len(set(devices)) if mode == "traced" else 0)  # all begin together
 
 
 def test_no_golden_file_is_left_of_a_schedule_that_is_gone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -61,6 +62,40 @@ def test_groups_side_by_side_in_any_order(tmp_path: Path) -> None:
         (0, (b"2", b"0")),
         (0, (b"3", b"1")),
     ]
+
+
+def test_a_part_is_made_once(tmp_path: Path) -> None:
+    def body(place: int) -> object:
+        group = group_of(tmp_path, 3, place)
+        if place == 1:
+            return group.part([1]) is group.part((1,)), group.part(range(3)) is group
+        part = group.part([0, 2])
+        return part is group.part([0, 2]), part.exchange(str(place).encode(), 10)
+
+    both = (True, (b"0", b"2"))
+    assert several(tmp_path, 3, body) == [both, (True, True), both]
+
+
+def test_who_leaves_is_seen_between_exchanges(tmp_path: Path) -> None:
+    """What has come for the next exchange is kept for it."""
+
+    def body(place: int) -> object:
+        group = group_of(tmp_path, 2, place)
+        group.barrier(10)
+        if place:
+            group.exchange(b"early", 10)
+            group.leave("out of memory")
+            return ""
+        while not group._early:
+            assert group.left() == ""
+        found = group.exchange(b"late", 10)
+        until = monotonic() + 10
+        while not group.left() and monotonic() < until:
+            pass
+        return found, group.left(), told(lambda: group.barrier(10))
+
+    why = "process 1 of 2 has left: out of memory"
+    assert several(tmp_path, 2, body)[0] == ((b"late", b"early"), why, f"LeftError: {why}")
 
 
 def test_who_goes_astray_is_told(tmp_path: Path) -> None:

@@ -416,9 +416,9 @@ class GpuDriver:
 
     def run(self, binding: api.Binding, streams: Sequence[object] = (), *, graph: bool = False) -> bool:
         assert isinstance(binding, BoundPlan)
-        if self._poisoned and self._peers is not None:
+        if self._peers is not None and (self._poisoned or self._tracing):
             # NOTE others write into our scratch as soon as they run: words keep apart runs, not what the host does
-            self._peers.agree("run what was poisoned")
+            self._peers.agree("run what was poisoned" if self._poisoned else "trace a run")
             self._poisoned = False
         given = tuple(streams)
         if given != self._given:  # NOTE nothing is asked of objects that are the same ones
