@@ -103,8 +103,10 @@ def test_who_goes_astray_is_told(tmp_path: Path) -> None:
         late = group_of(tmp_path / "late", 3, place)
         missing = "" if place == 1 else told(lambda: late.barrier(0.2, "a meal"))
         after = "" if place == 1 else told(lambda: late.barrier(0.2))
-        other = group_of(tmp_path / "other", 2, place % 2)
-        astray = told(lambda: other.barrier(10, f"run {place}")) if place < 2 else ""
+        astray = ""
+        if place < 2:  # NOTE a third one that says it is process 0 could be taken for it
+            other = group_of(tmp_path / "other", 2, place)
+            astray = told(lambda: other.barrier(10, f"run {place}"))
         leaving = group_of(tmp_path / "leaving", 3, place)
         if place == 2:
             leaving.leave("out of memory")
