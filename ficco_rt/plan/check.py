@@ -11,6 +11,7 @@ out of its rank's multiprocessors that it may keep out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, TypeAlias
@@ -75,13 +76,21 @@ class _Holder:
     start: Clock
 
 
+def _by_stream(holders: Iterable[_Holder]) -> list[deque[_Holder]]:
+    found: dict[int, deque[_Holder]] = {}
+    for holder in sorted(holders, key=lambda holder: holder.command):
+        found.setdefault(holder.stream, deque()).append(holder)
+    return list(found.values())
+
+
 class _Walk:
     """Runs the streams in the abstract, in any order. Works of a launch are taken one by one in their order, as
     on a device with room for one only: if this comes to an end, so does every device."""
 
     def __init__(self, plan: Plan, holders: dict[int, list[_Holder]]) -> None:
         self.plan = plan
-        self.holders = holders  # by rank
+        # by rank, and there by stream: those that are not over, in the stream's order
+        self.holders: dict[int, list[deque[_Holder]]] = {rank: _by_stream(some) for rank, some in holders.items()}
         self.at = [0] * len(plan.streams)
         self.entries = [0] * len(plan.streams)
         self.works = [0] * len(plan.streams)  # works done of the launch at hand
@@ -139,10 +148,13 @@ class _Walk:
 
     def _kept_out(self, stream: Stream) -> _Holder | None:
         """The streamed launch, not over yet, that may keep the stream's next command from starting."""
-        for holder in self.holders.get(stream.rank, ()):
-            over = self.at[holder.stream] > holder.command
-            if holder.stream != stream.id and not over and holder.start.done[stream.id] <= self.entries[stream.id]:
-                return holder
+        for holders in self.holders.get(stream.rank, ()):
+            while holders and self.at[holders[0].stream] > holders[0].command:
+                holders.popleft()
+            # those behind the first know all that it knows at their start
+            first = holders[0] if holders and holders[0].stream != stream.id else None
+            if first is not None and first.start.done[stream.id] <= self.entries[stream.id]:
+                return first
         return None
 
     def _launch(self, stream: Stream, launch: Launch, ready: deque[int]) -> Signal | _Obstacle | None:

@@ -82,7 +82,8 @@ class _Synchroniser:
         self.ends: dict[tuple[int, int], list[int]] = {}  # stage, rank → the last op on each of its streams
         self.wanted_ends = {s for stage in self.graph.stages for s in stage.after}
         self.members: dict[LaunchKey, list[int]] = {}
-        self.holding: dict[int, list[int]] = {}  # rank → first ops of streamed launches that hold multiprocessors
+        # rank → stream → first op of its last streamed launch that holds multiprocessors
+        self.holding: dict[int, dict[int, int]] = {}
         self.latest: dict[int, int] = {}  # stream → its latest op that a streamed launch waits for, directly or not
         self.roomy: set[LaunchKey] = set()  # streamed stages that leave multiprocessors free while they wait
         last: dict[tuple[int, int, int], int] = {}
@@ -295,9 +296,10 @@ class _Synchroniser:
         if key not in self.roomy:
             others = [u for t, u in self.latest.items() if t != s and self.draft.streams[t].rank == rank]
             # two spinning launches could each hold the multiprocessors that the other needs to begin
-            others += [u for u in self.holding.get(rank, ()) if self.draft.stream_of[u] != s]
+            holding = self.holding.setdefault(rank, {})
+            others += [u for t, u in holding.items() if t != s]
             ends = {u: self._end_of(u) for u in others}
-            self.holding.setdefault(rank, []).append(first)
+            holding[s] = first
         for v in self.members[key]:
             for u in self._before(v):
                 if self.draft.stream_of[u] != s and self._same_processors(u, rank) and not self._beside(u, key):
