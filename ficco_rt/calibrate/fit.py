@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from math import hypot
 
 import numpy as np
 
@@ -21,6 +22,8 @@ OVERHEADS = tuple(f.name for f in fields(Overheads))
 VENDOR = ("reached", "start")  # of the vendor's GEMM
 LEAST = 0.1  # microseconds that anything takes
 _ROUNDS = 4
+SURE = 2.0  # standard errors: a figure is told from noise if it is above 0 by so many
+MEDIAN = 0.15  # standard error of a median of nine runs, as a share of the runs' range
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
 
@@ -28,13 +31,24 @@ LARGE = 0.1  # of the operations of the largest product: those that go by the ra
 class Constant:
     """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times
     differ from what the figure says. `host`: the host issued the probe's runs while they ran, so that the figure may be
-    the time of the host."""
+    the time of the host. `noise`: what was measured and its standard error, where these cannot be told from noise; the
+    value is then the one that was known before."""
 
     value: float
     unit: str
     probe: str
     residual: float = 0.0
     host: bool = False
+    noise: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Least:
+    """Factors by least squares, the standard error of each, and the residual."""
+
+    factors: tuple[float, ...]
+    errors: tuple[float, ...]
+    off: float
 
 
 class _Fit:
@@ -48,10 +62,19 @@ class _Fit:
         self.base, self.known = base, overheads(base.device)
         self.found: dict[str, Constant] = {}
 
-    def add(self, name: str, value: float, probe: str, off: float = 0.0, unit: str = "µs") -> None:
-        least = LEAST if unit == "µs" and name not in OVERHEADS else 0.0
+    def add(self, name: str, value: float, probe: str, off: float = 0.0, unit: str = "µs", error: float = 0.0) -> None:
+        """A time that cannot be told from noise stays what it was. One that only the tables have is left out."""
         host = self.modes[probe] == "streams" and not all(p.ahead for p in self.series[probe])
-        self.found[name] = Constant(max(least, value), unit, probe, off, host)
+        if unit != "µs" or value > max(SURE * error, LEAST):
+            self.found[name] = Constant(value, unit, probe, off, host)
+        elif name in _LINKS + _DEVICE + OVERHEADS:
+            self.found[name] = Constant(self.before(name), unit, probe, off, host, (value, error))
+
+    def before(self, name: str) -> float:
+        """A time as it was known before it was measured."""
+        links, device = self.base.links, self.base.device
+        known = getattr(self.known if name in OVERHEADS else device if name in _DEVICE else links, name)
+        return links.copy_time if known is None else float(known)
 
     def more(self, name: str, before: float) -> float:
         """By how much a figure is greater than what it was before it was measured; 0 if it was not."""
@@ -62,13 +85,13 @@ class _Fit:
         launch, frame = self.base.device.launch_time, self.known.frame
         return launch + self.more("launch_time", launch) + frame + self.more("frame", frame)
 
-    def beyond(self, probe: str, rows: Sequence[Callable[[Mapping[str, int]], float]]) -> tuple[list[float], float]:
-        """How much longer a run takes than the model says: at all, and for each of what `rows` count; the residual."""
+    def beyond(self, probe: str, rows: Sequence[Callable[[Mapping[str, int]], float]]) -> _Least:
+        """How much longer a run takes than the model says: at all, and for each of what `rows` count."""
         points = self.series[probe]
         matrix = [(1.0, *(row(p.params) for row in rows)) for p in points]
-        found, off = _weighted(matrix, points)
-        modelled, _ = _weighted(matrix, [replace(p, micros=p.modelled) for p in points])
-        return [a - b for a, b in zip(found, modelled, strict=True)], off
+        found, modelled = _weighted(matrix, points), _weighted(matrix, [replace(p, micros=p.modelled) for p in points])
+        more = tuple(a - b for a, b in zip(found.factors, modelled.factors, strict=True))
+        return _Least(more, found.errors, found.off)
 
     # ---- kernels and runs
 
@@ -81,21 +104,23 @@ class _Fit:
         for probe, prefix in (("launches", ""), ("launches as a graph", "graph_")):
             if probe in self.series:
                 points = self.series[probe]
-                (_, each), off = _weighted([(1.0, p.params["count"] - 1) for p in points], points)
-                self.add(f"{prefix}launch_behind", each, probe, off)
+                least = _weighted([(1.0, p.params["count"] - 1) for p in points], points)
+                self.add(f"{prefix}launch_behind", least.factors[1], probe, least.off, error=least.errors[1])
         if "launches" in self.series:
-            (start, more), off = self.beyond("launches", [lambda p: p["count"] - 1])
+            least = self.beyond("launches", [lambda p: p["count"] - 1])
+            start, more = least.factors
             before = self.base.device.launch_time
             if not any(p.early for p in self.series["launches"]):
-                self.add("launch_time", before + more, "launches", off)
-            self.add("frame", self.known.frame + start - self.more("launch_time", before), "launches", off)
+                self.add("launch_time", before + more, "launches", least.off, error=least.errors[1])
+            frame = self.known.frame + start - self.more("launch_time", before)
+            self.add("frame", frame, "launches", least.off, error=least.errors[0])
 
     def products(self) -> None:
         if "sum" in self.series:
-            (_, rate), off = _weighted(
+            least = _weighted(
                 [(1.0, (p.params["terms"] + 1) * copied(p.params)) for p in self.series["sum"]], self.series["sum"]
             )
-            self.add("memory_rate", 1 / rate, "sum", off, "bytes a µs")
+            self.add("memory_rate", 1 / least.factors[1], "sum", least.off, "bytes a µs")
         if "product" not in self.series:
             return
         # what a run costs beside its product is known by now
@@ -144,46 +169,67 @@ class _Fit:
         for probe, name in (("push", "copy_behind"), ("push as a graph", "graph_copy_behind")):
             if len({p.params["pieces"] for p in self.series.get(probe, ())}) < 2:
                 continue
-            (_, each, rate), off = self._pieces(probe, 1)
-            self.add(name, each, probe, off)
+            least = self._pieces(probe, 1)
+            _, each, rate = least.factors
+            self.add(name, each, probe, least.off, error=least.errors[1])
             if probe == "push":
-                self.add("rate", 1 / rate, probe, off, "bytes a µs")
-                (start, *_), off = self.beyond(probe, [_further, copied])
-                before = self.base.links.copy_time
-                self.add("copy_time", before + start - self.more("frame", self.known.frame), probe, off)
+                self.add("rate", 1 / rate, probe, least.off, "bytes a µs")
+                if "records" in self.series:
+                    self._record(each, least.errors[1])
         if len({p.params["pieces"] for p in self.series.get("inside", ())}) > 1:
-            (_, each, rate), off = self._pieces("inside", 2)
-            self.add("inside_rate", 1 / rate, "inside", off, "bytes a µs")
-            self.add("inside_behind", each, "inside", off)
-        if "records" in self.series and "copy_behind" in self.found:
-            points = self.series["records"]
-            (_, each), off = _weighted([(1.0, _further(p.params)) for p in points], points)
-            self.add("record", each - self.found["copy_behind"].value, "records", off)
+            least = self._pieces("inside", 2)
+            self.add("inside_rate", 1 / least.factors[2], "inside", least.off, "bytes a µs")
+            self.add("inside_behind", least.factors[1], "inside", least.off, error=least.errors[1])
         if "stores" in self.series and "rate" in self.found:
             best = max(copied(p.params) / max(0.1, p.micros - self.alone()) for p in self.series["stores"])
             self.add("stores", best / self.found["rate"].value, "stores", 0.0, "of the rate of copy engines")
 
-    def _pieces(self, probe: str, times: int) -> tuple[list[float], float]:
-        """What a run takes at all, each further piece, and each byte that goes so many times; the residual."""
+    def _record(self, behind: float, error: float) -> None:
+        """What a further piece costs with an event behind it, less what it costs without one (`behind`)."""
+        points = self.series["records"]
+        least = _weighted([(1.0, _further(p.params)) for p in points], points)
+        self.add("record", least.factors[1] - behind, "records", least.off, error=hypot(least.errors[1], error))
+
+    def _pieces(self, probe: str, times: int) -> _Least:
+        """What a run takes at all, each further piece, and each byte that goes so many times."""
         points = self.series[probe]
         return _weighted([(1.0, _further(p.params), times * copied(p.params)) for p in points], points)
 
     # ---- waits
 
     def waits(self) -> None:
+        """A chain shows a copy and the wait before it as one time. The latency of a lone copy divides it, if that is
+        known better than the wait is long. Otherwise the wait stays what it was, and the copy is what is left: so the
+        two together are as measured."""
+        self._latency()
         for probe, prefix in (("hops", ""), ("hops as a graph", "graph_")):
             if probe in self.series and "copy_time" in self.found:
-                (_, each), off = self.beyond(probe, [lambda p: p["hops"]])
-                each -= self.more("copy_time", self.base.links.copy_time)
-                self.add(f"{prefix}signal_time", self.base.links.signal_time + each, probe, off)
+                self._turn(f"{prefix}signal_time", probe, "hops", "copy_time")
         if "copy turns" in self.series and "copy_time" in self.found:
-            (_, each), off = self.beyond("copy turns", [lambda p: p["turns"]])
-            each -= self.more("copy_time", self.base.links.copy_time)
-            self.add("event_to_copy", self.known.event_to_copy + each, "copy turns", off)
+            self._turn("event_to_copy", "copy turns", "turns", "copy_time")
         if "kernel turns" in self.series and "frame" in self.found:
-            (_, each), off = self.beyond("kernel turns", [lambda p: p["turns"]])
-            each -= self.more("launch_time", self.base.device.launch_time)
-            self.add("event_to_kernel", self.known.event_to_kernel + each, "kernel turns", off)
+            self._turn("event_to_kernel", "kernel turns", "turns", "launch_time")
+
+    def _latency(self) -> None:
+        if "rate" not in self.found:
+            return
+        before, signal = self.base.links.copy_time, self.base.links.signal_time
+        least = self.beyond("push", [_further, copied])
+        alone = before + least.factors[0] - self.more("frame", self.known.frame)
+        if "hops" in self.series:
+            hops = self.beyond("hops", [lambda p: p["hops"]])
+            both, error = before + signal + hops.factors[1], hypot(least.errors[0], hops.errors[1])
+            if both - alone <= max(SURE * error, LEAST):
+                self.add("copy_time", both - signal, "hops", hops.off, error=hops.errors[1])
+                return
+        self.add("copy_time", alone, "push", least.off, error=least.errors[0])
+
+    def _turn(self, name: str, probe: str, counted: str, takes: str) -> None:
+        """The wait of a chain's turn: what a turn takes longer than modelled, less what its copy or kernel does."""
+        least = self.beyond(probe, [lambda p: p[counted]])
+        plain = name.removeprefix("graph_")
+        value = self.before(plain) + least.factors[1] - self.more(takes, self.before(takes))
+        self.add(name, value, probe, least.off, error=least.errors[1])
 
     # ---- what kernels keep
 
@@ -231,7 +277,7 @@ def machine_of(found: Mapping[str, Constant], base: Machine, name: str, source: 
     paths |= {"gemm_rate": "device.gemm_rate.bf16"}
     paths |= {key: f"device.overheads.{key}" for key in OVERHEADS}
     paths |= {key: f"device.vendor_gemm.{key}" for key in VENDOR}
-    sources = tuple((path, _source(found[key])) for key, path in paths.items() if key in found)
+    sources = tuple((path, _source(found[key], base.source_of(path))) for key, path in paths.items() if key in found)
     if VENDOR[0] in found:
         sources += (("device.vendor_gemm.ends", "not measured: fitted on an H200"),)
     return replace(base, name=name, device=device, links=links, source=source, measured=measured, sources=sources)
@@ -248,7 +294,11 @@ def _vendor_after(value: Mapping[str, float], base: Machine) -> tuple[tuple[str,
     return tuple(asdict(replace(_vendor_before(base), **{key: value[key] for key in VENDOR if key in value})).items())
 
 
-def _source(constant: Constant) -> str:
+def _source(constant: Constant, before: str) -> str:
+    if constant.noise is not None:
+        value, error = constant.noise
+        stored = f" ({before})" if before else ""
+        return f"as stored{stored}: probe '{constant.probe}' cannot tell it from noise, {value:.2g} ± {error:.2g} µs"
     how = "measured with the time of the host in it" if constant.host else "measured"
     return f"{how}: probe '{constant.probe}', times off by {100 * constant.residual:.1f} % in the median"
 
@@ -287,13 +337,22 @@ def contention(measured: Sequence[Series]) -> Iterator[Beside]:
         yield Beside(both.params, both.micros / longer - 1, copies.micros > product.micros)
 
 
-def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> tuple[list[float], float]:
-    """Least squares of relative errors."""
+def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> _Least:
+    """Least squares of relative errors. The standard errors of the factors come from how far the times are off, or from
+    how far runs of one point differ, whichever is more."""
     times = np.array([p.micros for p in points])
     matrix = np.array(rows, float)
     scale = matrix.max(axis=0)
-    factors = np.linalg.lstsq(matrix / scale / times[:, None], np.ones(len(points)), rcond=None)[0] / scale
-    return [float(f) for f in factors], float(np.median(np.abs(matrix @ factors / times - 1)))
+    scaled = matrix / scale / times[:, None]
+    factors = np.linalg.lstsq(scaled, np.ones(len(points)), rcond=None)[0] / scale
+    off = matrix @ factors / times - 1
+    left = len(points) - matrix.shape[1]
+    scatter = [MEDIAN * (p.most - p.least) / p.micros for p in points]
+    spread = max(
+        float(np.sqrt(np.sum(off**2) / left)) if left > 0 else 0.0, float(np.sqrt(np.mean(np.square(scatter))))
+    )
+    errors = spread * np.sqrt(np.abs(np.diag(np.linalg.pinv(scaled.T @ scaled)))) / scale
+    return _Least(tuple(map(float, factors)), tuple(map(float, errors)), float(np.median(np.abs(off))))
 
 
 def _threes(points: Sequence[Point]) -> Iterator[tuple[Point, Point, Point]]:

@@ -21,6 +21,7 @@ from .report import print_json
 from .settings import show_params
 
 HOST = " *"  # behind a time that may be the host's
+NOISE = " †"  # behind the probe of a figure that it cannot tell from noise
 MOST_GPUS = 8  # that are looked for
 
 
@@ -106,7 +107,9 @@ def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[st
 
 
 def _constant(c: Constant) -> dict[str, object]:
-    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host}
+    value, error = c.noise or (None, None)
+    noise = None if c.noise is None else {"value": value, "error": error}
+    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host, "noise": noise}
 
 
 def _loss(loss: Loss) -> dict[str, object]:
@@ -123,7 +126,7 @@ def render(
             f"{c.value:.4g}",
             c.unit,
             f"{100 * c.residual:.1f} %",
-            c.probe + HOST * c.host,
+            c.probe + HOST * c.host + NOISE * (c.noise is not None),
         )
         for name, c in found.items()
     ]
@@ -137,6 +140,14 @@ def render(
     ]
     if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
         parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
+    untold = {name: c.noise for name, c in found.items() if c.noise is not None}
+    if untold:
+        told = ", ".join(
+            f"{name.replace('_', ' ')} {value:.2g} ± {error:.2g}" for name, (value, error) in untold.items()
+        )
+        parts.append(
+            f"{NOISE.strip()} cannot be told from noise, so the figure is the one known before; measured: {told} µs"
+        )
     missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
     parts += ["not measured:", *missing] if missing else []
     for what, each in (("probes", {s.probe.name: s.seconds for s in series if s.points}), ("on GPUs", spent)):

@@ -103,6 +103,47 @@ def test_what_is_measured_predicts_what_was_measured(base: Machine, series: tupl
     assert errors[int(0.9 * len(errors))] < 0.08
 
 
+class Scattered(Modelled):
+    """Runs on two ranks begin some microseconds late, each point by another time; those of chains take what they
+    should."""
+
+    def times(self, plan: Plan, mode: Mode) -> Times:
+        found = super().times(plan, mode)
+        if plan.schedule != "push":
+            return found
+        (least,) = found.micros
+        late = 4.0 + 7 * (plan.tensors[0].shapes[0][0] + sum(len(stream.commands) for stream in plan.streams)) % 11
+        return Times((least + late - 2, least + late, least + late + 2), found.ahead)
+
+
+def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) -> None:
+    """Lone copies that begin late would take all of a chain's turn: the wait of it stays, and the sum is as measured."""
+    machine = replace(base, ranks=2)
+    device = replace(machine.device, overheads=(("copy_behind", 0.0),))
+    wanted = replace(machine, device=device, links=replace(machine.links, copy_time=5.0))
+    probed = only("push", "hops", "copy turns", "launches")
+    series = measure(probed, machine, Scattered(wanted), 1000)
+    found = constants(series, machine)
+    assert found["copy_time"].probe == "hops"
+    assert found["copy_time"].value == pytest.approx(5.0, abs=0.3)
+    assert found["signal_time"].value == pytest.approx(machine.links.signal_time, abs=0.3)
+    assert found["event_to_copy"].value == pytest.approx(4.8, abs=0.5)
+    noise = found["copy_behind"].noise
+    assert noise is not None
+    value, error = noise
+    assert value < 2 * error
+    assert found["copy_behind"].value == 1.8
+    here = command.calibrated(series, machine, None, "CUDA 13.0")
+    assert dict(here.device.overheads)["copy_behind"] == 1.8
+    assert here.source_of("device.overheads.copy_behind").startswith("as stored: probe 'push' cannot tell it from noise")
+    assert here.measured is not None
+    assert ("copy", "streams") not in {(cost.what, cost.mode) for cost in here.measured.costs}
+    with open("/dev/null", "w") as stream:
+        text = command.render(series, here, machine, 3.0, Style(stream), {"runs": 1.25})
+    assert "push †" in text
+    assert "† cannot be told from noise, so the figure is the one known before; measured: copy behind " in text
+
+
 def test_where_launches_do_not_begin_early_a_chain_tells_what_each_costs() -> None:
     machine = profile("mi300x-mesh", 2)
     slower = replace(machine, device=replace(machine.device, launch_time=machine.device.launch_time + 1.5))
