@@ -13,12 +13,12 @@ from pathlib import Path
 from ..errors import UsageError
 from ..explore import measured as measurements
 from ..explore import scenarios as sizes_of
-from ..explore.candidates import candidates, fitting
 from ..explore.losses import losses
 from ..explore.scenarios import Scenario
 from ..explore.summary import Best, Fit, Pair, best, fit, wins
 from ..explore.sweep import Space, Todo, cores, make, todo
 from ..explore.table import TABLE, Row, TableFile, read, size_names
+from ..explore.trials import fitting, trials
 from ..files import check_outputs, write_atomic
 from ..machine.model import Machine
 from .characterise import OPERATORS
@@ -63,7 +63,7 @@ def explore(
         rows = _rows_there(target, unused | {"--jobs": jobs})
     else:
         found = _machines(machines, (None,) if gpus is None else gpu_list(gpus))
-        tried = candidates(target, schedules, parse_choices(params, "--param"))
+        tried = trials(target, schedules, parse_choices(params, "--param"))
         work = _scenarios(target, scenarios, only, settings)
         fitting(work, tried)
         rows = _sweep(Space(target, work, tried, found), output, jobs or cores(), progress)

@@ -18,7 +18,7 @@ _SIZES = ("K", "M", "N")
 
 
 def load(path: Path | str) -> dict[_What, float]:
-    """Median microseconds of single runs by candidate. Of several rows of one, those on streams come first, as the
+    """Median microseconds of single runs by trial. Of several rows of one, those on streams come first, as the
     virtual clock has them, then those of rounds, then those on as many GPUs as ranks. Raises UsageError."""
     text = read_text(path)
     try:

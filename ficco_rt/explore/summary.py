@@ -16,7 +16,7 @@ Case: TypeAlias = tuple[str, str, Settings, int, str]  # operation, scenario, si
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest candidate of a scenario on a machine, and the fastest one of another schedule."""
+    """The fastest trial of a scenario on a machine, and the fastest one of another schedule."""
 
     row: Row
     second: Row | None
@@ -61,7 +61,7 @@ def wins(of: Sequence[Best]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A modelled row and what was measured of the same candidate."""
+    """A modelled row and what was measured of the same trial."""
 
     row: Row
     measured: float
@@ -79,7 +79,7 @@ class Fit:
     pairs: int
     median: float  # of the errors' sizes
     p90: float
-    correlation: float | None  # of ranks among a case's candidates, the median over cases of three or more
+    correlation: float | None  # of ranks among a case's trials, the median over cases of three or more
 
 
 def fit(pairs: Sequence[Pair]) -> Fit:

@@ -1,6 +1,6 @@
 """The sweep itself: which rows are wanted, which are there, and the others made, in several processes.
 
-A part of the work is a scenario, a candidate and a number of ranks: its graph is built once, and lowered and modelled
+A part of the work is a scenario, a trial and a number of ranks: its graph is built once, and lowered and modelled
 for each machine. Parts know nothing of each other, so that they may be made anywhere and in any order.
 """
 
@@ -25,9 +25,9 @@ from ..exec.ideal import ideal
 from ..graph.ir import Graph
 from ..machine.model import Machine
 from ..sim.simulate import simulate
-from .candidates import Candidate, baseline
 from .scenarios import Scenario
 from .table import Row
+from .trials import Trial, baseline
 
 _AHEAD = 4  # parts handed to a process before it has ended one
 _DECIDE_NOT = {"calibrate", "cli", "driver", "lsp"}  # folders of this package that no modelled time depends on
@@ -39,16 +39,16 @@ class Space:
 
     operation: str
     scenarios: tuple[Scenario, ...]
-    candidates: tuple[Candidate, ...]
+    trials: tuple[Trial, ...]
     machines: tuple[Machine, ...]
 
     def parts(self) -> Iterator[Part]:
         """All of it."""
         serial = baseline(self.operation)
-        for candidate in self.candidates:
-            alike: dict[tuple[int, Candidate], list[Machine]] = defaultdict(list)  # whose graphs are one
+        for trial in self.trials:
+            alike: dict[tuple[int, Trial], list[Machine]] = defaultdict(list)  # whose graphs are one
             for machine in self.machines:
-                alike[machine.ranks, candidate.on(machine)].append(machine)
+                alike[machine.ranks, trial.on(machine)].append(machine)
             for scenario in self.scenarios:
                 for (_, tried), machines in alike.items():
                     yield Part(self.operation, scenario, tried, serial, tuple(machines))
@@ -56,17 +56,17 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A candidate on a scenario, on machines of the same number of ranks."""
+    """A trial on a scenario, on machines of the same number of ranks."""
 
     operation: str
     scenario: Scenario
-    candidate: Candidate
-    serial: Candidate  # whose work the yardsticks are of
+    trial: Trial
+    serial: Trial  # whose work the yardsticks are of
     machines: tuple[Machine, ...]
 
     def blank(self, machine: Machine) -> Row:
         """The row, not made yet."""
-        s, c = self.scenario, self.candidate
+        s, c = self.scenario, self.trial
         made = _digest(c.text, machine, self.serial.text)
         what = (self.operation, s.name, s.sizes, machine.ranks, machine.name, c.schedule, c.params)
         return Row(*what, time=None, serial=None, ideal=None, problem="", made=made)
@@ -112,13 +112,11 @@ def rows_of(part: Part) -> list[Row]:
     yardsticks = [_yardstick(part.serial, part.scenario, machine) for machine in part.machines]
     blanks = [replace(b, serial=serial, ideal=best) for b, (serial, best) in zip(blanks, yardsticks, strict=True)]
     try:
-        graph = compiler.build(
-            part.candidate.parsed(), ranks, part.scenario.params(ranks) | dict(part.candidate.params)
-        )
+        graph = compiler.build(part.trial.parsed(), ranks, part.scenario.params(ranks) | dict(part.trial.params))
     except (ScheduleError, UsageError) as error:
         return [replace(blank, problem=_words(error)) for blank in blanks]
     return [
-        _modelled(blank, graph, machine, part.candidate.trusted)
+        _modelled(blank, graph, machine, part.trial.trusted)
         for blank, machine in zip(blanks, part.machines, strict=True)
     ]
 
@@ -133,7 +131,7 @@ def _modelled(blank: Row, graph: Graph, machine: Machine, trusted: bool) -> Row:
 
 
 @cache
-def _yardstick(serial: Candidate, scenario: Scenario, machine: Machine) -> tuple[float | None, float | None]:
+def _yardstick(serial: Trial, scenario: Scenario, machine: Machine) -> tuple[float | None, float | None]:
     """Serial and ideal time of the operation, whatever its schedule; None where it cannot be done at all. They are
     those of its claim: the plan may have one node only."""
     try:

@@ -1,4 +1,4 @@
-"""The table of a sweep: a row a candidate and scenario, in a file that grows row by row and is always whole.
+"""The table of a sweep: a row a trial and scenario, in a file that grows row by row and is always whole.
 
 A row is one line of the file, CSV or JSON by its name, and one write. What an interruption leaves is therefore a table,
 perhaps with a torn last line, which a reader leaves out.

@@ -4,7 +4,7 @@ leave open, and candidates of the caller's own."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -46,7 +46,7 @@ def by_vendor(candidate: Candidate) -> Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ShippedOperation:
     """What a claim is made for in several ways: its shipped schedules, and what its sizes are called."""
 
     name: str
@@ -60,7 +60,7 @@ def shown(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
-def operation_of(name: str) -> Operation:
+def shipped_operation(name: str) -> ShippedOperation:
     """The operation of that name. Raises UsageError that says which there are."""
     known = library.operations()
     if name not in known:
@@ -71,10 +71,10 @@ def operation_of(name: str) -> Operation:
     schedule = text_of(baseline)
     declared = {param.name for param in schedule.params}
     sizes = tuple(p.name for p in schedule.params if not names_in(p.value) & declared)
-    return Operation(name, known[name], sizes, tuple(t.name for t in schedule.types))
+    return ShippedOperation(name, known[name], sizes, tuple(t.name for t in schedule.types))
 
 
-def bound_sizes(operation: Operation, ranks: int, sizes: Mapping[str, object]) -> dict[str, object]:
+def bound_sizes(operation: ShippedOperation, ranks: int, sizes: Mapping[str, object]) -> dict[str, object]:
     """All sizes and types of an operation. Raises UsageError (which are missing, which are unknown), ScheduleError
     (sizes that its tensors cannot have)."""
     missing = [name for name in operation.sizes if name not in sizes]
@@ -127,7 +127,7 @@ def _stages(program: Iterable[StageDecl | StageStep]) -> Iterator[StageDecl]:
 WITHOUT_MEMORY = ("gemm_ar/serial",)  # schedules that leave all that crosses ranks to vendor collectives
 
 
-def within_reach(operation: Operation, f: Facts | None) -> tuple[str, ...]:
+def within_reach(operation: ShippedOperation, f: Facts | None) -> tuple[str, ...]:
     """The schedules of an operation that fit a machine's nodes: on several nodes those that send messages; on one node
     the others, which are faster there."""
     if f is None:
@@ -150,21 +150,26 @@ def _counts(value: object) -> Iterable[object]:
     return (other for other in (2 * number, number // 2) if 1 <= other <= 2 * MOST.value)
 
 
-# Other values that are worth trying beside the rules', by parameter. A parameter that is not here keeps the rules'.
-OTHERS: Mapping[str, Callable[[object], Iterable[object]]] = {
-    "chunks": _counts,
-    "deep": lambda _: ((1,), (1, 1, 1, 1)),
-    "taper": lambda _: ((3, 1), (4, 2, 1, 1)),
-    "first": lambda _: ((1,), (1, 1, 2)),
-    "last": lambda _: ((2, 1, 1), (1, 1, 1, 1)),
+# Shares of a shard, or of K, that are worth trying, by parameter, the most promising ones first. `tools/bench` measures
+# these, too.
+SHARES: Mapping[str, tuple[tuple[int, ...], ...]] = {
+    "deep": ((1,), (1, 1, 1, 1), (1, 1)),
+    "taper": ((4, 2, 1, 1), (3, 1), (6, 3, 2, 1)),
+    "first": ((1, 1, 2), (1,)),
+    "last": ((2, 1, 1), (1, 1, 1, 1)),
 }
+
+
+def _others(name: str, value: object) -> Iterable[object]:
+    """Values that are worth trying beside the rules'. A parameter that has none keeps the rules'."""
+    return _counts(value) if name == "chunks" else SHARES.get(name, ())
 
 
 def variations(candidate: Candidate) -> tuple[Candidate, ...]:
     """The candidate with one parameter changed."""
     found = []
     for i, (name, value) in enumerate(candidate.params):
-        for other in OTHERS[name](value) if name in OTHERS else ():
+        for other in _others(name, value):
             if other != value:
                 changed = (*candidate.params[:i], (name, other), *candidate.params[i + 1 :])
                 found.append(Candidate(candidate.schedule, changed))

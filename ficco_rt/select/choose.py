@@ -15,7 +15,7 @@ from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..plan.ir import Plan
 from . import memory, ranking, rules
-from .candidates import Candidate, Operation, bound_sizes, by_rules, operation_of, own, shown, within_reach
+from .candidates import Candidate, ShippedOperation, bound_sizes, by_rules, own, shipped_operation, shown, within_reach
 from .estimates import estimate, pieces
 from .facts import Facts, facts
 
@@ -80,7 +80,7 @@ class Choice:
 class _Question:
     """What is asked, with all sizes bound."""
 
-    operation: Operation
+    operation: ShippedOperation
     ranks: int
     machine: Machine
     sizes: Mapping[str, object]
@@ -160,7 +160,7 @@ def question(
     sizes: Mapping[str, object] | None = None,
 ) -> _Question:
     """The question with its sizes bound. Raises UsageError, ScheduleError."""
-    known = operation_of(operation)
+    known = shipped_operation(operation)
     number = whole(ranks, "ranks")
     bound = bound_sizes(known, number, {name: plain(value) for name, value in (sizes or {}).items()})
     target = chosen(DEFAULT if machine is None else machine, number)

@@ -20,7 +20,7 @@ from ..sim.simulate import simulate
 from .candidates import (
     BASELINE,
     Candidate,
-    Operation,
+    ShippedOperation,
     by_rules,
     by_vendor,
     streams_products,
@@ -59,7 +59,7 @@ class Ranking:
     refused: tuple[tuple[Candidate, str], ...] = ()
 
 
-def shortlist(operation: Operation, f: Facts | None) -> tuple[Candidate, ...]:
+def shortlist(operation: ShippedOperation, f: Facts | None) -> tuple[Candidate, ...]:
     """The candidates that are worth a simulation: schedules with the values of the rules, then other values of the
     best; the schedule that the rules choose first, and the baseline always."""
     if f is None:
@@ -128,7 +128,7 @@ def rank(
 
 
 def with_vendor(
-    found: Ranking, operation: Operation, ranks: int, sizes: Mapping[str, object], machine: Machine
+    found: Ranking, operation: ShippedOperation, ranks: int, sizes: Mapping[str, object], machine: Machine
 ) -> Ranking:
     """The ranking with the best schedules once more, their products by the vendor's library, if the machine has a price
     of it: those that stream no product, and the baseline. What the library does not make is left out."""

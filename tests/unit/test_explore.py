@@ -20,8 +20,8 @@ from ficco_rt.cli.main import execute
 from ficco_rt.cli.settings import parse_choices
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.explore import losses, measured, scenarios, summary, sweep, table
-from ficco_rt.explore.candidates import baseline, candidates, fitting, operations
 from ficco_rt.explore.table import Row, TableFile
+from ficco_rt.explore.trials import baseline, fitting, operations, trials
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.simulate import simulate
@@ -139,9 +139,7 @@ def test_rows_of_other_versions_and_machines_are_made_again(
     assert sorted(table.read("t.csv"), key=str) == sorted([*found, other], key=str)
 
     machine = profile("h200-switch", 2)
-    space = sweep.Space(
-        "ag_gemm", _scenarios(found), candidates("ag_gemm", ["uniform_*"], {"chunks": (1, 2)}), (machine,)
-    )
+    space = sweep.Space("ag_gemm", _scenarios(found), trials("ag_gemm", ["uniform_*"], {"chunks": (1, 2)}), (machine,))
     assert sweep.todo(space, found).rows == 0
     slower = replace(machine, links=replace(machine.links, rate=1e3))
     assert sweep.todo(replace(space, machines=(slower,)), found).rows == 10
@@ -158,7 +156,7 @@ def _scenarios(rows: Iterable[Row]) -> tuple[scenarios.Scenario, ...]:
 def test_processes_make_the_same_rows() -> None:
     machines = (profile("h200-switch", 2), profile("mi300x-mesh", 2), profile("h200-switch", 3))
     work = (scenarios.Scenario("x", (("M", 192), ("N", 192), ("K", 128))),)
-    space = sweep.Space("ag_gemm", work, candidates("ag_gemm", ["streamed"], {"chunks": (2,)}), machines)
+    space = sweep.Space("ag_gemm", work, trials("ag_gemm", ["streamed"], {"chunks": (2,)}), machines)
     parts = sweep.todo(space, ()).parts
     assert [len(part.machines) for part in parts] == [2, 1, 2, 1]
     alone = [row for rows in sweep.make(parts, 1) for row in rows]
@@ -175,7 +173,7 @@ def test_a_process_that_is_ended_from_outside_is_told(monkeypatch: pytest.Monkey
         def shutdown(self, **_: object) -> None: ...
 
     monkeypatch.setattr(sweep, "ProcessPoolExecutor", Pool)
-    space = sweep.Space("ag_gemm", _scenarios(ROWS), candidates("ag_gemm"), (profile("h200-switch", 8),))
+    space = sweep.Space("ag_gemm", _scenarios(ROWS), trials("ag_gemm"), (profile("h200-switch", 8),))
     with pytest.raises(DeviceError, match=r"ended from outside, perhaps for want of memory; .*--jobs 1"):
         list(sweep.make(sweep.todo(space, ()).parts, 2))
 
@@ -309,7 +307,7 @@ def test_values_of_a_param() -> None:
 @pytest.mark.parametrize("operation", operations())
 def test_the_shipped_scenarios_fit(operation: str) -> None:
     shipped = scenarios.load(scenarios.SHIPPED, operation)
-    fitting(shipped, candidates(operation))
+    fitting(shipped, trials(operation))
     public = json.loads((ROOT / "tools" / "bench" / "scenarios.json").read_text()).get(operation, [])
     names = {s.name: dict(s.sizes) for s in shipped}
     assert all(names[entry["name"]] == {k: v for k, v in entry.items() if k != "name"} for entry in public)

@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from itertools import product
 
 from ficco_rt import compiler, library
+from ficco_rt.select.candidates import SHARES
 
 from .scenarios import Scenario
 
 MODES = ("graph", "streams")
 CHOSEN = 0  # in place of a number of values: `selected.picked`
+_LISTS = {name: tuple(map(list, shares)) for name, shares in SHARES.items()}
 CHOICES: dict[str, tuple[object, ...]] = {  # parameters beside sizes and type, and the values tried; None: the text's
     "chunks": (2, 1, 4, 8),
-    "deep": (None, [1, 1, 1, 1], [1, 1]),
-    "taper": ([4, 2, 1, 1], [3, 1], [6, 3, 2, 1]),
+    "deep": (None, *_LISTS["deep"][1:]),
+    "taper": _LISTS["taper"],
 }
 SENT: dict[str, tuple[object, ...]] = {  # where products are sent: copies begin behind the first piece
-    "first": ([1, 1, 2],),
-    "last": ([2, 1, 1], [1, 1, 1, 1]),
+    "first": _LISTS["first"][:1],
+    "last": _LISTS["last"],
 }
 OWN: dict[str, dict[str, tuple[object, ...]]] = {  # of single schedules
     "gemm_rs/direct": {"chunks": (16, 8, 4)},  # stored at peers: a piece has no fixed cost

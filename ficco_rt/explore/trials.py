@@ -21,7 +21,7 @@ PARAMS: Mapping[str, tuple[Value, ...]] = {"chunks": (1, 2, 4, 8)}  # what is sw
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Trial:
     """A schedule with values for its params. `trusted`: a shipped one, which the tests prove."""
 
     schedule: str  # the library's name, or the file's
@@ -33,7 +33,7 @@ class Candidate:
         """The syntax tree of the text. Raises ScheduleError: the text is no schedule."""
         return _parsed(self.text, self.schedule)
 
-    def on(self, machine: Machine) -> Candidate:
+    def on(self, machine: Machine) -> Trial:
         """With the machine's nodes, where the schedule asks for the GPUs of a node and the sweep leaves that open."""
         open_ = {p.name for p in self.parsed().params} - {name for name, _ in self.params}
         if not self.trusted or "node" not in open_:
@@ -52,7 +52,7 @@ def operations() -> tuple[str, ...]:
     return tuple(library.operations())
 
 
-def baseline(operation: str) -> Candidate:
+def baseline(operation: str) -> Trial:
     """The operation's serial schedule, which serial and ideal times are of. Raises UsageError: no such operation."""
     if operation not in operations():
         near = difflib.get_close_matches(operation, operations(), n=2, cutoff=0.4)
@@ -61,18 +61,18 @@ def baseline(operation: str) -> Candidate:
     return _shipped(operation, library.BASELINE)
 
 
-def candidates(
+def trials(
     operation: str, patterns: Sequence[str] = (), params: Mapping[str, Sequence[Value]] | None = None
-) -> tuple[Candidate, ...]:
+) -> tuple[Trial, ...]:
     """The baseline, and the operation's schedules whose names match a pattern, such as `streamed` or `uniform_*`; a
     pattern that ends in .ficco is a file of the caller's own. Each is tried with all values of `params`, and of PARAMS
     besides, that it declares. Raises UsageError: what matches nothing, params that nothing declares."""
     first = baseline(operation)
     members = [n.rpartition("/")[2] for n in (e.name for e in library.entries()) if n.startswith(f"{operation}/")]
-    found: dict[str, Candidate] = {first.schedule: first}
+    found: dict[str, Trial] = {first.schedule: first}
     for pattern in patterns or ("*",):
         if pattern.endswith(library.SUFFIX):
-            found.setdefault(pattern, Candidate(pattern, files.read_bytes(library.find(pattern)), (), False))
+            found.setdefault(pattern, Trial(pattern, files.read_bytes(library.find(pattern)), (), False))
             continue
         matched = [m for m in members if fnmatchcase(m, pattern.removeprefix(f"{operation}/"))]
         if not matched:
@@ -89,26 +89,24 @@ def candidates(
     return tuple(tried for c in found.values() for tried in _with_params(c, choices))
 
 
-def _shipped(operation: str, name: str) -> Candidate:
+def _shipped(operation: str, name: str) -> Trial:
     full = f"{operation}/{name}"
-    return Candidate(full, files.read_bytes(library.find(full)), (), True)
+    return Trial(full, files.read_bytes(library.find(full)), (), True)
 
 
-def _with_params(of: Candidate, choices: Mapping[str, Sequence[Value]]) -> list[Candidate]:
+def _with_params(of: Trial, choices: Mapping[str, Sequence[Value]]) -> list[Trial]:
     names = [p.name for p in of.parsed().params if p.name in choices]
     combinations = product(*(choices[name] for name in names))
-    return [
-        Candidate(of.schedule, of.text, tuple(zip(names, values, strict=True)), of.trusted) for values in combinations
-    ]
+    return [Trial(of.schedule, of.text, tuple(zip(names, values, strict=True)), of.trusted) for values in combinations]
 
 
-def fitting(scenarios: Sequence[Scenario], tried: Sequence[Candidate]) -> None:
+def fitting(scenarios: Sequence[Scenario], tried: Sequence[Trial]) -> None:
     """Raises UsageError where a scenario sets what a schedule does not have, or what is swept besides."""
     of_schedule: dict[str, set[str]] = {}
-    for candidate in tried:
-        schedule = candidate.parsed()
-        of_schedule[candidate.schedule] = {p.name for p in schedule.params} | {t.name for t in schedule.types}
-    swept = {name for candidate in tried for name, _ in candidate.params}
+    for trial in tried:
+        schedule = trial.parsed()
+        of_schedule[trial.schedule] = {p.name for p in schedule.params} | {t.name for t in schedule.types}
+    swept = {name for trial in tried for name, _ in trial.params}
     for scenario in scenarios:
         for name in scenario.names:
             if name in swept:
