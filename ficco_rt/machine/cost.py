@@ -16,7 +16,10 @@ from typing import Literal, TypeAlias
 from ..types import TYPES
 from .model import Device, Machine
 
-STORES = 0.8  # of what copy engines reach on a link: loads and stores of multiprocessors (docs/results/copies.md)
+# Of what copy engines reach on a link. STORES: what a GEMM stores on another rank (docs/results/copies.md). PUSHED:
+# copies and sums by multiprocessors (docs/internals/model.md)
+STORES = 0.8
+PUSHED = 0.87
 # SENT: of the links' time, what a GEMM loses that stores its product on another rank (docs/results/copies.md: `direct`)
 # ADDED: of the time of a sum of the addends and the product, what is seen of it inside a GEMM (docs/results/kernels.md)
 SENT = 0.2
@@ -51,16 +54,21 @@ class Overheads:
 
     `event_to_copy`, `event_to_kernel`: a copy, or a kernel, that begins behind an event of another stream of the device
     which it has waited for. `copy_behind`: a copy right behind another one of its stream, beyond its bytes (None: as
-    much as any copy); `inside_behind`: the same of a copy inside the device. `record`: an event that a stream records
-    between two copies. `raise_word`: a word that a stream raises between its copies. `frame`: the begin and the end of
-    a run among callers' streams. `beside`: of its speed, what a kernel keeps while copies pass its device's memory."""
+    much as any copy); `inside_behind`: the same of a copy inside the device. `passed_wait`: a wait between two copies
+    for what has come already. `record`: an event that a stream records between two copies. `raise_word`: a word that a
+    stream raises between its copies. `far_sum`: a sum that reads other ranks' memory, and `far_term` each term there,
+    until the bytes flow. `frame`: the begin and the end of a run among callers' streams. `beside`: of its speed, what a
+    kernel keeps while copies pass its device's memory."""
 
     event_to_copy: float = 0.0
     event_to_kernel: float = 0.0
     copy_behind: float | None = None
     inside_behind: float | None = None
+    passed_wait: float = 0.0
     record: float = 0.0
     raise_word: float = 0.0
+    far_sum: float = 0.0
+    far_term: float = 0.0
     frame: float = 0.0
     beside: float = 1.0
 
@@ -72,8 +80,11 @@ OVERHEADS = {
         event_to_kernel=2.6,
         copy_behind=1.8,
         inside_behind=2.0,
+        passed_wait=1.5,
         record=1.3,
         raise_word=1.5,
+        far_sum=1.2,
+        far_term=0.6,
         frame=4.8,
         beside=86 / 88,
     )
@@ -135,6 +146,26 @@ def slowed(device: Device, before: float, time: float) -> float:
     return 1.0 + power.share * (1.0 - cool)
 
 
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A launch whose tiles wait is slower than plain launches if it runs for long: from `begin` µs on its tiles slow
+    down, and `time` µs later they take `share` longer. The cause was not found."""
+
+    share: float
+    begin: float
+    time: float
+
+
+# By architecture. sm_90a: two H200, all-gathers of 2 to 19 ms (docs/internals/model.md). Others: not measured.
+DRIFT = {"sm_90a": Drift(0.08, 2000.0, 2000.0)}
+
+
+def drifted(device: Device, at: float) -> float:
+    """How many times as long tiles take that begin `at` µs after their launch, if they drift."""
+    drift = DRIFT.get(device.arch)
+    return 1.0 if drift is None else 1.0 + drift.share * min(1.0, max(0.0, at - drift.begin) / drift.time)
+
+
 def multiprocessors(device: Device, sms: int | None) -> int:
     """Multiprocessors that a launch limited to `sms` (None: not limited) runs on."""
     return device.sms if sms is None else max(1, min(sms, device.sms))
@@ -152,19 +183,24 @@ def transfer_time(machine: Machine, src: int, dst: int, size: int) -> float:
     return links.copy_time + size * machine.hops(src, dst) / links.rate
 
 
-def link_time(machine: Machine, src: int, dst: int, size: int) -> float:
-    """The way of `size` bytes from rank `src` to rank `dst` that a kernel on one of them moves; 0 inside a device."""
-    return size * machine.hops(src, dst) / (STORES * machine.between(src, dst).rate) if src != dst else 0.0
+def link_time(machine: Machine, src: int, dst: int, size: int, share: float = PUSHED) -> float:
+    """The way of `size` bytes from rank `src` to rank `dst` that a kernel on one of them moves, at `share` of what copy
+    engines reach; 0 inside a device."""
+    return size * machine.hops(src, dst) / (share * machine.between(src, dst).rate) if src != dst else 0.0
 
 
 def read_time(machine: Machine, rank: int, parts: Sequence[tuple[int, int]]) -> float:
     """The way of what a kernel of `rank` reads from others at once, each part a rank and bytes: by one port of each
-    tier, or by links of their own in a mesh."""
+    tier, or by links of their own in a mesh; before it, the time until the bytes flow."""
+    if not parts:
+        return 0.0
     ways: dict[int, list[float]] = {}  # by tier
     for src, size in parts:
         ways.setdefault(machine.tier(src, rank), []).append(link_time(machine, src, rank, size))
     tiers = machine.tiers
-    return max((max(t) if tiers[i].kind == "mesh" else sum(t) for i, t in ways.items()), default=0.0)
+    known = overheads(machine.device)
+    begin = known.far_sum + known.far_term * len(parts)
+    return begin + max(max(t) if tiers[i].kind == "mesh" else sum(t) for i, t in ways.items())
 
 
 def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None = None) -> float:

@@ -209,8 +209,9 @@ class Facts:
 
     @property
     def saved(self) -> float:
-        """How much longer the usual copies take than the GEMM and a stationary schedule's copies."""
-        return self.copies - max(self.gemm, self.smaller * self.copies)
+        """How much longer the usual copies and half a shard's product take than the GEMM and a stationary schedule's
+        copies."""
+        return self.copies + self.own / 2 - max(self.gemm, self.smaller * self.copies)
 
     @property
     def stored(self) -> float:

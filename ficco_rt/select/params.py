@@ -11,7 +11,7 @@ from math import ceil, log2, sqrt
 
 from .estimates import two_levels
 from .facts import Facts
-from .figures import BENCH, DRAW, FILLED, LONG, MOST, PAGE, PIECE, SMALL, TIGHT, TOO_SMALL, UNEVEN, Figure
+from .figures import BENCH, DRAW, FILLED, FINE, LONG, MOST, PAGE, PIECE, SMALL, TIGHT, TOO_SMALL, UNEVEN, Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def _power(number: float, most: float) -> int:
 
 
 def _fitting(f: Facts, pieces: int) -> int:
-    """So many pieces, or as many fewer as fill their tiles."""
-    while pieces > 1 and not filled(f, pieces):
+    """So many pieces, or as many fewer as fill their tiles, and more than two have rows enough."""
+    while pieces > 1 and not (filled(f, pieces) and (pieces <= 2 or f.rows >= FINE.value * pieces)):
         pieces //= 2
     return pieces
 

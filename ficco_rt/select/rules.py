@@ -52,8 +52,8 @@ class Rule:
 
 def _pushed(f: Facts) -> bool:
     """Whether shards of A are so small, and the GEMM beside them, that multiprocessors push them sooner."""
-    few = f.rows <= FEW.value * f.balance or f.stored + f.gemm <= f.copies
-    return f.shard <= SMALL.value * f.c.copy_time and few
+    few = f.rows <= TILE and f.stored <= f.ragged * f.gemm + FEW.value * f.c.copy_time
+    return f.shard <= SMALL.value * f.c.copy_time and (few or f.stored + f.gemm <= f.copies)
 
 
 def _at_once(f: Facts) -> bool:
@@ -145,7 +145,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "ragged shards",
         {"ag_gemm": "oneshot", "gemm_rs": "oneshot"},
-        lambda f: f.ragged * f.gemm > f.copies,
+        lambda f: f.ragged * f.gemm > f.copies and (f.operation == "gemm_rs" or f.rows <= TILE),
         "shards of {f.rows:.4g} rows do not fill their tiles, or wait for memory: in shards the GEMM ({f.gemm:.4g} µs) "
         "would take {f.ragged:.2g} of its time longer, which is more than all copies take ({f.copies:.3g} µs)",
         f"{PAGE}: with shards of 375 rows (tiles of 512) `oneshot` and `serial` are 11 and 9 % ahead of all others",

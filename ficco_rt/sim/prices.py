@@ -103,10 +103,10 @@ class Prices:
         machine = self.machine
         sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self.size, (*work.reads, *work.writes)))
-        uses = {} if isinstance(work.body, Gemm) else self._uses(work.reads, work.writes, rank)
+        uses = {} if isinstance(work.body, Gemm) else self._uses(work.reads, work.writes, rank, cost.PUSHED)
         match work.body:
             case Gemm(out=out):
-                sent = self._uses((), [out], rank) if out.rank != rank else {}
+                sent = self._uses((), [out], rank, cost.STORES) if out.rank != rank else {}
                 return self._product(work, work.body, launch, rank, parts, moved, sent)
             case Reduce(out=out, terms=terms):
                 far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
@@ -121,20 +121,23 @@ class Prices:
             case KernelCall(kernel=kernel):
                 return Price("kernel", kernel, moved, 0, None, cost.kernel_time(machine, moved, sms), uses)
 
-    def _uses(self, reads: Sequence[Region], writes: Sequence[Region], rank: int) -> Mapping[Supply, float]:
-        """The memory of the own rank, and the links to other ranks that are read or written."""
+    def _uses(
+        self, reads: Sequence[Region], writes: Sequence[Region], rank: int, share: float
+    ) -> Mapping[Supply, float]:
+        """The memory of the own rank, and the links to other ranks that are read or written, of which a kernel reaches
+        `share`."""
         uses: dict[Supply, float] = defaultdict(float)
         for region in reads:
-            self._add(uses, region.rank, rank, self.size(region))
+            self._add(uses, region.rank, rank, self.size(region), share)
         for region in writes:
-            self._add(uses, rank, region.rank, self.size(region))
+            self._add(uses, rank, region.rank, self.size(region), share)
         return uses
 
-    def _add(self, uses: dict[Supply, float], src: int, dst: int, size: int) -> None:
+    def _add(self, uses: dict[Supply, float], src: int, dst: int, size: int, share: float) -> None:
         if src == dst:
             uses[src] += size
             return
-        for supply, amount in self.moved(src, dst, size, cost.STORES).items():
+        for supply, amount in self.moved(src, dst, size, share).items():
             uses[supply] += amount
 
     def _product(
@@ -160,7 +163,7 @@ class Prices:
         shown = cost.ADDED * cost.kernel_time(machine, added + 2 * self.size(out)) if added else 0.0
         shown *= kernel.groups / count
         share = 1.0 if kernel.whole_edges else batch * m * n / (batch * rows * columns * prod(config.tile))
-        far = cost.link_time(machine, rank, out.rank, self.size(out))
+        far = cost.link_time(machine, rank, out.rank, self.size(out), cost.STORES)
         shown += cost.SENT * far * kernel.groups / count
         # a right operand that no other row of tiles loads comes out of memory
         step = kernel.step if rows > config.cluster else max(kernel.step, kernel.fetched)
@@ -206,6 +209,11 @@ class TileGroups:
         self.fresh = True  # none has taken any
         self.total = self.left = total  # all tiles, and those that none has taken
         self.tail, self.tail_parts = total % len(self.free), tail_parts
+
+    @property
+    def soonest(self) -> float:
+        """When the first group is free."""
+        return min(self.free)
 
     def estimate(self, parts: Sequence[PieceOfK]) -> float:
         """About how long all groups are busy with the tiles of a product."""

@@ -84,6 +84,7 @@ class _VirtualClock:
         self.raised: dict[SignalKey, Raised] = {}
         self.waiting: dict[SignalKey, list[Callable[[], None]]] = {}
         self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
+        self.passed: set[StreamName] = set()  # which have waited, since their last copy, for what had come already
         self.behind: dict[StreamName, float] = {}  # until when what a stream does next stands right behind a copy
         budget = Budget(SHARED, PlanError)
         place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
@@ -198,7 +199,9 @@ class _VirtualClock:
         stage = stream.stage(position, self.launches)
         self.wait(stream, stage, stream.actions[position].cause.origin, [signal], now, seen)
         if seen <= now:
+            self.passed.add(stream.name)
             return True
+        self.passed.discard(stream.name)
         self.at(seen, lambda: then(seen))
         return False
 
@@ -269,6 +272,9 @@ class _VirtualClock:
             self._copy(stream, moves, index + 1, position, self.now)
 
         begin = now + self._copy_time(move, index > 0 or self._behind_copy(stream, now))
+        if stream.name in self.passed:
+            self.passed.discard(stream.name)
+            begin += self.overheads.passed_wait
         self.at(begin, lambda: self._flow(begin, src.rank, dst.rank, size, done))
 
     def _copy_time(self, move: Move, behind: bool) -> float:

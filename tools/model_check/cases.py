@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import fmean
 from typing import TypeAlias
 
 import ficco_rt
@@ -106,12 +107,22 @@ def cases(files: Sequence[Path], only: Sequence[str], machine: str, jobs: int) -
                 notes.append(f"{file}: {row.scenario.label}, {row.label}: {time}")
             else:
                 timed.append(Timed(row.variant, row.mode, row.single.median, *time))
+        timed = _one_each(timed)
         first = next(iter(found.values()))
         s = first.scenario
         split = splits.get((s.operation, s.m, s.n, s.k), "fitted")  # to public scenarios the kernels are tuned
         if timed:
             made.append(Case(file, s, first.ranks, first.on_two, split, tuple(timed)))
     return made, notes
+
+
+def _one_each(timed: Sequence[Timed]) -> list[Timed]:
+    """A parameter that is left open and the same value said make one plan, which was measured twice: as one variant,
+    with the mean of both times."""
+    same: dict[tuple[str, Bound], list[Timed]] = {}
+    for one in timed:
+        same.setdefault((one.variant.schedule, one.bound), []).append(one)
+    return [replace(those[0], measured=fmean(t.measured for t in those)) for those in same.values()]
 
 
 def _hashable(value: object) -> object:
