@@ -117,7 +117,7 @@ class Scattered(Modelled):
 
 
 def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) -> None:
-    """Lone copies that begin late would take all of a chain's turn: the wait of it stays, and the sum is as measured."""
+    """Lone copies that begin late would take all of a chain's turn: its wait stays, and the sum is as measured."""
     machine = replace(base, ranks=2)
     device = replace(machine.device, overheads=(("copy_behind", 0.0),))
     wanted = replace(machine, device=device, links=replace(machine.links, copy_time=5.0))
@@ -135,7 +135,8 @@ def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) 
     assert found["copy_behind"].value == 1.8
     here = command.calibrated(series, machine, None, "CUDA 13.0")
     assert dict(here.device.overheads)["copy_behind"] == 1.8
-    assert here.source_of("device.overheads.copy_behind").startswith("as stored: probe 'push' cannot tell it from noise")
+    source = here.source_of("device.overheads.copy_behind")
+    assert source.startswith("as stored: probe 'push' cannot tell it from noise, ")
     assert here.measured is not None
     assert ("copy", "streams") not in {(cost.what, cost.mode) for cost in here.measured.costs}
     with open("/dev/null", "w") as stream:
