@@ -191,16 +191,18 @@ def link_time(machine: Machine, src: int, dst: int, size: int, share: float = PU
 
 def read_time(machine: Machine, rank: int, parts: Sequence[tuple[int, int]]) -> float:
     """The way of what a kernel of `rank` reads from others at once, each part a rank and bytes: by one port of each
-    tier, or by links of their own in a mesh; before it, the time until the bytes flow."""
-    if not parts:
-        return 0.0
+    tier, or by links of their own in a mesh."""
     ways: dict[int, list[float]] = {}  # by tier
     for src, size in parts:
         ways.setdefault(machine.tier(src, rank), []).append(link_time(machine, src, rank, size))
     tiers = machine.tiers
-    known = overheads(machine.device)
-    begin = known.far_sum + known.far_term * len(parts)
-    return begin + max(max(t) if tiers[i].kind == "mesh" else sum(t) for i, t in ways.items())
+    return max((max(t) if tiers[i].kind == "mesh" else sum(t) for i, t in ways.items()), default=0.0)
+
+
+def until_read(device: Device, terms: int) -> float:
+    """The time until the bytes of a sum flow that reads so many terms in other ranks' memory."""
+    known = overheads(device)
+    return known.far_sum + known.far_term * terms if terms else 0.0
 
 
 def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None = None) -> float:

@@ -113,6 +113,7 @@ class Prices:
                 time = max(
                     cost.reduce_time(machine, len(terms), self.size(out), sms), cost.read_time(machine, rank, far)
                 )
+                time += cost.until_read(machine.device, len(far))
                 return Price("reduce", f"{out.tensor} {summary(out)}", moved, 0, None, time, uses)
             case Copy(dst=dst, src=src):
                 size, peer = self.size(src), peer_of(dst, src, rank)
