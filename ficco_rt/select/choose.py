@@ -22,7 +22,7 @@ from .facts import Facts, facts
 By: TypeAlias = Literal["rules", "model", "measured"]
 BY: tuple[str, ...] = get_args(By)
 NEXT = 4  # runners-up that are told
-DRAW = 0.01  # of the time: the virtual clock is not that exact
+DRAW = 0.02  # of the time: the virtual clock's median error (docs/internals/model.md)
 AHEAD = 0.05  # of the time: what the vendor's GEMM must gain to be taken; its price is less exact than that of ours
 
 
@@ -249,7 +249,7 @@ def _by_model(asked: _Question) -> Choice:
         if best is not fastest:
             behind = 100 * (best.predicted / fastest.predicted - 1)
             why = [f"{behind:.1f} % behind {fastest.candidate.label}, the fastest of {count} candidates on {clock}"]
-            why.append(f"less than a hundredth is a draw, and the rules say this schedule {reason}")
+            why.append(f"less than {100 * DRAW:.0f} % is a draw, and the rules say this schedule {reason}")
         elif best.candidate.schedule == wanted:
             why.append(f"the rules say the same schedule {reason}")
         else:

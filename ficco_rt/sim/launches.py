@@ -162,9 +162,10 @@ class LaunchRun:
             body = self.launch.works[product.works[0]].body
             assert isinstance(body, Gemm)
             before = clock.multiplied.get(rank, 0.0)
-            slower = slowed(clock.machine.device, before, self.groups.estimate(product.parts))
-            if self.drifts:
-                slower *= drifted(clock.machine.device, self.groups.soonest)
+            about = self.groups.estimate(product.parts)
+            slower = slowed(clock.machine.device, before, about)
+            if self.drifts:  # as much as in its middle
+                slower *= drifted(clock.machine.device, self.groups.soonest + about / 2)
             taken = self.groups.take(product.parts, self.splits[number], body.accumulate, slower)
             clock.multiplied[rank] = before + taken.busy
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin

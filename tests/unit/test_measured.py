@@ -9,7 +9,7 @@ import os
 
 from tools.bench import families, kept
 from tools.model_check.cases import cases, label
-from tools.model_check.choosers import modelled_best
+from tools.model_check.choosers import measured_of_few, modelled_best
 from tools.model_check.figures import figures
 
 FILE = kept.FOLDER / "h200x2_campaign.json"
@@ -26,13 +26,17 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     found, notes = cases([FILE], sorted(unseen), "h200-switch", 1)
     assert not notes
     assert all(case.split == "unseen" for case in found)
-    whole = figures(found, {"model": modelled_best})
-    assert whole.errors.median < 0.025
-    assert whole.errors.p90 < 0.08
+    whole = figures(found, {"model": modelled_best, "measured": measured_of_few})
+    assert whole.errors.median < 0.02
+    assert whole.errors.p90 < 0.075
     assert whole.ranks.median is not None
     assert whole.ranks.median > 0.8
     lost = whole.choices["model"]
     assert lost.mean is not None
-    assert lost.mean < 0.01
-    # NOTE 39 of 46 cases: of the first 31 it was 27 (0.85 was asked then), of the 15 that came later 12
-    assert lost.near >= 0.83 * lost.cases
+    assert lost.mean < 0.008
+    # NOTE 41 of 46 cases; by the noise of single runs the fastest of one measurement is as near in 93 % of another
+    assert lost.near >= 0.88 * lost.cases
+    lost = whole.choices["measured"]
+    assert lost.near >= 0.97 * lost.cases
+    assert lost.mean is not None
+    assert lost.mean < 0.003
