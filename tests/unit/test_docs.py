@@ -49,6 +49,17 @@ def test_a_page_has_one_title_and_anchors_of_its_own(path: Path) -> None:
     assert [a for a, n in anchors.items() if n > 1] == []
 
 
+@pytest.mark.parametrize("path", ALL, ids=pages.name)
+def test_a_table_has_a_line_for_each_row(path: Path) -> None:
+    """A table that was filled like a paragraph, or stands indented in a list, is printed as bars and words."""
+    lines = pages.prose(TEXT[path]).splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        if re.search(r"\|[ :]*-{3}", re.sub(r"`[^`]*`", "", line)):
+            assert re.fullmatch(r"\|(?: *:?-+:? *\|)+", line), line
+            assert above.startswith("|"), line
+            assert above.count("|") - above.count(r"\|") == line.count("|"), above
+
+
 def test_the_navigation_has_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)
