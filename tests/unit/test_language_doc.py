@@ -29,6 +29,7 @@ from ficco_rt import compiler, library
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.verify import verified_run
 from ficco_rt.machine.profiles import DEFAULT, profile
+from tests.unit import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
@@ -166,6 +167,12 @@ def test_every_block_is_known() -> None:
 
 def keywords() -> set[str]:
     return {m[1] for m in re.finditer(r'^[A-Z_]+: "([a-z_]+)"$', GRAMMAR, re.MULTILINE)}
+
+
+def test_the_contents_name_every_heading() -> None:
+    """In order: a reader finds the page's best examples from its top."""
+    contents, _, rest = pages.prose(DOC).partition("\n## ")
+    assert pages.links(contents) == [f"#{pages.anchor(h)}" for h in pages.headings(f"## {rest}")]
 
 
 def test_reserved_words_are_listed() -> None:
