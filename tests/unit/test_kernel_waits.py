@@ -223,6 +223,8 @@ HOPPER = {
         "early": Shape((64, 64, 64), 64, 320, 2, read_only=True),
         "by_depth": Shape((64, 50, 64), 64, 512, 2, by_depth=4, resets=True),
         "splits": Shape((64, 64), 64, 512, 4, splits=4),
+        # one wave that waits for nothing and raises a flag for each work: all blocks have a part
+        "splits_raise": Shape((50, 64), 128, 520, 12, splits=3, read_only=True, left_read_only=True),
         "splits_in_turn": Shape((64, 64), 64, 512, 4, splits=4, resident=1),
         "twice": Shape((64, 64), 128, 192, 3, twice=True, read_only=True),
         # the blocks' first tiles are known before the table has come: of two waves, the first; of parts of K, all

@@ -31,7 +31,9 @@ def band(v: Variant, works: Sequence[MatrixWork], transposed: tuple[bool, bool],
 
 def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], k: int, sms: int) -> SplitK:
     """How K of the works' tiles is best split. Works that wait for flags come one after another, and one that makes few
-    tiles leaves multiprocessors idle until the next has come: then all are split, if what a split costs is hidden."""
+    tiles leaves multiprocessors idle until the next has come: then all are split, if what a split costs is hidden.
+    Works that signal are split where all tiles are at work at once, and wait for the same flags, or for none: they end
+    together. A flag goes up behind the last part of the last tile."""
     if v.swapped:
         return WHOLE_K
     addends = max(len(w.addends) for w in works)
@@ -39,10 +41,11 @@ def split_k_of(v: Variant, works: Sequence[MatrixWork], columns: Sequence[int], 
     rows = [n for group in found for n in group.rows]
     plain = not addends and len(found) == 1
     tail = SplitK(tail=cost.alone(v, rows, columns, k, sms, addends, plain, whole_lines(works))[1])
-    if any(w.signals for w in works):  # these come to an end one by one, and are never split; what follows them is
+    clusters, tiles = v.clusters(sms), cost.cluster_tiles(v, rows, columns)
+    if any(w.signals for w in works) and not (plain and tiles <= clusters):
+        # works of several waves end one by one, and those that signal are not split; what follows them is
         after = [s.size for w in takewhile(lambda w: not w.signals, reversed(works)) for s in w.out_rows]
-        over = cost.cluster_tiles(v, rows, columns) % v.clusters(sms)
-        return tail if over <= cost.cluster_tiles(v, after, columns) else WHOLE_K
+        return tail if tiles % clusters <= cost.cluster_tiles(v, after, columns) else WHOLE_K
     _, parts = cost.staggered(v, found, tuple(columns), k, sms, addends)
     if any(n > 1 for n in parts):
         groups = [list(group) for _, group in groupby(works, key=_awaited)]

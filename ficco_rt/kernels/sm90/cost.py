@@ -59,9 +59,9 @@ _PORT = 9.0e4  # … bytes of L2 a µs for one multiprocessor, however few are a
 _LATENCY = 2.0
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
-# Rows of a product that is the reading of its right operand, and little else. On an H200, with --odd --tries, where
-# launches are chained as plans chain them:
-FEW = 64
+# Rows of a product that is the reading of its right operand, and little else. On an H200, with --odd --tries and up to
+# 64 rows, where launches are chained as plans chain them. With --late they rank tiles for 128 and 256 rows, too:
+FEW = 256
 _FEW_STEP = {64: 0.20, 128: 0.25}  # a step, by columns: what a multiprocessor's loads take where memory is quicker
 _FEW_BANDWIDTH = 4.2e6  # bytes of memory a µs
 _FEW_CACHE = 9.0e6  # bytes of L2 a µs, where every column of tiles reads the left operand again
