@@ -3,6 +3,9 @@
 A copy on part of the multiprocessors brings the rows, takes as long as one from a peer, and raises the flag that the
 product waits for. The product is launched behind it as plans chain launches: its blocks start while the copy runs, on
 the multiprocessors that are free, and load the right operand, which nothing writes.
+
+A shape that `raises` is the product of `gemm_rs/oneshot` and `gemm_ar/oneshot`: it waits for nothing, and raises a
+flag.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from .device import arch, call, sms
 from .launch import Launch, compiled
 from .odd import LAUNCHES, check, padded_sets, told
 from .product import Choice, plain
-from .timing import graph, spread, times
+from .timing import Sets, graph, spread, times
 from .variants import Key
 
 SOURCE = """
@@ -101,12 +104,31 @@ class Late:
 
 
 def choices(shape: dict[str, Any]) -> list[Choice]:
-    """What `choose` says for a launch that waits for all rows, first; then what the shape names."""
+    """What `choose` says for a launch that waits for all rows, or for nothing, first; then what the shape names."""
     m, n, k = shape["m"], shape["n"], shape["k"]
     at = TOOK / 1000
-    first = choice.choose([m], [n], k, sms(), False, late=[WaitGroup((m,), at, at)], throttled=False)
+    waits = () if shape.get("raises") else (WaitGroup((m,), at, at),)
+    first = choice.choose([m], [n], k, sms(), False, late=waits, throttled=False)
     found = [Choice(first.variant, first.tail_splits, chained=True), *map(told, shape.get("tries", ()))]
     return list(dict.fromkeys(found))
+
+
+def raising(name: str, found: Sequence[Choice], data: Sets, rounds: int) -> list[str]:
+    """Check and time products that wait for nothing and raise a flag; what is wrong."""
+    flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+    launches = [[plain(a, b, c, False, each, raises=flag.data_ptr()) for a, b, c in data] for each in found]
+    wrong = []
+    for c, calls in zip(found, launches, strict=True):
+        flag.zero_()
+        wrong += [f"{name} {text}" for text in check(data[0], False, [(str(c), calls[0])])]
+        wrong += [] if flag.item() == 1 else [f"{name} {c}: the flag is {flag.item()}"]
+    again = math.ceil(LAUNCHES / len(data))
+    t = times([graph(calls * again) for calls in launches], again * len(data), rounds)
+    print(f"{name}: raises a flag")
+    for number, (c, taken) in enumerate(zip(found, t, strict=True)):
+        mark = "  chosen" if number == 0 else ""
+        print(f"  {c!s:28} {'':6} {median(taken):6.1f}   spread {spread(taken):.1f} %{mark}", flush=True)
+    return wrong
 
 
 def late(shapes: Sequence[dict[str, Any]], rounds: int) -> int:
@@ -118,6 +140,10 @@ def late(shapes: Sequence[dict[str, Any]], rounds: int) -> int:
         for c in found:
             compiled(None, Key(c.variant, Signature("bf16", "bf16", False, False)))
         data = padded_sets(shape["m"], shape["n"], shape["k"], False, "")
+        if shape.get("raises"):
+            wrong += raising(shape["name"], found, data, rounds)
+            results += len(found)
+            continue
         arrived = [torch.full_like(a, math.nan) for a, _, _ in data]
         copies = [Copy(a, to) for (a, _, _), to in zip(data, arrived, strict=True)]
         pairs = [

@@ -72,13 +72,15 @@ def chosen(kernel: str, m: int, n: int, k: int, right_t: bool, pad: str = "") ->
 def plain(
     a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, right_t: bool, choice: Choice,
     band: int | None = None, source: Path | None = None, addends: tuple[tiles.Addend, ...] = (), flag: int = 0,
+    raises: int = 0,
 ) -> Launch:  # fmt: skip
     """c = a · b + addends over whole matrices. `flag`, if not 0: the address of what says that a is there, which the
-    launch resets."""
+    launch resets. `raises`, if not 0: the address of a flag that the launch raises."""
     m, k = a.shape
     n = c.shape[1]
     work = tiles.MatrixWork(matrix(a), matrix(b), matrix(c), whole(m), whole(k), whole(b.shape[0]), whole(b.shape[1]),
-                      whole(m), whole(n), waits=(flag,) if flag else (), addends=addends)  # fmt: skip
+                      whole(m), whole(n), waits=(flag,) if flag else (), addends=addends,
+                      signals=(raises,) if raises else ())  # fmt: skip
     key = Key(choice.variant, Signature("bf16", "bf16", False, right_t, bool(addends)))
     stages = choice.stages or key.stages(SMEM if isinstance(choice.variant, Hopper) else shared(choice.residency))
     blocks, split_k, band = sms() * choice.residency, SplitK(choice.splits), choice.band if band is None else band
