@@ -10,7 +10,7 @@ from ..arrows import arrows, path_times
 from ..machine.model import Machine
 from ..plan.ir import Plan
 from ..trace import Trace
-from .drawing import show_time
+from .drawing import signed_time
 
 _IDEAL = ("ideal", "The longer of computing alone and moving alone.")
 _WAVES = ("waves", "The last wave of a GEMM launch has no tile for every multiprocessor (estimated).")
@@ -30,7 +30,7 @@ WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
         "ideal": _IDEAL,
         "waves": _WAVES,
         "slower": ("slower moving", "Moving took longer than the ideal: a cost for each copy, and shared links."),
-        "exposed": ("exposed computing", "Computing ran and nothing moved."),
+        "exposed": ("only computing", "Computing ran and nothing moved."),
         "waiting": _WAITING,
         "launch": _LAUNCH,
     },
@@ -79,10 +79,11 @@ def _stage_record(use: StageUse, path: float) -> dict[str, object]:
 
 
 def lost_words(found: Account) -> str:
-    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`."""
+    """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`. With the ideal
+    the parts add up to the time: a part in which the run beat the ideal has a minus."""
     words = WORDS[found.side]
     lost: Sequence[str] = [
-        f"{part_name(words[part.name][0], part.time)} {show_time(abs(part.time))}"
+        f"{part_name(words[part.name][0], part.time)} {signed_time(part.time)}"
         for part in found.parts
         if part.name != "ideal" and abs(part.time) >= found.time / 1000
     ]

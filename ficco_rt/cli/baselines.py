@@ -35,7 +35,8 @@ ITERATIONS = "iterations one after the other"  # what serial is called where it 
 @dataclass(frozen=True, slots=True)
 class Yardsticks:
     """Serial and ideal, in microseconds. `of`: the plan's operation, or the plan alone. `serial_by`: the schedule that
-    ran as serial; none: the products alone, then the copies alone. `turns`: how often each was run; 0: modelled."""
+    ran as serial; none: the products alone, then the copies alone. `turns`: how often each was run; 0: modelled.
+    `ideal_by`: what the way of the ideal sends in place of what the claims send; empty: it is the claims' way."""
 
     serial: float
     compute_alone: float
@@ -45,6 +46,7 @@ class Yardsticks:
     turns: int = 0
     iterations: int = 0  # of a repeated product and collective
     collectives_alone: float = 0.0  # all of these, by the vendor's library
+    ideal_by: str = ""
 
     @property
     def measured(self) -> bool:
@@ -67,6 +69,7 @@ def modelled(plan: Plan, machine: Machine, ranks_per_gpu: int = 1) -> Yardsticks
         found.of,
         iterations=found.iterations,
         collectives_alone=found.collectives_alone,
+        ideal_by=found.by,
     )
 
 
@@ -82,6 +85,7 @@ class BaselinePlans:
     moving: Plan | None
     sharing: Plan | None = None
     iterations: int = 0
+    ideal_by: str = ""  # of the way of `multiplying` and `moving`
 
     @property
     def there(self) -> Mapping[Key, Plan]:
@@ -123,13 +127,13 @@ def baseline_plans(plan: Plan, machine: Machine, ranks_per_gpu: int, vendor: boo
 
         copies = _compiled(copies_text(counts, ceil(operation.times)), plan.ranks, machine)
         both, products, collectives = made(), made(sharing=False), made(multiplying=False)
-        return BaselinePlans(both, ITERATIONS, products, copies, collectives, repeated.number)
+        return BaselinePlans(both, ITERATIONS, products, copies, collectives, repeated.number, way.by)
     serial, name = _shipped_serial(operation, machine)
     if serial == plan:
         serial = None
     multiplying = _compiled(products_text(way.multiplications), plan.ranks, machine) if way.multiplications else None
     moving = _compiled(copies_text(counts), plan.ranks, machine) if any(map(any, counts)) else None
-    return BaselinePlans(serial, name, multiplying, moving)
+    return BaselinePlans(serial, name, multiplying, moving, ideal_by=way.by)
 
 
 class Baselines:
@@ -195,7 +199,17 @@ class Baselines:
         serial = found.get("serial", time if self._plans.serial_by else multiplying + moving)
         turns = max(map(len, self._times.values()), default=1)
         plans, sharing = self._plans, found.get("sharing", 0.0)
-        return Yardsticks(serial, multiplying, moving, "operation", plans.serial_by, turns, plans.iterations, sharing)
+        return Yardsticks(
+            serial,
+            multiplying,
+            moving,
+            "operation",
+            plans.serial_by,
+            turns,
+            plans.iterations,
+            sharing,
+            plans.ideal_by,
+        )
 
 
 def turns_among(runs: int) -> frozenset[int]:

@@ -127,6 +127,11 @@ def show_time(microseconds: float) -> str:
     return f"{microseconds} µs"  # not a number
 
 
+def signed_time(microseconds: float) -> str:
+    """`−44.3 µs`: a time that may be negative."""
+    return ("−" if microseconds < 0 else "") + show_time(abs(microseconds))
+
+
 def show_bytes(count: float) -> str:
     """`512 B`, `12.0 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

@@ -144,6 +144,7 @@ def record(result: Result) -> dict[str, object]:
         "yardsticks": "measured" if yardsticks.measured else "modelled",
         "yardsticks_of": yardsticks.of,
         "serial_by": yardsticks.serial_by or None,
+        "ideal_by": yardsticks.ideal_by or None,
         "share_of_ideal": result.share_of_ideal,
         "exposed_ms": result.exposed / 1e3,
         "exposed_of": result.exposed_of,
@@ -229,6 +230,7 @@ def _serial(result: Result) -> str:
     how = "for computing, then moving, both uncut"
     if yardsticks.measured:
         how = f"measured, as {yardsticks.serial_by}" if yardsticks.serial_by else "measured, computing, then moving"
+        how += "" if yardsticks.serial_by else _by(yardsticks)
         how += f", {count(yardsticks.turns, 'run')} in turn with these"
     return f"{show_time(yardsticks.serial)} {how}{_gain(yardsticks.serial, result.time)}{_estimate(result)}"
 
@@ -236,11 +238,16 @@ def _serial(result: Result) -> str:
 def _ideal(result: Result) -> str:
     yardsticks, share = result.yardsticks, result.share_of_ideal
     computing, moving = map(show_time, (yardsticks.compute_alone, yardsticks.communication_alone))
-    words = f"{show_time(yardsticks.ideal)} = max(computing {computing}, moving {moving})"
+    words = f"{show_time(yardsticks.ideal)} = max(computing {computing}, moving {moving}){_by(yardsticks)}"
     words += ", each measured alone" if yardsticks.measured else ""
     words += f", {100 * share:.0f} % of it reached" if share is not None else ""
     own = "; of this plan's own work: not all of its outputs are claimed" if yardsticks.of == "plan" else ""
     return f"{words}{_estimate(result)}{own}"
+
+
+def _by(yardsticks: Yardsticks) -> str:
+    """The way that the figures are of, where it is not the one that the claims say."""
+    return f" by {yardsticks.ideal_by}" if yardsticks.ideal_by else ""
 
 
 def _estimate(result: Result) -> str:

@@ -57,7 +57,8 @@ def summary(trace: Trace) -> str | None:
     most = max(found, key=lambda launch: launch.span.waited)
     if most.longest is None:
         return f"{count(len(found), 'streamed launch')}, none of which waited"
-    return launch_words(most) + (f"; {len(found) - 1} more waited no longer" if len(found) > 1 else "")
+    others = f"; {count(len(found) - 1, 'other launch')} waited as long or less" if len(found) > 1 else ""
+    return launch_words(most) + others
 
 
 def launch_records(trace: Trace) -> list[dict[str, object]]:

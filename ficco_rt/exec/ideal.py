@@ -26,7 +26,8 @@ from .operation import Exchange, Operation, Way, operation_of
 @dataclass(frozen=True, slots=True)
 class Ideal:
     """Microseconds, modelled. `of`: the yardsticks of the plan's operation, or of this plan alone. Of a plan that
-    repeats a product and its collective: how many `iterations`, and all collectives alone by the vendor's library."""
+    repeats a product and its collective: how many `iterations`, and all collectives alone by the vendor's library.
+    `by`: what the ideal's way sends in place of what the claims send (`Way.by`)."""
 
     compute_alone: float
     communication_alone: float
@@ -34,6 +35,7 @@ class Ideal:
     of: Literal["operation", "plan"]
     iterations: int = 0
     collectives_alone: float = 0.0
+    by: str = ""
 
     @property
     def time(self) -> float:
@@ -83,6 +85,7 @@ def ideal_of(operation: Operation, machine: Machine, ranks_per_gpu: int = 1) -> 
         "operation",
         repeated.number if repeated else 0,
         times * collectives if repeated else 0.0,
+        way.by,
     )
 
 

@@ -80,9 +80,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to compute an operation: its steps, in an order that can be."""
+    """One way to compute an operation: its steps, in an order that can be. `by`: what it sends in place of what the
+    claims send, in words; empty for the usual way. Words name tensors, so they do not count when ways are compared."""
 
     steps: tuple[Multiplication | Exchange, ...]
+    by: str = field(default="", compare=False)
 
     @property
     def multiplications(self) -> tuple[Multiplication, ...]:
@@ -134,7 +136,7 @@ def operation_of(plan: Plan | Graph) -> Operation | None:
         return None
     dtypes = {t.name: t.dtype for t in plan.tensors}
     kinds = {t.name: t.kind for t in plan.tensors}
-    found: list[list[_Steps]] = []
+    found: list[list[tuple[str, _Steps]]] = []
     for claim in plan.claims:
         own = dtypes[claim.targets[0].tensor]
         admitted = min(TYPES[dtype].bytes for dtype in (own, *claim.within))
@@ -143,9 +145,12 @@ def operation_of(plan: Plan | Graph) -> Operation | None:
     ways = []
     for number in range(max(map(len, found))):
         steps: _Steps = {}
+        words: dict[str, None] = {}
         for each in found:  # values that claims share are made once
-            steps |= each[min(number, len(each) - 1)]
-        ways.append(Way(tuple(steps.values())))
+            by, made = each[min(number, len(each) - 1)]
+            steps |= made
+            words |= {by: None} if by else {}
+        ways.append(Way(tuple(steps.values()), ", ".join(words)))
     return Operation(plan.ranks, tuple(ways), _times(plan))
 
 
@@ -178,17 +183,22 @@ class _Reader:
     admitted: int
     _known: dict[ClaimValue, Shapes] = field(default_factory=dict)
 
-    def ways(self, value: ClaimValue) -> Iterator[_Steps]:
-        """The usual way first; another one only where the whole claim has the form that has one."""
-        yield dict(self._usual(value))
+    def ways(self, value: ClaimValue) -> Iterator[tuple[str, _Steps]]:
+        """What each sends in words, and its steps. The usual way first; another one only where the whole claim has the
+        form that has one."""
+        yield "", dict(self._usual(value))
         match value:
             case Product(left=Combined(kind="all_gather", axis=0, operand=Operand() as left), right=Operand() as right):
-                yield dict(self._other_of_gathered(value, left, right))
+                sent = f"sending {_name(right)} and products in place of {_name(left)}"
+                yield sent, dict(self._other_of_gathered(value, left, right))
             case Combined(kind=kind, axis=axis, operand=Product(left=Operand() as left, right=Operand() as right)):
+                names = " and ".join(dict.fromkeys((_name(left), _name(right))))
                 if kind == "all_reduce":
-                    yield dict(self._other_of_reduced(value, left, right, None))
+                    sent = f"sending {names} and finished rows in place of sums"
+                    yield sent, dict(self._other_of_reduced(value, left, right, None))
                 elif kind == "reduce_scatter" and axis == 0 and value.shares:
-                    yield dict(self._other_of_reduced(value, left, right, value.shares[0]))
+                    sent = f"sending {names} in place of products"
+                    yield sent, dict(self._other_of_reduced(value, left, right, value.shares[0]))
 
     def _usual(self, value: ClaimValue) -> Iterator[tuple[object, Multiplication | Exchange]]:
         match value:
@@ -247,6 +257,10 @@ class _Reader:
         if value not in self._known:
             self._known[value] = self.shapes(value)
         return self._known[value]
+
+
+def _name(operand: Operand) -> str:
+    return operand.regions[0].tensor
 
 
 def _parts(value: Combined, shapes: Shapes) -> Parts:

@@ -30,7 +30,7 @@ class ParamRule:
 
     def why(self, f: Facts) -> str:
         """The sentence, with the facts' numbers."""
-        return self.says.format(f=f)
+        return self.says.format(f=f, more="1 more copy" if f.peers == 1 else f"{f.peers} more copies")
 
 
 def filled(f: Facts, pieces: int) -> bool:
@@ -114,8 +114,8 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         HIERARCHICAL,
         lambda f: f.nodes > 1,
         _messages,
-        "what a further piece costs {f.nodes} nodes' messages and copies is weighed against the last piece's part of a "
-        "node's GEMM; a shard's bytes take {f.shard:.4g} µs on the network",
+        "each further piece costs more messages and copies on {f.nodes} nodes, and shortens the GEMM that stands "
+        "behind the last message; a shard's bytes take {f.shard:.4g} µs on the network",
         "the closed formula of hierarchical schedules; in 10 cases of the model, none measured, its pieces are 2 % "
         "behind the best on average, 11 % at most",
     ),
@@ -258,8 +258,8 @@ PARAM_RULES: tuple[ParamRule, ...] = (
         (),
         lambda f: True,
         _balanced,
-        "shards come slower than they are multiplied: what each further piece costs {f.peers} copies "
-        "({f.c.copy_time:.3g} µs each) is weighed against the last piece's part of a shard's GEMM ({f.own:.3g} µs)",
+        "shards come slower than they are multiplied. Each further piece costs {more} of {f.c.copy_time:.3g} µs and "
+        "shortens the GEMM that stands behind the last copy: {f.own:.3g} µs if shards are whole",
         "pieces n for which peers · n · copy_time + own / n is least: n = √(own / (peers · copy_time)), rounded down "
         "to a power of two",
         (MOST,),

@@ -69,10 +69,10 @@ def test_the_side_is_what_the_rank_was_busy_with_for_longer() -> None:
             "waiting": 2.0,
             "launch": 1.0,
         }
-    assert lost_words(found).startswith("slower moving 6.00 µs, exposed computing 10.0 µs, ")
+    assert lost_words(found).startswith("slower moving 6.00 µs, only computing 10.0 µs, ")
     faster = account(trace, PLAN, PLAN.target, 5.0, 40.0)
     assert faster.parts[2].time == -24.0
-    assert lost_words(faster).startswith("faster computing 24.0 µs, ")
+    assert lost_words(faster).startswith("faster computing −24.0 µs, ")
 
 
 @pytest.mark.parametrize("schedule", ["ag_gemm/serial", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/serial"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,8 +22,8 @@ FIELDS = [
     "schedule", "path", "title", "backend", "devices", "processes", "collectives", "graph", "machine", "clock", "ranks",
     "params", "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
-    "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "share_of_ideal",
-    "exposed_ms", "exposed_of", "concurrent", "account", "stages", "modelled", "launches", "host_us", "plan_hash",
+    "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "ideal_by",
+    "share_of_ideal", "exposed_ms", "exposed_of", "concurrent", "account", "stages", "modelled", "launches", "host_us", "plan_hash",
     "version",
 ]  # fmt: skip
 
@@ -50,6 +51,19 @@ def test_run_for_people(run: Callable[..., Ending], here: Path) -> None:
     assert lines[5].endswith(" µs modelled for h200-switch, not measured")
     assert lines[13].startswith("rank 0      dma │")
     assert lines[-1].strip() == "A gather   B mm"
+
+
+def test_an_ideal_of_another_way_says_what_that_way_sends(run: Callable[..., Ending], here: Path) -> None:
+    """B and the products are smaller than A here; the same sizes with a wide B have the claim's own way."""
+    words = ("ficco-run", "good.ficco", "--gpus", "4", "--backend", "sim", "--set", "K=4096")
+    tall, wide = ("--set", "M=65536", "--set", "N=1024"), ("--set", "M=4096", "--set", "N=65536")
+    by = "sending B and products in place of A"
+    assert re.search(
+        rf"^  ideal    .* = max\(computing .*, moving .*\) by {by}, \d+ % of it", run(*words, *tall).out, re.MULTILINE
+    )
+    assert run(*words, *tall, "--json").record["ideal_by"] == by
+    assert " by sending " not in run(*words, *wide).out
+    assert run(*words, *wide, "--json").record["ideal_by"] is None
 
 
 def test_sim_models_a_run_without_data(run: Callable[..., Ending], here: Path) -> None:

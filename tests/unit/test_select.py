@@ -134,6 +134,15 @@ def test_more_pieces_where_copies_cost_less_besides() -> None:
     assert chunks(6.0) == ()  # the caller's own candidates are taken as they are
 
 
+@pytest.mark.parametrize(("ranks", "more"), [(2, "1 more copy"), (4, "3 more copies")])
+def test_the_reason_for_pieces_is_a_sentence(ranks: int, more: str) -> None:
+    given = open_values(library.shipped()["ag_gemm/streamed"], ranks, {"M": 2048, "N": 1024, "K": 4096}, H200)
+    why = next(g.why for g in given if g.param == "chunks")
+    assert why.startswith(
+        f"shards come slower than they are multiplied. Each further piece costs {more} of 6 µs and shortens the GEMM "
+    )
+
+
 # docs/results/bench.md, 'Which schedule wins where', four H200: the best of each schedule, µs.
 MEASURED: dict[tuple[str, int, int, int], dict[str, float]] = {
     ("ag_gemm", 8192, 10240, 8192): {"hetero_fused_1d": 527.9, "streamed": 461.7, "serial": 747.3, "shard_p2p": 479.9},

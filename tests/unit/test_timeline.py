@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import ficco_rt
 from ficco_rt.account import rank_uses
 from ficco_rt.cli import svg, tracefile
 from ficco_rt.cli.console import Style
@@ -430,6 +431,15 @@ def test_works_of_two_traces_stand_side_by_side(tmp_path: Path, capsys: pytest.C
     assert summary(overlapped()) is None
     idle = [dataclasses.replace(s, waited=0.0) for s in streamed().spans if s.kind != "wait"]
     assert summary(dataclasses.replace(streamed(), spans=tuple(idle))) == "1 streamed launch, none of which waited"
+
+
+def test_the_launch_that_waited_most_stands_for_the_others() -> None:
+    def words(ranks: int) -> str | None:
+        plan = ficco_rt.compile("ag_gemm/streamed", ranks, M=4096, N=512, K=4096)
+        return summary(ficco_rt.simulate(plan))
+
+    assert str(words(2)).endswith("; 1 other launch waited as long or less")
+    assert str(words(4)).endswith("; 3 other launches waited as long or less")
 
 
 def test_what_has_no_works_inside_is_said(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from ...trace import Trace
 from ..account import WORDS, part_name
 from ..common import join_words
-from ..drawing import show_bytes, show_flops, show_time
+from ..drawing import show_bytes, show_flops, show_time, signed_time
 from ..settings import show_value
 from .runs import Facts, PageRun
 
@@ -20,11 +20,6 @@ def letter(number: int) -> str:
     """What the run of this number is called where there are several: A, B, …, Z, A1, …"""
     more = number // 26
     return chr(ord("A") + number % 26) + (str(more) if more else "")
-
-
-def signed_time(microseconds: float) -> str:
-    """`−44.3 µs`: a time that may be negative."""
-    return ("−" if microseconds < 0 else "") + show_time(abs(microseconds))
 
 
 def whose(run: PageRun) -> str:
@@ -88,7 +83,8 @@ def _spread(run: PageRun) -> str:
 
 def _ideal(facts: Facts) -> str:
     side = "computing" if facts["compute_alone_ms"] >= facts["ideal_ms"] else "moving"
-    return f"ideal {facts['yardsticks']}: {show_time(1e3 * facts['ideal_ms'])}, {side} alone"
+    by = f", by {facts['ideal_by']}" if facts.get("ideal_by") else ""
+    return f"ideal {facts['yardsticks']}: {show_time(1e3 * facts['ideal_ms'])}, {side} alone{by}"
 
 
 def verdicts(run: PageRun) -> str:
