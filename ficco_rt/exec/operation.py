@@ -14,10 +14,12 @@ A schedule of iterations (`concurrent/…`) writes its outputs many times over: 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import zip_longest
 from typing import TypeAlias
 
+from ..errors import UsageError
 from ..graph.ir import ClaimValue, CollectiveKind, Combined, Graph, Operand, Product
 from ..plan.claims import Shapes, shapes_of
 from ..plan.ir import Plan
@@ -152,6 +154,48 @@ def operation_of(plan: Plan | Graph) -> Operation | None:
             words |= {by: None} if by else {}
         ways.append(Way(tuple(steps.values()), ", ".join(words)))
     return Operation(plan.ranks, tuple(ways), _times(plan))
+
+
+def require_operation(plan: Plan | Graph, name: str, baseline: Plan | Graph) -> None:
+    """Raises UsageError: a schedule that was given as a candidate for the operation `name` computes something else than
+    the operation's baseline does, or the same on tensors that lie otherwise. The types that values may have on their
+    way do not count."""
+    found, wanted = operation_of(plan), operation_of(baseline)
+    if wanted is None:
+        return
+    if found is None:
+        raise UsageError(
+            f"nothing says that this is a schedule of {name}: not all of its outputs have a claim; write `computes`"
+        )
+    for ours, theirs in zip_longest(found.usual.steps, wanted.usual.steps):
+        if _bare(ours) != _bare(theirs):
+            raise UsageError(f"this is no schedule of {name}: it has {_words(ours)}; {name} has {_words(theirs)}")
+
+
+def _bare(step: Multiplication | Exchange | None) -> object:
+    return replace(step, least=step.item) if isinstance(step, Exchange) else step
+
+
+def _words(step: Multiplication | Exchange | None) -> str:
+    """`an all_gather of elements of 2 bytes, 64 on rank 0, 0 on rank 1`."""
+    match step:
+        case None:
+            return "nothing"
+        case Multiplication(shapes=shapes, dtype=dtype, result=result):
+            sizes = [" × ".join(map(str, shape)) for shape in shapes]
+            return f"a product of {dtype} to {result}, m × n × k = {_of_ranks(sizes)}"
+        case Exchange(kind=kind, parts=parts, item=item):
+            counts = [str(part if isinstance(part, int) else list(part)) for part in parts]
+            article = "an" if kind.startswith("a") else "a"
+            return f"{article} {kind} of elements of {item} bytes, {_of_ranks(counts)}"
+
+
+def _of_ranks(words: Sequence[str]) -> str:
+    """What the ranks have, once if that is the same for all."""
+    if len(set(words)) == 1:
+        return f"{words[0]} on each rank"
+    shown = [f"{word} on rank {rank}" for rank, word in enumerate(words[:4])]
+    return ", ".join(shown) + (", …" if len(words) > 4 else "")
 
 
 def _times(plan: Plan | Graph) -> Fraction:

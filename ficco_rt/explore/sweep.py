@@ -22,6 +22,7 @@ from pathlib import Path
 from .. import compiler
 from ..errors import DeviceError, ScheduleError, UsageError
 from ..exec.ideal import ideal
+from ..exec.operation import require_operation
 from ..graph.ir import Graph
 from ..machine.model import Machine
 from ..sim.simulate import simulate
@@ -115,15 +116,15 @@ def rows_of(part: Part) -> list[Row]:
         graph = compiler.build(part.trial.parsed(), ranks, part.scenario.params(ranks) | dict(part.trial.params))
     except (ScheduleError, UsageError) as error:
         return [replace(blank, problem=_words(error)) for blank in blanks]
-    return [
-        _modelled(blank, graph, machine, part.trial.trusted)
-        for blank, machine in zip(blanks, part.machines, strict=True)
-    ]
+    return [_modelled(part, blank, graph, machine) for blank, machine in zip(blanks, part.machines, strict=True)]
 
 
-def _modelled(blank: Row, graph: Graph, machine: Machine, trusted: bool) -> Row:
+def _modelled(part: Part, blank: Row, graph: Graph, machine: Machine) -> Row:
+    trusted = part.trial.trusted
     try:
         plan = compiler.plan_of(graph, machine, trusted=trusted)
+        if not trusted:
+            require_operation(plan, part.operation, _graph(part.serial, part.scenario, machine.ranks))
         with compiler.compilation(machine.ranks):
             return replace(blank, time=round(simulate(plan, machine).duration, 4))
     except (ScheduleError, UsageError) as error:
@@ -131,11 +132,17 @@ def _modelled(blank: Row, graph: Graph, machine: Machine, trusted: bool) -> Row:
 
 
 @cache
+def _graph(serial: Trial, scenario: Scenario, ranks: int) -> Graph:
+    """The operation's baseline. Raises ScheduleError, UsageError: it cannot have these sizes."""
+    return compiler.build(serial.parsed(), ranks, scenario.params(ranks))
+
+
+@cache
 def _yardstick(serial: Trial, scenario: Scenario, machine: Machine) -> tuple[float | None, float | None]:
     """Serial and ideal time of the operation, whatever its schedule; None where it cannot be done at all. They are
     those of its claim: the plan may have one node only."""
     try:
-        graph = compiler.build(serial.parsed(), machine.ranks, scenario.params(machine.ranks))
+        graph = _graph(serial, scenario, machine.ranks)
         found = ideal(compiler.plan_of(graph, machine.as_one_node(), trusted=True), machine)
     except (ScheduleError, UsageError):
         return None, None

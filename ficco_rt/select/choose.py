@@ -222,7 +222,7 @@ def ranked(asked: _Question) -> ranking.Ranking:
         listed = asked.own
         if listed is None:
             listed = ranking.shortlist(asked.operation, asked.facts)
-        found = ranking.rank(listed, asked.ranks, asked.sizes, asked.machine)
+        found = ranking.rank(asked.operation.name, listed, asked.ranks, asked.sizes, asked.machine)
         if asked.own is None and asked.vendor:
             found = ranking.with_vendor(found, asked.operation, asked.ranks, asked.sizes, asked.machine)
         ranking.keep(key, found)
@@ -255,7 +255,7 @@ def _by_model(asked: _Question) -> Choice:
         else:
             why.append(f"the rules say {wanted} {reason}")
     why += [beside] if beside else []
-    why += [f"{c.label} cannot be compiled: {refused}" for c, refused in found.refused]
+    why += [f"{c.label} cannot be chosen: {refused}" for c, refused in found.refused]
     ordered = [best, *(r for r in found.ranked if r is not best)]
     options = [Option(r.candidate.schedule, r.candidate.params, r.predicted) for r in ordered]
     mode = rules.mode(best.commands, best.predicted)

@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import compiler, env, files, library
 from ..errors import ScheduleError, UsageError
+from ..exec.operation import require_operation
 from ..kernels.tiles import DEPTH
 from ..machine.cost import vendor_gemm
 from ..machine.model import Machine
@@ -101,20 +102,24 @@ def _work(f: Facts, candidate: Candidate) -> int:
 
 
 def rank(
-    candidates: Sequence[Candidate], ranks: int, sizes: Mapping[str, object], machine: Machine, proven: bool = False
+    operation: str, candidates: Sequence[Candidate], ranks: int, sizes: Mapping[str, object], machine: Machine
 ) -> Ranking:
-    """Simulate the candidates. Shipped schedules are compiled without proof, for tests prove them and whoever runs the
-    chosen one proves it again; others are proven. Raises UsageError: none of the candidates can be compiled."""
+    """Simulate the candidates. The operation's shipped schedules are compiled without proof, for tests prove them and
+    whoever runs the chosen one proves it again; others are proven, and must be of the operation. Raises UsageError:
+    none of the candidates can be chosen."""
     ranked, refused = [], []
     for candidate in candidates:
         given = {**sizes, **dict(candidate.params)}
         try:
-            if library.shipped_name(library.find(candidate.schedule)) is not None and not proven:
+            shipped = library.shipped_name(library.find(candidate.schedule))
+            if shipped is not None and shipped.startswith(f"{operation}/"):
                 plan = compiler.plan_of(
                     compiler.build(text_of(candidate.schedule), ranks, given), machine, trusted=True
                 )
             else:
                 plan = compiler.compile_schedule(candidate.schedule, ranks, given, machine)
+                baseline = compiler.build(text_of(f"{operation}/{BASELINE}"), ranks, sizes)
+                require_operation(plan, operation, baseline)
         except (ScheduleError, UsageError) as error:
             refused.append((candidate, str(error).splitlines()[0]))
             continue
@@ -122,7 +127,7 @@ def rank(
         ranked.append(Ranked(candidate, simulate(plan, machine).duration, commands))
     if not ranked:
         reasons = "\n".join(f"  {candidate.label}: {reason}" for candidate, reason in refused)
-        raise UsageError(f"none of the candidates can be compiled for these sizes:\n{reasons}")
+        raise UsageError(f"none of the candidates can be chosen for these sizes:\n{reasons}")
     order = {c: i for i, c in enumerate(candidates)}
     return Ranking(tuple(sorted(ranked, key=lambda r: (r.predicted, order[r.candidate]))), tuple(refused))
 
@@ -138,7 +143,7 @@ def with_vendor(
     baseline = [c for c in plain if c.schedule == f"{operation.name}/{BASELINE}"]
     twins = dict.fromkeys(by_vendor(c) for c in (*plain[:VENDORED], *baseline))
     try:
-        more = rank(tuple(twins), ranks, sizes, machine).ranked
+        more = rank(operation.name, tuple(twins), ranks, sizes, machine).ranked
     except UsageError:  # the library makes none of them
         return found
     both = {r.candidate: r for r in (*found.ranked, *more)}

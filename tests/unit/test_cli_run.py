@@ -23,8 +23,8 @@ FIELDS = [
     "params", "given", "choice", "verified", "integers", "proven", "why", "warnings", "unproven", "rel_err",
     "tolerance", "seed", "order", "iters", "time_ms", "time_ms_min", "time_ms_max", "serial_ms", "ideal_ms",
     "compute_alone_ms", "communication_alone_ms", "yardsticks", "yardsticks_of", "serial_by", "ideal_by",
-    "share_of_ideal", "exposed_ms", "exposed_of", "concurrent", "account", "stages", "modelled", "launches", "host_us", "plan_hash",
-    "version",
+    "share_of_ideal", "exposed_ms", "exposed_of", "concurrent", "account", "stages", "modelled", "launches", "host_us",
+    "plan_hash", "version",
 ]  # fmt: skip
 
 

@@ -194,6 +194,28 @@ def test_a_schedule_of_the_callers_own_is_proven(ficco: Callable[..., Ran]) -> N
     assert re.search(r"refused: 2 rows, such as wrong.ficco of M=256 N=256 K=128: .* which nothing has written", out)
 
 
+def test_a_schedule_of_another_operation_is_refused(ficco: Callable[..., Ran]) -> None:
+    """A may lie on other ranks, the product may be of other sizes, or nothing may be claimed."""
+    text = (ROOT / "schedules" / "ag_gemm" / "serial.ficco").read_text()
+    holds = "param holds = [1 // (r + 1) for r in all]\ninput   A[part(M, rank of holds), K]"
+    uneven = re.sub(r"input +A\[M / ranks, K\]", holds, text).replace("rows(rank of ranks)", "rows(rank of holds)")
+    others = {
+        "broadcast.ficco": (uneven, "it has an all_gather of elements of 2 bytes, 32768 on rank 0, 0 on rank 1; "),
+        "wide.ficco": (text.replace("N / ranks", "N"), "it has a product of bf16 to bf16, m × n × k = 256 × 256 × 128"),
+        "open.ficco": (
+            re.sub(r"computes .*\n", "", text).replace("C[M, N / ranks] : T", "C[M, N / ranks] : T unproven"),
+            "nothing says that this is a schedule of ag_gemm: not all of its outputs have a claim; write `computes`",
+        ),
+    }
+    for name, (other, words) in others.items():
+        Path(name).write_text(other)
+        code, out, _ = ficco("explore", "ag_gemm", *SMALL, "--schedules", name)
+        assert code == 0
+        assert f"refused: 2 rows, such as {name} of M=256 N=256 K=128: " in out
+        assert words in out
+        assert "ag_gemm/broadcast" not in out
+
+
 def test_what_schedules_refuse_is_told(ficco: Callable[..., Ran]) -> None:
     code, out, _ = ficco(
         "explore", "gemm_rs", "--set", "M=255,256", "--set", "N=64", "--set", "K=64", "-n", "2", "-j", "1",

@@ -113,6 +113,7 @@ ALLOWED: dict[str, set[str]] = {
         "ficco_rt.files",
         "ficco_rt.sim",
         "ficco_rt.kernels.tiles",
+        "ficco_rt.exec.operation",
     },
     "ficco_rt.select.tune": LEAVES
     | MACHINE
@@ -122,7 +123,7 @@ ALLOWED: dict[str, set[str]] = {
     | NODES
     | MACHINE
     | {"ficco_dsl", "ficco_rt.library", "ficco_rt.files", "ficco_rt.compiler", "ficco_rt.sim", "ficco_rt.exec.ideal"}
-    | {"ficco_rt.graph.ir"},
+    | {"ficco_rt.graph.ir", "ficco_rt.exec.operation"},
     "ficco_rt.cli": {"ficco_dsl", "ficco_rt"},
     "ficco_rt": {"ficco_dsl", "ficco_rt"},  # the package's own __init__: the public names
 }

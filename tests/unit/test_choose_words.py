@@ -1,0 +1,44 @@
+"""Choosing: the words of a reason, and candidates that are of another operation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ficco_rt import library
+from ficco_rt.machine.profiles import profile
+from ficco_rt.select import ranking
+from ficco_rt.select.choose import choose
+from ficco_rt.select.defaults import open_values
+
+H200 = profile("h200-switch", 8)
+SMALL = {"M": 512, "N": 256, "K": 256}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No answer of another test or of the user's."""
+    monkeypatch.setenv("FICCO_CACHE", str(tmp_path / "cache"))
+    ranking._KEPT.clear()
+    yield
+    ranking._KEPT.clear()
+
+
+@pytest.mark.parametrize(("ranks", "more"), [(2, "1 more copy"), (4, "3 more copies")])
+def test_the_reason_for_pieces_is_a_sentence(ranks: int, more: str) -> None:
+    given = open_values(library.shipped()["ag_gemm/streamed"], ranks, {"M": 2048, "N": 1024, "K": 4096}, H200)
+    why = next(g.why for g in given if g.param == "chunks")
+    assert why.startswith(
+        f"shards come slower than they are multiplied. Each further piece costs {more} of 6 µs and shortens the GEMM "
+    )
+
+
+def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:
+    text = library.shipped()["ag_gemm/serial"].read_text(encoding="utf-8")
+    mine = tmp_path / "wide.ficco"
+    mine.write_text(text.replace("N / ranks", "N"))
+    made = choose("ag_gemm", 2, by="model", candidates=[mine, "gemm_rs/serial", "ag_gemm/serial"], sizes=SMALL)
+    assert [o.schedule for o in made.options] == ["ag_gemm/serial"]
+    assert len([words for words in made.why if "this is no schedule of ag_gemm: it has a" in words]) == 2
