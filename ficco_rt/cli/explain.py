@@ -226,9 +226,10 @@ def _room_lines(facts: Facts) -> list[str]:
     for b in room["beside"]:
         own, other = kernels[b["kernel"]], kernels[b["beside"]]
         what = count(b["blocks"], "block") if b["blocks"] else "no block"
+        held = f"{count(other['blocks'], 'block')} of kernel {b['beside'] + 1}"
+        leave = f" (leave = {own['leave']})" if own["leave"] else ""
         lines.append(
-            f"  beside {other['blocks']} of {b['beside'] + 1}: {what} of {b['kernel'] + 1}, limited by "
-            f"{join_words(b['limited_by'])}" + (f" (leave = {own['leave']})" if own["leave"] else "")
+            f"  beside {held}: {what} of kernel {b['kernel'] + 1}, limited by {join_words(b['limited_by'])}{leave}"
         )
     return lines
 
