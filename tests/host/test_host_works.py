@@ -11,6 +11,7 @@ from ficco_rt.driver.host.views import HostView
 from ficco_rt.errors import PlanError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.graph.ir import Argument, Kernel, KernelCall
+from ficco_rt.machine.cost import PUSHED
 from ficco_rt.plan.ir import Command, Plan, Work
 from ficco_rt.region import Axis, Interval, Region
 from tests.host.handmade import (
@@ -243,18 +244,19 @@ def test_a_collective_begins_when_all_ranks_are_there() -> None:
     )
     trace = run(made, S=[array([[1], [2]]), blank(2, 1)], X=[array([[5], [6]])] * 2)
     # The local copy of 8 bytes: 9 + 2 · 8 / 100. A rank sees the other one's signal 4 later. Its part is a sum of one
-    # of two rows, launch 3 and 4 bytes that it reads from the other rank at 8, and a copy of the sum to that rank: 9
+    # of two rows, launch 3 and 4 bytes that it reads from the other rank at 8.7, and a copy of the sum to that rank: 9
     # and 4 bytes at 10.
     here = 9.16
     late = here + 4
+    part = 3 + 4 / (10 * PUSHED)
     assert [(s.rank, s.kind, s.start, s.stop) for s in trace.spans] == [
         (0, "wait", 0.0, pytest.approx(late)),
-        (0, "collective", pytest.approx(late), pytest.approx(late + 3.5)),
-        (0, "collective", pytest.approx(late + 3.5), pytest.approx(late + 12.9)),
+        (0, "collective", pytest.approx(late), pytest.approx(late + part)),
+        (0, "collective", pytest.approx(late + part), pytest.approx(late + part + 9.4)),
         (1, "copy", 0.0, pytest.approx(here)),
-        (1, "collective", pytest.approx(here), pytest.approx(here + 3.5)),
-        (1, "collective", pytest.approx(here + 3.5), pytest.approx(here + 12.9)),
-        (1, "wait", pytest.approx(here + 12.9), pytest.approx(late + 12.9 + 4)),
+        (1, "collective", pytest.approx(here), pytest.approx(here + part)),
+        (1, "collective", pytest.approx(here + part), pytest.approx(here + part + 9.4)),
+        (1, "wait", pytest.approx(here + part + 9.4), pytest.approx(late + part + 9.4 + 4)),
     ]
 
 

@@ -66,7 +66,7 @@ def cases(arch: str) -> Iterator[Case]:
     """All that the architecture runs, as the tests number them."""
     if arch.startswith("sm_90"):
         for name in HOPPER:
-            variant = next(v for v in sm90.VARIANTS if v.name == name)
+            variant = next(v for v in (*sm90.VARIANTS, *sm90.SWAPPED) if v.name == name)
             for addends, shapes in ((False, HOPPER[name]), (True, SUMS.get(name, {}))):
                 for seed, (key, shape) in enumerate(shapes.items()):
                     if not shape.free:
