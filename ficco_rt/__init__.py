@@ -142,7 +142,7 @@ def choose(
     operation: str,
     ranks: int,
     machine: AnyMachine | None = None,
-    by: By = "rules",
+    by: By | None = None,
     candidates: Iterable[object] | None = None,
     vendor: bool = True,
     **sizes: object,
@@ -152,8 +152,9 @@ def choose(
     plan, which is compiled and proven when it is first asked for.
 
     `by`: "rules", closed form, within a millisecond; "model", candidates simulated on the virtual clock, and kept;
-    "measured", the fastest of what `ficco tune` measured for these sizes on such a machine. `candidates` are your own
-    in place of the shipped ones: names or paths of schedules, or pairs of one and its params. `vendor=False`: the
+    "measured", the fastest of what `ficco tune` measured for these sizes on such a machine. By default the
+    rules choose; the model does on machines that the rules were not fitted on, such as a mesh. `candidates` are your
+    own in place of the shipped ones: names or paths of schedules, or pairs of one and its params. `vendor=False`: the
     model and measured times offer no schedule whose products the vendor's library makes, as where it is not installed.
     `sizes` are all sizes of the operation, and its types where they are not to be bf16.
 

@@ -183,9 +183,9 @@ def machine_verb(**options: Any) -> int:
 
 _by = click.option(
     "--by",
-    default="rules",
     metavar="rules|model|measured",
-    help="What chooses: closed rules, simulation, or times that `ficco tune` measured.  [default: rules]",
+    help="What chooses: closed rules, simulation, or times that `ficco tune` measured.  [default: rules; the model on "
+    "a mesh, where no rule was measured]",
 )
 _candidates = click.option(
     "--candidates",

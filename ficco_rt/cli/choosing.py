@@ -40,7 +40,7 @@ def choose(
     gpus: int | None,
     settings: tuple[str, ...],
     machine: str | None,
-    by: str,
+    by: str | None,
     candidates: str | None,
     measured: str | None,
     as_json: bool,
@@ -59,7 +59,7 @@ def chosen(
     operation: str,
     settings: tuple[str, ...],
     machine: Machine,
-    by: str,
+    by: str | None,
     candidates: str | None = None,
     measured: str | None = None,
     ranks_per_gpu: int = 1,
@@ -70,7 +70,7 @@ def chosen(
     from ..select import memory
     from ..select.choose import BY, choose
 
-    if by not in BY:
+    if by is not None and by not in BY:
         raise UsageError(f"--by {by[:40]}: a choice is made by {', '.join(BY)}")
     if measured is not None and by != "measured":
         raise UsageError("--measured names a file of measured times, which --by measured goes by")
@@ -79,6 +79,13 @@ def chosen(
     sizes = parse_settings(settings)
     by_: Any = by
     return choose(operation, machine.ranks, machine, by_, own, known, sizes, ranks_per_gpu, vendor)
+
+
+def default_of(operation: str, settings: tuple[str, ...], machine: Machine) -> str:
+    """What chooses for a command line without --by."""
+    from ..select.choose import question
+
+    return question(operation, machine.ranks, machine, sizes=parse_settings(settings)).default
 
 
 def candidates_of(path: str) -> list[object]:

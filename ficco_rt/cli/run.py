@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import UsageError
 from ..files import PAGE, PICTURE, TRACE, check_outputs
-from .choosing import chosen, is_operation, settings_of
+from .choosing import chosen, default_of, is_operation, settings_of
 from .common import Job, Request, Source, compile_job, machine_of, of_stdin, read, read_stdin
 from .console import Progress, Style
 from .emit import emit, refuse_device_plan_options
@@ -103,7 +103,7 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
     else:
         machine = machine_of(options.machine, options.gpus)
     each = options.ranks_per_gpu
-    by = options.by or "rules"
+    by = options.by or default_of(options.target, options.settings, machine)
     library = backend not in GPUS or by == "rules" or has_gemms(backend)
     choice = chosen(options.target, options.settings, machine, by, ranks_per_gpu=each, vendor=library)
     graph = choice.mode == "graph" if options.graph is None and backend in GPUS else options.graph

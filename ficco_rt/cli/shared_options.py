@@ -220,7 +220,7 @@ run_options = all_of(
     click.option(
         "--by",
         metavar="rules|model|measured",
-        help="With an OPERATION: what chooses its schedule.  [default: rules]",
+        help="With an OPERATION: what chooses its schedule.  [default: rules; the model on a mesh]",
     ),
     trust_option,
     json_option,

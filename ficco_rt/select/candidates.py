@@ -165,12 +165,12 @@ def _others(name: str, value: object) -> Iterable[object]:
     return _counts(value) if name == "chunks" else SHARES.get(name, ())
 
 
-def variations(candidate: Candidate) -> tuple[Candidate, ...]:
-    """The candidate with one parameter changed."""
+def variations(candidate: Candidate, params: Iterable[str] = ("chunks", *SHARES)) -> tuple[Candidate, ...]:
+    """The candidate with one of these parameters changed."""
     found = []
     for i, (name, value) in enumerate(candidate.params):
         for other in _others(name, value):
-            if other != value:
+            if name in params and other != value:
                 changed = (*candidate.params[:i], (name, other), *candidate.params[i + 1 :])
                 found.append(Candidate(candidate.schedule, changed))
     return tuple(found)

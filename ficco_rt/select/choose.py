@@ -89,6 +89,11 @@ class _Question:
     ranks_per_gpu: int = 1
     vendor: bool = True  # whether the vendor's library may make the products
 
+    @property
+    def default(self) -> By:
+        """What chooses by default: the rules, or the model on machines that the rules were not fitted on."""
+        return "rules" if self.facts is not None and rules.fitted(self.facts) else "model"
+
     def candidates(self) -> tuple[Candidate, ...]:
         """The caller's own, or each shipped schedule with the values of the rules."""
         return self.own or tuple(by_rules(self.facts, name)[0] for name in within_reach(self.operation, self.facts))
@@ -129,7 +134,7 @@ def choose(
     operation: str,
     ranks: int,
     machine: AnyMachine | None = None,
-    by: By = "rules",
+    by: By | None = None,
     candidates: Iterable[object] | None = None,
     measured: memory.Memory | None = None,
     sizes: Mapping[str, object] | None = None,
@@ -141,10 +146,12 @@ def choose(
 
     Raises UsageError (no such operation, measure or machine; sizes that are missing; nothing measured), ScheduleError
     (sizes that the operation's tensors cannot have)."""
-    if by not in BY:
+    if by is not None and by not in BY:
         raise UsageError(f"by is {', '.join(BY)}; given {str(by)[:40]!r}")
     asked = question(operation, ranks, machine, candidates, sizes)
     asked = replace(asked, ranks_per_gpu=ranks_per_gpu, vendor=vendor)
+    if by is None:
+        by = asked.default
     if by == "rules":
         return _by_rules(asked)
     if by == "model":
@@ -190,6 +197,9 @@ def _by_rules(asked: _Question) -> Choice:
             )
         best = known[0]
         why = [f"{wanted}, which the rules would take, is not among the candidates; by closed formulas this is next"]
+    fitted_on = rules.unfitted(f)
+    if fitted_on:
+        why.append(f"{fitted_on}, and not on {asked.machine.name}: take --by model, or by='model'")
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
     sources = [rule.source, *(value.source for value in values)]
@@ -223,6 +233,8 @@ def ranked(asked: _Question) -> ranking.Ranking:
         if listed is None:
             listed = ranking.shortlist(asked.operation, asked.facts)
         found = ranking.rank(asked.operation.name, listed, asked.ranks, asked.sizes, asked.machine)
+        if asked.own is None and asked.facts is not None:
+            found = ranking.with_variations(found, asked.facts, asked.sizes, asked.machine)
         if asked.own is None and asked.vendor:
             found = ranking.with_vendor(found, asked.operation, asked.ranks, asked.sizes, asked.machine)
         ranking.keep(key, found)
@@ -237,7 +249,10 @@ def _by_model(asked: _Question) -> Choice:
     count, clock = len(among), f"the virtual clock of {asked.machine.name}"
     clock += " with our kernels" if len(among) < len(found.ranked) else ""
     why = [f"the fastest of {count} candidates on {clock}" if count > 1 else "the one candidate that there is"]
-    if asked.own is None and asked.facts is not None and not best.candidate.vendored:
+    fitted_on = "" if asked.facts is None else rules.unfitted(asked.facts)
+    if fitted_on:
+        why.append(f"{fitted_on}; {asked.machine.name} is chosen by the model")
+    elif asked.own is None and asked.facts is not None and not best.candidate.vendored:
         rule = rules.deciding(asked.facts)
         wanted = f"{asked.operation.name}/{rule.schedules[asked.operation.name]}"
         reason = f"(rule '{rule.name}': {rule.why(asked.facts)})"

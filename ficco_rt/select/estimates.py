@@ -8,11 +8,11 @@ piece and the GEMM behind it, all copies and what is left of the GEMM behind the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
-from ..machine.cost import ADDED, STORES
-from .facts import Facts
+from ..machine.cost import ADDED
+from .facts import Facts, turns
 
 Params = Mapping[str, object]
 TILE = 128, 256  # of the large products of every family of kernels for tensor cores, about
@@ -68,7 +68,12 @@ def _sum(f: Facts, seen: float = ADDED) -> float:
 
 def _copies(f: Facts, count: int) -> float:
     """One pass of a rank's copies, so many pieces a shard."""
-    return f.peers * (f.shard + count * f.c.copy_time)
+    return f.turns * (f.shard + count * f.c.copy_time)
+
+
+def _to_neighbours(f: Facts) -> Facts:
+    """The facts of a schedule that goes from neighbour to neighbour: it uses one link of a mesh, as on a ring."""
+    return replace(f, c=replace(f.c, links="ring"))
 
 
 def _received(f: Facts, p: Pieces, launches: int, stretch: float = 1.0, deep: int = 1) -> float:
@@ -76,12 +81,14 @@ def _received(f: Facts, p: Pieces, launches: int, stretch: float = 1.0, deep: in
     first = f.shard * p.first + f.c.copy_time + f.c.signal_time
     last = _copies(f, p.count) + (deep - 1) * f.c.copy_time + f.c.signal_time
     gemm = f.gemm * stretch
-    return launches * f.c.launch_time + max(gemm, first + gemm - f.own, last + f.own * stretch * p.last / deep)
+    return launches * f.c.launch_time + max(
+        gemm, first + gemm - f.own, last + f.abreast * f.own * stretch * p.last / deep
+    )
 
 
 def _stepped(f: Facts, p: Pieces, own_first: bool, stretch: float) -> float:
     """Steps over a piece of every shard."""
-    first = f.peers * (f.shard * p.first + f.c.copy_time) + f.c.signal_time
+    first = f.turns * (f.shard * p.first + f.c.copy_time) + f.c.signal_time
     last = _copies(f, p.count) + f.c.signal_time
     gemm = f.gemm * stretch
     rest = gemm - f.own if own_first else gemm
@@ -99,6 +106,10 @@ def _one_piece_a_launch(f: Facts, params: Params) -> float:
     return _received(f, p, 1 + f.peers * p.count, _cut(f, _rows(f, p)))
 
 
+def _ring_gather(f: Facts, params: Params) -> float:
+    return _one_piece_a_launch(_to_neighbours(f), params)
+
+
 def _serial_gather(f: Facts, params: Params) -> float:
     return _copies(f, 1) + f.c.signal_time + f.c.launch_time + f.gemm * _cut(f, f.shape.m)
 
@@ -108,7 +119,7 @@ def _stationary_a(f: Facts, params: Params) -> float:
     instead = f.shard * f.smaller
     first = instead - out + f.c.copy_time + f.c.signal_time
     behind = max(0.0, out * p.last + f.c.copy_time - f.own / 2)  # the last products' copy, beside half the own product
-    last = f.peers * (instead + (1 + p.count) * f.c.copy_time)
+    last = f.turns * (instead + (1 + p.count) * f.c.copy_time)
     return f.c.launch_time + f.c.signal_time + max(f.gemm + behind, first + f.gemm - f.own + behind, first + last)
 
 
@@ -116,7 +127,7 @@ def _sent(f: Facts, p: Pieces, last: float, launches: int, stretch: float, passe
     """Pieces of products for the peers, sent as they are made, and the own rows behind what comes."""
     gemm = f.gemm * stretch
     copies = passes * _copies(f, p.count)
-    behind = f.own * p.first * stretch + copies + passes * f.c.signal_time + f.own * last * stretch
+    behind = f.abreast * f.own * p.first * stretch + copies + passes * f.c.signal_time + f.own * last * stretch
     return launches * f.c.launch_time + _sum(f) + max(gemm, behind)
 
 
@@ -136,6 +147,10 @@ def _uneven_scatter(f: Facts, params: Params) -> float:
     return _sent(f, Pieces((first.first,)), last.last, 2, 1.0) + extra
 
 
+def _relayed_scatter(f: Facts, params: Params) -> float:
+    return _uneven_scatter(_to_neighbours(f), params)
+
+
 def _shard_scatter(f: Facts, params: Params) -> float:
     whole = Pieces((1.0,))
     return _sent(f, whole, 0.0, f.ranks + 1, _cut(f, _rows(f, whole))) + _sum(f, 1 - ADDED)
@@ -148,25 +163,24 @@ def _ring_scatter(f: Facts, params: Params) -> float:
 
 def _direct(f: Facts, params: Params) -> float:
     p = _of(params, "chunks")
-    stores = f.peers * f.shard / STORES
-    return f.c.launch_time + f.c.signal_time + _sum(f) + max(f.gemm, stores + f.own * p.last * 2)
+    return f.c.launch_time + f.c.signal_time + _sum(f) + max(f.gemm, f.stored + f.own * p.last * 2)
 
 
 def _stationary_c(f: Facts, params: Params) -> float:
     instead = f.shard * f.smaller
     first = instead + 2 * f.c.copy_time + f.c.signal_time
-    last = f.peers * (instead + 2 * f.c.copy_time) + f.c.signal_time
+    last = f.turns * (instead + 2 * f.c.copy_time) + f.c.signal_time
     added = ADDED * f.peers * 2 * f.memory(f.shape.sent)
     return f.c.launch_time + added + max(f.gemm, first + f.gemm - f.own, last + f.own)
 
 
 def _one_shot_gather(f: Facts, params: Params) -> float:
-    return 2 * f.c.launch_time + f.c.signal_time + f.peers * f.shard / STORES + f.gemm
+    return 2 * f.c.launch_time + f.c.signal_time + f.stored + f.gemm
 
 
 def _one_shot_sum(f: Facts, params: Params) -> float:
     shards = f.ranks if f.operation == "gemm_ar" else 1
-    read = f.peers * shards * f.shard / STORES
+    read = shards * f.stored
     return 2 * f.c.launch_time + f.c.signal_time + f.gemm + read + shards * _sum(f, 1.0)
 
 
@@ -202,8 +216,12 @@ def two_levels(f: Facts, params: Params) -> float:
     """Messages between nodes, copies inside a node of what is sent and of what has come, and the GEMM beside them; of
     the last message's GEMM nothing is hidden."""
     p, per_node = _of(params, "chunks"), f.c.node if f.operation == "a2a_gemm" else 1
-    messages = (f.nodes - 1) * per_node * (f.shard + p.count * (f.c.copy_time + 2 * f.c.signal_time))
-    copies = (f.c.node - 1) * f.nodes * (f.shard * f.c.link_rate / f.c.node_rate + p.count * f.c.node_copy_time)
+    messages = turns(f.c.links, f.nodes - 1) * per_node * (f.shard + p.count * (f.c.copy_time + 2 * f.c.signal_time))
+    copies = (
+        turns(f.c.node_links, f.c.node - 1)
+        * f.nodes
+        * (f.shard * f.c.link_rate / f.c.node_rate + p.count * f.c.node_copy_time)
+    )
     launches = 1 + f.nodes * p.count
     gemm = f.gemm * _cut(f, _rows(f, p, f.c.node))
     if f.operation == "gemm_rs":  # a node's rows are added up in GEMMs of a rank's rows
@@ -222,7 +240,7 @@ ESTIMATES: dict[str, Callable[[Facts, Params], float]] = {
     "ag_gemm/oneshot": _one_shot_gather,
     "ag_gemm/serial": _serial_gather,
     "ag_gemm/shard_p2p": _one_piece_a_launch,
-    "ag_gemm/shard_ring": _one_piece_a_launch,
+    "ag_gemm/shard_ring": _ring_gather,
     "ag_gemm/stationary_a": _stationary_a,
     "ag_gemm/streamed": _streamed_gather,
     "ag_gemm/tapered": _fused_steps,
@@ -236,7 +254,7 @@ ESTIMATES: dict[str, Callable[[Facts, Params], float]] = {
     "gemm_rs/direct": _direct,
     "gemm_rs/hierarchical": two_levels,
     "gemm_rs/oneshot": _one_shot_sum,
-    "gemm_rs/relay": _uneven_scatter,
+    "gemm_rs/relay": _relayed_scatter,
     "gemm_rs/ring": _ring_scatter,
     "gemm_rs/serial": _serial_sum,
     "gemm_rs/shard": _shard_scatter,

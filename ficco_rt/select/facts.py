@@ -27,6 +27,8 @@ class Constants:
 
     machine: str
     links: TopologyKind
+    shared: int  # ranks that share a port
+    kinds: tuple[TopologyKind, ...]  # of all tiers between the ranks, the innermost first
     link_rate: float  # bytes, one way, of a port or a link
     copy_time: float  # what a separate copy costs beyond its bytes
     signal_time: float  # until another rank sees a signal
@@ -35,16 +37,20 @@ class Constants:
     gemm_rate: float  # operations of a large product of the type
     sms: int
     node: int  # ranks that reach each other's memory: all of them, unless there are several nodes
+    node_links: TopologyKind
     node_rate: float  # of the links inside a node
     node_copy_time: float  # what one of many copies there costs beyond its bytes, with an event behind it
 
 
 def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
     """The constants of so many ranks of a machine for products of a type: of the links that join all of them."""
-    device, links = machine.device, machine.between(0, ranks - 1)
+    device, tier = machine.device, machine.tier(0, ranks - 1)
+    links = machine.tiers[tier]
     return Constants(
         machine=machine.name,
         links=links.kind,
+        shared=links.ranks_a_port,
+        kinds=tuple(inside.kind for inside in machine.tiers[: tier + 1]),
         link_rate=links.rate,
         copy_time=links.copy_time,
         signal_time=links.signal_time,
@@ -53,6 +59,7 @@ def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
         gemm_rate=gemm_rate(device, dtype),
         sms=device.sms,
         node=min(machine.node, ranks),
+        node_links=machine.links.kind,
         node_rate=machine.links.rate,
         node_copy_time=_behind(machine),
     )
@@ -63,6 +70,12 @@ def _behind(machine: Machine) -> float:
     if known.copy_behind is None:
         return machine.links.copy_time
     return min(machine.links.copy_time, known.copy_behind + known.record)
+
+
+def turns(links: TopologyKind, peers: int, shared: int = 1) -> int:
+    """How many whole copies, one to each peer, share a way: all of them where they leave by one port; on a mesh, whose
+    links carry them at once, those of the ranks that share a link."""
+    return shared**2 if links == "mesh" and peers else peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,16 @@ class Facts:
         return self.ranks - 1
 
     @property
+    def turns(self) -> int:
+        """Copies, one to each peer, of which each waits for the one before."""
+        return turns(self.c.links, self.peers, self.c.shared)
+
+    @property
+    def abreast(self) -> float:
+        """How many shards come at the same time."""
+        return self.peers / self.turns if self.peers else 1.0
+
+    @property
     def nodes(self) -> int:
         """Groups of ranks that reach each other's memory; the last one may be smaller."""
         return -(-self.ranks // self.c.node)
@@ -188,8 +211,8 @@ class Facts:
 
     @property
     def copies(self) -> float:
-        """All that a rank sends, one whole copy a peer after the other."""
-        return self.passes * self.peers * (self.shard + self.c.copy_time)
+        """All that a rank sends, one whole copy a peer: in turn by a port, at once by links of a mesh."""
+        return self.passes * self.turns * (self.shard + self.c.copy_time)
 
     @property
     def ratio(self) -> float:
@@ -216,7 +239,7 @@ class Facts:
     @property
     def stored(self) -> float:
         """What is sent to all peers, stored by multiprocessors in place of copies."""
-        return self.peers * self.shard / STORES
+        return self.turns * self.shard / STORES
 
     @property
     def everything(self) -> float:
@@ -226,7 +249,7 @@ class Facts:
     @property
     def two_passes(self) -> float:
         """An all-reduce of the vendor's: the bytes of two passes, and a signal a step of each."""
-        return 2 * self.peers * (self.shard + self.c.signal_time)
+        return 2 * (self.turns * self.shard + self.peers * self.c.signal_time)
 
     def way(self, elements: float) -> float:
         """Elements on a link."""

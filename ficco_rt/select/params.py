@@ -30,7 +30,7 @@ class ParamRule:
 
     def why(self, f: Facts) -> str:
         """The sentence, with the facts' numbers."""
-        return self.says.format(f=f, more="1 more copy" if f.peers == 1 else f"{f.peers} more copies")
+        return self.says.format(f=f, more="1 more copy" if f.turns == 1 else f"{f.turns} more copies")
 
 
 def filled(f: Facts, pieces: int) -> bool:
@@ -57,7 +57,7 @@ def _large(f: Facts) -> int:
 
 def _balanced(f: Facts) -> int:
     """The pieces for which what the copies cost besides and what is left behind the last one are least together."""
-    return _fitting(f, _power(sqrt(f.own / (f.peers * f.c.copy_time)), MOST.value)) if f.peers else 1
+    return _fitting(f, _power(sqrt(f.abreast * f.own / (f.turns * f.c.copy_time)), MOST.value)) if f.peers else 1
 
 
 def _hidden(f: Facts) -> int:
@@ -74,7 +74,8 @@ def sent(f: Facts) -> int:
         own = f.own * max(1.0, f.stretch(f.rows / pieces) / f.stretch(f.rows))
         piece = own / pieces
         last = max(own - piece, f.shard / pieces + f.c.copy_time)
-        return max(2 * piece + f.peers * (f.shard + pieces * f.c.copy_time), f.peers * own + last + piece)
+        first = (1 + f.abreast) * piece  # on a mesh all peers' first pieces are made before the last of them goes
+        return max(first + f.turns * (f.shard + pieces * f.c.copy_time), f.peers * own + last + piece)
 
     possible = [n for n in (1, 2, 4) if n == 1 or f.shard / n >= SMALL.value * f.c.copy_time]
     least = min(map(takes, possible))

@@ -132,6 +132,29 @@ def rank(
     return Ranking(tuple(sorted(ranked, key=lambda r: (r.predicted, order[r.candidate]))), tuple(refused))
 
 
+def with_variations(found: Ranking, f: Facts, sizes: Mapping[str, object], machine: Machine) -> Ranking:
+    """The ranking with half and twice the pieces of its best few schedules, as modelled, then of what is best after
+    that. `WORK` limits these simulations too; the best schedule's come first."""
+    known = {r.candidate for r in found.ranked} | {c for c, _ in found.refused}
+    work = 0
+    for few in (VARIED, 1):
+        near: dict[str, Candidate] = {}  # the best of each schedule
+        for r in found.ranked:
+            if r.predicted <= NEAR * found.ranked[0].predicted:
+                near.setdefault(r.candidate.schedule, r.candidate)
+        others = []
+        for best in list(near.values())[:few]:
+            for other in sorted(variations(best, ("chunks",)), key=lambda c: _work(f, c)):
+                if other not in known and sensible(f, other) and work + _work(f, other) <= WORK:
+                    work += _work(f, other)
+                    others.append(other)
+        known.update(others)
+        with suppress(UsageError):  # none is left, or none can be compiled
+            more = rank(f.operation, others, f.ranks, sizes, machine).ranked
+            found = replace(found, ranked=tuple(sorted((*found.ranked, *more), key=lambda r: r.predicted)))
+    return found
+
+
 def with_vendor(
     found: Ranking, operation: ShippedOperation, ranks: int, sizes: Mapping[str, object], machine: Machine
 ) -> Ranking:

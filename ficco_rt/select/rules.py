@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..machine.model import TopologyKind
 from .facts import TILE, Facts
 from .figures import (
     BENCH,
@@ -36,7 +37,8 @@ from .params import sent
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule of schedules. `schedules`: what it says, by operation. `says` is filled in with the facts as `f`."""
+    """A rule of schedules. `schedules`: what it says, by operation. `says` is filled in with the facts as `f`.
+    `measured`: whether the rule rests on measurements, and not on what the machine's links can do."""
 
     name: str
     schedules: Mapping[str, str]
@@ -44,6 +46,7 @@ class Rule:
     says: str
     source: str
     figures: tuple[Figure, ...] = ()
+    measured: bool = True
 
     def why(self, f: Facts) -> str:
         """The sentence, with the facts' numbers."""
@@ -68,6 +71,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.ranks == 1,
         "one rank sends nothing, so there is nothing to overlap",
         "by definition",
+        measured=False,
     ),
     Rule(
         "several nodes",
@@ -75,6 +79,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.nodes > 1,
         "{f.nodes} nodes of {f.c.node} GPUs reach each other by messages alone, and no other schedule sends messages",
         "machine.model: the reach of a machine's tiers",
+        measured=False,
     ),
     Rule(
         "small",
@@ -123,6 +128,7 @@ RULES: tuple[Rule, ...] = (
         lambda f: f.c.links == "ring" and f.ranks > 3,
         "links form a ring: only schedules that talk to neighbours do not cross several of them",
         "machine.model: a copy further away keeps every link between busy",
+        measured=False,
     ),
     Rule(
         "nothing to hide",
@@ -228,6 +234,19 @@ RULES: tuple[Rule, ...] = (
 def deciding(f: Facts) -> Rule:
     """The rule that decides on the schedule."""
     return next(rule for rule in RULES if f.operation in rule.schedules and rule.holds(f))
+
+
+FITTED: Mapping[TopologyKind, str] = {"switch": "H200 behind a switch"}  # links that kept measurements are of
+
+
+def fitted(f: Facts) -> bool:
+    """Whether measurements of such links stand behind the rule that decides, or none are needed."""
+    return not deciding(f).measured or all(kind in FITTED for kind in f.c.kinds)
+
+
+def unfitted(f: Facts) -> str:
+    """What the rules were fitted on, where that is no machine such as this one."""
+    return "" if fitted(f) else f"rules were fitted on {' and '.join(FITTED.values())}"
 
 
 def mode(commands: float, predicted: float) -> tuple[str, str]:
