@@ -233,7 +233,8 @@ def ranked(asked: _Question) -> ranking.Ranking:
         if listed is None:
             listed = ranking.shortlist(asked.operation, asked.facts)
         found = ranking.rank(asked.operation.name, listed, asked.ranks, asked.sizes, asked.machine)
-        if asked.own is None and asked.facts is not None:
+        # on a switch the pieces that the closed formulas propose were compared with measurements
+        if asked.own is None and asked.facts is not None and not rules.fitted(asked.facts):
             found = ranking.with_variations(found, asked.facts, asked.sizes, asked.machine)
         if asked.own is None and asked.vendor:
             found = ranking.with_vendor(found, asked.operation, asked.ranks, asked.sizes, asked.machine)

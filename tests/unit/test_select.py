@@ -164,6 +164,9 @@ def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
     found = ranking.Ranking((ranking.Ranked(one, 1.0, 1),))
     more = ranking.with_variations(found, asked.facts, asked.sizes, asked.machine)
     assert [dict(r.candidate.params)["chunks"] for r in more.ranked] == [2, 1]
+    made = choose("ag_gemm", 4, MESH, "model", sizes=MIDDLE)
+    pieces_of = {dict(o.params).get("chunks") for o in made.options if o.schedule == made.schedule}
+    assert len(pieces_of) > 1
 
 
 def test_what_is_smaller_travels_where_links_bound() -> None:
