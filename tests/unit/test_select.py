@@ -113,62 +113,6 @@ def test_one_rank_and_links_of_a_ring(operation: str) -> None:
     assert ring.schedule in ("ag_gemm/shard_ring", "gemm_rs/relay", "gemm_ar/serial")
 
 
-# ---------------------------------------------------------------- a mesh, where no rule was measured
-
-
-MESH = profile("mi300x-mesh", 8)
-MIDDLE = {"M": 2048, "N": 2560, "K": 2048}
-
-
-def test_links_of_a_mesh_are_priced_at_once() -> None:
-    f = facts("ag_gemm", 8, LAYER, MESH, "bf16")
-    assert f is not None
-    assert f.copies == f.shard + f.c.copy_time
-    switch = facts("ag_gemm", 8, LAYER, H200, "bf16")
-    assert switch is not None
-    assert switch.copies == 7 * (switch.shard + switch.c.copy_time)
-    for name, near in (("serial", 0.2), ("hetero_fused_1d", 0.2), ("streamed", 0.3), ("shard_ring", 0.2)):
-        schedule = f"ag_gemm/{name}"
-        values = dict(candidates.by_rules(f, schedule)[0].params)
-        modelled = ficco.simulate(compiler.compile_schedule(schedule, 8, {**LAYER, **values}, MESH)).duration
-        assert estimate(f, schedule, values) == pytest.approx(modelled, rel=near), name
-
-
-def test_on_a_mesh_the_model_chooses_and_says_so(run: Callable[..., Ending]) -> None:
-    said = "rules were fitted on H200 behind a switch; mi300x-mesh is chosen by the model"
-    made = ficco.choose("ag_gemm", 4, MESH.name, **MIDDLE)
-    assert made.by == "model"
-    assert said in made.why
-    assert made.predicted == min(o.predicted for o in made.options if o.predicted is not None)
-    words = ("--machine", MESH.name, "--gpus", "4", *sets(MIDDLE), "--json")
-    assert said in run("ficco", "choose", "ag_gemm", *words).record["why"]
-    choice = run("ficco-run", "ag_gemm", "--backend", "sim", *words).record["choice"]
-    assert (choice["by"], choice["schedule"]) == ("model", made.schedule)
-    ruled = run("ficco", "choose", "ag_gemm", *words, "--by", "rules").record
-    assert ruled["by"] == "rules"
-    assert "rules were fitted on H200 behind a switch, and not on mi300x-mesh: take --by model" in " ".join(
-        ruled["why"]
-    )
-    assert choose("ag_gemm", 1, MESH, sizes=LAYER).by == "rules"  # one rank sends nothing
-    inside = replace(MESH, ranks=16, links=replace(MESH.links, ranks=8), outer=(H200.links,))
-    found = facts("ag_gemm", 16, LAYER, inside, "bf16")
-    assert found is not None
-    assert not rules.fitted(found)  # a mesh inside
-
-
-def test_the_model_tries_half_and_twice_the_pieces_of_its_best() -> None:
-    asked = question("ag_gemm", 4, MESH, None, SMALL)
-    assert asked.facts is not None
-    one = candidates.Candidate("ag_gemm/hetero_fused_1d", (("chunks", 2),))
-    assert not ranking.sensible(asked.facts, replace(one, params=(("chunks", 4),)))  # pieces of 32 rows
-    found = ranking.Ranking((ranking.Ranked(one, 1.0, 1),))
-    more = ranking.with_variations(found, asked.facts, asked.sizes, asked.machine)
-    assert [dict(r.candidate.params)["chunks"] for r in more.ranked] == [2, 1]
-    made = choose("ag_gemm", 4, MESH, "model", sizes=MIDDLE)
-    pieces_of = {dict(o.params).get("chunks") for o in made.options if o.schedule == made.schedule}
-    assert len(pieces_of) > 1
-
-
 def test_what_is_smaller_travels_where_links_bound() -> None:
     assert choose("ag_gemm", 4, sizes={"M": 16384, "N": 1024, "K": 4096}).schedule == "ag_gemm/stationary_a"
     assert choose("gemm_rs", 4, sizes={"M": 16384, "N": 4096, "K": 4096}).schedule == "gemm_rs/stationary_c"
