@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ficco_rt import library
 from ficco_rt.machine.profiles import profile
-from ficco_rt.select import ranking
 from ficco_rt.select.choose import choose
 from ficco_rt.select.defaults import open_values
 
@@ -17,13 +15,7 @@ H200 = profile("h200-switch", 8)
 SMALL = {"M": 512, "N": 256, "K": 256}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No answer of another test or of the user's."""
-    monkeypatch.setenv("FICCO_CACHE", str(tmp_path / "cache"))
-    ranking._KEPT.clear()
-    yield
-    ranking._KEPT.clear()
+pytestmark = pytest.mark.usefixtures("own_choices")
 
 
 @pytest.mark.parametrize(("ranks", "more"), [(2, "1 more copy"), (4, "3 more copies")])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,7 @@ LAYER = {"M": 8192, "N": 10240, "K": 8192}
 OPERATIONS = ("ag_gemm", "gemm_rs", "gemm_ar")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No answer of another test or of the user's."""
-    monkeypatch.setenv("FICCO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FICCO_MEASURED", raising=False)
-    ranking._KEPT.clear()
-    yield
-    ranking._KEPT.clear()
+pytestmark = pytest.mark.usefixtures("own_choices")
 
 
 def sets(sizes: dict[str, int]) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,13 +21,7 @@ SMALL = {"M": 512, "N": 256, "K": 256}
 LAYER = {"M": 8192, "N": 10240, "K": 8192}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No answer of another test or of the user's."""
-    monkeypatch.setenv("FICCO_CACHE", str(tmp_path / "cache"))
-    ranking._KEPT.clear()
-    yield
-    ranking._KEPT.clear()
+pytestmark = pytest.mark.usefixtures("own_choices")
 
 
 def sets(sizes: dict[str, int]) -> list[str]:

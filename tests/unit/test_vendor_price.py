@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,6 @@ from ficco_rt.machine.profiles import profile
 from ficco_rt.machine.rules import mistakes
 from ficco_rt.plan.ir import Plan
 from ficco_rt.select import choose as chooser
-from ficco_rt.select import ranking
 from ficco_rt.select.candidates import BASELINE
 from ficco_rt.select.choose import AHEAD, Choice, choose
 from ficco_rt.sim.simulate import simulate
@@ -56,13 +55,7 @@ stage mm on lib { gemm C = A * B }
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FICCO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("FICCO_MEASURED", raising=False)
-    ranking._KEPT.clear()
-    yield
-    ranking._KEPT.clear()
+pytestmark = pytest.mark.usefixtures("own_choices")
 
 
 def price(m: int, n: int, k: int) -> float:
