@@ -16,8 +16,8 @@ from typing import Literal, TypeAlias
 from ..types import TYPES
 from .model import Device, Machine
 
-# Of what copy engines reach on a link. STORES: what a GEMM stores on another rank (docs/results/copies.md). PUSHED:
-# copies and sums by multiprocessors (docs/internals/model.md)
+# Of what copy engines reach on a link. STORES: what a GEMM stores on another rank, and copies by few multiprocessors
+# (docs/results/copies.md). PUSHED: copies and sums by all multiprocessors (docs/internals/model.md)
 STORES = 0.8
 PUSHED = 0.87
 # SENT: of the links' time, what a GEMM loses that stores its product on another rank (docs/results/copies.md: `direct`)
@@ -210,7 +210,8 @@ def store_time(machine: Machine, src: int, dst: int, size: int, sms: int | None 
     launch. Inside a device both go through its memory; between two, the greater of the link's time and the memory's."""
     if src == dst:
         return kernel_time(machine, 2 * size, sms)
-    return max(kernel_time(machine, size, sms), link_time(machine, src, dst, size))
+    share = PUSHED if multiprocessors(machine.device, sms) == machine.device.sms else STORES
+    return max(kernel_time(machine, size, sms), link_time(machine, src, dst, size, share))
 
 
 def gemm_time(machine: Machine, m: int, n: int, k: int, dtype: str, sms: int | None = None) -> float:
