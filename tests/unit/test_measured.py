@@ -13,6 +13,8 @@ from tools.model_check.choosers import measured_of_few, modelled_best
 from tools.model_check.figures import figures
 
 FILE = kept.FOLDER / "h200x2_campaign.json"
+# The launch that signals takes K in parts since it was measured: the time is another kernel's.
+REMADE = {"rs qwen32b_down_256 (2)"}
 
 
 def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
@@ -23,7 +25,8 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
         if splits.get((row.scenario.operation, row.scenario.m, row.scenario.n, row.scenario.k)) == "unseen"
         and (row.ranks == 2 or "FICCO_ALL" in os.environ)  # the others cost more
     }
-    found, notes = cases([FILE], sorted(unseen), "h200-switch", 1)
+    assert unseen >= REMADE
+    found, notes = cases([FILE], sorted(unseen - REMADE), "h200-switch", 1)
     assert not notes
     assert all(case.split == "unseen" for case in found)
     whole = figures(found, {"model": modelled_best, "measured": measured_of_few})
@@ -34,9 +37,8 @@ def test_the_model_is_near_measurements_that_nothing_was_fitted_to() -> None:
     assert whole.ranks.median > 0.8
     lost = whole.choices["model"]
     assert lost.mean is not None
-    # NOTE 0.7 % without one case of 256 rows, whose fastest now is made in parts of K and was measured before that
-    assert lost.mean < 0.0135
-    # NOTE 40 of 46 cases; by the noise of single runs the fastest of one measurement is as near in 93 % of another
+    assert lost.mean < 0.01
+    # NOTE 40 of 45 cases; by the noise of single runs the fastest of one measurement is as near in 93 % of another
     assert lost.near >= 0.86 * lost.cases
     lost = whole.choices["measured"]
     assert lost.near >= 0.97 * lost.cases
