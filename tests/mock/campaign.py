@@ -50,7 +50,7 @@ UNKNOWN, LOST = 999, 719
 OF_COMMANDS = {
     "cuMemcpyDtoDAsync", "cuMemcpy2DAsync", "cuMemcpyBatchAsync", "cuLaunchKernelEx", "cuStreamWriteValue32",
     "cuStreamWaitValue32", "cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute", "cuFuncGetAttribute",
-    "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuTensorMapEncodeTiled",
+    "cuFuncLoad", "cuOccupancyMaxActiveBlocksPerMultiprocessor", "cuTensorMapEncodeTiled",
     "hipModuleLaunchKernel", "hipStreamWaitValue32", "hipModuleLoadData", "hipModuleGetFunction",
     "ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclSend", "ncclRecv",
     "hipFuncGetAttribute", "hipModuleOccupancyMaxActiveBlocksPerMultiprocessor", "hipStreamGetDevice",

@@ -45,6 +45,8 @@ class Planned:
 class CublasLt:
     """A `GemmLibrary`. Refused: the bindings or the library is missing."""
 
+    lazy = True
+
     def __init__(self) -> None:
         try:
             from cuda.pathfinder import load_nvidia_dynamic_lib

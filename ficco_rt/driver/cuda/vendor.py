@@ -358,6 +358,7 @@ class Cuda:
             made = call(cu.cuGraphKernelNodeGetParams, node)
             # what `made` gives lies in its own memory
             function = cu.CUfunction(int(made.func)) if int(made.func) else call(cu.cuKernelGetFunction, made.kern)
+            call(cu.cuFuncLoad, function)
             registers = int(call(cu.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_NUM_REGS, function))
             static = int(call(cu.cuFuncGetAttribute, of.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function))
             threads = int(made.blockDimX) * int(made.blockDimY) * int(made.blockDimZ)

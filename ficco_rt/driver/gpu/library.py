@@ -80,8 +80,12 @@ class LibraryCalls:
                 found = library.plan(handle, shape, place.size, number)
                 if found is None:
                     break
+                crowded = ""
                 try:
-                    crowded = "" if left is None else self._crowded(library, handle, found, place, device, left)
+                    # NOTE a kernel that is loaded in a run waits for the run, which may wait for the host
+                    if left is not None or library.lazy:
+                        kernels = self._kernels(library, handle, found, place, device)
+                        crowded = "" if left is None else self._crowded(kernels, left, device)
                 except BaseException:
                     library.drop(found)
                     raise
@@ -96,13 +100,12 @@ class LibraryCalls:
                 raise Refused(library.name, *reason)
         return self._planned[key]
 
-    def _crowded(
-        self, library: GemmLibrary, handle: Handle, planned: Handle, place: MatmulPlace, device: Gpu, left: Left
-    ) -> str:
-        """Why a call's kernels leave too little room, by what the driver says of a call that is captured and not run;
-        nothing if they leave enough."""
+    def _kernels(
+        self, library: GemmLibrary, handle: Handle, planned: Handle, place: MatmulPlace, device: Gpu
+    ) -> Sequence[tuple[Handle, Footprint]]:
+        """A call's kernels, as the driver tells of a call that is captured and not run. They are loaded then."""
         vendor, stream = self._gpus.vendor, self._gpus.control[device.ordinal]
-        with vendor.uncaptured():  # the library may load its kernel now
+        with vendor.uncaptured():  # of the caller's captures: to load a kernel may spoil them
             vendor.begin_capture(stream)
             try:
                 function, arguments = library.matmul_action(handle, planned, place, stream)
@@ -113,15 +116,18 @@ class LibraryCalls:
                 vendor.drop_capture(stream)
                 raise
             captured = vendor.end_capture(stream)
-        try:
-            kernels = vendor.kernels_of(captured)
-            for of_kernel, block in kernels:
-                told = crowded_out(block, left.blocks, Limits.of(device.facts))
-                if told:
-                    return told
-                vendor.share_smem(of_kernel, f"a kernel of {library.name}")
-        finally:
-            vendor.destroy_captured(captured)
+            try:
+                return vendor.kernels_of(captured)
+            finally:
+                vendor.destroy_captured(captured)
+
+    def _crowded(self, kernels: Sequence[tuple[Handle, Footprint]], left: Left, device: Gpu) -> str:
+        """Why a call's kernels leave too little room; nothing if they leave enough."""
+        for kernel, block in kernels:
+            told = crowded_out(block, left.blocks, Limits.of(device.facts))
+            if told:
+                return told
+            self._gpus.vendor.share_smem(kernel, f"a kernel of {self.name}")
         return "" if kernels else "the driver tells of no kernel in its call"
 
     def close(self) -> None:

@@ -161,6 +161,7 @@ class GemmLibrary(Protocol):
     """What differs between cuBLASLt and hipBLASLt. A handle is of the current device."""
 
     name: str  # with its version: cuBLASLt 13.1
+    lazy: bool  # its kernels are loaded when they are called first, which may wait for what the device does
 
     def open(self) -> Handle: ...
 
@@ -342,7 +343,7 @@ class Vendor(Protocol):
     def destroy_graph(self, graph: Handle) -> None: ...
 
     def kernels_of(self, captured: Handle) -> Sequence[tuple[Handle, Footprint]]:
-        """The functions of a captured graph's kernels, and what their blocks take."""
+        """The functions of a captured graph's kernels, which are loaded then, and what their blocks take."""
 
     # ---- kernels
 

@@ -37,6 +37,8 @@ class Planned:
 class HipblasLt:
     """A `GemmLibrary`. Refused: the bindings or the library is missing."""
 
+    lazy = False  # HIP loads code without waiting for the device
+
     def __init__(self) -> None:
         try:
             from hip import hip, hipblas, hipblaslt

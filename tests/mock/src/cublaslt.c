@@ -103,5 +103,5 @@ int cublasLtMatmul(void *library, void *product, const void *alpha, const void *
     const uint64_t at[] = {(uint64_t)a, (uint64_t)b, (uint64_t)c, (uint64_t)d};
     void *const layouts[] = {la, lb, lc, ld};
     return status(product_submitted(library, product, alpha, beta, at, layouts, &algorithm->algorithm,
-                                    (uint64_t)workspace, bytes, cuda_here(), stream, called_.name));
+                                    (uint64_t)workspace, bytes, cuda_here(), stream, true, called_.name));
 }

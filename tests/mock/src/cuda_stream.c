@@ -177,6 +177,12 @@ int cuFuncGetAttribute(int *value, int attribute, Handle function) {
     }
     return OK;
 }
+int cuFuncLoad(Handle function) {
+    CALL(cuFuncLoad);
+    Function *f = object_of(FUNCTION, function, called_.name);
+    if (!f) return INVALID_HANDLE;
+    return f->module->device->loaded |= f->lazy, OK;
+}
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, Handle function, int threads, size_t smem) {
     CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor);
     Function *f = object_of(FUNCTION, function, called_.name);

@@ -169,13 +169,14 @@ static Function *function_of(Device *d, int kind) {
     modules[d->ordinal].device = d;
     f->module = &modules[d->ordinal];
     f->code = &code_of_calls;
+    f->lazy = 1u << kind;
     strcpy(f->name, code_of_calls.name);
     return f;
 }
 
 int product_submitted(void *library, void *product, const float *alpha, const float *beta, uint64_t const at[4],
                       void *const layouts[4], const Algorithm *algorithm, uint64_t workspace, uint64_t bytes, Device *current,
-                      void *stream, const char *who) {
+                      void *stream, bool lazy, const char *who) {
     const Library *library_ = object_of(LIBRARY, library, who);
     Stream *s = object_of(STREAM, stream, who);
     Product *p;
@@ -194,7 +195,12 @@ int product_submitted(void *library, void *product, const float *alpha, const fl
     for (int i = 0; i < 4; i++) call.layout[i] = *l[i];
     void *values[] = {&call};
     Launch *made = NULL;
-    int code = launch_new(function_of(s->device, algorithm->kind), s, 1, 128, world.gemm[algorithm->kind - 1][1], 1, NULL, values, NULL, 0, &made);
+    Function *f = function_of(s->device, algorithm->kind);
+    if (lazy && !s->capture && !(s->device->loaded & f->lazy)) {
+        if (!stream_idle(s)) violation("%s: it loads its kernel, which may wait for the work before it", who);
+        s->device->loaded |= f->lazy;
+    }
+    int code = launch_new(f, s, 1, 128, world.gemm[algorithm->kind - 1][1], 1, NULL, values, NULL, 0, &made);
     if (code) return GEMM_FAILED;
     launch_noted(made, false);
     Command *c = command_new(LAUNCH, s->device);

@@ -26,5 +26,5 @@ int algorithm_found(void *library, void *product, void *const layouts[4], void *
 bool algorithm_other(const Algorithm *first, Algorithm *other);   // whether there is one that is liked less
 int product_submitted(void *library, void *product, const float *alpha, const float *beta, uint64_t const at[4],
                       void *const layouts[4], const Algorithm *algorithm, uint64_t workspace, uint64_t bytes, Device *current,
-                      void *stream, const char *who);
+                      void *stream, bool lazy, const char *who);   // lazy: a kernel is loaded when it is called first
 enum { GEMM_OK, GEMM_BAD, GEMM_UNSUPPORTED, GEMM_FAILED };  // a face has its own codes for these

@@ -61,6 +61,7 @@ struct Device {
     int sick;                        // a code that every later call of this device gives
     int held;                        // of its multiprocessors, by blocks that run; see kernel.c
     Stream *null_stream;
+    unsigned loaded;                 // kernels of its library of GEMMs, by bits
     int queues, loads[MAX_QUEUES];   // hardware queues, once it has a stream; the streams of each
 };
 
@@ -346,6 +347,7 @@ struct Function {
     uint64_t ticks;                  // of the clock that it marks by, in a microsecond
     int static_smem, dynamic_smem, threads;
     int registers;                   // that the face of CUDA tells; 0: 64
+    unsigned lazy;                   // its bit of Device.loaded; 0: it was loaded with its module
 };
 struct Launch {
     const Function *function;
