@@ -127,6 +127,9 @@ WAYS = (
     Way("copy engines + our GEMM, graph", "copies", graph=True),
     Way("copy engines + cuBLAS", "copies", _VENDOR, quick=True),
     Way("copy engines + cuBLAS, graph", "copies", _VENDOR, graph=True),
+    Way("copy engines, our GEMM adds", "accumulated", quick=True),
+    Way("copy engines, cuBLAS adds", "accumulated", _VENDOR, quick=True),
+    Way("copy engines, cuBLAS adds, graph", "accumulated", _VENDOR, graph=True),
     Way("streamed", "streamed", quick=True),
     Way("streamed, graph", "streamed", graph=True),
     Way("streamed, 4 pieces", "streamed", {"chunks": 4}, quick=True),
@@ -136,7 +139,7 @@ WAYS = (
 def ways(workload: Workload, quick: bool, only: str) -> list[Way]:
     """Those that a run takes."""
     found = [w for w in WAYS if (w.quick or not quick) and only in w.name]
-    return [w for w in found if not ("chunks" in w.said and workload.collective == "a2a")]
+    return [w for w in found if workload.collective == "ar" or not ("chunks" in w.said or w.kind == "accumulated")]
 
 
 def jobs_of(workloads: Sequence[Workload], quick: bool, only: str) -> list[tuple[str, int]]:
