@@ -130,6 +130,7 @@ VARIANTS: tuple[Variant, ...] = (
     variant(128, 128, 1, 2, 2),
     variant(128, 128, 1, 2, 1),
     variant(128, 64, 1, 2, 1),
+    variant(64, 192, 1, 1, 1),
     variant(64, 128, 1, 1, 1),
     variant(64, 64, 1, 1, 1),
     replace(variant(128, 216, 1, 2, 2), odd=True),
