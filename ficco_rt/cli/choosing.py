@@ -274,17 +274,17 @@ def _merge(targets: tuple[str, ...], settings: tuple[str, ...], output: str | No
     if as_json:
         print_json({"output": output, "settings": len(made.times), "times": number})
     else:
-        sys.stdout.write(f"{output}: {count(number, 'time')} of {count(len(made.times), 'setting')}\n")
+        sys.stdout.write(f"{output}: {count(number, 'time')} of {count(len(made.times), 'case')}\n")
     return 0
 
 
 def _tuned_record(found: Tuned, path: Path) -> dict[str, object]:
     return {
         "output": str(path),
-        "operation": found.setting.operation,
-        "ranks": found.setting.ranks,
-        "device": found.setting.device,
-        "sizes": dict(found.setting.sizes),
+        "operation": found.case.operation,
+        "ranks": found.case.ranks,
+        "device": found.case.device,
+        "sizes": dict(found.case.sizes),
         "times": [_time_record(t) for t in found.times],
         "failed": [{"schedule": c.schedule, "params": dict(c.params), "reason": r} for c, r in found.failed],
     }
@@ -297,7 +297,7 @@ def _time_record(t: Time) -> Mapping[str, object]:
 
 
 def _tuned_report(found: Tuned, path: Path) -> str:
-    where = found.setting
+    where = found.case
     lines = [f"{where.operation} on {count(where.ranks, 'rank')} of {where.device}: {show_params(where.sizes)}"]
     rows = [
         (t.candidate.label, _how(t.mode), show_time(t.median), f"{show_time(t.least)} to {show_time(t.most)}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import ceil
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ficco_dsl import nodes as n
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..plan.ir import Plan
     from .baselines import Baselines, Yardsticks
 
-Setting = Mapping[str, object]
+Setting: TypeAlias = Mapping[str, object]  # what queues say, and perhaps params, in place of the text
 KIB = 1 << 10
 _LEFT = (4, 8, 16, 32)  # multiprocessors for others, and blocks of a collective
 _SMEM = (64 * KIB, 96 * KIB, 128 * KIB, 160 * KIB)

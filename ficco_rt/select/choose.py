@@ -305,7 +305,7 @@ def _worth_the_library(found: ranking.Ranking) -> tuple[ranking.Ranked, str]:
 
 
 def _by_measured(asked: _Question, known: memory.Memory) -> Choice:
-    where = memory.setting(asked.operation.name, asked.ranks, asked.sizes, asked.machine, asked.ranks_per_gpu)
+    where = memory.measured_case(asked.operation.name, asked.ranks, asked.sizes, asked.machine, asked.ranks_per_gpu)
     # a file of times may come from anywhere: it names no schedule but those that are asked about
     times = tuple(t for t in known.of(where) if asked.knows(t.candidate))
     if not times:

@@ -21,8 +21,8 @@ MODES = ("graph", "streams")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What times were measured for. Times of another setting say nothing.
+class MeasuredCase:
+    """What times were measured for. Times of another case say nothing.
 
     The machine is known by its devices and how they are linked, not by its rates: these are what somebody once
     measured or assumed of it, and the times stay true when he measures again.
@@ -44,13 +44,13 @@ class Setting:
         return f"{self.operation} with {sizes} on {self.ranks} ranks{shared} of {self.device} ({self.links})"
 
 
-def setting(
+def measured_case(
     operation: str, ranks: int, sizes: Mapping[str, object], machine: Machine, ranks_per_gpu: int = 1
-) -> Setting:
-    """The setting of an operation on a machine."""
+) -> MeasuredCase:
+    """The case of an operation on a machine."""
     links = machine.links
     kind = "bus" if links.kind == "switch" and links.rate < _BUS else links.kind
-    return Setting(machine.device.name, kind, ranks, ranks_per_gpu, operation, tuple(sorted(sizes.items())))
+    return MeasuredCase(machine.device.name, kind, ranks, ranks_per_gpu, operation, tuple(sorted(sizes.items())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,17 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Measured times by setting; one a candidate and mode."""
+    """Measured times by case; one a candidate and mode."""
 
-    times: Mapping[Setting, tuple[Time, ...]]
+    times: Mapping[MeasuredCase, tuple[Time, ...]]
 
-    def of(self, setting: Setting) -> tuple[Time, ...]:
-        """The times of a setting, from the fastest to the slowest."""
-        return self.times.get(setting, ())
+    def of(self, case: MeasuredCase) -> tuple[Time, ...]:
+        """The times of a case, from the fastest to the slowest."""
+        return self.times.get(case, ())
 
-    def other_versions(self, setting: Setting) -> tuple[str, ...]:
-        """The versions of this package for which there are times of what is otherwise this setting."""
-        return tuple(s.version for s in self.times if s != setting and replace(s, version=setting.version) == setting)
+    def other_versions(self, case: MeasuredCase) -> tuple[str, ...]:
+        """The versions of this package for which there are times of what is otherwise this case."""
+        return tuple(s.version for s in self.times if s != case and replace(s, version=case.version) == case)
 
 
 EMPTY = Memory({})
@@ -92,7 +92,7 @@ EMPTY = Memory({})
 
 def merged(memories: Iterable[Memory]) -> Memory:
     """All times of several memories, in whatever order they come; of two times of one thing, the later one."""
-    found: dict[Setting, dict[tuple[Candidate, str], Time]] = {}
+    found: dict[MeasuredCase, dict[tuple[Candidate, str], Time]] = {}
     for memory in memories:
         for where, times in memory.times.items():
             here = found.setdefault(where, {})
@@ -151,7 +151,7 @@ def save(memory: Memory, path: Path | str) -> None:
     files.write_atomic(path, f'{{"ficco_measured": {FORM}, "settings": [\n{lines}\n]}}\n')
 
 
-def _encoded(where: Setting, times: Iterable[Time]) -> dict[str, Any]:
+def _encoded(where: MeasuredCase, times: Iterable[Time]) -> dict[str, Any]:
     return {
         "device": where.device,
         "links": where.links,
@@ -178,7 +178,7 @@ def _encoded(where: Setting, times: Iterable[Time]) -> dict[str, Any]:
 
 
 def _decoded(entry: Mapping[str, Any]) -> Memory:
-    where = Setting(
+    where = MeasuredCase(
         _text(entry, "device"),
         _text(entry, "links"),
         _whole(entry, "ranks"),

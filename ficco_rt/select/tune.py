@@ -18,7 +18,7 @@ from ..exec.verify import verified_run
 from ..plan.ir import Plan
 from .candidates import BASELINE, Candidate, by_vendor
 from .choose import question, ranked
-from .memory import MODES, Memory, Setting, Time, setting
+from .memory import MODES, MeasuredCase, Memory, Time, measured_case
 
 GPUS: tuple[Literal["cuda", "hip"], ...] = ("cuda", "hip")
 HOST = (
@@ -45,14 +45,14 @@ class Effort:
 class Tuned:
     """What was measured, and which candidates could not be."""
 
-    setting: Setting
+    case: MeasuredCase
     times: tuple[Time, ...]  # from the fastest to the slowest
     failed: tuple[tuple[Candidate, str], ...]
 
     @property
     def memory(self) -> Memory:
         """The times as `memory.save` writes them."""
-        return Memory({self.setting: self.times})
+        return Memory({self.case: self.times})
 
 
 def gpu_backend(name: str) -> Literal["cuda", "hip"]:
@@ -96,7 +96,7 @@ def tune(
     if candidates is None:  # with what people have without this project: whole shards, then the library's product
         baseline = [by_vendor(Candidate(f"{operation}/{BASELINE}"))] if asked.vendor else []
         best = list(dict.fromkeys([*best[: effort.best], *baseline]))
-    where = setting(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
+    where = measured_case(asked.operation.name, number, asked.sizes, machine, ranks_per_gpu)
 
     plans: dict[Candidate, Plan] = {}
     failed: list[tuple[Candidate, str]] = []

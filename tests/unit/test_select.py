@@ -356,7 +356,7 @@ def time_of(
 
 def remembered(*times: Any, ranks: int = 2, version: str | None = None) -> memory.Memory:
     asked = question("ag_gemm", ranks, H200, None, SMALL)
-    where = memory.setting("ag_gemm", ranks, asked.sizes, H200)
+    where = memory.measured_case("ag_gemm", ranks, asked.sizes, H200)
     return memory.Memory({replace(where, version=version or where.version): tuple(times)})
 
 
@@ -489,7 +489,7 @@ def test_choose_by_a_file_of_measured_times(run: Callable[..., Ending], tmp_path
     memory.save(remembered(time_of("ag_gemm/serial", 60.0)), one)
     memory.save(remembered(time_of("ag_gemm/oneshot", 50.0)), two)
     done = run("ficco", "tune", "--merge", one, two, "-o", both)
-    assert (done.code, done.out) == (0, f"{both}: 2 times of 1 setting\n")
+    assert (done.code, done.out) == (0, f"{both}: 2 times of 1 case\n")
     hold("tune", run("ficco", "tune", "--merge", one, two, "-o", both, "--json").record)
     words = ("ficco", "choose", "ag_gemm", "--gpus", "2", *sets(SMALL), "--by", "measured")
     assert run(*words, "--measured", both, "--json").record["schedule"] == "ag_gemm/oneshot"

@@ -66,7 +66,7 @@ Memory: TypeAlias = Mapping[tuple[str, int], DeviceTensor]
 Callers: TypeAlias = tuple[Handle, ...]  # the streams that they give, one a rank, or none
 
 
-class Setting(NamedTuple):
+class RunManner(NamedTuple):
     """What the calls of a run depend on, apart from the memory. `others`: the run before did not end on the same
     callers' streams by the same graphs. `replays`: callers' graphs hold runs."""
 
@@ -149,7 +149,7 @@ class BoundPlan:
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
-    calls: dict[Setting, Calls] = field(default_factory=dict)
+    calls: dict[RunManner, Calls] = field(default_factory=dict)
     shared: Shared | None = None  # memory of other processes
 
     @property
@@ -225,35 +225,35 @@ class Binder:
 
     # ---- the calls of a run
 
-    def calls(self, binding: BoundPlan, setting: Setting) -> Calls:
+    def calls(self, binding: BoundPlan, manner: RunManner) -> Calls:
         """Made once for each set of callers' streams; those used longest ago are forgotten."""
-        found = binding.calls.pop(setting, None)
+        found = binding.calls.pop(manner, None)
         if found is None:
-            found = self._calls(binding, setting)
+            found = self._calls(binding, manner)
             while len(binding.calls) >= KEPT:
                 del binding.calls[next(iter(binding.calls))]
-        binding.calls[setting] = found
+        binding.calls[manner] = found
         return found
 
-    def _calls(self, binding: BoundPlan, setting: Setting) -> Calls:
-        plan = binding.plans.of(setting.mode)
-        frame = plan.called if setting.callers else plan.own
+    def _calls(self, binding: BoundPlan, manner: RunManner) -> Calls:
+        plan = binding.plans.of(manner.mode)
+        frame = plan.called if manner.callers else plan.own
 
         def made(actions: Iterable[Action]) -> list[DriverStep]:
-            part = (action for action in actions if setting.has(action.when))
-            return list(entered(self._gpus.vendor, self._steps(binding, plan, part, setting.callers)))
+            part = (action for action in actions if manner.has(action.when))
+            return list(entered(self._gpus.vendor, self._steps(binding, plan, part, manner.callers)))
 
         begin, end = made(frame.begin), made(frame.end)
-        body = () if setting.mode in GRAPHS else self._body(binding, setting.mode)
+        body = () if manner.mode in GRAPHS else self._body(binding, manner.mode)
         steps = (*begin, *body, *end)
-        return Calls(steps, any(step.what is ENTERS for step in steps), self._passage(binding, setting, frame))
+        return Calls(steps, any(step.what is ENTERS for step in steps), self._passage(binding, manner, frame))
 
-    def _passage(self, binding: BoundPlan, setting: Setting, frame: Frame) -> Passage:
-        plan = binding.plans.of(setting.mode)
-        streams = {name: of for name, (_, of) in self._resources.streams_of(plan, setting.callers).items()}
+    def _passage(self, binding: BoundPlan, manner: RunManner, frame: Frame) -> Passage:
+        plan = binding.plans.of(manner.mode)
+        streams = {name: of for name, (_, of) in self._resources.streams_of(plan, manner.callers).items()}
         locals_ = {ordinal: device.local for ordinal, device in self._gpus.devices.items()}
-        waiting = gates(plan, called=bool(setting.callers))
-        through = plan.body if setting.mode == "embedded" else frame.end
+        waiting = gates(plan, called=bool(manner.callers))
+        through = plan.body if manner.mode == "embedded" else frame.end
         ends = {
             locals_[action.event.number]: (self._resources.recorded(action.event), streams[action.stream])
             for action in through
@@ -261,7 +261,7 @@ class Binder:
             and isinstance(action, RecordEvent)
             and action.event.kind in ("completion", "replayed")
         }
-        rooms = binding.plans.rooms(setting.mode)
+        rooms = binding.plans.rooms(manner.mode)
         return Passage(
             {local: rooms[device] for device, local in locals_.items()},
             {local: tuple(streams[name] for name in waiting[device]) for device, local in locals_.items()},

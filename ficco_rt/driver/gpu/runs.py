@@ -11,7 +11,7 @@ import numpy as np
 from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
-from .binding import Binder, BoundPlan, Callers, Calls, Setting
+from .binding import Binder, BoundPlan, Callers, Calls, RunManner
 from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
@@ -43,7 +43,7 @@ class Runs:
         self._trouble: DeviceError | None = None  # of asking whether all is through
         self._dirty = False  # a run was given up: words and counters may be up
         self._last: BoundPlan | None = None  # what the last run ran
-        self._setting: Setting | None = None  # and how
+        self._manner: RunManner | None = None  # and how
         self._calls: Calls | None = None
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
@@ -52,13 +52,13 @@ class Runs:
     @property
     def traced(self) -> BoundPlan | None:
         """What the last run ran, if it was recorded."""
-        return self._last if self._setting is not None and self._setting.mode == "traced" else None
+        return self._last if self._manner is not None and self._manner.mode == "traced" else None
 
     @property
     def held(self) -> bool:
         """Whether the last run began behind a latch."""
-        last, setting = self._last, self._setting
-        return last is not None and setting is not None and last.plans.of(setting.mode).has_latch
+        last, manner = self._last, self._manner
+        return last is not None and manner is not None and last.plans.of(manner.mode).has_latch
 
     # ---- issuing
 
@@ -74,10 +74,10 @@ class Runs:
         taken = False
         try:
             self._prepare()
-            setting = self._set(mode, callers)
-            calls = self._calls if setting is self._setting and binding is self._last else None
+            manner = self._set(mode, callers)
+            calls = self._calls if manner is self._manner and binding is self._last else None
             if calls is None:
-                calls = self._binder.calls(binding, setting)
+                calls = self._binder.calls(binding, manner)
             TURNS.take(tenant)
             taken = True
             waits = TURNS.depart(tenant, calls.passage)
@@ -85,7 +85,7 @@ class Runs:
             enters = calls.enters or waits
             if enters:
                 gpus.begin_issue()
-            self._running, self._last, self._setting, self._calls = True, binding, setting, calls
+            self._running, self._last, self._manner, self._calls = True, binding, manner, calls
             if self._board is not None:
                 self._board.issues()
             make(gpus, steps)
@@ -101,14 +101,14 @@ class Runs:
                 TURNS.give()
         return False
 
-    def _set(self, mode: Mode, callers: Callers) -> Setting:
-        """How a run is made now: the very setting of the run before, if that says it. NOTE each run comes here."""
-        before, replays = self._setting, self._replays
+    def _set(self, mode: Mode, callers: Callers) -> RunManner:
+        """How a run is made now: the very manner of the run before, if that says it. NOTE each run comes here."""
+        before, replays = self._manner, self._replays
         timed = mode == "traced" or self._gpus.timing or not callers
         behind = self._running or replays  # replays may be under way like the run before
         others = before is None or before.mode != mode or before.callers != callers
         if before is None or others or before != (mode, callers, behind, timed, False, replays):
-            return Setting(mode, callers, behind, timed, others, replays)
+            return RunManner(mode, callers, behind, timed, others, replays)
         return before
 
     def _gates(self, waits: Sequence[tuple[int, Handle, Handle]]) -> Iterator[DriverStep]:
@@ -271,8 +271,8 @@ class Runs:
             self._resources.event(EventName("completion", ordinal), device)
         if not binding.parts:
             self._capture(binding, "embedded")
-        setting = Setting("embedded", callers, behind=True, timed=False, others=True, replays=True)
-        calls = self._binder.calls(binding, setting)
+        manner = RunManner("embedded", callers, behind=True, timed=False, others=True, replays=True)
+        calls = self._binder.calls(binding, manner)
         self._replays = True
         with gpus.turn():
             TURNS.embed(self._tenant, calls.passage)
@@ -363,7 +363,7 @@ class Runs:
 
     def microseconds(self) -> float:
         """From the last run's begin to its end on a device; the slowest counts."""
-        if self._setting is None or not self._setting.timed:
+        if self._manner is None or not self._manner.timed:
             raise UsageError("the last run, on callers' streams, was not timed: set executor.timed = True before it")
         self.synchronize()
         return 1e3 * max(map(self._milliseconds, self._gpus.devices))
@@ -418,7 +418,7 @@ class Runs:
         return list(found)
 
     def _give_up(self, why: str) -> None:
-        replayed = self._setting is not None and self._setting.mode == "graph"
+        replayed = self._manner is not None and self._manner.mode == "graph"
         report = self._report() or [f"{device} still runs what belongs to no command" for device in self._busy()]
         others = self._board.lines() if self._board is not None else []
         ahead = TURNS.ahead(self._tenant)
@@ -444,11 +444,11 @@ class Runs:
 
     def _report(self, issued: Issued | None = None) -> list[str]:
         """A line for each stream that is not through. `issued`: of a run that is not whole yet, what is."""
-        if self._setting is None or self._setting.mode == "graph":
+        if self._manner is None or self._manner.mode == "graph":
             return []
         mine = [stream for stream in self._plan.streams if stream.rank in self._gpus.ranks]
         devices = {stream.id: str(self._gpus.device(stream.rank)) for stream in mine}
-        return stuck(self._plan, devices, self._passed(issued), traced=self._setting.mode == "traced")
+        return stuck(self._plan, devices, self._passed(issued), traced=self._manner.mode == "traced")
 
     def _report_on_streams(self) -> list[str]:
         """Where the commands of a graph that did not end block when they are issued one by one."""
