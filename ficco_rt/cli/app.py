@@ -354,7 +354,8 @@ def schema(name: str | None) -> int:
 @json_option
 def explore(**options: Any) -> int:
     """Model an operation's schedules, with several values of their params, on many sizes, numbers of ranks and
-    machines: a table of all, and the best schedule of each. No GPU is needed, and no time is measured.
+    machines: a table of all, and the best schedule of each. No GPU is needed, and no time is measured. The exit code is
+    2 if all schedules that were asked for are refused.
 
     OPERATION is ag_gemm, gemm_rs, gemm_ar or a2a_gemm; a table that an earlier sweep has written is summed up and
     drawn without modelling anything.

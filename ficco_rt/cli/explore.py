@@ -18,7 +18,7 @@ from ..explore.scenarios import Scenario
 from ..explore.summary import Best, Fit, Pair, best, fit, wins
 from ..explore.sweep import Space, Todo, cores, make, todo
 from ..explore.table import TABLE, Row, TableFile, read, size_names
-from ..explore.trials import fitting, trials
+from ..explore.trials import Trial, asked_for, fitting, trials
 from ..files import check_outputs, write_atomic
 from ..machine.model import Machine
 from .characterise import OPERATORS
@@ -29,7 +29,7 @@ from .plots import comparison, file_part, pictures, signatures
 from .report import print_json, say
 from .settings import parse_choices
 
-NOTHING = 2  # the exit code if no row has a time: these sizes fit nothing
+NOTHING = 2  # the exit code if nothing that was asked for has a time: the question fits no schedule here
 _SHOWN = 200  # lines of the summary; a table has all
 _REASONS = 8  # why rows have no time, that are told
 
@@ -57,6 +57,7 @@ def explore(
     times = measurements.load(measured) if measured is not None else {}
     progress = Progress()
     found: tuple[Machine, ...] = ()
+    tried: tuple[Trial, ...] = ()
     if target.endswith(TABLE.suffixes):
         unused: dict[str, object] = {"--scenarios": scenarios, "--only": only, "--set": settings}
         unused |= {"--schedules": schedules, "--param": params, "--machine": machines, "--output": output}
@@ -77,7 +78,8 @@ def explore(
         print_json(_record(rows, pairs, drawn))
     else:
         sys.stdout.write(_text(rows, pairs, drawn, Style(sys.stdout)))
-    return 0 if any(row.time is not None for row in rows) else NOTHING
+    asked = asked_for(tried)
+    return 0 if any(row.time is not None for row in rows if not asked or row.schedule in asked) else NOTHING
 
 
 def _rows_there(path: str, unused: Mapping[str, object]) -> list[Row]:

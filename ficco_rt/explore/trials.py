@@ -89,6 +89,14 @@ def trials(
     return tuple(tried for c in found.values() for tried in _with_params(c, choices))
 
 
+def asked_for(tried: Sequence[Trial]) -> frozenset[str]:
+    """The schedules that a sweep is about: the caller's own files, where there are any; otherwise all but the baseline,
+    which takes part unasked; the baseline, where it is alone."""
+    own = [trial.schedule for trial in tried if not trial.trusted]
+    others = [trial.schedule for trial in tried if trial.schedule.rpartition("/")[2] != library.BASELINE]
+    return frozenset(own or others or (trial.schedule for trial in tried))
+
+
 def _shipped(operation: str, name: str) -> Trial:
     full = f"{operation}/{name}"
     return Trial(full, files.read_bytes(library.find(full)), (), True)

@@ -21,7 +21,7 @@ from ficco_rt.cli.settings import parse_choices
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.explore import losses, measured, scenarios, summary, sweep, table
 from ficco_rt.explore.table import Row, TableFile
-from ficco_rt.explore.trials import baseline, fitting, operations, trials
+from ficco_rt.explore.trials import Trial, asked_for, baseline, fitting, operations, trials
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.sim.simulate import simulate
@@ -210,7 +210,7 @@ def test_a_schedule_of_another_operation_is_refused(ficco: Callable[..., Ran]) -
     for name, (other, words) in others.items():
         Path(name).write_text(other)
         code, out, _ = ficco("explore", "ag_gemm", *SMALL, "--schedules", name)
-        assert code == 0
+        assert code == 2  # the baseline alone has times
         assert f"refused: 2 rows, such as {name} of M=256 N=256 K=128: " in out
         assert words in out
         assert "ag_gemm/broadcast" not in out
@@ -228,6 +228,12 @@ def test_what_schedules_refuse_is_told(ficco: Callable[..., Ran]) -> None:
     assert {(r.serial, r.speedup) for r in refused} == {(None, None)}
     nothing = ("explore", "gemm_rs", "--set", "M=7", "--set", "N=8", "--set", "K=8", "-n", "2", "-j", "1")
     assert ficco(*nothing, "--schedules", "shard")[0] == 2
+
+
+def test_the_exit_code_is_of_what_was_asked_for() -> None:
+    serial, own = baseline("ag_gemm"), Trial("mine.ficco", b"", (), False)
+    asked = [asked_for(t) for t in ([serial], trials("ag_gemm", ["streamed"]), [serial, own])]
+    assert asked == [{"ag_gemm/serial"}, {"ag_gemm/streamed"}, {"mine.ficco"}]
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -589,7 +595,7 @@ def test_the_page_s_commands_are_understood(ficco: Callable[..., Ran], monkeypat
 
     def make(space: sweep.Space, *_: object) -> list[Row]:
         spaces.append(space)
-        return list(ROWS)
+        return [replace(r, schedule=space.trials[-1].schedule) if r.time == 80.0 else r for r in ROWS]
 
     monkeypatch.setattr("ficco_rt.cli.explore._sweep", make)
     monkeypatch.setattr("ficco_rt.cli.explore.OPERATORS", (losses.Operator(256, 256, 256),))
