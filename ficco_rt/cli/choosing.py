@@ -13,18 +13,18 @@ from ..arguments import VENDOR
 from ..errors import UsageError
 from .common import Job, count, machine_of
 from .console import Progress, Style, show_path, table
-from .drawing import show_time
+from .drawing import show_about, show_time
 from .report import print_json
 from .settings import parse_settings, show_params
 
 if TYPE_CHECKING:
     from ..machine.model import Machine
-    from ..select.choose import Choice, Option
+    from ..select.choose import By, Choice, Option
     from ..select.memory import Time
     from ..select.tune import Tuned
 
 _MEASURE = {
-    "rules": "by a closed formula for {machine}, not measured",
+    "rules": "an estimate of the rules by a closed formula for {machine}; --by model models the time",
     "model": "modelled for {machine}, not measured",
     "measured": "measured on {device}",
 }
@@ -181,14 +181,14 @@ def report(choice: Choice, style: Style) -> str:
     rows = [
         ("for", f"{choice.operation} on {count(choice.ranks, 'GPU')}: {given}"),
         ("kernel", _kernel(choice)),
-        ("predicted", f"{style(_time(best), 'bold')}, {measure}"),
+        ("predicted", f"{style(_time(best, choice.by), 'bold')}, {measure}"),
         *(("why" if i == 0 else "", sentence) for i, sentence in enumerate(choice.why)),
         *(("rests on" if i == 0 else "", source) for i, source in enumerate(choice.sources)),
     ]
     text = f"{style(headline(choice), 'bold')}\n{table(rows)}\n"
     if choice.runners_up:
-        others = [(o.label, _time(o), _beside(o, best)) for o in choice.runners_up]
-        text += f"next\n{table(others, right=frozenset({1, 2}))}\n"
+        others = [(o.label, _time(o, choice.by), _beside(o, best, choice.by)) for o in choice.runners_up]
+        text += f"next{', by estimates' if choice.by == 'rules' else ''}\n{table(others, right=frozenset({1, 2}))}\n"
     return text
 
 
@@ -204,14 +204,18 @@ def _kernel(choice: Choice) -> str:
     return "ours" if tuned(arch) else f"{library}'s where it is installed, as no GEMM of ours is made for {arch}"
 
 
-def _time(option: Option) -> str:
-    return "unknown" if option.predicted is None else show_time(option.predicted)
+def _time(option: Option, by: By) -> str:
+    """An estimate has no more digits than it is worth."""
+    if option.predicted is None:
+        return "unknown"
+    return show_about(option.predicted) if by == "rules" else show_time(option.predicted)
 
 
-def _beside(option: Option, best: Option) -> str:
+def _beside(option: Option, best: Option, by: By) -> str:
     if not option.predicted or not best.predicted:
         return ""
-    return f"{100 * (option.predicted / best.predicted - 1):+.1f} %"
+    more = 100 * (option.predicted / best.predicted - 1)
+    return f"about {more:+.0f} %" if by == "rules" else f"{more:+.1f} %"
 
 
 # ---------------------------------------------------------------- tune

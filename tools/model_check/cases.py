@@ -15,6 +15,8 @@ import ficco_rt
 from ficco_rt import compiler
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.profiles import scaled
+from ficco_rt.select.estimates import estimate
+from ficco_rt.select.facts import facts
 from tools.bench import families, kept
 from tools.bench.kept import Measurement
 from tools.bench.scenarios import Scenario
@@ -35,13 +37,15 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A variant: microseconds measured, in the better of its modes, and modelled; all its parameters, as bound."""
+    """A variant: microseconds measured, in the better of its modes, and modelled; all its parameters, as bound; and
+    microseconds by the closed formula of its schedule, where it has one."""
 
     variant: Variant
     mode: str | None
     measured: float
     modelled: float
     bound: Bound = ()
+    estimated: float | None = None
 
     @property
     def error(self) -> float:
@@ -106,7 +110,7 @@ def cases(files: Sequence[Path], only: Sequence[str], machine: str, jobs: int) -
             if isinstance(time, str):
                 notes.append(f"{file}: {row.scenario.label}, {row.label}: {time}")
             else:
-                timed.append(Timed(row.variant, row.mode, row.single.median, *time))
+                timed.append(Timed(row.variant, row.mode, row.single.median, *time, estimated(row, time[1], machine)))
         timed = _one_each(timed)
         first = next(iter(found.values()))
         s = first.scenario
@@ -155,6 +159,12 @@ def bound(variant: Variant, scenario: Scenario, ranks: int) -> Bound | None:
         return compiler.build(compiler.load(variant.schedule), ranks, variant.arguments(scenario)).params
     except (ScheduleError, UsageError):
         return None
+
+
+def estimated(row: Measurement, params: Bound, machine: str) -> float | None:
+    """Microseconds by the closed formula that the rules go by; None where there is none."""
+    known = facts(row.scenario.operation, row.ranks, dict(params), scaled(machine, row.ranks), "bf16")
+    return estimate(known, row.schedule, dict(params))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ APART = 0.05  # variants of a case differ when the slowest takes so much longer 
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Of modelled against measured: median and 90th percentile of the size, and the median with its sign."""
+    """Of predicted against measured: median and 90th percentile of the size, and the median with its sign."""
 
     variants: int
     cases: int
@@ -76,7 +76,8 @@ class Always:
 class Figures:
     """Of one part of the cases."""
 
-    errors: Errors
+    errors: Errors  # of the model
+    formulas: Errors | None  # of the closed formulas of the rules; None where no variant has one
     ranks: Ranks
     choices: Mapping[str, Losses]
     always: tuple[Always, ...]
@@ -86,6 +87,7 @@ def figures(cases: Sequence[Case], choosers: Mapping[str, Chooser]) -> Figures:
     """Of at least one case."""
     return Figures(
         errors=errors(cases),
+        formulas=formulas(cases),
         ranks=ranks(cases),
         choices={name: losses(cases, chooser) for name, chooser in choosers.items()},
         always=tuple(found for operation in _operations(cases) if (found := always(cases, operation)) is not None),
@@ -93,9 +95,20 @@ def figures(cases: Sequence[Case], choosers: Mapping[str, Chooser]) -> Figures:
 
 
 def errors(cases: Sequence[Case]) -> Errors:
-    signed = [v.error for case in cases for v in case.variants]
+    """Of the model, over all variants."""
+    return _errors([[v.error for v in case.variants] for case in cases])
+
+
+def formulas(cases: Sequence[Case]) -> Errors | None:
+    """Of the closed formulas, over the variants of schedules that have one."""
+    found = [[v.estimated / v.measured - 1 for v in c.variants if v.estimated is not None] for c in cases]
+    return _errors([one for one in found if one]) if any(found) else None
+
+
+def _errors(by_case: Sequence[Sequence[float]]) -> Errors:
+    signed = [error for case in by_case for error in case]
     sizes = sorted(map(abs, signed))
-    return Errors(len(signed), len(cases), percentile(sizes, 0.5), percentile(sizes, 0.9), median(signed))
+    return Errors(len(signed), len(by_case), percentile(sizes, 0.5), percentile(sizes, 0.9), median(signed))
 
 
 def ranks(cases: Sequence[Case]) -> Ranks:

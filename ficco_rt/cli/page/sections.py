@@ -9,7 +9,7 @@ from typing import Any
 from ...trace import Trace
 from ..account import WORDS, part_name
 from ..common import join_words
-from ..drawing import show_bytes, show_flops, show_time, signed_time
+from ..drawing import show_about, show_bytes, show_flops, show_time, signed_time
 from ..settings import show_value
 from .runs import Facts, PageRun
 
@@ -165,7 +165,8 @@ def _choice(facts: Facts) -> str:
         if isinstance(entry, Mapping) and isinstance(entry.get("params"), Mapping):
             params = ", ".join(f"{name} = {show_value(value)}" for name, value in entry["params"].items())
             time = entry.get("predicted_us")
-            shown = show_time(time) if isinstance(time, int | float) else "unknown"
+            told = show_about if choice.get("by") == "rules" else show_time
+            shown = told(time) if isinstance(time, int | float) else "unknown"
             rows.append([str(entry.get("schedule")), params, shown])
     caption = f"The candidates for {choice.get('operation')}, by {choice.get('by')}: the first was chosen."
     listed = table(["schedule", "with", "predicted"], rows, {2})
