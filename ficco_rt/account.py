@@ -57,7 +57,7 @@ class StageUse:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A part of a run's time, in microseconds; `slower` is negative where the run beat its yardstick."""
+    """A part of a run's time, in microseconds; `slower` is negative where the rank was busy for less than the ideal."""
 
     name: PartName
     time: float

@@ -21,7 +21,10 @@ WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
     "computing": {
         "ideal": _IDEAL,
         "waves": _WAVES,
-        "slower": ("slower computing", "Computing took longer than the ideal: smaller pieces, and copies beside it."),
+        "slower": (
+            "computing beyond the ideal",
+            "Smaller pieces, copies beside them, sums and kernels: the ideal counts none of these.",
+        ),
         "exposed": ("exposed communication", "Data moved and nothing computed."),
         "waiting": _WAITING,
         "launch": _LAUNCH,
@@ -29,7 +32,10 @@ WORDS: Mapping[str, Mapping[PartName, tuple[str, str]]] = {
     "moving": {
         "ideal": _IDEAL,
         "waves": _WAVES,
-        "slower": ("slower moving", "Moving took longer than the ideal: a cost for each copy, and shared links."),
+        "slower": (
+            "moving beyond the ideal",
+            "More copies, links that are shared, copies inside a GPU: the ideal counts none of these.",
+        ),
         "exposed": ("only computing", "Computing ran and nothing moved."),
         "waiting": _WAITING,
         "launch": _LAUNCH,
@@ -80,7 +86,7 @@ def _stage_record(use: StageUse, path: float) -> dict[str, object]:
 
 def lost_words(found: Account) -> str:
     """What the run took beyond its ideal: `waves 23.0 µs, launch 5.60 µs; on rank 0, which ends last`. With the ideal
-    the parts add up to the time: a part in which the run beat the ideal has a minus."""
+    the parts add up to the time: if the rank was busy for less than the ideal, that part has a minus."""
     words = WORDS[found.side]
     lost: Sequence[str] = [
         f"{part_name(words[part.name][0], part.time)} {signed_time(part.time)}"
@@ -91,5 +97,5 @@ def lost_words(found: Account) -> str:
 
 
 def part_name(words: str, time: float) -> str:
-    """`slower computing`, or `faster computing` of a time below 0."""
-    return words.replace("slower", "faster") if time < 0 else words
+    """`computing beyond the ideal`, or `computing below the ideal` of a time below 0."""
+    return words.replace("beyond", "below") if time < 0 else words

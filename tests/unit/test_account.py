@@ -50,7 +50,7 @@ def test_every_moment_of_the_rank_that_ends_last_is_told_once() -> None:
         "waiting": 2.0,  # 10–12: before that, data moves
         "launch": 2.0,  # 22–24
     }
-    words = "slower computing 3.00 µs, exposed communication 12.0 µs, waiting 2.00 µs, launch 2.00 µs"
+    words = "computing beyond the ideal 3.00 µs, exposed communication 12.0 µs, waiting 2.00 µs, launch 2.00 µs"
     assert lost_words(found) == f"{words}; on rank 1, which ends last"
 
 
@@ -69,10 +69,10 @@ def test_the_side_is_what_the_rank_was_busy_with_for_longer() -> None:
             "waiting": 2.0,
             "launch": 1.0,
         }
-    assert lost_words(found).startswith("slower moving 6.00 µs, only computing 10.0 µs, ")
+    assert lost_words(found).startswith("moving beyond the ideal 6.00 µs, only computing 10.0 µs, ")
     faster = account(trace, PLAN, PLAN.target, 5.0, 40.0)
     assert faster.parts[2].time == -24.0
-    assert lost_words(faster).startswith("faster computing −24.0 µs, ")
+    assert lost_words(faster).startswith("computing below the ideal −24.0 µs, ")
 
 
 @pytest.mark.parametrize("schedule", ["ag_gemm/serial", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/serial"])

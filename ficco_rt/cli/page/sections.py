@@ -185,7 +185,8 @@ def went(run: PageRun) -> str:
         if part["name"] == "waves" and account["side"] == "moving":  # it is no part of moving
             continue
         if part["time_us"] < 0:
-            name, meaning = part_name(name, part["time_us"]), "The run beat the ideal by this."
+            name = part_name(name, part["time_us"])
+            meaning = f"{account['side'].capitalize()} took less time than the ideal."
         chip = f'<i class="part {part["name"]}"></i>{escape(name)}'
         shown = [signed_time(part["time_us"]), _percent(part["time_us"] / time), escape(meaning)]
         rows.append([chip, *shown])
