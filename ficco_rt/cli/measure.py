@@ -101,7 +101,7 @@ def real_runs(
                     for rank in executor.ranks:
                         executor.write(name, rank, arrays[rank])
         else:
-            with progress.step("running and verifying"):
+            with progress.step("running, and comparing with a reference"):
                 values: InputValues | None = "exact" if options.exact and job.plan.claims else None
                 verification = verified_run(executor, seed=options.seed, values=values, progress=progress.report)
                 del host[:-1]  # the run on normal data is the timed one, where there are two

@@ -27,6 +27,8 @@ from .projection import project, times, vectors
 from .reference import DOUBLE_OPERATIONS, Inputs, evaluate, extent, take
 from .rounding import tolerances
 
+RUNNING = 0.6  # of the time of a verified run on the host, about; the rest is comparing
+
 Outputs: TypeAlias = Mapping[str, Mapping[int, Array]]  # by tensor and rank
 
 
@@ -79,10 +81,15 @@ def verified_run(
         found = _one_run(executor, seed, values or "normal", progress)
         integers = found.ok if values == "exact" and executor.plan.claims else None
         return replace(found, integers=integers, alone=values)
-    exact = _one_run(executor, seed, "exact", progress)
-    normal = _one_run(executor, seed, "normal", progress)
+    exact = _one_run(executor, seed, "exact", _part(progress, 0.0, 0.5))
+    normal = _one_run(executor, seed, "normal", _part(progress, 0.5, 1.0))
     shown = normal if exact.ok else replace(normal, worst=exact.worst)
     return replace(shown, ok=exact.ok and normal.ok, integers=exact.ok)
+
+
+def _part(progress: OnProgress | None, start: float, stop: float) -> OnProgress | None:
+    """Tells of a part of something as of that part of the whole."""
+    return None if progress is None else lambda part: progress(start + (stop - start) * part)
 
 
 def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnProgress | None) -> Verification:
@@ -92,7 +99,9 @@ def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnPro
         for rank in executor.ranks:
             executor.write(name, rank, arrays[rank])
     executor.poison()
-    executor.run(progress=progress)
+    executor.run(progress=_part(progress, 0.0, RUNNING))
+    if progress is not None:
+        progress(RUNNING)
     outputs = {
         t.name: {rank: executor.read(t.name, rank) for rank in executor.ranks}
         for t in plan.tensors
@@ -100,6 +109,8 @@ def _one_run(executor: Executor, seed: int, values: InputValues, progress: OnPro
     }
     begun = time.monotonic()
     mine = look(plan, inputs, outputs, values)
+    if progress is not None:
+        progress(1.0)
     return verdict(plan, values, _of_all(executor, mine, time.monotonic() - begun))
 
 

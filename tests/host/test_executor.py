@@ -12,7 +12,8 @@ from ficco_rt.driver.host import driver as host_driver
 from ficco_rt.errors import DeviceError, UsageError
 from ficco_rt.exec.executor import Executor
 from ficco_rt.exec.ideal import ideal
-from ficco_rt.exec.verify import verified_run
+from ficco_rt.exec.inputs import InputValues
+from ficco_rt.exec.verify import RUNNING, verified_run
 from ficco_rt.machine.cost import PUSHED
 from ficco_rt.plan.ir import Plan
 from ficco_rt.plan.issue import issue_order
@@ -251,13 +252,16 @@ def test_a_plan_may_use_a_part_of_a_machine() -> None:
     assert kinds == [(0, "wait"), (0, "wait"), (1, "wait"), (1, "collective"), (1, "collective")]
 
 
-def test_progress_is_told() -> None:
+@pytest.mark.parametrize(("values", "runs"), [("normal", 1), (None, 2)])
+def test_progress_is_told(values: InputValues | None, runs: int) -> None:
+    """From 0 to 1 over all runs: a share that falls back makes nonsense of the time that is left."""
     told: list[float] = []
-    big = gather_plan(m=512, k=2048, n=2048)
-    with executor_of(big) as executor:
-        verified_run(executor, values="normal", progress=told.append)
+    with executor_of(gather_plan(m=128, k=256, n=256)) as executor:
+        verified_run(executor, values=values, progress=told.append)
     assert told == sorted(told)
     assert all(0 < part <= 1 for part in told)
+    for end in (i + part for i in range(runs) for part in (RUNNING, 1.0)):
+        assert pytest.approx(end / runs) in told
 
 
 # ---------------------------------------------------------------- the order of issue
