@@ -60,6 +60,13 @@ def test_a_table_has_a_line_for_each_row(path: Path) -> None:
             assert above.count("|") - above.count(r"\|") == line.count("|"), above
 
 
+@pytest.mark.parametrize("path", ALL, ids=pages.name)
+def test_lines_of_prose_are_short(path: Path) -> None:
+    """Tables and blocks have a row in a line."""
+    lines = pages.prose(TEXT[path]).splitlines()
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
 def test_the_navigation_has_every_page_once() -> None:
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"(\S+\.md)$", nav, re.MULTILINE)

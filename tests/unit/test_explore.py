@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ficco_rt import compiler
+from ficco_rt.cli import console
 from ficco_rt.cli.console import Progress
 from ficco_rt.cli.main import execute
 from ficco_rt.cli.settings import parse_choices
@@ -554,6 +557,20 @@ def test_bad_operators_are_answered(ficco: Callable[..., Ran], words: list[str],
     code, out, err = ficco("characterise", *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_step_shows_itself_on_a_terminal_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(console, "_SLOW", 0.0)
+    shown = Terminal()
+    with Progress(shown).step("running"):
+        while not shown.getvalue():
+            time.sleep(0.001)
+    assert shown.getvalue().startswith("\r\x1b[Krunning … 0 s")
+    assert shown.getvalue().endswith("\r\x1b[K")
 
 
 def test_the_bar_of_a_step() -> None:
