@@ -122,6 +122,13 @@ def test_python_examples_are_python_and_name_what_there_is(path: Path) -> None:
                 assert hasattr(ficco_rt, name), name
 
 
+def test_whole_programs_are_those_of_the_examples() -> None:
+    """The page has the files word for word, so that what was run on GPUs is what a reader copies."""
+    shown = [block.text for block in pages.blocks(TEXT[DOCS / "embed.md"])]
+    for name in ("up.ficco", "linear.py"):
+        assert (ROOT / "examples" / "torch_mlp" / name).read_text(encoding="utf-8") in shown, name
+
+
 # ---------------------------------------------------------------- commands
 
 
@@ -134,6 +141,8 @@ def understood(words: list[str], written: set[str]) -> None:
         words = words[3:]
     elif words[0] == "torchrun" and "ficco_rt.run" in words:
         words = ["ficco-run", *words[words.index("ficco_rt.run") + 1 :]]
+    elif words[0] == "torchrun":
+        words = ["python", *words[next(i for i, word in enumerate(words) if word.endswith(".py")) :]]
     if words[0] in ("ficco", "ficco-run"):
         command: click.Command = app.run if words[0] == "ficco-run" else app.ficco
         rest = words[1:]
