@@ -44,7 +44,7 @@ MORE = [
     *(sm90.variant(128, columns, 1, 2, 2) for columns in (144, 168, 176, 208, 224, 240)),
     *(sm90.variant(256, columns, 2, 2, 2, 0) for columns in (144, 176)),
 ]
-MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 192, 256)]
+MORE_FEW = [sm90.variant(64, columns, 1, 1, 1) for columns in (160, 256)]
 NAMED = (*sm90.VARIANTS, *sm90.SWAPPED, *sm90.LEAN, *DIRECT, *MORE_FEW)
 QUICK_TILES = ((64, 64), (64, 128), (128, 192), (128, 256), (256, 168))
 
