@@ -62,22 +62,35 @@ _LATENCY = 2.0
 _L2 = 5.0e7  # bytes: a right operand up to this size stays there from product to product
 _SPLIT = (3.0, 1.3)  # once, and for each part of 128 × 256 that is left or added
 # Rows of a product that is the reading of its right operand, and little else. On an H200, with --odd --tries and up to
-# 64 rows, where launches are chained as plans chain them. With --late they rank tiles for 128 and 256 rows, too:
+# 64 rows, where launches are chained as plans chain them. Now for tiles in several rows: of 128 and 256 rows the tile
+# that is taken is within 12 % of the best by --late. Of tiles in one row see `_Row`.
 FEW = 256
 _FEW_STEP = {64: 0.20, 128: 0.25, 192: 0.31}  # a step, by columns: what its loads take where memory is quicker
 _FEW_BANDWIDTH = 4.2e6  # bytes of memory a µs
 _FEW_CACHE = 9.0e6  # bytes of L2 a µs, where every column of tiles reads the left operand again
 _FEW_SPLIT = (1.5, 0.8)  # splits, once and for each part of 128 × 256
 _FEW_BESIDE = 0.2  # of the memory's time or the steps', whichever is shorter: what the other does not hide
-# Up to 64 rows, a block reads its columns of the right operand out of memory, and no other block does. Two neighbours
-# among the multiprocessors share a way to memory, so what counts is whether both are at work. On an H200, with --late
-# and tiles of 64, 128 and 192 columns: the estimate's best is at most 1.5 % slower than the best measured, at all of 24
-# shapes but 16 × 10240 × 8192, whose times spread by 19 %.
-_ROW = 64
-_ROW_STEP = (0.13, 8.0e-4)  # a step of a block whose neighbour rests: once, and for each column
-_ROW_PAIR = 9.0e4  # bytes of memory a µs for two neighbours
-_ROW_BANDWIDTH = (4.35e6, 3.95e6)  # bytes of memory a µs: one of each two is at work, or both of some
-_ROW_SPLIT = 0.36  # splits, once
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a launch costs whose tiles lie in one row: each block reads its columns of the right operand out of memory,
+    and no other block does. Two neighbours among the multiprocessors share a way to memory, so what counts is whether
+    both are at work."""
+
+    step: tuple[float, float]  # µs of a block whose neighbour rests: once, and for each column
+    pair: float  # bytes of memory a µs for two neighbours
+    memory: tuple[float, float]  # bytes a µs for all: one of each two is at work, or both of some
+    split: float  # µs of each part of a tile
+
+
+# By the tiles' rows. On an H200, with --late and tiles of 64, 128 and 192 columns. With up to 64 rows, what is taken is
+# at most 1.5 % slower than the best measured, at all of 24 shapes but 16 × 10240 × 8192, whose times spread by 19 %. So
+# it is with 128 rows at four shapes; at the fifth three parts of 128 × 64 are taken, which nobody measured.
+_ROWS = {
+    64: _Row((0.13, 8.0e-4), 9.0e4, (4.35e6, 3.95e6), 0.2),
+    128: _Row((0.15, 1.2e-3), 7.5e4, (3.9e6, 3.4e6), 0.2),
+}
 _LOADED = 1.25  # times the step where a device is at work for long, and what comes beside it is no slower for that
 ARRIVING = 3.86e5  # bytes a µs that come from other devices …
 PIECE = 6.0  # … and what each piece that is waited for adds
@@ -222,8 +235,9 @@ def alone(
     """The least time, and the splits of the last wave that give it. `plain`: nothing is added, and all works wait for
     the same flags, or for none; `lines`: whether rows of the left and the right operand start at whole lines of 128
     bytes."""
-    if plain and sum(rows) <= _ROW and v.tile[0] == _ROW and v.cluster == 1:
-        return _row(v, columns, k, sms)
+    row = _ROWS.get(v.tile[0])
+    if row and plain and sum(rows) <= v.tile[0] and v.cluster == 1:
+        return _in_a_row(v, row, columns, k, sms)
     few = plain and sum(rows) <= FEW
     c = _costs(v, rows, columns, k, sms, addends, few, lines)
     beside = _FEW_BESIDE if few else BESIDE
@@ -231,25 +245,25 @@ def alone(
     return start(v) + cost + c.tile * (1 - c.shown), splits
 
 
-def _row(v: Variant, columns: Sequence[int], k: int, sms: int) -> tuple[float, int]:
-    """As `alone`, of one row of tiles in a launch that is chained: what the stream pays is hidden."""
+def _in_a_row(v: Variant, row: _Row, columns: Sequence[int], k: int, sms: int) -> tuple[float, int]:
+    """As `alone`, of tiles that lie in one row."""
     steps, width = ceil(k / DEPTH), v.tile[1]
-    right, once = 2 * DEPTH * width, start(v) - _STREAM
+    right = 2 * DEPTH * width
 
     def step(blocks: int) -> float:
         """Of so many at work."""
         if blocks <= sms // 2:
-            return max(_ROW_STEP[0] + _ROW_STEP[1] * width, blocks * right / _ROW_BANDWIDTH[0])
-        return max(2 * right / _ROW_PAIR, blocks * right / _ROW_BANDWIDTH[1])
+            return max(row.step[0] + row.step[1] * width, blocks * right / row.memory[0])
+        return max(2 * right / row.pair, blocks * right / row.memory[1])
 
     waves, tail = divmod(sum(ceil(c / width) for c in columns), sms)
-    whole = once + waves * steps * step(sms)
+    whole = start(v) + waves * steps * step(sms)
     if not tail:
         return whole, 1
     found = [(whole + steps * step(tail), 1)]
     for splits in range(2, MAX_SPLITS + 1):
         if tail * splits <= sms and steps // splits >= 4:
-            found.append((whole + ceil(steps / splits) * step(tail * splits) + _ROW_SPLIT, splits))
+            found.append((whole + ceil(steps / splits) * step(tail * splits) + row.split * splits, splits))
     return min(found)
 
 
