@@ -56,7 +56,7 @@ def report(series: Sequence[Series], machine: Machine) -> Iterator[str]:
 
 def figures(found: dict[str, Constant], machine: Machine) -> str:
     known = vendor_gemm(machine.device) or VendorGemm(1.0, 2.0, 2.5)
-    made = VendorGemm(round(found["reached"].value, 2), known.ends, round(found["start"].value, 2))
+    made = VendorGemm(round(found["reached"].value, 2), known.ends, round(found["start"].value, 1))
     return f'"{machine.device.name}": {made}  # off by {100 * found["reached"].residual:.1f} % in the median'
 
 
