@@ -61,6 +61,7 @@ class _Fit:
         self.modes = {s.probe.name: s.probe.mode for s in measured}
         self.base, self.known = base, overheads(base.device)
         self.found: dict[str, Constant] = {}
+        self.further = 0.0  # how much longer a further small kernel takes than modelled, µs
 
     def add(self, name: str, value: float, probe: str, off: float = 0.0, unit: str = "µs", error: float = 0.0) -> None:
         """A time that cannot be told from noise stays what it was. One that only the tables have is left out."""
@@ -98,9 +99,9 @@ class _Fit:
     def launches(self) -> None:
         """A chain of small kernels tells what a run costs at all: nearly nothing else is in a run of one kernel.
 
-        Where launches begin early, a kernel behind another one hides its launch. The time of a launch then shows
-        only together with what is before it, the frame of a run or an event. It stays what it is, and these are what
-        is left."""
+        Where launches begin early, a kernel behind another one hides its launch, and a further kernel shows what the
+        kernel takes. The time of a launch then shows only together with what is before it, the frame of a run or an
+        event. It stays what it is, and these are what is left."""
         for probe, prefix in (("launches", ""), ("launches as a graph", "graph_")):
             if probe in self.series:
                 points = self.series[probe]
@@ -108,19 +109,25 @@ class _Fit:
                 self.add(f"{prefix}launch_behind", least.factors[1], probe, least.off, error=least.errors[1])
         if "launches" in self.series:
             least = self.beyond("launches", [lambda p: p["count"] - 1])
-            start, more = least.factors
-            before = self.base.device.launch_time
+            start, self.further = least.factors
             if not any(p.early for p in self.series["launches"]):
-                self.add("launch_time", before + more, "launches", least.off, error=least.errors[1])
-            frame = self.known.frame + start - self.more("launch_time", before)
-            self.add("frame", frame, "launches", least.off, error=least.errors[0])
+                before = self.base.device.launch_time
+                self.add("launch_time", before + self.further, "launches", least.off, error=least.errors[1])
+            # a run of one kernel is the first of the chain: what each kernel takes longer, it takes longer too
+            self.add("frame", self.known.frame + start - self.further, "launches", least.off, error=least.errors[0])
 
     def products(self) -> None:
         if "sum" in self.series:
             least = _weighted(
                 [(1.0, (p.params["terms"] + 1) * copied(p.params)) for p in self.series["sum"]], self.series["sum"]
             )
-            self.add("memory_rate", 1 / least.factors[1], "sum", least.off, "bytes a µs")
+            rate = 1 / least.factors[1]
+            # sums of few terms have too few loads under way: then copies show what the memory gives
+            inside = self.found.get("inside_rate")
+            if inside is not None and inside.value > rate:
+                self.add("memory_rate", inside.value, inside.probe, inside.residual, inside.unit)
+            else:
+                self.add("memory_rate", rate, "sum", least.off, "bytes a µs")
         if "product" not in self.series:
             return
         # what a run costs beside its product is known by now
@@ -159,7 +166,7 @@ class _Fit:
             known = replace(known, start=max(0.0, start))
         off = statistics.median(abs((known.start + time(p, known)) / max(LEAST, t) - 1) for p, t in alone)
         self.add("reached", known.reached, VENDOR_PRODUCT, off, "of the rate of large GEMMs")
-        self.add("start", known.start, VENDOR_PRODUCT, off)
+        self.found["start"] = Constant(known.start, "µs", VENDOR_PRODUCT, off)  # 0 too: `reached` was found with it
 
     # ---- copies
 
@@ -202,13 +209,15 @@ class _Fit:
         known better than the wait is long. Otherwise the wait stays what it was, and the copy is what is left: so the
         two together are as measured."""
         self._latency()
+        copy = self.more("copy_time", self.before("copy_time"))
         for probe, prefix in (("hops", ""), ("hops as a graph", "graph_")):
             if probe in self.series and "copy_time" in self.found:
-                self._turn(f"{prefix}signal_time", probe, "hops", "copy_time")
+                self._turn(f"{prefix}signal_time", probe, "hops", copy + self._longer("rate", probe))
         if "copy turns" in self.series and "copy_time" in self.found:
-            self._turn("event_to_copy", "copy turns", "turns", "copy_time")
+            inside = 2 * self._longer("inside_rate", "copy turns")
+            self._turn("event_to_copy", "copy turns", "turns", copy + inside)
         if "kernel turns" in self.series and "frame" in self.found:
-            self._turn("event_to_kernel", "kernel turns", "turns", "launch_time")
+            self._turn("event_to_kernel", "kernel turns", "turns", self.further)
 
     def _latency(self) -> None:
         if "rate" not in self.found:
@@ -218,17 +227,26 @@ class _Fit:
         alone = before + least.factors[0] - self.more("frame", self.known.frame)
         if "hops" in self.series:
             hops = self.beyond("hops", [lambda p: p["hops"]])
-            both, error = before + signal + hops.factors[1], hypot(least.errors[0], hops.errors[1])
+            both = before + signal + hops.factors[1] - self._longer("rate", "hops")
+            error = hypot(least.errors[0], hops.errors[1])
             if both - alone <= max(SURE * error, LEAST):
                 self.add("copy_time", both - signal, "hops", hops.off, error=hops.errors[1])
                 return
         self.add("copy_time", alone, "push", least.off, error=least.errors[0])
 
-    def _turn(self, name: str, probe: str, counted: str, takes: str) -> None:
-        """The wait of a chain's turn: what a turn takes longer than modelled, less what its copy or kernel does."""
+    def _longer(self, rate: str, probe: str) -> float:
+        """How much longer the bytes of a copy of the probe take at the rate that was found than they were modelled."""
+        if rate not in self.found:
+            return 0.0
+        modelled = self.base.links.rate if rate == "rate" else self.base.device.memory_rate
+        return copied(self.series[probe][0].params) * (1 / self.found[rate].value - 1 / modelled)
+
+    def _turn(self, name: str, probe: str, counted: str, longer: float) -> None:
+        """The wait of a chain's turn: what a turn takes longer than modelled, less what its copy or its kernel does
+        (`longer`)."""
         least = self.beyond(probe, [lambda p: p[counted]])
         plain = name.removeprefix("graph_")
-        value = self.before(plain) + least.factors[1] - self.more(takes, self.before(takes))
+        value = self.before(plain) + least.factors[1] - longer
         self.add(name, value, probe, least.off, error=least.errors[1])
 
     # ---- what kernels keep

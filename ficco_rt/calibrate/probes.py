@@ -43,19 +43,20 @@ stage move on dma {
 """
 
 _RECORDS = """
-schedule records  # from the next rank, rows in pieces; another queue waits for each piece, and copies a part of it
+schedule records  # from the next rank, rows in pieces; small products of another queue wait for each piece
 param height = 64
 param pieces = 1 where pieces >= 1
 input   A[height, 4096] : bf16
+input   B[64, 64]       : bf16
 scratch G[height, 4096] : bf16
 scratch H[pieces, 64]   : bf16
 queue dma   { engine = copy  priority = high }
-queue aside { engine = copy  priority = low }
+queue aside { engine = sm  priority = low }
 stage move on dma {
   for c in 0..pieces { copy G.rows(c of pieces) <- A.rows(c of pieces) @ (rank + 1) % ranks }
 }
 stage take on aside {
-  for c in 0..pieces { copy H[c:c + 1] <- G[c * height / pieces:c * height / pieces + 1, 0:64] }
+  for c in 0..pieces { gemm H[c:c + 1] = G[c * height / pieces:c * height / pieces + 1, 0:64] * B }
 }
 """
 
@@ -93,15 +94,18 @@ stage move on wide with sms = width { copy G @ (rank + 1) % ranks <- A }
 """
 
 _HOPS = """
-schedule hops  # small copies, each of which waits for the one before, from rank to rank
+schedule hops  # copies, each of which waits for the one before, from rank to rank
+param height = 64
 param hops = 8 where hops >= 1
-input   A[1, 64]        : bf16
-scratch X[hops + 1, 64] : bf16
+input   A[height, 4096]              : bf16
+scratch X[height * (hops + 1), 4096] : bf16
 queue dma { engine = copy  priority = high }
-stage begin on dma { if rank == 0 { copy X[0:1] <- A } }
+stage begin on dma { if rank == 0 { copy X[0:height] <- A } }
 stage move on dma {
   step s in 0..hops {
-    if rank == s % ranks { copy X[s + 1:s + 2] @ (rank + 1) % ranks <- X[s:s + 1] }
+    if rank == s % ranks {
+      copy X[height * (s + 1):height * (s + 2)] @ (rank + 1) % ranks <- X[height * s:height * (s + 1)]
+    }
   }
 }
 """
@@ -119,16 +123,17 @@ stage mm on compute {
 """
 
 _COPY_TURNS = """
-schedule copy_turns  # small copies by two queues of a GPU, each behind an event of the other queue
+schedule copy_turns  # copies by two queues of a GPU, each behind an event of the other queue
+param height = 64
 param turns = 8 where turns >= 1
-input   A[1, 64]         : bf16
-scratch X[turns + 1, 64] : bf16
+input   A[height, 4096]               : bf16
+scratch X[height * (turns + 1), 4096] : bf16
 queue one { engine = copy }
 queue two { engine = copy }
-stage begin on one { copy X[0:1] <- A }
+stage begin on one { copy X[0:height] <- A }
 step s in 0..turns {
-  stage odd on two { if s % 2 == 0 { copy X[s + 1:s + 2] <- X[s:s + 1] } }
-  stage even on one { if s % 2 == 1 { copy X[s + 1:s + 2] <- X[s:s + 1] } }
+  stage odd on two { if s % 2 == 0 { copy X[height * (s + 1):height * (s + 2)] <- X[height * s:height * (s + 1)] } }
+  stage even on one { if s % 2 == 1 { copy X[height * (s + 1):height * (s + 2)] <- X[height * s:height * (s + 1)] } }
 }
 """
 
@@ -230,7 +235,8 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     cut = tuple({"height": _height(middle), "pieces": pieces} for pieces in (4, 16, 64))
     yield Probe("push", "copies to the next rank by copy engines, of all ranks at once", _PUSH, whole + cut, ranks=2)
     yield Probe("push as a graph", "the same as nodes of a graph", _PUSH, whole[2:5] + cut, "graph", ranks=2)
-    # NOTE pieces take longer than the other queue's copies, which follow events at some 11 µs each
+    # NOTE pieces take longer than the other queue's products, which follow events at some 5 µs each. Copies there would
+    # take the copy engines from these pieces: each of 32 pieces then took 10 µs longer on two H200
     large = tuple({"height": _height(sizes[5]), "pieces": pieces} for pieces in (4, 16, 32))
     yield Probe(
         "records", "copies from the next rank, with an event between each two of them", _RECORDS, large, ranks=2
@@ -240,11 +246,14 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     yield Probe("inside", "copies in a GPU's memory", _INSIDE, inside)
     widths = ({"height": _height(middle // 2), "width": width} for width in (4, 8, 16, 32))
     yield Probe("stores", "copies to the next rank by multiprocessors", _STORES, tuple(widths), ranks=2)
-    hops = ({"hops": 4}, {"hops": 36})
-    yield Probe("hops", "a small copy behind another rank's", _HOPS, hops, ranks=2)
+    # NOTE copies of a size that schedules have: one of 128 bytes takes some 4 µs less beyond its bytes on an H200
+    piece = {"height": _height(sizes[2])}
+    hops = ({**piece, "hops": 4}, {**piece, "hops": 36})
+    yield Probe("hops", "a copy behind another rank's", _HOPS, hops, ranks=2)
     yield Probe("hops as a graph", "the same from graph to graph", _HOPS, hops, "graph", ranks=2)
     turns = ({"turns": 4}, {"turns": 36})
-    yield Probe("copy turns", "a small copy behind an event of another stream of the GPU", _COPY_TURNS, turns)
+    large = tuple({**piece, **turn} for turn in turns)
+    yield Probe("copy turns", "a copy behind an event of another stream of the GPU", _COPY_TURNS, large)
     yield Probe("kernel turns", "a small kernel behind an event of another stream of the GPU", _KERNEL_TURNS, turns)
     counts = ({"count": 4}, {"count": 68})
     yield Probe("launches", "small kernels one after another", _LAUNCHES, counts)
@@ -271,10 +280,12 @@ _SHAPES = (
 
 
 VENDOR_PRODUCT = "vendor's product"
-_VENDOR_SHAPES = (  # that fill waves, sizes that fill none, few rows
+# That fill waves, sizes that fill none, few rows. NOTE where rows are few, the right operand is larger than L2: of a
+# smaller one a run finds much there, from the run before
+_VENDOR_SHAPES = (
     *((4096, 4096, 4096), (8192, 2560, 8192), (2048, 2560, 8192)),
     *((5000, 1000, 3000), (7001, 1496, 2040), (3000, 3000, 3000), (3000, 2304, 7168)),
-    *((64, 7168, 4096), (16, 10240, 2048), (128, 10240, 2048)),
+    *((64, 7168, 8192), (16, 10240, 8192), (128, 10240, 8192)),
 )
 
 

@@ -145,6 +145,35 @@ def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) 
     assert "† cannot be told from noise, so the figure is the one known before; measured: copy behind " in text
 
 
+class Quicker(Modelled):
+    """Small kernels take less than the model says, sums of two terms more."""
+
+    def times(self, plan: Plan, mode: Mode) -> Times:
+        (time,) = super().times(plan, mode).micros
+        if plan.schedule in ("launches", "kernel_turns"):
+            time -= 1.4 * sum(len(stream.commands) for stream in plan.streams if stream.rank == 0)
+        if plan.schedule == "sums" and plan.tensors[0].shapes[0][0] == 2:
+            time *= 1.5
+        return Times((time,), ahead=True)
+
+
+def test_what_a_kernel_takes_is_no_part_of_what_is_before_it(base: Machine) -> None:
+    """Nor do sums of few terms say what the memory's rate is."""
+    found = constants(measure(only("launches", "kernel turns", "inside", "sum"), base, Quicker(base), 1000), base)
+    assert found["frame"].value == pytest.approx(4.8, abs=0.1)
+    assert found["event_to_kernel"].value == pytest.approx(2.6, abs=0.1)
+    assert found["memory_rate"].probe == "inside"
+    assert found["memory_rate"].value == pytest.approx(base.device.memory_rate, rel=0.02)
+
+
+def test_a_start_of_nothing_is_kept_with_the_rate_that_it_was_found_with(base: Machine) -> None:
+    own = {**VENDOR, "start": 0.0}
+    wanted = replace(base, device=replace(base.device, vendor_gemm=tuple(own.items())))
+    before = replace(base, device=replace(base.device, vendor_gemm=tuple({**own, "start": 9.0}.items())))
+    here = command.calibrated(measure(only("vendor's product"), before, Modelled(wanted), 1000), before, None, "")
+    assert dict(here.device.vendor_gemm)["start"] < 0.5
+
+
 def test_where_launches_do_not_begin_early_a_chain_tells_what_each_costs() -> None:
     machine = profile("mi300x-mesh", 2)
     slower = replace(machine, device=replace(machine.device, launch_time=machine.device.launch_time + 1.5))
