@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..device.ir import DeviceLaunch
@@ -57,6 +57,9 @@ class _Making:
     seen: list[float]
     parts: list[PieceOfK]
     begun: float = 0.0  # when its first tile began
+    made: bool = False
+    asked: set[SignalKey] = field(default_factory=set)  # that it is looked at again for
+    due: float = 0.0  # when it is looked at again
     open: int = 1  # its tiles, and its stores on another rank
 
 
@@ -68,11 +71,12 @@ class LaunchRun:
     ) -> None:
         self.clock, self.stream, self.launch, self.done = clock, stream, launch, done
         merged = launch.config.merged or tuple((i,) for i in range(len(launch.works)))
-        self.splits = launch.config.split_k.works or (1,) * len(merged)
-        parts = {i: n for works, n in zip(merged, self.splits, strict=True) for i in works}
+        splits = launch.config.split_k.works or (1,) * len(merged)
+        parts = {i: n for works, n in zip(merged, splits, strict=True) for i in works}
         self.prices = [clock.prices.work(w, launch, stream.rank, parts[i]) for i, w in enumerate(launch.works)]
         self.products = [_Making(works, [], []) for works in merged]
-        self.groups = self._groups()
+        self.groups = self._groups(splits)
+        self.made = 0  # products, from the first on
         # NOTE products whose terms come last were not seen to drift: runs of 9 and 12 ms take what they should
         self.drifts = launch.spins and all(price.late is None for price in self.prices)
         self.together = self._together()
@@ -84,14 +88,14 @@ class LaunchRun:
         self.sending: dict[Supply, deque[_Making]] = {}  # by port: products whose stores take it, one after another
         self.under_way: dict[int, Mapping[Supply, float]] = {}  # by product: what it uses a microsecond
 
-    def _groups(self) -> TileGroups | None:
+    def _groups(self, splits: Sequence[int]) -> TileGroups | None:
         counts = [price.tiles.count for product in self.products if (price := self.prices[product.works[0]]).tiles]
         gemm = next((w.body for w in self.launch.works if isinstance(w.body, Gemm)), None)
         if gemm is None:
             return None
         assert len(counts) == len(self.products)  # one kernel makes all works of a launch
         kernel = self.clock.prices.pace(self.launch, self.clock.prices.dtypes[gemm.left.tensor])
-        return TileGroups(kernel, kernel.start, sum(counts), self.launch.config.split_k.tail)
+        return TileGroups(kernel, kernel.start, counts, splits, self.launch.config.split_k.tail)
 
     def _together(self) -> float:
         """How long copies take that go out together, as a share of the time that they would take one after another:
@@ -112,21 +116,26 @@ class LaunchRun:
         if self.launch.spins:
             self.drawn = self.start = now
         self.activity = clock.sharing.begin(now, {}, self.stream.rank, clock.prices.held(self.launch))
-        self._look(0)
+        self._look()
 
     # ---- what waits
 
-    def _look(self, number: int) -> None:
-        """Products from `number` on are looked at in their order, each when those before it have been seen ready."""
+    def _look(self) -> None:
+        """Products are looked at in their order. One that is ready does not wait for others before it that are not, if
+        no group takes its tiles behind theirs."""
+        number = self.made
         while number < len(self.products):
             product = self.products[number]
-            while len(product.parts) < len(product.works):
-                if not self._ready(product, number):
-                    return
-            self._make(number, product)
+            if number > self.made and (self.groups is None or not self.groups.apart(number, self.made)):
+                return
+            if not product.made and all(self._ready(product) for _ in range(len(product.works) - len(product.parts))):
+                product.made = True
+                self._make(number, product)
+            if product.made and number == self.made:
+                self.made += 1
             number += 1
 
-    def _ready(self, product: _Making, number: int) -> bool:
+    def _ready(self, product: _Making) -> bool:
         """Whether the product's next part is seen to be ready. Else `_look` is called again when something is."""
         clock, rank = self.clock, self.stream.rank
         index = product.works[len(product.parts)]
@@ -134,11 +143,15 @@ class LaunchRun:
         for signal in self._signals(index):
             seen = clock.seen(signal, rank)
             if seen is None:
-                clock.waiting.setdefault(signal, []).append(lambda: self._look(number))
+                if signal not in product.asked:
+                    product.asked.add(signal)
+                    clock.waiting.setdefault(signal, []).append(self._look)
                 return False
             latest = max(latest, seen)
         if latest > clock.now:
-            clock.at(latest, lambda: self._look(number))
+            if latest > product.due:
+                product.due = latest
+                clock.at(latest, self._look)
             return False
         product.seen.append(latest)
         product.parts.append(PieceOfK(self.activity.read(clock.now), self.prices[index]))
@@ -166,7 +179,7 @@ class LaunchRun:
             slower = slowed(clock.machine.device, before, about)
             if self.drifts:  # as much as in its middle
                 slower *= drifted(clock.machine.device, self.groups.soonest + about / 2)
-            taken = self.groups.take(product.parts, self.splits[number], body.accumulate, slower)
+            taken = self.groups.take(number, product.parts, body.accumulate, slower)
             clock.multiplied[rank] = before + taken.busy
             begin, stop, time = taken.begin, taken.stop, taken.stop - taken.begin
             if product.parts[-1].price.sent:

@@ -200,16 +200,42 @@ class Taken:
     busy: float
 
 
-class TileGroups:
-    """The groups of a launch: they take tiles, and parts of them, one after another, round and round."""
+@dataclass(slots=True)
+class Place:
+    """Where the tiles of a product stand among those of a launch, parts of tiles counted each: the number of the first,
+    how many there are, and how many of the tiles are among the launch's last, which do not fill a round."""
 
-    def __init__(self, kernel: Pace, start: float, total: int, tail_parts: int) -> None:
+    first: int
+    amount: int
+    last: int
+
+
+class TileGroups:
+    """The groups of a launch: they take tiles, and parts of them, one after another, round and round. `counts` and
+    `splits`: the tiles of each product, and into how many parts K of these is split."""
+
+    def __init__(
+        self, kernel: Pace, start: float, counts: Sequence[int], splits: Sequence[int], tail_parts: int
+    ) -> None:
         self.kernel = kernel
         self.free = [start] * max(1, kernel.groups)  # when each has done what it has taken
         self.next = 0
         self.fresh = True  # none has taken any
-        self.total = self.left = total  # all tiles, and those that none has taken
-        self.tail, self.tail_parts = total % len(self.free), tail_parts
+        self.total = left = sum(counts)
+        self.splits, self.tail_parts = splits, tail_parts
+        self.places: list[Place] = []
+        first, tail = 0, self.total % len(self.free)
+        for count, split in zip(counts, splits, strict=True):
+            left -= count
+            last = max(0, min(count, tail - left))
+            amount = (count - last) * split + last * (tail_parts if tail_parts > 1 else split)
+            self.places.append(Place(first, amount, last))
+            first += amount
+
+    def apart(self, number: int, before: int) -> bool:
+        """Whether no group takes a tile of one product behind a tile of an earlier one, or of any between the two."""
+        last = self.places[number]
+        return last.first + last.amount - self.places[before].first <= len(self.free)
 
     @property
     def soonest(self) -> float:
@@ -221,8 +247,9 @@ class TileGroups:
         tiles = [part.price.tiles for part in parts]
         return sum(t.count * t.steps * t.step for t in tiles if t is not None) / len(self.free)
 
-    def take(self, parts: Sequence[PieceOfK], splits: int, accumulate: bool, slower: float) -> Taken:
-        """The tiles of one product. `slower`: how much longer steps take than of a device at rest."""
+    def take(self, number: int, parts: Sequence[PieceOfK], accumulate: bool, slower: float) -> Taken:
+        """The tiles of a product. `slower`: how much longer steps take than of a device at rest."""
+        place, splits = self.places[number], self.splits[number]
         tiles = [part.price.tiles for part in parts]
         count = tiles[0].count if tiles[0] is not None else 0
         steps = sum(t.steps for t in tiles if t is not None)
@@ -230,8 +257,7 @@ class TileGroups:
         ends = max(t.ends for t in tiles if t is not None)
         shares = [t.steps / steps if t is not None and steps else 1.0 for t in tiles]
         alone = sum(part.price.time for part in parts) / count  # of a tile's bytes, if it has the memory for itself
-        self.left -= count
-        last = max(0, min(count, self.tail - self.left))
+        last, self.next = place.last, place.first % len(self.free)
         begin, first_end, stop, busy = float("inf"), float("inf"), 0.0, 0.0
         for amount, split in ((count - last, splits), (last, self.tail_parts if self.tail_parts > 1 else splits)):
             if not amount:
@@ -261,7 +287,7 @@ class TileGroups:
         free, groups = self.free, len(self.free)
         soonest = max(at + share * time for at, share in ready)
         rounds, over = divmod(count, groups)
-        if self.fresh:  # all groups are free at the same time, and the first of them begins
+        if self.fresh and self.next == 0:  # all groups are free at the same time, and the first of them begins
             self.fresh = False
             end = max(free[0] + time, soonest)
             if rounds:
@@ -271,6 +297,7 @@ class TileGroups:
                 free[:over] = [end] * over
             self.next = over
             return end - time, free[0]
+        self.fresh = False
         begin, stop = float("inf"), 0.0
         for i in range(groups if rounds else over):  # a group's first tile may have to wait, no other
             at = self.next + i

@@ -68,6 +68,7 @@ def test_the_model_is_near_what_was_measured() -> None:
         ("ag_gemm/stationary_a", 8, (16384, 6144, 4096), {"chunks": 4}, 282.8, 0.05),  # passed waits: 14 % less
         ("ag_gemm/oneshot", 8, (2048, 10240, 8192), {}, 155.3, 0.03),  # copies by multiprocessors: 5 % more
         ("ag_gemm/streamed", 2, (8192, 57344, 8192), {"chunks": 1}, 5042.0, 0.02),  # a long launch: 3.4 % less
+        ("gemm_rs/direct", 2, (2048, 4096, 1536), {"chunks": 4}, 63.6, 0.10),  # tiles of other groups: 29 % more
     ],
 )
 def test_what_was_fitted_to_two_gpus_is_counted(
