@@ -197,3 +197,22 @@ def test_parameters_are_the_same_whether_said_or_not(tmp_path: Path) -> None:
     other = Variant("gemm_rs/relay", (("first", [1, 1]),))
     assert figures.measured_as(made, other) is None
     assert figures.measured_as(made, Variant("gemm_rs/relay", (("chunks", 3),))) is None
+
+
+def test_a_time_of_another_kernel_is_left_out(tmp_path: Path) -> None:
+    """A kept time holds for the kernels that it was measured with, if these are known."""
+    given = kept.read(kept.FOLDER / "h200x2_campaign.json")
+    rows = [r for r in given.rows if r.scenario.label == "rs llama8b_o_1024" and r.ranks == 2 and r.kernels]
+    assert rows
+    path = tmp_path / "some.json"
+    kept.write(path, replace(given, rows=tuple(rows)))
+    assert kept.read(path).rows == tuple(rows)
+    (known,), _ = cases([path], [], "h200-switch", 1)
+    kept.write(path, replace(given, rows=tuple(replace(r, kernels="00000000") for r in rows[:1]) + tuple(rows[1:])))
+    (left,), notes = cases([path], [], "h200-switch", 1)
+    assert len(left.variants) <= len(known.variants)
+    assert any("measured with other kernels than are chosen today" in note for note in notes)
+    kept.write(path, replace(given, rows=tuple(replace(r, kernels="") for r in rows)))
+    (every,), notes = cases([path], [], "h200-switch", 1)
+    assert not notes
+    assert len(every.variants) > len(left.variants)

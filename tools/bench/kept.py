@@ -67,6 +67,7 @@ class Measurement:
     rel_err: float | None = None
     failed: str | None = None
     processes: int = 1  # that ran ours
+    kernels: str = ""  # that made it (`made_by`), where that is known
 
     @property
     def ours(self) -> bool:
@@ -171,6 +172,8 @@ def _record(row: Measurement) -> dict[str, object]:
         found["screening"] = True
     if row.processes > 1:
         found["processes"] = row.processes
+    if row.kernels:
+        found["kernels"] = row.kernels
     for name, value in (("rel_err", row.rel_err), ("failed", row.failed)):
         if value is not None:
             found[name] = value
@@ -240,6 +243,7 @@ def _row(row: object, where: str) -> Measurement:
         rel_err=error if isinstance(error, float) else None,
         failed=failed if isinstance(failed, str) else None,
         processes=_of({"processes": 1} | row, "processes", int, where),
+        kernels=_of({"kernels": ""} | row, "kernels", str, where),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,13 +18,14 @@ from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.profiles import scaled
 from ficco_rt.select.estimates import estimate
 from ficco_rt.select.facts import facts
-from tools.bench import families, kept
+from tools.bench import families, kept, made_by
 from tools.bench.kept import Measurement
 from tools.bench.scenarios import Scenario
 from tools.bench.variants import Variant
 
 Place: TypeAlias = tuple[object, ...]
 Bound: TypeAlias = tuple[tuple[str, object], ...]
+OTHERS = "with other kernels than are chosen today"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def cases(files: Sequence[Path], only: Sequence[str], machine: str, jobs: int) -
     }
     times = dict(zip(asked, modelled(list(asked.values()), machine, jobs), strict=True))
     splits = families.splits()
-    made, notes = [], []
+    made, notes, others = [], [], Counter[str]()
     for (file, place), found in rows.items():
         timed = []
         for key, row in found.items():
@@ -109,14 +111,18 @@ def cases(files: Sequence[Path], only: Sequence[str], machine: str, jobs: int) -
             assert row.single is not None
             if isinstance(time, str):
                 notes.append(f"{file}: {row.scenario.label}, {row.label}: {time}")
+            elif row.kernels and row.kernels != time.kernels:
+                others[file] += 1
             else:
-                timed.append(Timed(row.variant, row.mode, row.single.median, *time, estimated(row, time[1], machine)))
+                formula = estimated(row, time.bound, machine)
+                timed.append(Timed(row.variant, row.mode, row.single.median, time.modelled, time.bound, formula))
         timed = _one_each(timed)
         first = next(iter(found.values()))
         s = first.scenario
         split = splits.get((s.operation, s.m, s.n, s.k), "fitted")  # to public scenarios the kernels are tuned
         if timed:
             made.append(Case(file, s, first.ranks, first.on_two, split, tuple(timed)))
+    notes += [f"{file}: {n} variants were measured {OTHERS}, and are left out" for file, n in others.items()]
     return made, notes
 
 
@@ -133,8 +139,17 @@ def _hashable(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[tuple[float, Bound] | str]:
-    """Microseconds on the virtual clock and all parameters, or why there are none."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Microseconds on the virtual clock, all parameters, and the kernels that would make it today."""
+
+    modelled: float
+    bound: Bound
+    kernels: str
+
+
+def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[Answer | str]:
+    """Answers, or why there are none."""
     scaled(machine, 2)  # a wrong name is told once
     one = partial(_modelled, machine)
     if jobs == 1:
@@ -143,14 +158,14 @@ def modelled(questions: Sequence[Question], machine: str, jobs: int) -> list[tup
         return list(pool.map(one, questions, chunksize=8))
 
 
-def _modelled(machine: str, question: Question) -> tuple[float, Bound] | str:
+def _modelled(machine: str, question: Question) -> Answer | str:
     variant, ranks = question.variant, question.ranks
     target = scaled(machine, ranks)
     try:
         plan = compiler.compile_schedule(variant.schedule, ranks, variant.arguments(question.scenario), target)
     except (ScheduleError, UsageError) as error:
         return str(error).splitlines()[0]
-    return ficco_rt.simulate(plan, target).duration, plan.params
+    return Answer(ficco_rt.simulate(plan, target).duration, plan.params, made_by.kernels(plan, target))
 
 
 def bound(variant: Variant, scenario: Scenario, ranks: int) -> Bound | None:
