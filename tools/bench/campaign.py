@@ -32,7 +32,7 @@ from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from ficco_rt.sim.simulate import simulate
 
-from . import families, kept, selected
+from . import families, kept, made_by, selected
 from .executors import ask_for_connections
 from .gpus import find_gpus
 from .kept import Figure, Kept, Measurement
@@ -252,10 +252,13 @@ class Campaign:
     def _variant(self, item: Item, gpus: Gpus, prepared: Prepared) -> None:
         variant, plan = prepared.variant, prepared.plan
         assert plan is not None
-        told = gpus.add(variant, lambda: plan)
+        told, made = gpus.add(variant, lambda: plan), made_by.kernels(plan, gpus.machine)
         rows: list[tuple[Measurement, Figure | str]] = []
         for mode in ("streams", "graph"):
-            row, key = item.row(variant.schedule, variant.parameters, mode), f"{variant.label} {mode}"
+            row, key = (
+                replace(item.row(variant.schedule, variant.parameters, mode), kernels=made),
+                f"{variant.label} {mode}",
+            )
             try:
                 why = told[key] or self._wrong(item, gpus, key, variant)
                 figure = why or self._figure(gpus, key, True)

@@ -15,13 +15,13 @@ _TILE = re.compile(r"\d+x\d+_c\d+(_pp)?(_swapped)?")
 
 
 def kernels(plan: Plan, machine: Machine) -> str:
-    """Eight digits: the tiles of the first rank's products, and into how many parts K of them is split."""
+    """Eight digits: the tiles of products, and into how many parts K of them is split. Ranks have the same, so it does
+    not matter how many of them a plan keeps."""
     launches = layout_of(plan, machine.device, Placement(tuple(range(plan.ranks))), usual(machine.device.arch)).launches
-    mine = launches[: max(1, len(launches) // plan.ranks)]
-    return digest([(launch.config.entry, repr(launch.config.split_k)) for launch in mine])
+    return digest([(launch.config.entry, repr(launch.config.split_k)) for launch in launches])
 
 
 def digest(launches: list[tuple[str, str]]) -> str:
     """Of entries of launches, each with its split of K."""
-    gemms = [(found[0], split) for entry, split in launches if (found := _TILE.search(entry)) is not None]
+    gemms = sorted({(found[0], split) for entry, split in launches if (found := _TILE.search(entry)) is not None})
     return hashlib.sha256(repr(gemms).encode()).hexdigest()[:8]
