@@ -299,8 +299,8 @@ def test_streamed_works_run_as_their_flags_come_on_the_virtual_clock() -> None:
     # a row is 8 bytes: 9 + 0.8 µs; it is seen 4 µs later, the second one first. Each work is a tile on one
     # of three multiprocessors, which has a third of the memory: its operands' way takes 0.63 µs, of 2 + 4 + 2 elements,
     # of which the 4 of the right operand are read once for all three (10.7 of 16 bytes less, rounded).
-    # Each multiprocessor takes a tile, and waits for that one's flags alone: the second row is multiplied while the first
-    # one is on its way. The third work waits for the first one's flag.
+    # Each multiprocessor takes a tile, and waits for that one's flags alone: the second row is multiplied while the
+    # first one is on its way. The third work waits for the first one's flag.
     assert mine == [
         ("wait", "x.ficco:21", 3.0, pytest.approx(13.8)),
         ("gemm", "x.ficco:21", pytest.approx(13.8), pytest.approx(14.43)),
