@@ -257,11 +257,13 @@ class Worker:
         return self.left()
 
     def faults(self, name: str, functions: Sequence[str]) -> list[str]:
-        """Each of these calls fails once, in process 0; then all is well."""
+        """Each of these calls fails once, in process 0: the first one, or the one whose number is behind the name; then
+        all is well."""
         said = []
         for function in functions:
             if self.place == 0:
-                self.gpus.set(f"fail {function} 1 999")
+                call, _, number = function.partition(" ")
+                self.gpus.set(f"fail {call} {number or 1} 999")
             try:
                 self.fault_free(name)
                 said.append("no error")
@@ -464,8 +466,35 @@ class Worker:
         except _AbsentError:
             return f"absent{self.left()}"
 
-    def refusing(self, name: str, refused: str) -> str:
-        """Sockets of these names are not reached: those in the network namespace, and those in folders."""
+    def apart(self, question: str, *arguments: Any) -> Any:
+        """A question, as if each process were on a machine of its own."""
+        from ficco_rt.driver.gpu import peers
+
+        right = peers._host
+        peers._host = lambda: f"machine {self.place}"
+        try:
+            return getattr(self, question)(*arguments)
+        finally:
+            peers._host = right
+
+    def orphaned(self, name: str) -> str:
+        """Process 1 ends when it has told how its memory is to be mapped; process 0 maps it then."""
+        from ficco_rt.driver.gpu.peers import Peers
+
+        right = Peers._take
+
+        def take(peers: Peers, *arguments: Any) -> None:
+            if self.place:
+                os._exit(0)
+            time.sleep(0.2)
+            right(peers, *arguments)
+
+        Peers._take = take  # type: ignore[method-assign]
+        return self.life(name, timeout=0.5)
+
+    def refusing(self, refused: str, question: str, *arguments: Any) -> Any:
+        """A question, where sockets of these names are not reached: those in the network namespace, and those in
+        folders."""
         from ficco_rt.driver.gpu.descriptors import _Mailbox
 
         right = _Mailbox.send
@@ -477,7 +506,7 @@ class Worker:
 
         _Mailbox.send = send  # type: ignore[method-assign]
         try:
-            return self.opened(name)
+            return getattr(self, question)(*arguments)
         finally:
             _Mailbox.send = right  # type: ignore[method-assign]
 

@@ -59,7 +59,7 @@ def test_graphs_of_callers_are_replayed_in_each_process(both: Processes, name: s
     ],
 )
 def test_memory_goes_by_the_way_that_there_is(both: Processes, refused: str, settings: str, way: str) -> None:
-    assert both.ask("refusing", "ag_gemm/streamed", refused, settings=settings) == [way] * 2
+    assert both.ask("refusing", refused, "opened", "ag_gemm/streamed", settings=settings) == [way] * 2
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_groups_that_are_not_the_job(both: Processes) -> None:
         ("link 0 1 0", "has no direct access to the memory of process"),
         # a GPU that the other process does not see, and cannot reach: a part of a GPU (MIG), say
         ("devices 1; uuid PLACE; link 0 63 0", "take whole GPUs, no parts of them (MIG), that reach each other"),
-        ("way 0; shared 0", "neither as file descriptors nor by IPC handles; run all ranks in one process"),
+        ("way 0; shared 0", "neither as file descriptors nor as fabric or IPC handles; run all ranks in one process"),
         ("way 0; shared 1; fail IPC 1 201", "or start them with --ipc=host and --pid=host"),
     ],
 )

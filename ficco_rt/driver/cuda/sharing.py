@@ -8,10 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from ...errors import DeviceError
-from ..gpu.sharing import Handle, Range, Sharing
+from ..gpu.refused import Refused
+from ..gpu.sharing import Exported, Handle, Leaves, Range, Sharing
 from .call import api, call
 
-_IPC = 64  # bytes of a handle; NOTE versions of cuda-bindings have no attribute for them
+_HANDLE = 64  # bytes of an IPC or fabric handle; NOTE versions of cuda-bindings have no attribute for them
+_KINDS_AT = 4  # where in a CUmemAllocationProp the kinds of handles stand, after one int
 
 
 class CudaSharing(Sharing):
@@ -22,15 +24,23 @@ class CudaSharing(Sharing):
         self.cu: Any = api()
         self._pointer, self._access = pointer, access
         self._kind = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+        self._fabric = self.cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
 
     def descriptors(self, ordinal: int) -> bool:
-        cu, names = self.cu, self.cu.CUdevice_attribute
-        device = call(cu.cuDeviceGet, ordinal)
+        names = self.cu.CUdevice_attribute
         wanted = (
             names.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
             names.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
         )
-        return all(bool(call(cu.cuDeviceGetAttribute, attribute, device)) for attribute in wanted)
+        return all(self._has(ordinal, attribute) for attribute in wanted)
+
+    def fabric(self, ordinal: int) -> bool:
+        with suppress(Refused):  # an old driver does not know the attribute
+            return self._has(ordinal, self.cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED)
+        return False
+
+    def _has(self, ordinal: int, attribute: Any) -> bool:
+        return bool(call(self.cu.cuDeviceGetAttribute, attribute, call(self.cu.cuDeviceGet, ordinal)))
 
     def _wanted(self, ordinal: int) -> Any:
         cu = self.cu
@@ -45,8 +55,19 @@ class CudaSharing(Sharing):
         recommended = self.cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         return int(call(self.cu.cuMemGetAllocationGranularity, self._wanted(ordinal), recommended, what=what))
 
-    def create(self, ordinal: int, size: int, flags: bool, what: str) -> Handle:
-        return call(self.cu.cuMemCreate, size, self._wanted(ordinal), 0, what=what)
+    def create(self, ordinal: int, size: int, flags: bool, what: str, leaves: Leaves = "descriptor") -> Handle:
+        wanted = self._wanted(ordinal)
+        kinds = ctypes.c_int.from_address(wanted.getPtr() + _KINDS_AT)  # the bindings take no two of them
+        either = leaves == "either" and self.fabric(ordinal)
+        if either or leaves == "fabric":
+            kinds.value = self._fabric | (self._kind if either and self.descriptors(ordinal) else 0)
+            try:
+                return call(self.cu.cuMemCreate, size, wanted, 0, what=what)
+            except Refused:
+                if not either:
+                    raise
+            kinds.value = self._kind
+        return call(self.cu.cuMemCreate, size, wanted, 0, what=what)
 
     def reserve(self, size: int, what: str) -> int:
         return int(call(self.cu.cuMemAddressReserve, size, 0, 0, 0, what=what))
@@ -67,8 +88,16 @@ class CudaSharing(Sharing):
     def export(self, handle: Handle, what: str) -> int:
         return int(call(self.cu.cuMemExportToShareableHandle, handle, self._kind, 0, what=what))
 
-    def imported(self, descriptor: int, what: str) -> Handle:
-        return call(self.cu.cuMemImportFromShareableHandle, descriptor, self._kind, what=what)
+    def exported(self, handle: Handle, what: str) -> bytes:
+        made = call(self.cu.cuMemExportToShareableHandle, handle, self._fabric, 0, what=what)
+        return ctypes.string_at(made.getPtr(), _HANDLE)
+
+    def imported(self, given: Exported, what: str) -> Handle:
+        if isinstance(given, int):
+            return call(self.cu.cuMemImportFromShareableHandle, given, self._kind, what=what)
+        made = self.cu.CUmemFabricHandle()
+        ctypes.memmove(made.getPtr(), given, _HANDLE)
+        return call(self.cu.cuMemImportFromShareableHandle, made.getPtr(), self._fabric, what=what)
 
     def release(self, handle: Handle) -> None:
         call(self.cu.cuMemRelease, handle)
@@ -100,11 +129,11 @@ class CudaSharing(Sharing):
 
     def handle(self, address: int, what: str) -> bytes:
         made = call(self.cu.cuIpcGetMemHandle, address, what=what)
-        return ctypes.string_at(made.getPtr(), _IPC)
+        return ctypes.string_at(made.getPtr(), _HANDLE)
 
     def open(self, handle: bytes, size: int, what: str) -> int:
         made = self.cu.CUipcMemHandle()
-        ctypes.memmove(made.getPtr(), handle, _IPC)
+        ctypes.memmove(made.getPtr(), handle, _HANDLE)
         lazy = self.cu.CUipcMem_flags.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
         return int(call(self.cu.cuIpcOpenMemHandle, made, int(lazy), what=what))
 

@@ -15,8 +15,8 @@ import struct
 import tempfile
 import time
 from array import array
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -29,6 +29,17 @@ LONG = 86400.0  # seconds that stand for no limit
 _TOKEN = 16  # bytes that each message begins with: nobody else's message is taken for one of ours
 _HEAD = struct.Struct("<16sII")  # of a message: the receiver's token, the sender, where its descriptors begin
 _MOST = 128  # descriptors in a message; Linux takes 253
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Inside, files are opened for what processes share. DeviceError: none can be."""
+    try:
+        yield
+    except OSError as error:
+        raise DeviceError(
+            f"this process can open no file for memory that processes share: {error} (ulimit -n)"
+        ) from error
 
 
 class NotPassedError(DeviceError):

@@ -5,7 +5,8 @@ Every process makes the device plans of all ranks and issues its own part. Betwe
 processes touch. It is mapped when a plan is bound, and given back when its owner tells so.
 
 Processes of different nodes (`device.nodes`) share no memory. Which processes are of one node the machine says that the
-plan was made for; these must be on one machine. Those of different nodes may be on one machine, too.
+plan was made for; these must be on one machine, or on machines of one NVLink domain, between which memory passes as
+fabric handles. Those of different nodes may be on one machine, too.
 
 What processes do together they do in the same order: they *agree* on it. `Peers.agree` is an exchange of what each one
 does, with an error if one does something else, or has failed.
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ... import env
 from ...device.ir import CopyMemory, DevicePlan, Features, Placement
@@ -31,26 +32,31 @@ from ...group import Group, LeftError, processes
 from ...machine.discover import DeviceFacts
 from ...version import __version__
 from .board import MOST, Board, made
-from .descriptors import NotPassedError, Way, pass_around
+from .descriptors import Way, no_more_files, pass_around
 from .devices import facts_of
 from .refused import Closing, Refused, concerning
-from .sharing import Mapped, Sharing
+from .sharing import Leaves, Mapped, Sharing
 from .vendor import Gpu, Handle, Vendor
+from .ways import IMEX, FabricTrial, descriptors_pass
 
 LOG = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, int]  # a tensor and a rank
+T = TypeVar("T")
 
 TENSOR = "@"  # in the labels of tensors alone
-TRY = 5.0  # seconds that a first message between processes gets
 LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "PMI_LOCAL_RANK")
 _NO_EXPORT = (
     "this tensor's memory cannot be given to other processes; take tensors of ficco_rt.empty(…), or of ordinary "
     "allocations (cudaMalloc; PyTorch's default allocator)"
 )
+_NO_EXPORT_APART = (
+    "this tensor's memory cannot be given to processes of another machine; take tensors of ficco_rt.empty(…), whose "
+    "memory has fabric handles"
+)
 _NOTHING_LEAVES = (
-    "memory of this GPU cannot be given to other processes, neither as file descriptors nor by IPC handles; run all "
-    "ranks in one process"
+    "memory of this GPU cannot be given to other processes, neither as file descriptors nor as fabric or IPC handles; "
+    "run all ranks in one process"
 )
 _NO_IPC = (
     "memory of another process cannot be opened by its IPC handle. Has that process ended? Do containers keep the "
@@ -61,8 +67,8 @@ _NO_IPC = (
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """Memory of this process that others map. `handles` become file descriptors; without handles it is IPC memory.
-    `kept`: it is a caller's, whose handles were retained for this and are given back."""
+    """Memory of this process that others map. `handles` become file descriptors, or fabric handles; without handles it
+    is IPC memory. `kept`: it is a caller's, whose handles were retained for this and are given back."""
 
     number: int
     sizes: tuple[int, ...]
@@ -99,7 +105,9 @@ class Peers:
         self.name = f"schedule '{schedule}'"
         self._vendor = vendor
         self._timeout = timeout
-        self._way: Way | Literal["ipc"] = "ipc"
+        self._sockets: Way | None = None  # how those are named by which descriptors pass
+        self._fabric = False  # memory passes as fabric handles
+        self._no_fabric = ""  # why it does not, where it was tried
         self._sharing: Sharing | None = None
         self._reach: tuple[int, ...] = ()
         self._numbers = 0
@@ -122,6 +130,7 @@ class Peers:
         pairs = zip(self._processes, self._nodes or (0,) * ranks, strict=True)
         self._near = sorted({process for process, node in pairs if node in mine})  # this node's processes
         self._same_plan(plan_hash)
+        self._apart = next((p for p in self._near if self.machines[p] != _host()), None)  # one on another machine
         # of this node's processes, by their places in `_near`
         self._node = group.part(self._near)
 
@@ -185,7 +194,7 @@ class Peers:
     def _same_plan(self, plan_hash: str) -> None:
         said = self.agree("open an executor", [__version__, self._vendor.name, plan_hash, _host()])
         self.machines: tuple[str, ...] = tuple(host for *_, host in said)
-        for p, (version, vendor, other, host) in enumerate(said):
+        for p, (version, vendor, other, _) in enumerate(said):
             if (version, vendor) != (__version__, self._vendor.name):
                 raise UsageError(
                     f"process {self.group.rank} runs ficco {__version__} on {self._vendor.name}, process {p} ficco "
@@ -195,12 +204,6 @@ class Peers:
                 raise UsageError(
                     f"process {self.group.rank} has plan {plan_hash}, process {p} plan {other}; compile the same "
                     "schedule with the same settings in every process"
-                )
-            if host != _host() and p in self._near:
-                raise UsageError(
-                    f"processes {self.group.rank} and {p} are on different machines, and the plan has their ranks on "
-                    "one node; GPUs share memory inside a machine: compile for a machine of nodes "
-                    "(ficco_rt.discover(…, node=GPUS)), with a schedule called hierarchical"
                 )
 
     # ---- devices
@@ -280,44 +283,52 @@ class Peers:
 
     def connect(self, devices: Iterable[Gpu], inside: Callable[[], AbstractContextManager[None]]) -> None:
         """The devices are open: find the way by which memory passes between processes. `inside`: where calls of the
-        vendor's driver are made. NOTE exchanges are outside of it: other threads may use the GPUs meanwhile."""
+        vendor's driver are made. NOTE exchanges are outside of it: other threads may use the GPUs meanwhile.
+        UsageError: there is none between machines."""
         here = list(devices)
         self._inside = inside
         self._reach = tuple(device.local for device in here)
 
-        def able() -> bool:
+        def able() -> list[bool]:
             with self._inside():
                 self._sharing = self._vendor.sharing()
-                return all(self._sharing.descriptors(device.local) for device in here)
+                asked = (self._sharing.descriptors, self._sharing.fabric)
+                return [all(ask(device.local) for device in here) for ask in asked]
 
-        if not all(self.agreed("ask how memory is shared", able)):
-            return
-        ways: tuple[Way, ...] = ("abstract", "path")
-        with _no_more_files():
-            probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for way in ways if len(self._near) > 1 else ():
-                try:
-                    self._try(way, probe)
-                except NotPassedError as error:
-                    LOG.debug("%s", error)
-                    continue
-                self._way = way
-                break
-        finally:
-            os.close(probe)
+        said = self.agreed("ask how memory is shared", able)
+        if len(self._near) > 1:
+            self._find_way(all(descriptors for descriptors, _ in said), all(fabric for _, fabric in said), here[0])
         with self.in_step("open the page of all processes"):
+            if self._apart is not None and not self._fabric:
+                raise UsageError(
+                    f"processes {self.group.rank} and {self._apart} are on different machines, and the plan has their "
+                    "ranks on one node; between machines memory passes as fabric handles alone, and here it does not: "
+                    f"{self._no_fabric or 'the GPUs have none'}. Or compile for a machine of nodes "
+                    "(ficco_rt.discover(…, node=GPUS)), with a schedule called hierarchical"
+                )
             self._open_board()
+
+    def _find_way(self, descriptors: bool, fabric: bool, device: Gpu) -> None:
+        """Descriptors, which need no service of the machine; then fabric handles; then IPC handles. `descriptors` and
+        `fabric`: all GPUs have them."""
+        if descriptors and self._apart is None:
+            self._sockets = descriptors_pass(self._node, self._timeout)
+        if fabric and self._sockets is None:
+            assert self._sharing is not None
+            each = (self._sharing, device.local, self._reach, self._inside, self._timeout)
+            self._no_fabric = FabricTrial(self._node, self._near, *each).failure()
+            self._fabric = not self._no_fabric
+            LOG.debug("memory passes as %s: %s", self.way, self._no_fabric or "it was tried")
 
     def _open_board(self) -> None:
         """The first process of a node makes the page on which all of the node say what they do."""
         size = self._node.size
-        if not 1 < size <= MOST or self._way == "ipc":
+        if not 1 < size <= MOST or self._sockets is None:
             return
-        with _no_more_files():
+        with no_more_files():
             mine = [made()] if self._node.rank == 0 else []
         try:
-            came = pass_around(self._node, mine, [1] + [0] * (size - 1), self._way, self._timeout)
+            came = pass_around(self._node, mine, [1] + [0] * (size - 1), self._sockets, self._timeout)
         except BaseException:
             for descriptor in mine:
                 os.close(descriptor)
@@ -327,25 +338,26 @@ class Peers:
         except OSError as error:  # a system without such locks: a killed process is then found by the time limit
             LOG.debug("%s", error)
 
-    def _try(self, way: Way, probe: int) -> None:
-        limit = TRY if self._timeout is None else min(TRY, self._timeout)
-        for descriptor in (
-            d for some in pass_around(self._node, [probe], [1] * self._node.size, way, limit) for d in some
-        ):
-            os.close(descriptor)
-
     @property
     def way(self) -> str:
         """How memory passes between processes, for people."""
-        ways = {"abstract": "file descriptors", "path": "file descriptors over a path", "ipc": "IPC handles"}
-        return ways[self._way] if len(self._near) > 1 else "none: the other processes are on other nodes"
+        if len(self._near) < 2:
+            return "none: the other processes are on other nodes"
+        sockets = {"abstract": "file descriptors", "path": "file descriptors over a path"}
+        others = "fabric handles" if self._fabric else "IPC handles"
+        return others if self._sockets is None else sockets[self._sockets]
+
+    @property
+    def _by_ipc(self) -> bool:
+        return self._sockets is None and not self._fabric
 
     def alloc(self, device: Gpu, size: int, what: str, flags: bool) -> int | None:
         """Memory of a device of ours, which is current, that others can map; its address. None: ordinary memory is the
         way."""
-        if self._way == "ipc" or self._sharing is None:
+        if self._by_ipc or self._sharing is None:
             return None
-        made = self._sharing.alloc(device.local, size, self._reach, what, flags=flags)
+        leaves: Leaves = "fabric" if self._fabric else "descriptor"
+        made = self._sharing.alloc(device.local, size, self._reach, what, flags=flags, leaves=leaves)
         if made is None:
             return None
         self._own[made.address] = made, self._add(Area(0, made.sizes, made.handles))
@@ -404,16 +416,27 @@ class Peers:
             try:
                 number, offset = self._area(address, size, label, made)
             except Refused as error:
-                error.advice = _NO_EXPORT if TENSOR in label else _NOTHING_LEAVES
+                error.advice = self._no_export if TENSOR in label else _NOTHING_LEAVES
                 raise
             places[label] = [number, offset]
         new = {
-            number: [list(area.sizes), area.ipc.hex()]
+            number: [list(area.sizes), area.ipc.hex(), self._fabric_handles(area)]
             for number in sorted({number for number, _ in places.values()} - self._told)
             for area in [self._areas[number]]
         }
         gone, self._gone = self._gone, []
         return {"places": places, "new": new, "gone": gone}
+
+    def _fabric_handles(self, area: Area) -> list[str]:
+        """Of the pieces, where such is the way. NOTE they keep no memory, and nobody gives any back before all have
+        mapped it (`share`)."""
+        if not self._fabric or self._sharing is None:
+            return []
+        return [self._exported(self._sharing.exported, handle).hex() for handle in area.handles]
+
+    @property
+    def _no_export(self) -> str:
+        return _NO_EXPORT if self._apart is None else _NO_EXPORT_APART
 
     def _area(self, address: int, size: int, label: str, made: Shared) -> tuple[int, int]:
         """The area that holds these bytes, and where in it they begin."""
@@ -423,6 +446,8 @@ class Peers:
             self._sharing = self._vendor.sharing()
         found = self._sharing.allocation(address, label)
         if found is not None:
+            if self._apart is not None:  # IPC memory stays on this machine
+                raise Refused("export", "NOT_SUPPORTED", label)
             key = found.address, found.number
             if key not in self._callers:
                 ipc = self._sharing.handle(found.address, label)
@@ -430,7 +455,7 @@ class Peers:
             self._callers[key][1] += 1
             made.callers.append(key)
             return self._callers[key][0], address - found.address
-        if self._way == "ipc":
+        if self._by_ipc:
             raise Refused("export", "NOT_SUPPORTED", label)
         base, pieces = self._sharing.pieces(address, size, label)
         number = self._add(
@@ -442,48 +467,50 @@ class Peers:
     def _descriptors(self, said: Sequence[Any]) -> dict[int, list[int]]:
         """By other process of the node the descriptors of its new areas, in the order of these."""
         others = [p for p in self._near if p != self.group.rank]
-        counts = [sum(len(sizes) for sizes, ipc in theirs["new"].values() if not ipc) for theirs in said]
+        new = [[sizes for sizes, ipc, fabric in theirs["new"].values() if not (ipc or fabric)] for theirs in said]
+        counts = [sum(map(len, theirs)) for theirs in new]
         if not any(counts):
             return {p: [] for p in others}
         sharing, mine = self._sharing, []
         assert sharing is not None
         try:
             with self.in_step("export memory"), self._inside():
-                for number, (_, ipc) in said[self.group.rank]["new"].items():
-                    if not ipc:
+                for number, (_, ipc, fabric) in said[self.group.rank]["new"].items():
+                    if not (ipc or fabric):
                         for handle in self._areas[int(number)].handles:
-                            mine.append(self._exported(sharing, handle))
-            if self._way == "ipc":
+                            mine.append(self._exported(sharing.export, handle))
+            if self._sockets is None:
                 return {p: [] for p in others}
-            came = pass_around(self._node, mine, [counts[p] for p in self._near], self._way, self._timeout)
+            came = pass_around(self._node, mine, [counts[p] for p in self._near], self._sockets, self._timeout)
             return {p: came[self._near.index(p)] for p in others}
         finally:
             for descriptor in mine:
                 os.close(descriptor)
 
-    @staticmethod
-    def _exported(sharing: Sharing, handle: Handle) -> int:
+    def _exported(self, export: Callable[[Handle, str], T], handle: Handle) -> T:
         try:
-            return sharing.export(handle, "")
+            return export(handle, "")
         except Refused as error:
-            error.advice = _NO_EXPORT
+            error.advice = self._no_export
             raise
 
     def _take(self, p: int, said: Mapping[str, Any], descriptors: Sequence[int], made: Shared) -> None:
         """Map what is new of a process, forget what is gone, and find its labels. The descriptors are closed."""
         at = 0
         try:
-            for number, (sizes, ipc) in said["new"].items():
+            for number, (sizes, ipc, fabric) in said["new"].items():
                 what = f"memory of process {p}"
                 sharing = self._sharing = self._sharing or self._vendor.sharing()
                 try:
                     if ipc:
                         mapped = Mapped(sharing.open(bytes.fromhex(ipc), sizes[0], what), tuple(sizes))
+                    elif fabric:
+                        mapped = sharing.map([bytes.fromhex(handle) for handle in fabric], sizes, self._reach, what)
                     else:
                         mapped = sharing.map(descriptors[at : at + len(sizes)], sizes, self._reach, what)
                         at += len(sizes)
                 except Refused as error:
-                    error.advice = error.advice or (_NO_IPC if ipc else self._no_access(p))
+                    error.advice = error.advice or self._no_map(p, bool(ipc), bool(fabric))
                     raise
                 self._theirs[p, int(number)] = Found(mapped, bool(ipc))
         finally:
@@ -498,7 +525,12 @@ class Peers:
             made.addresses[label] = self._theirs[key].mapped.address + offset
         self._unmap_unused()
 
-    def _no_access(self, p: int) -> str:
+    def _no_map(self, p: int, ipc: bool, fabric: bool) -> str:
+        """What to do where memory of a process cannot be mapped."""
+        if ipc:
+            return _NO_IPC + (f". As fabric handles memory does not pass: {self._no_fabric}" if self._no_fabric else "")
+        if fabric:
+            return f"has process {p} ended? {IMEX}"
         return (
             f"this process's GPU cannot use memory of process {p}'s GPU; take whole GPUs, no parts of them (MIG), that "
             f"reach each other ({self._vendor.topology} shows them), and name them in {self._vendor.visible}"
@@ -609,16 +641,6 @@ def touched_by_others(plan: DevicePlan) -> list[Key]:
 
 def label(key: Key) -> str:
     return f"{key[0]}{TENSOR}{key[1]}"
-
-
-@contextmanager
-def _no_more_files() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DeviceError(
-            f"this process can open no file for memory that processes share: {error} (ulimit -n)"
-        ) from error
 
 
 def _host() -> str:

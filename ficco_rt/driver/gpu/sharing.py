@@ -1,7 +1,10 @@
 """Memory that several processes use: how it is made, mapped and given back, over the calls that differ between vendors.
 
-Memory that we allocate is made so that it leaves the process as a file descriptor. A caller's ordinary allocation
-leaves the process as a handle of some bytes, which the driver of the other process opens ("IPC memory").
+Memory that we allocate is made so that it leaves the process as a file descriptor, or as a *fabric handle*: bytes by
+which another process opens the memory, also on another host of the same NVLink domain. A fabric handle is data, and
+keeps no memory: the process that exports the memory keeps it until all others have opened it. A caller's ordinary
+allocation leaves the process as a handle of some bytes, which the driver of another process on this host opens ("IPC
+memory").
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ...errors import DeviceError
 from .refused import Closing
 
 Handle: TypeAlias = Any  # of memory, as the vendor's bindings have it
+Exported: TypeAlias = int | bytes  # a file descriptor, or a fabric handle
+Leaves: TypeAlias = Literal["descriptor", "fabric", "either"]  # what the memory leaves the process as
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,21 @@ class Sharing(ABC):
     """See the module. `reach` are the devices, as this process counts them, that are to use the memory. A device of
     this process is current when memory is made, mapped or opened."""
 
-    def alloc(self, ordinal: int, size: int, reach: Sequence[int], what: str, *, flags: bool = False) -> Mapped | None:
+    def alloc(
+        self,
+        ordinal: int,
+        size: int,
+        reach: Sequence[int],
+        what: str,
+        *,
+        flags: bool = False,
+        leaves: Leaves = "descriptor",
+    ) -> Mapped | None:
         """Memory of the device, which is current. `flags`: other devices write it while kernels look at it. None: no
-        such memory can leave the process as a file descriptor."""
+        such memory can leave the process so."""
         step = self.granularity(ordinal, what)
         size = -(-size // step) * step
-        handle = self.create(ordinal, size, flags, what)
+        handle = self.create(ordinal, size, flags, what, leaves)
         if handle is None:
             return None
         try:
@@ -61,13 +75,13 @@ class Sharing(ABC):
                 self.release(handle)
             raise
 
-    def map(self, descriptors: Sequence[int], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
-        """The pieces behind other processes' descriptors, side by side. The descriptors stay the caller's."""
+    def map(self, exported: Sequence[Exported], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
+        """The pieces that another process has exported, side by side. Descriptors stay the caller's."""
         handles: list[Handle] = []
         closing = Closing()
         try:
-            for descriptor in descriptors:
-                handles.append(self.imported(descriptor, what))
+            for given in exported:
+                handles.append(self.imported(given, what))
             made = self._mapped(handles, sizes, reach, what)
         finally:
             for handle in handles:  # a mapping keeps the memory
@@ -102,18 +116,23 @@ class Sharing(ABC):
             closing(self.release, handle)
         closing.end()
 
-    # ---- memory that leaves the process as a file descriptor: the vendor's calls
+    # ---- memory that we allocate: the vendor's calls
 
     @abstractmethod
     def descriptors(self, ordinal: int) -> bool:
         """Whether memory of the device, which is current, can leave the process as file descriptors."""
 
     @abstractmethod
+    def fabric(self, ordinal: int) -> bool:
+        """Whether the device has fabric handles. NOTE a device has them also where the process may use none: an
+        allocation tells."""
+
+    @abstractmethod
     def granularity(self, ordinal: int, what: str) -> int:
         """Bytes of which every allocation is a multiple."""
 
     @abstractmethod
-    def create(self, ordinal: int, size: int, flags: bool, what: str) -> Handle | None:
+    def create(self, ordinal: int, size: int, flags: bool, what: str, leaves: Leaves = "descriptor") -> Handle | None:
         """Memory that has no addresses yet; see `alloc`."""
 
     @abstractmethod
@@ -140,8 +159,12 @@ class Sharing(ABC):
         """A file descriptor, which the caller closes."""
 
     @abstractmethod
-    def imported(self, descriptor: int, what: str) -> Handle:
-        """The memory behind another process's descriptor, which stays the caller's."""
+    def exported(self, handle: Handle, what: str) -> bytes:
+        """A fabric handle."""
+
+    @abstractmethod
+    def imported(self, given: Exported, what: str) -> Handle:
+        """The memory that another process has exported. A descriptor stays the caller's."""
 
     @abstractmethod
     def release(self, handle: Handle) -> None: ...

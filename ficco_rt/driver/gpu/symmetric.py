@@ -70,8 +70,9 @@ class SymmetricTensor:
             gpu = open_devices(vendor, {ordinal: ordinal})[ordinal]
             try:
                 with vendor.uncaptured(), inside(vendor, gpu):
-                    able = sharing.descriptors(ordinal)
-                    mapped = sharing.alloc(ordinal, size, (ordinal,), what) if able else None
+                    able = sharing.descriptors(ordinal) or sharing.fabric(ordinal)
+                    # which way the memory goes is known when a plan is bound
+                    mapped = sharing.alloc(ordinal, size, (ordinal,), what, leaves="either") if able else None
                     made = vendor.alloc(size, what) if mapped is None else mapped
             except BaseException:
                 with suppress(DeviceError):

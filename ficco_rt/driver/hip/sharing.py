@@ -26,7 +26,7 @@ import numpy as np
 
 from ...errors import DeviceError
 from ..gpu.refused import Refused
-from ..gpu.sharing import Handle, Mapped, Range, Sharing
+from ..gpu.sharing import Exported, Handle, Leaves, Mapped, Range, Sharing
 from .call import api, call
 
 _IPC = 64  # bytes of a handle
@@ -69,6 +69,9 @@ class HipSharing(Sharing):
                 self.release(handle)
         return True
 
+    def fabric(self, ordinal: int) -> bool:
+        return False
+
     def _wanted(self, ordinal: int, flags: bool) -> Any:
         """A hipMemAllocationProp: bindings from 7.0 on have no name for the kind of handle in it."""
         hip = self.hip
@@ -81,7 +84,7 @@ class HipSharing(Sharing):
         wanted = self._wanted(ordinal, False)
         return int(call(self.hip.hipMemGetAllocationGranularity, wanted, recommended, what=what))
 
-    def create(self, ordinal: int, size: int, flags: bool, what: str) -> Handle | None:
+    def create(self, ordinal: int, size: int, flags: bool, what: str, leaves: Leaves = "descriptor") -> Handle | None:
         try:
             return call(self.hip.hipMemCreate, size, self._wanted(ordinal, flags), 0, what=what)
         except Refused as error:
@@ -110,9 +113,12 @@ class HipSharing(Sharing):
         call(self.hip.hipMemExportToShareableHandle, found, handle, self._kind, 0, what=what)
         return int(found[0])
 
-    def imported(self, descriptor: int, what: str) -> Handle:
-        given = descriptor if self._by_value else np.array([descriptor], np.int32)
-        return call(self.hip.hipMemImportFromShareableHandle, given, self._kind, what=what)
+    def exported(self, handle: Handle, what: str) -> bytes:
+        raise Refused("hipMemExportToShareableHandle", "hipErrorNotSupported", what)
+
+    def imported(self, given: Exported, what: str) -> Handle:
+        descriptor = given if self._by_value else np.array([given], np.int32)
+        return call(self.hip.hipMemImportFromShareableHandle, descriptor, self._kind, what=what)
 
     def release(self, handle: Handle) -> None:
         if _retained[id(handle)]:
@@ -121,14 +127,23 @@ class HipSharing(Sharing):
         del _retained[id(handle)]
         call(self.hip.hipMemRelease, handle)
 
-    def alloc(self, ordinal: int, size: int, reach: Sequence[int], what: str, *, flags: bool = False) -> Mapped | None:
-        made = super().alloc(ordinal, size, reach, what, flags=flags)
+    def alloc(
+        self,
+        ordinal: int,
+        size: int,
+        reach: Sequence[int],
+        what: str,
+        *,
+        flags: bool = False,
+        leaves: Leaves = "descriptor",
+    ) -> Mapped | None:
+        made = super().alloc(ordinal, size, reach, what, flags=flags, leaves=leaves)
         if made is not None:
             _made[made.address] = made
         return made
 
-    def map(self, descriptors: Sequence[int], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
-        made = super().map(descriptors, sizes, reach, what)
+    def map(self, exported: Sequence[Exported], sizes: Sequence[int], reach: Sequence[int], what: str) -> Mapped:
+        made = super().map(exported, sizes, reach, what)
         self._theirs[made.address] = made.size
         return made
 

@@ -91,6 +91,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 103: *value = world.way; break;   // and their descriptors
         case 106: *value = d->max_blocks; break;
         case 111: *value = d->smem_reserved; break;
+        case 128: *value = world.fabric != 0; break;   // fabric handles, whether or not a channel is open
         default:
             violation("cuDeviceGetAttribute: the stand-in does not know attribute %d", attribute);
             return INVALID_VALUE;

@@ -3,7 +3,7 @@
 
 #include "cuda_face.h"
 
-enum { DESCRIPTOR_KIND = 1, STEP = 2 << 20 };   // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; the granularity
+enum { STEP = 2 << 20 };   // the granularity
 typedef struct {
     int type, kinds, where, ordinal;   // CUmemAllocationProp's first members: `where` is 1 for a device
 } Wanted;
@@ -21,9 +21,11 @@ int cuMemCreate(uint64_t *handle, size_t bytes, const Wanted *wanted, unsigned l
     UNCAPTURED;
     ORDINAL(wanted->ordinal);
     if (!bytes || bytes % STEP || flags || wanted->type != 1 || wanted->where != 1) return INVALID_VALUE;
-    if (wanted->kinds != DESCRIPTOR_KIND || !world.way) return NOT_SUPPORTED;
+    if (!wanted->kinds || wanted->kinds & ~(DESCRIPTOR_KIND | FABRIC_KIND)) return NOT_SUPPORTED;
+    if (wanted->kinds & DESCRIPTOR_KIND && !world.way) return NOT_SUPPORTED;
+    if (wanted->kinds & FABRIC_KIND && world.fabric <= 0) return world.fabric ? NOT_PERMITTED : NOT_SUPPORTED;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
-    Physical *p = physical_create(d, bytes, true);
+    Physical *p = physical_create(d, bytes, true, wanted->kinds);
     return p ? *handle = (uint64_t)p->handle, OK : OUT_OF_MEMORY;
 }
 int cuMemRelease(uint64_t handle) {
@@ -59,13 +61,16 @@ int cuMemExportToShareableHandle(void *out, uint64_t handle, int kind, unsigned 
     CALL(cuMemExportToShareableHandle);
     Physical *p = physical_named(handle, called_.name);
     if (!p) return INVALID_HANDLE;
-    if (kind != DESCRIPTOR_KIND || flags) return INVALID_VALUE;
+    if ((kind != DESCRIPTOR_KIND && kind != FABRIC_KIND) || !(kind & p->kinds) || flags) return INVALID_VALUE;
+    if (kind == FABRIC_KIND) return fabric_export(p, out), OK;
     int file = physical_file(p);
     return file < 0 ? UNKNOWN : (*(int *)out = file, OK);
 }
 int cuMemImportFromShareableHandle(uint64_t *handle, void *given, int kind) {
     CALL(cuMemImportFromShareableHandle);
     Physical *p = kind == DESCRIPTOR_KIND ? physical_import((int)(intptr_t)given) : NULL;
+    int code = kind == FABRIC_KIND ? fabric_import(given, &p) : OK;
+    if (code) return code;
     return p ? *handle = (uint64_t)p->handle, OK : INVALID_VALUE;
 }
 int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {

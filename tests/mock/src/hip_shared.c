@@ -3,7 +3,7 @@
 
 #include "hip_face.h"
 
-enum { PINNED = 1, UNCACHED = 0x40000000, DESCRIPTOR_KIND = 1, STEP = 2 << 20, BUFFER_ID = 7, LAZY = 1 };
+enum { PINNED = 1, UNCACHED = 0x40000000, STEP = 2 << 20, BUFFER_ID = 7, LAZY = 1 };
 enum { WITH_UNCACHED = 70000000, BY_VALUE = 70100000 };   // versions of the runtime
 typedef struct { int type, kind, where, ordinal; } Wanted;   // hipMemAllocationProp's first members
 
@@ -26,7 +26,7 @@ int hipMemCreate(void **handle, size_t bytes, const Wanted *wanted, unsigned lon
     if (wanted->ordinal != d->ordinal) violation("hipMemCreate: device %d is wanted, and %d is current", wanted->ordinal, d->ordinal);
     if (wanted->kind != DESCRIPTOR_KIND || !world.way) return NOT_SUPPORTED;
     if (bytes > d->memory - d->used) return OUT_OF_MEMORY;
-    Physical *p = physical_create(d, bytes, fine);
+    Physical *p = physical_create(d, bytes, fine, wanted->kind);
     return p ? *handle = p->handle, OK : OUT_OF_MEMORY;
 }
 int hipMemRelease(void *handle) {

@@ -14,6 +14,7 @@
 enum { PAGE = 4096, MAGIC = 0x0F1CC0 };
 typedef struct { uint64_t magic, bytes; int uuid; bool fine; } Label;
 typedef struct { int magic, pid, file; uint64_t bytes; } Ipc;   // of the 64 bytes of a handle
+typedef struct { int magic, pid, file, channel; } Fabric;       // likewise
 
 static uint64_t whole(uint64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
@@ -39,25 +40,25 @@ static Device *home_of(int uuid) {
     return &devices[ordinal >= 0 && ordinal < world.devices ? ordinal : MAX_DEVICES - 1];
 }
 
-static Physical *physical_of(int file, uint64_t bytes, Device *home, bool fine, bool ours) {
+static Physical *physical_of(int file, uint64_t bytes, Device *home, bool fine, bool ours, int kinds) {
     Physical *p = calloc(1, sizeof *p);
-    *p = (Physical){.file = file, .bytes = bytes, .home = home, .refs = 1, .fine = fine, .ours = ours};
+    *p = (Physical){.file = file, .bytes = bytes, .home = home, .refs = 1, .fine = fine, .ours = ours, .kinds = kinds};
     p->handle = handle_of(PHYSICAL, p);
     return p;
 }
 
-Physical *physical_create(Device *d, uint64_t bytes, bool fine) {
+Physical *physical_create(Device *d, uint64_t bytes, bool fine, int kinds) {
     int file = shared_file(bytes, d->ordinal, fine);
     if (file < 0) return NULL;
     d->used += bytes;
-    return physical_of(file, bytes, d, fine, true);
+    return physical_of(file, bytes, d, fine, true, kinds);
 }
 
 Physical *physical_import(int file) {
     Label label;
     if (!label_of(file, &label)) return NULL;
     int own = fcntl(file, F_DUPFD_CLOEXEC, 0);
-    return own < 0 ? NULL : physical_of(own, label.bytes, home_of(label.uuid), label.fine, false);
+    return own < 0 ? NULL : physical_of(own, label.bytes, home_of(label.uuid), label.fine, false, 0);
 }
 
 static void dropped_one(Physical *p) {   // by a handle or a mapping
@@ -76,7 +77,27 @@ int physical_file(const Physical *p) { return fcntl(p->file, F_DUPFD_CLOEXEC, 0)
 
 Physical *physical_again(const Physical *p) {
     int file = physical_file(p);
-    return file < 0 ? NULL : physical_of(file, p->bytes, p->home, p->fine, false);
+    return file < 0 ? NULL : physical_of(file, p->bytes, p->home, p->fine, false, p->kinds);
+}
+
+// A fabric handle is data: it keeps no memory, and nobody opens it whose IMEX channel is another one. When the memory is
+// given back, or its process has ended, the handle names nothing.
+void fabric_export(const Physical *p, void *handle) {
+    Fabric fabric = {MAGIC, getpid(), p->file, world.fabric};
+    memset(handle, 0, 64), memcpy(handle, &fabric, sizeof fabric);
+}
+
+int fabric_import(const void *handle, Physical **made) {
+    Fabric fabric;
+    char path[64];
+    memcpy(&fabric, handle, sizeof fabric);
+    if (fabric.magic != MAGIC) return INVALID_VALUE;
+    if (fabric.channel != world.fabric) return NOT_PERMITTED;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", fabric.pid, fabric.file);
+    int file = open(path, O_RDWR | O_CLOEXEC);
+    *made = file < 0 ? NULL : physical_import(file);
+    if (file >= 0) close(file);
+    return *made ? OK : INVALID_VALUE;
 }
 
 int physical_map(Physical *p, uint64_t address, uint64_t bytes) {

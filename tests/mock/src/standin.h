@@ -23,8 +23,8 @@ enum {  // codes; both vendors number these alike
     OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NO_BINARY = 209, PEER_UNSUPPORTED = 217, INVALID_PTX = 218,
     INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, LAUNCH_RESOURCES = 701,
-    LAUNCH_TIMEOUT = 702, PEER_ALREADY = 704, PEER_NOT_ENABLED = 705, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
-    CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
+    LAUNCH_TIMEOUT = 702, PEER_ALREADY = 704, PEER_NOT_ENABLED = 705, LAUNCH_FAILED = 719, NOT_PERMITTED = 800,
+    NOT_SUPPORTED = 801, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904,
     CAPTURE_IMPLICIT = 906, CAPTURED_EVENT = 907, INVALID_CLUSTER = 912, UNKNOWN = 999
 };
 
@@ -105,6 +105,7 @@ typedef struct {
     int uuid;                        // of device 0; those of the others follow
     bool shared;                     // ordinary memory can go to other processes as IPC memory
     int way;                         // what memory leaves the process as: 1 descriptors, 0 IPC handles alone
+    int fabric;                      // and as fabric handles, by this IMEX channel; 0: the devices have none; −1: no channel
     bool flush;                      // devices can flush remote writes, and need to
     long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call;
     int lose_code;
@@ -162,12 +163,16 @@ void memory_reset(void);
 
 // ---------------------------------------------------------------- shared.c
 
-typedef struct Physical { void *handle; int file; uint64_t bytes; Device *home; int refs; bool fine, ours; } Physical;
+// `kinds`: what it leaves the process as, as CUDA's CUmemAllocationHandleType counts them.
+typedef struct Physical { void *handle; int file, kinds; uint64_t bytes; Device *home; int refs; bool fine, ours; } Physical;
+enum { DESCRIPTOR_KIND = 1, FABRIC_KIND = 8 };
 int shared_file(uint64_t bytes, int home, bool fine);              // of memory that processes share; −1: none is to be had
-Physical *physical_create(Device *d, uint64_t bytes, bool fine);
+Physical *physical_create(Device *d, uint64_t bytes, bool fine, int kinds);
 Physical *physical_import(int file);                               // NULL: it is no such file
 int physical_file(const Physical *p);                              // a descriptor of it for somebody else
 Physical *physical_again(const Physical *p);                       // a handle more of the same memory
+void fabric_export(const Physical *p, void *handle);               // 64 bytes
+int fabric_import(const void *handle, Physical **made);
 void physical_release(Physical *p);
 int physical_map(Physical *p, uint64_t address, uint64_t bytes);
 int shared_reserve(uint64_t bytes, uint64_t *address);

@@ -1,0 +1,107 @@
+"""By which way memory passes between the processes of a node. Each way is tried: what a system says that it has, it
+may forbid."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import DeviceError
+from ...group import Group
+from .descriptors import NotPassedError, Way, no_more_files, pass_around
+from .refused import Closing, Refused
+from .sharing import Mapped, Sharing
+
+LOG = logging.getLogger(__name__)
+
+TRY = 5.0  # seconds that a first message between processes gets
+IMEX = (
+    "fabric handles need an IMEX channel that all processes may open (/dev/nvidia-caps-imex-channels/channel0, in "
+    "containers too), and between machines the IMEX service on each of them"
+)
+_WHAT = "to see that memory passes as fabric handles"
+
+
+def descriptors_pass(node: Group, timeout: float | None) -> Way | None:
+    """By which names of sockets file descriptors pass; None: by none."""
+    ways: tuple[Way, ...] = ("abstract", "path")
+    limit = TRY if timeout is None else min(TRY, timeout)
+    with no_more_files():
+        probe = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for way in ways:
+            try:
+                came = pass_around(node, [probe], [1] * node.size, way, limit)
+            except NotPassedError as error:
+                LOG.debug("%s", error)
+                continue
+            for descriptor in (d for some in came for d in some):
+                os.close(descriptor)
+            return way
+    finally:
+        os.close(probe)
+    return None
+
+
+@dataclass(slots=True)
+class FabricTrial:
+    """Every process of a node gives the others memory of a device as a fabric handle, and maps what they give. `places`
+    are the processes' numbers, for people; `inside`: where calls of the vendor's driver are made."""
+
+    node: Group
+    places: Sequence[int]
+    sharing: Sharing
+    device: int
+    reach: Sequence[int]
+    inside: Callable[[], AbstractContextManager[None]]
+    timeout: float | None
+    _held: list[Mapped] = field(default_factory=list)
+
+    def failure(self) -> str:
+        """Why it fails, with the process; nothing: it does not."""
+        try:
+            given, why = self._said("give a fabric handle", self._give)
+            if not why:
+                _, why = self._said("map fabric handles", lambda: self._take(given))
+            _, left = self._said("give fabric handles back", self._give_back)
+        except BaseException:  # the first error is the one to tell
+            with suppress(DeviceError), self.inside():
+                self._give_back()
+            raise
+        return why or left
+
+    def _said(self, what: str, make: Callable[[], object]) -> tuple[list[Any], str]:
+        """What every process has made, and why one has not."""
+        mine, failed = None, ""
+        try:
+            with self.inside():
+                mine = make()
+        except Refused as error:
+            error.advice = error.advice or IMEX
+            failed = str(error)
+        texts = self.node.exchange(json.dumps([mine, failed]).encode(), self.timeout, what)
+        said = [json.loads(text) for text in texts]
+        why = next((f"process {p}: {text}" for p, (_, text) in zip(self.places, said, strict=True) if text), "")
+        return [made for made, _ in said], why
+
+    def _give(self) -> list[object]:
+        made = self.sharing.alloc(self.device, 1, self.reach, _WHAT, leaves="fabric")
+        assert made is not None
+        self._held.append(made)
+        return [self.sharing.exported(made.handles[0], _WHAT).hex(), made.size]
+
+    def _take(self, given: Sequence[Any]) -> None:
+        for place, (handle, size) in enumerate(given):
+            if place != self.node.rank:
+                self._held.append(self.sharing.map([bytes.fromhex(handle)], [size], self.reach, _WHAT))
+
+    def _give_back(self) -> None:
+        closing = Closing()
+        while self._held:
+            closing(self.sharing.unmap, self._held.pop())
+        closing.end()
