@@ -62,6 +62,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
     from ..device import codec, text
     from ..device.build import device_plan, layout_of
     from ..device.check import checked
+    from ..device.collectives import ONE_EACH
     from ..device.features import here, library_of, queue_switch
     from ..device.ir import Placement
     from ..device.nodes import nodes_of
@@ -89,8 +90,8 @@ def _emit_device_plan(job: Job, options: Options) -> None:
         layout = layout_of(job.plan, device, placement, features, content_hash(job.plan))
         if options.collectives == "library" and layout.own_way:
             raise UsageError(f"--collectives library: {layout.own_way}")
-        if mode == "embedded" and layout.communicators:
-            raise UsageError(f"--mode embedded: {features.collectives} has no part in callers' graphs")
+        if mode == "embedded" and layout.communicators and not placement.each_alone:
+            raise UsageError(f"--mode embedded: {ONE_EACH} (--ranks-per-process 1)")
         if mode == "embedded" and not layout.features.embeds:
             raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
         made = checked(device_plan(layout, mode))

@@ -155,10 +155,12 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 # ---------------------------------------------------------------- a rule of device plans
 
+ONE_EACH = "in callers' graphs the vendor's library takes one GPU a process: start a process for each GPU"
+
 
 def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
     """The calls of a collective stand side by side in the order of ranks, alike, each on its own rank's memory; and the
-    library can take them: every rank has a device of its own, and no graph goes into a caller's."""
+    library can take them: every rank has a device of its own, and in callers' graphs a process of its own, too."""
     calls = [action for action in plan.body if isinstance(action, CallCollective)]
     if not calls:
         return
@@ -167,8 +169,10 @@ def collectives_are_called_together(plan: DevicePlan) -> Iterator[Diagnostic]:
         yield _wrong(first, "a call of the vendor's library, and there is none")
     if len(set(plan.placement.devices)) < ranks:
         yield _wrong(first, "the vendor's library takes one rank a device")
-    if plan.mode == "embedded" or plan.crowded:
-        yield _wrong(first, "the vendor's library has no part in callers' graphs, and none on crowded devices")
+    if plan.crowded:
+        yield _wrong(first, "the vendor's library has no part on crowded devices")
+    if plan.mode == "embedded" and not plan.placement.each_alone:
+        yield _wrong(first, ONE_EACH)
     places: dict[int, list[int]] = defaultdict(list)
     for place, action in enumerate(plan.body):
         if isinstance(action, CallCollective):

@@ -87,6 +87,11 @@ class Placement:
         """The devices in use, in the order of their first ranks."""
         return _each_once(self.devices)
 
+    @property
+    def each_alone(self) -> bool:
+        """Every process drives one device."""
+        return len(set(self.processes) or {0}) == len(self.ordinals)
+
     def process(self, device: int) -> int:
         """The process that drives a device."""
         return self.processes[self.devices.index(device)] if self.processes else 0

@@ -346,29 +346,89 @@ class Worker:
         """The run as a part of a caller's graph, a graph in each process, replayed at each one's own pace."""
         found = []
         with self.executor(name) as executor:
-            driver = executor.driver
-            vendor, gpus = driver._vendor, driver._gpus
             self.fill(executor, 0)
             executor.run()
-            with gpus.inside(gpus.first):
-                stream = vendor.new_stream(0)
-                vendor.begin_capture(stream)
-                executor.run(streams=[int(stream)])
-                captured = vendor.end_capture(stream)
-                graph = vendor.instantiate(captured)
-            for seed in range(replays):
-                self.fill(executor, seed)
-                with gpus.inside(gpus.first):
-                    for _ in range(2):
-                        function, arguments = vendor.graph_action(graph, stream)
-                        assert not function(*arguments)[0]
-                executor.synchronize()
-                found.append(self.outputs(executor))
-            with gpus.inside(gpus.first):
-                vendor.destroy_graph(graph)
-                vendor.destroy_captured(captured)
-                vendor.destroy_stream(stream)
+            with self._graph_of(executor) as replay:
+                for seed in range(replays):
+                    self.fill(executor, seed)
+                    replay()
+                    replay()
+                    executor.synchronize()
+                    found.append(self.outputs(executor))
         return found, self.left()
+
+    @contextmanager
+    def _graph_of(self, executor: Any) -> Iterator[Callable[[], None]]:
+        """Inside, a caller's graph holds a run, and a call replays it."""
+        vendor, gpus = executor.driver._vendor, executor.driver._gpus
+        with gpus.inside(gpus.first):
+            stream = vendor.new_stream(0)
+            vendor.begin_capture(stream)
+            executor.run(streams=[int(stream)])
+            captured = vendor.end_capture(stream)
+            graph = vendor.instantiate(captured)
+        function, arguments = vendor.graph_action(graph, stream)
+
+        def replay() -> None:
+            with gpus.inside(gpus.first):
+                assert not function(*arguments)[0]
+
+        try:
+            yield replay
+        finally:
+            vendor.destroy_graph(graph)
+            vendor.destroy_captured(captured)
+            vendor.destroy_stream(stream)
+
+    def captured_calls(self, node: int, what: str, call: int = 0) -> tuple[list[str], str]:
+        """Runs that are collectives of the library alone, and messages between nodes, in a caller's graph among runs of
+        the host. `what`: right; or process 1 is killed at a call, a collective is lost, or the graph outlives the
+        executor, and all graphs replay until an error comes."""
+        from ficco_rt.driver.gpu import collectives, watchdog
+        from ficco_rt.driver.registry import discover
+        from ficco_rt.exec.executor import Executor
+        from ficco_rt.exec.inputs import fresh_inputs
+        from ficco_rt.exec.verify import look, verdict
+        from tools import nccl_check
+
+        collectives.SETTLE, watchdog.HEALTH = 0.5, 0.05
+        said: list[str] = []
+        machine = discover(self.face, 2, processes=2, node=node)
+        plan = nccl_check.plan_of(2, self.face, 4, machine=machine)
+        executor = Executor(plan, self.face, group=self.group, timeout=2)
+        self.fill(executor, 0)
+        with self._graph_of(executor) as replay:  # before any run
+            for turn in range(6 if what == "right" else 1):
+                self.gpus.set(f"seed {2 * turn + self.place}; call_steps {turn % 4}")
+                executor.poison()
+                if turn % 3 == 2:
+                    executor.run()
+                replay()
+                executor.synchronize()
+                found: dict[str, dict[int, Any]] = {}
+                for (name, rank), array in self.outputs(executor).items():
+                    found.setdefault(name, {})[rank] = array
+                seen = look(executor.plan, fresh_inputs(executor.plan, 0, "exact"), found, "exact")
+                said.append("right" if verdict(executor.plan, "exact", [seen]).ok else "WRONG")
+            if what == "killed" and self.place:
+                self.gpus.set(f"kill {call}")
+            if what == "lost":
+                self.gpus.set("lose_collective 2 6")
+            try:
+                for _ in range(1000 if what in ("killed", "lost") else 0):
+                    replay()
+                    executor.synchronize()
+            except DeviceError as error:
+                said.append(str(error))
+            if what == "kept":
+                try:
+                    executor.close()
+                except DeviceError as error:
+                    said.append(str(error))
+        executor.close()
+        if what == "kept":
+            time.sleep(0.2)  # the communicators leave when the graph has gone
+        return said, self.left()
 
     def flat(self, name: str, runs: int) -> tuple[object, object]:
         """What is held before many runs, and after."""

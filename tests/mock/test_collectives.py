@@ -24,6 +24,8 @@ from tests import cases
 from tests.fuzz.schedules import Memory, Orders
 from tests.fuzz.test_orders import inputs, same
 from tests.mock import standin
+from tests.mock.test_callers import Callers
+from tests.mock.test_callers_graphs import Captures
 from tests.mock.test_command_line import Ended, Machine
 from tools import nccl_check
 
@@ -279,6 +281,21 @@ def test_a_peer_that_never_comes(library: standin.StandIn, graph: bool, monkeypa
         assert "every.ficco:13" in str(told.value)
         assert verified_run(made, values="exact").ok
     at_rest(library)
+
+
+def test_callers_graphs_hold_no_collectives_of_several_gpus_of_a_process(cuda: standin.StandIn) -> None:
+    """NVIDIA says that the launch of one GPU's graph may wait for the others' graphs. The capture stays usable."""
+    fresh(cuda)
+    message = r"takes one GPU a process: start a process for each GPU, or make the executor with collectives='copies'"
+    with executor(cuda, plan_of()) as made:
+        assert verified_run(made, values="exact").ok
+        callers = Callers(made.plan, 1, default=False)
+        captures = Captures(callers, joined=True)
+        with captures.capturing(), pytest.raises(UsageError, match=message):
+            made.run(streams=[int(stream) for stream in callers.streams])
+        captures.close()
+        callers.close()
+    at_rest(cuda)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from tests import cases
 from tests.mock.processes import Processes
+from tests.mock.test_processes import _right
 from tools import nodes_check
 
 THERE = "sms 132; nccl 22809; apart 1; query_steps 3000"
@@ -69,6 +70,43 @@ def test_a_process_without_the_library_is_named(both: Processes) -> None:
         assert answer == "copies and sums: process 0 has NCCL 2.28.9, process 1 has NCCL 12.28.9"
     for answer in both.ask("engine", "gemm_ar/serial", settings="nccl 0"):
         assert answer.startswith("copies and sums: NCCL does not tell its version")
+
+
+@pytest.mark.parametrize("name", ["gemm_ar/serial", "ag_gemm/hierarchical"])
+def test_callers_graphs_hold_runs_with_collectives(both: Processes, name: str) -> None:
+    """A graph in each process, replayed twice at each one's own pace."""
+    _right(name, both.ask("captured", name, 4))
+
+
+@pytest.mark.parametrize("node", [1, 2])
+def test_collectives_alone_stand_in_callers_graphs(both: Processes, node: int) -> None:
+    """The capture comes before any run of the host; then runs of the host stand among replays."""
+    assert both.ask("captured_calls", node, "right") == [(["right"] * 6, "")] * 2
+
+
+def test_a_collective_of_a_replay_that_fails_is_told(both: Processes) -> None:
+    """The communicators are aborted, and given back when the caller has dropped his graph."""
+    for (right, told), left in both.ask("captured_calls", 2, "lost"):
+        assert right == "right"
+        assert "NCCL tells of ncclRemoteError on stand-in (device " in told
+        assert "queue 'vendor': all_gather (every.ficco:12), all_reduce" in told
+        assert left == ""
+
+
+@pytest.mark.parametrize(("node", "call"), [(1, 50), (2, 100)])
+def test_a_process_is_killed_among_replays_of_callers_graphs(both: Processes, node: int, call: int) -> None:
+    told, gone = both.ask("captured_calls", node, "killed", call, once=True)
+    assert gone == "gone"
+    assert ("ended in the midst of a run" in told[0][1]) or ("NCCL tells of ncclRemoteError" in told[0][1]), told
+    assert told[1] == ""
+
+
+def test_graphs_of_callers_are_dropped_before_the_executor_is_closed(both: Processes) -> None:
+    """NCCL keeps a communicator while a graph holds its calls: that is told, and what remains goes with the graph."""
+    for (right, told), left in both.ask("captured_calls", 2, "kept"):
+        assert right == "right"
+        assert told.startswith("the communicators stay: graphs of yours hold runs of this executor; drop them before")
+        assert left == ""
 
 
 FOUR: dict[str, object] = {"M": 64, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5, 1, 2], [4, 2, 0, 3]] * 2}

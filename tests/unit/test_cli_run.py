@@ -220,6 +220,10 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
         text = run("ficco-run", "good.ficco", "--gpus", "2", *wanted).out
         assert f"mode {mode}" in text
         assert "ranks in processes 0 1" in text
+    library = ("gemm_ar/serial", "--gpus", "2", "--collectives", "library", "--emit", "device-plan", "--mode")
+    message = "takes one GPU a process: start a process for each GPU (--ranks-per-process 1)"
+    assert message in run("ficco-run", *library, "embedded").err
+    assert "all_reduce" in run("ficco-run", *library, "embedded", "--ranks-per-process", "1").out
     both = run("ficco-run", "good.ficco", "--emit", "plan", "--json")
     message = "--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON"
     assert (both.code, both.record["error"]["message"]) == (2, message)

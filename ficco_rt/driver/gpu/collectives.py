@@ -90,6 +90,7 @@ class Communicators:
         self._wanted: dict[_Wanted, None] = {}  # what calls were made ready for
         self._cold: list[_Wanted] = []  # of these, the ones that these communicators have not made yet
         self._leaving: list[threading.Thread] = []
+        self.lent = False  # callers' graphs may hold calls, too
         self._changing = threading.Lock()  # `abort` comes from other threads
 
     @property
@@ -321,9 +322,15 @@ class Communicators:
         until = monotonic() + SETTLE
         for thread in leaving:
             thread.join(max(0.0, until - monotonic()))
-        if any(thread.is_alive() for thread in leaving):
-            self._gpus.hung = True
-            raise DeviceError(f"communicators are not given back within {SETTLE:.3g} s")
+        if not any(thread.is_alive() for thread in leaving):
+            return
+        if self.lent:  # the threads end when these graphs go; no other call waits for them
+            raise DeviceError(
+                "the communicators stay: graphs of yours hold runs of this executor; drop them before you close it "
+                "(PyTorch: graph.reset())"
+            )
+        self._gpus.hung = True
+        raise DeviceError(f"communicators are not given back within {SETTLE:.3g} s")
 
     def close(self) -> None:
         """Give everything back. NOTE in threads, as it waits for graphs that an interrupt may have left."""

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from ...device.collectives import ONE_EACH
 from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
@@ -273,7 +274,7 @@ class Runs:
             self._capture(binding, "embedded")
         manner = RunManner("embedded", callers, behind=True, timed=False, others=True, replays=True)
         calls = self._binder.calls(binding, manner)
-        self._replays = True
+        self._replays = self._communicators.lent = True
         with gpus.turn():
             TURNS.embed(self._tenant, calls.passage)
             gpus.begin_issue()
@@ -285,11 +286,9 @@ class Runs:
     def _captured_alike(self, binding: BoundPlan, callers: Callers) -> None:
         """UsageError, DeviceError: these streams do not take part in captures as a run needs it."""
         gpus = self._gpus
-        if binding.plans.layout.communicators:
-            raise UsageError(
-                f"streams: a run with collectives of {binding.plans.layout.features.collectives} is no part of a graph "
-                "that its caller captures; make the executor with collectives='copies'"
-            )
+        if binding.plans.layout.communicators and not gpus.placement.each_alone:
+            # NVIDIA: of several GPUs of a process, a graph's launch may wait for graphs that are launched after it
+            raise UsageError(f"streams: {ONE_EACH}, or make the executor with collectives='copies'")
         if not binding.plans.layout.features.embeds:
             raise UsageError(f"streams: {gpus.vendor.name} runs no plan inside a graph that its caller captures")
         if gpus.mode == "traced":

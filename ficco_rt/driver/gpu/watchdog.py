@@ -71,7 +71,8 @@ class Watchdog:
                 self._ask_health(tenant)
 
     def _ask_health(self, tenant: Tenant) -> None:
-        if tenant.ill is None or tenant.over or tenant.overdue:
+        idle = tenant.over and tenant.replayed is None  # callers replay their graphs at any time
+        if tenant.ill is None or idle or tenant.overdue:
             return
         try:
             why = tenant.ill()
