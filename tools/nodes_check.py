@@ -42,7 +42,7 @@ from ficco_rt.group import Group
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
 from tools import nccl_check
-from tools.processes_check import Pipes
+from tools.processes_side import Pipes
 
 Sizes: TypeAlias = Mapping[str, object]
 Part: TypeAlias = Literal["nodes", "killed", "one node"]

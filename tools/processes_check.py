@@ -5,6 +5,7 @@
     python tools/processes_check.py --parts right kill --kills 50
     torchrun --nproc-per-node 2 tools/processes_check.py    # the part `right` in processes that others have started
     mpirun -n 2 python tools/processes_check.py
+    torchrun --nproc-per-node 2 tools/processes_check.py --parts capture ways    # NCCL in callers' graphs; 40 s
 
 Parts, each with a time limit:
 
@@ -14,15 +15,18 @@ Parts, each with a time limit:
              next start works
     groups   in one job: a group of each process alone, and a group of both in the other order of ranks
     flat     runs in their thousands: descriptors, memory, streams and events before and after
+    capture  runs with NCCL's collectives and messages, and one without, in a caller's graph of each process, captured
+             as PyTorch captures: right on fresh data, and the time of a replay beside that of plain runs
+    ways     memory passes without sockets, too: by which way, and why not as fabric handles
 
-Without a launcher the processes are started here, by `spawn`, and find each other over pipes. Exit code 4 if anything
-is wrong or does not end, 3 without GPUs. `python -m tools.bench --processes` measures times.
+Under a launcher the parts are right, capture and ways. Without a launcher the processes are started here, by `spawn`,
+and find each other over pipes. Exit code 4 if anything is wrong or does not end, 3 without GPUs.
+`python -m tools.bench --processes` measures times.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import multiprocessing as mp
 import os
 import pickle
@@ -31,8 +35,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as ready
 from pathlib import Path
@@ -41,215 +43,16 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "dsl")]
 
-from ficco_rt.errors import DeviceError, NumbersError, ScheduleError, UsageError
+from tools.processes_side import EVERY, RANKS, TIMEOUT, Side, answered, prepared, process
 
 if TYPE_CHECKING:
     from ficco_rt.group import Group
 
-ERRORS = (DeviceError, NumbersError, ScheduleError, UsageError, RuntimeError)  # torch's are the last
-RANKS = 2
-PARTS = ("right", "kill", "groups", "flat")
-TIMEOUT = 10.0  # seconds of a run
+PARTS = ("right", "kill", "groups", "flat", "capture", "ways")
+LAUNCHED = ("right", "capture", "ways")  # of these the ones that run in processes that others have started
+CAPTURED = ((EVERY, 2), ("gemm_ar/serial", 2), ("ag_gemm/hierarchical", 1), ("gemm_rs/streamed", 2))  # ranks of a node
 LAUNCHERS = {"TORCHELASTIC_RUN_ID", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"}  # one of them is set where there is one
 IDLE = 300.0  # seconds that a launched process waits to be told something
-
-
-class Pipes:
-    """Carries the messages of a group over pipes, one to each other process (`ficco_rt.transports.Transport`). `name`
-    parts the groups that share pipes; `came` holds what has come for any of them."""
-
-    def __init__(
-        self, place: int, pipes: Sequence[Connection | None], name: str = "", came: dict[object, bytes] | None = None
-    ) -> None:
-        self.place, self.size = place, len(pipes)
-        self._pipes, self._name = pipes, name
-        self._came: dict[object, bytes] = {} if came is None else came
-
-    def post(self, number: int, message: bytes) -> None:
-        for pipe in self._pipes:
-            with suppress(OSError):  # the other is gone: who waits for it will find that
-                if pipe is not None:
-                    pipe.send((self._name, number, message))
-
-    def take(self, number: int, place: int) -> bytes | None:
-        pipe = self._pipes[place]
-        with suppress(EOFError, OSError):
-            while pipe is not None and pipe.poll():
-                name, key, message = pipe.recv()
-                self._came[name, key, id(pipe)] = message
-        return self._came.pop((self._name, number, id(pipe)), None)
-
-    def forget(self, number: int) -> None: ...
-
-    def among(self, places: Sequence[int], timeout: float) -> Pipes:
-        name = f"{self._name}/{','.join(map(str, places))}"
-        return Pipes(places.index(self.place), [self._pipes[place] for place in places], name, self._came)
-
-    def abandon(self, code: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-# ---------------------------------------------------------------- a process
-
-
-class Side:
-    """One process: all ranks of a plan, or one of them."""
-
-    def __init__(self, group: Group | None, driver: str) -> None:
-        from ficco_rt.driver.registry import VENDORS, discover
-
-        self._vendor = VENDORS[driver]()  # type: ignore[index]
-        self._all = self._group = group
-        self._machine = discover(driver, RANKS)  # type: ignore[arg-type]
-        self._driver: Any = None
-
-    def regroup(self, ranks: Sequence[int] | None) -> None:
-        """What is opened from here on runs in a group of these places; None: of all."""
-        from ficco_rt.group import Group
-
-        self._group = self._all if ranks is None else Group(self._all, ranks=ranks)
-
-    def open(self, name: str, sizes: dict[str, object], timeout: float, ranks: int = RANKS) -> list[int]:
-        from ficco_rt.compiler import build, load, plan_of
-        from ficco_rt.driver.gpu.driver import GpuDriver
-        from ficco_rt.library import find
-
-        machine = self._machine if ranks == RANKS else replace(self._machine, ranks=ranks)
-        plan = plan_of(build(load(find(name)), ranks, sizes), machine)
-        self._plan = plan
-        # the same engine of collectives on both sides: their bits are compared
-        self._driver = GpuDriver(self._vendor, plan, timeout=timeout, group=self._group, collectives="copies")
-        self._ranks = self._driver._gpus.ranks
-        mine = [(t, rank) for t in plan.tensors for rank in self._ranks]
-        self._memory = {(t.name, r): self._driver.alloc(r, t.shapes[r], t.dtype) for t, r in mine}
-        self._binding = self._driver.bind(self._memory)
-        self._streams = []
-        for rank in self._ranks:
-            with self._driver._gpus.inside(self._driver._gpus.device(rank)):
-                self._streams.append(int(self._vendor.new_stream(0)))
-        return list(self._ranks)
-
-    def data(self, seed: int, values: Any) -> None:
-        from ficco_rt.exec.inputs import fresh_inputs
-
-        inputs = fresh_inputs(self._plan, seed, values)
-        for t in self._plan.tensors:
-            for rank in self._ranks:
-                if t.kind == "input":
-                    self._driver.write(self._memory[t.name, rank], inputs[t.name][rank])
-        self.poison()
-
-    def poison(self) -> None:
-        for t in self._plan.tensors:
-            for rank in self._ranks if t.kind != "input" else ():
-                self._driver.poison(self._memory[t.name, rank])
-        if self._group is not None:  # nobody writes into scratch that is about to be poisoned
-            self._group.barrier(TIMEOUT, "poison")
-
-    def run(self, graph: bool) -> dict[tuple[str, int], str]:
-        """What the outputs hold after a run, as hashes."""
-        if graph:
-            self._driver.capture(self._binding)
-        self._driver.run(self._binding, graph=graph)
-        self._driver.synchronize()
-        return {key: hashlib.sha256(array.tobytes()).hexdigest()[:16] for key, array in self._outputs().items()}
-
-    def _outputs(self) -> dict[tuple[str, int], Any]:
-        outputs = [(t.name, r) for t in self._plan.tensors if t.kind == "output" for r in self._ranks]
-        return {key: self._driver.read(self._memory[key]) for key in outputs}
-
-    def judged(self, seed: int, values: Any) -> str:
-        """Of all ranks in one process: what is wrong with the last run; nothing if it is right."""
-        from ficco_rt.exec.inputs import fresh_inputs
-        from ficco_rt.exec.verify import compare
-
-        inputs, got = fresh_inputs(self._plan, seed, values), self._outputs()
-        names = [t.name for t in self._plan.tensors if t.kind == "output"]
-        outputs = {name: [got[name, rank] for rank in range(self._plan.ranks)] for name in names}
-        result = compare(self._plan, inputs, outputs, values)
-        return "" if result.ok else str(result.worst)
-
-    def loop(self, graph: bool, count: int) -> None:
-        """Runs back to back on a caller's stream."""
-        if graph:
-            self._driver.capture(self._binding)
-        for _ in range(count):
-            self._driver.run(self._binding, self._streams, graph=graph)
-        self._driver.synchronize()
-
-    def spin(self, graph: bool, seconds: float) -> int:
-        """Runs until the time is over, or an error comes: what a killed process leaves to the other."""
-        if graph:
-            self._driver.capture(self._binding)
-        until, count = time.perf_counter() + seconds, 0
-        while time.perf_counter() < until:
-            self._driver.run(self._binding, graph=graph)
-            self._driver.synchronize()
-            count += 1
-        return count
-
-    def held(self) -> tuple[int, ...]:
-        """Descriptors, kilobytes of memory, streams, events, bytes on the GPU."""
-        rss = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-        h = self._driver.holdings()
-        return len(os.listdir("/proc/self/fd")), int(rss.split()[1]), h.streams, h.events, h.size
-
-    def close(self) -> None:
-        if self._driver is not None:
-            for rank, stream in zip(self._ranks, self._streams, strict=True):
-                with self._driver._gpus.inside(self._driver._gpus.device(rank)):
-                    self._vendor.destroy_stream(self._vendor.stream(stream))
-            driver, self._driver = self._driver, None
-            driver.close()
-
-    def way(self) -> str:
-        return str(self._driver._peers.way) if self._driver._peers is not None else "one process"
-
-
-def process(place: int, pipes: Sequence[Connection | None], control: Connection, driver: str) -> None:
-    """Answers what the parent asks for, until it is gone."""
-    driver = _prepared(driver, place)
-    side: Side | None = None
-    while True:
-        try:
-            name, arguments = control.recv()
-        except EOFError:
-            os._exit(0)
-        try:
-            side = side or Side(_group(place, pipes), driver)
-        except ERRORS as error:
-            control.send((False, f"{type(error).__name__}: {error}"))
-        else:
-            control.send(answered(side, name, arguments))
-
-
-def _prepared(driver: str, place: int) -> str:
-    """The driver's name; the stand-in is put in the place of CUDA's."""
-    if driver == "stand-in":
-        from ficco_rt.driver.gpu.driver import GpuDriver
-        from tests.mock import standin
-
-        standin.cuda().reset(f"devices {RANKS}; seed {place + 1}")
-        GpuDriver._vendors_turn = lambda self: False  # type: ignore[method-assign]
-        return "cuda"
-    return driver
-
-
-def _group(place: int, pipes: Sequence[Connection | None]) -> Group | None:
-    from ficco_rt.group import Group
-
-    if len(pipes) == 1:
-        return None
-    os.environ.setdefault("LOCAL_RANK", str(place))  # as torchrun says it
-    return Group(Pipes(place, pipes))
-
-
-def answered(side: Side, name: str, arguments: Sequence[object]) -> tuple[bool, Any]:
-    try:
-        return True, getattr(side, name)(*arguments)
-    except ERRORS as error:
-        return False, f"{type(error).__name__}: {error}"
 
 
 # ---------------------------------------------------------------- who asks
@@ -428,15 +231,76 @@ def launched(options: argparse.Namespace) -> int:
     from ficco_rt.group import Group
 
     group = Group.from_env()
-    side = Side(group, _prepared(options.driver, group.rank))
+    side = Side(group, prepared(options.driver, group.rank))
     if group.rank:
         Launched.obey(group, side)
         return 0
-    both, alone = Launched(group, side), Sides(1, options.driver)
-    good = right(both, alone, options)
+    both, good = Launched(group, side), True
+    if "right" in options.parts:
+        alone = Sides(1, options.driver)
+        good = right(both, alone, options)
+        alone.end()
+    good = ("capture" not in options.parts or capture(both, options)) and good
+    good = ("ways" not in options.parts or ways(both, options)) and good
     both.end()
-    alone.end()
     return 0 if good else 4
+
+
+def capture(both: Several, options: argparse.Namespace) -> bool:
+    """Under a minute on two GPUs: most of it goes into opening communicators."""
+    good = True
+    for name, node in CAPTURED:
+        sizes = {"rows": 128 * options.scale} if name == EVERY else sizes_of(name, options.scale)
+        try:
+            both.ask("open", name, sizes, TIMEOUT, RANKS, node)
+            both.ask("data", 0, "exact")
+            by, *_ = both.ask("hold")  # before any run
+            wrong = []
+            for seed, values in enumerate(("exact", "normal", "exact")):
+                both.ask("data", seed, values)
+                both.ask("replayed", 20)
+                wrong += [f"seed {seed}: {text}" for text in both.ask("judged", seed, values) if text]
+                both.ask("data", seed, values)
+                both.ask("run", seed == 1)
+                wrong += [f"seed {seed}, plain: {text}" for text in both.ask("judged", seed, values) if text]
+            for graph in (False, True):  # warm
+                both.ask("looped", graph, 20)
+            times = [both.ask("replayed", 300), both.ask("looped", True, 300), both.ask("looped", False, 300)]
+            both.ask("let_go")
+            both.ask("close")
+        except Failed as error:
+            print(f"capture {name}, {RANKS // node} node(s): {error}", flush=True)
+            return False
+        good = good and not wrong
+        caller, own, streams = (max(found) for found in times)
+        said = "; ".join(wrong[:3]) or "right"
+        print(
+            f"capture {name}, {RANKS // node} node(s), {by or 'no collectives'}: {said}; back to back, in the caller's "
+            f"graph {caller:.1f} µs, in our graph {own:.1f} µs, on streams {streams:.1f} µs",
+            flush=True,
+        )
+    return good
+
+
+def ways(both: Several, options: argparse.Namespace) -> bool:
+    name, good = "gemm_ar/streamed", True
+    try:
+        for refused in (False, True):
+            both.ask("no_sockets", refused)
+            both.ask("open", name, sizes_of(name, options.scale), TIMEOUT)
+            both.ask("data", 0, "exact")
+            both.ask("run", False)
+            wrong = [text for text in both.ask("judged", 0, "exact") if text]
+            good = good and not wrong
+            how = "without sockets" if refused else "as usual"
+            why = f"; as fabric handles: {both.ask('no_fabric')[0]}" if refused else ""
+            print(f"ways    {how}: by {both.ask('way')[0]}{why}: {wrong or 'right'}", flush=True)
+            both.ask("close")
+        both.ask("no_sockets", False)
+    except Failed as error:
+        print(f"ways    {error}", flush=True)
+        return False
+    return good
 
 
 def kill(options: argparse.Namespace) -> bool:
@@ -535,7 +399,7 @@ def flat(both: Sides, options: argparse.Namespace) -> bool:
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer of everything")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, help="(all; under a launcher: right)")
     parser.add_argument("--schedules", nargs="+", default=[], help="of the parts right and kill (all; four)")
     parser.add_argument("--repeats", type=int, help="fresh data of each schedule (20; quick: 1)")
     parser.add_argument("--kills", type=int, help="(50; quick: 1)")
@@ -545,6 +409,10 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--driver", choices=("cuda", "stand-in"), default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
+    started = bool(LAUNCHERS & os.environ.keys())
+    options.parts = options.parts or (["right"] if started else list(PARTS))
+    if started and not set(options.parts) <= set(LAUNCHED):
+        parser.error(f"under a launcher the parts are {', '.join(LAUNCHED)}")
     few = {"repeats": 1, "kills": 1, "runs": 2000}
     many = {"repeats": 20, "kills": 50, "runs": 10000}
     for name, value in (few if options.quick else many).items():
@@ -556,13 +424,15 @@ def main(given: Sequence[str] | None = None) -> int:
         if device_count("cuda") < RANKS:
             sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs\n")
             return 3
-    if LAUNCHERS & os.environ.keys():
+    if started:
         return launched(options)
     good, began_all = True, time.monotonic()
     parts: dict[str, Callable[[Sides, Sides], bool]] = {
         "right": lambda both, alone: right(both, alone, options),
         "groups": lambda both, alone: groups(both, alone, options),
         "flat": lambda both, alone: flat(both, options),
+        "capture": lambda both, alone: capture(both, options),
+        "ways": lambda both, alone: ways(both, options),
         "kill": lambda both, alone: kill(options),
     }
     both: Sides | None = None

@@ -29,7 +29,7 @@ import numpy as np
 from ficco_rt.errors import DeviceError, UsageError
 from tests.mock import standin
 from tests.mock.standin import Face
-from tools.processes_check import Pipes
+from tools.processes_side import Pipes
 
 TIMEOUT = 15.0  # seconds that processes wait for each other, and that a run may take
 

@@ -10,7 +10,7 @@ import pytest
 from tests import cases
 from tests.mock.processes import Processes
 from tests.mock.test_processes import _right
-from tools import nodes_check
+from tools import nodes_check, processes_check
 
 THERE = "sms 132; nccl 22809; apart 1; query_steps 3000"
 SMALL: dict[str, object] = {"M": 32, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5], [4, 2]]}
@@ -110,6 +110,11 @@ def test_graphs_of_callers_are_dropped_before_the_executor_is_closed(both: Proce
 
 
 FOUR: dict[str, object] = {"M": 64, "N": 16, "K": 32, "T": "fp32", "counts": [[3, 5, 1, 2], [4, 2, 0, 3]] * 2}
+
+
+@pytest.mark.skipif(not cases.ALL, reason="half a minute: it opens processes of its own, and runs back to back")
+def test_the_tool_for_two_gpus_finds_callers_graphs_right() -> None:
+    assert processes_check.main(["--driver", "stand-in", "--parts", "capture", "ways", "--scale", "1"]) == 0
 
 
 @pytest.mark.skipif(not cases.ALL, reason="a minute: two nodes of two processes, by the tool for GPUs")

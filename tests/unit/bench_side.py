@@ -12,7 +12,7 @@ from ficco_rt.group import Group
 from tools.bench import members
 from tools.bench.scenarios import Scenario
 from tools.bench.workers import Crew, Turn
-from tools.processes_check import Pipes
+from tools.processes_side import Pipes
 
 
 class Toy:
