@@ -22,7 +22,7 @@ def emit(options: Options) -> int:
     """Print an intermediate form instead of running."""
     if options.as_json:
         raise UsageError("--json describes a run and --emit does not run; --emit plan-json prints the plan as JSON")
-    for name in ("order", "trace", "timeline", "report"):
+    for name in ("order", "trace", "timeline", "report", "node"):
         if getattr(options, name):
             raise UsageError(f"--{name} needs a run and --emit does not run")
     if options.emit not in ("device-plan", "device-plan-json"):

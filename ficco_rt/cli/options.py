@@ -19,6 +19,7 @@ class Options:
     settings: tuple[str, ...]
     backend: str
     ranks_per_gpu: int
+    node: int | None  # GPUs of a node; None: as the launcher says
     graph: bool | None  # None: as is chosen, or on streams
     collectives: CollectivesBy
     timeout: int

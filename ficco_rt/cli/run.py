@@ -99,7 +99,7 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
     backend = "sim" if options.emit else _backend_of(options)
     if backend in GPUS:
         ranks = options.gpus or max(1, device_count(backend)) * options.ranks_per_gpu
-        machine = discover(backend, ranks, options.ranks_per_gpu, processes)
+        machine = discover(backend, ranks, options.ranks_per_gpu, processes, options.node)
     else:
         machine = machine_of(options.machine, options.gpus)
     each = options.ranks_per_gpu
@@ -114,7 +114,13 @@ def _named(options: Options, processes: int) -> tuple[Options, Choice | None]:
 def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
     """The backend to use. `auto` means that of the GPUs, if there are any and no option asks for the host."""
     backend = options.backend
-    for_gpus = bool(options.graph) or options.ranks_per_gpu != 1 or options.collectives == "library"
+    asked = {
+        "--graph": options.graph,
+        "--ranks-per-gpu": options.ranks_per_gpu != 1,
+        "--node": options.node,
+        "--collectives": options.collectives == "library",
+    }
+    for_gpus = next((name for name, given in asked.items() if given), "")
     if backend == "auto":
         from ..driver.registry import device_count
 
@@ -127,8 +133,7 @@ def _backend_of(options: Options) -> Literal["cuda", "hip", "host", "sim"]:
             raise UsageError("--order steps the host backend; GPUs run in the order that the plan leaves them")
         return "hip" if backend == "hip" else "cuda"
     if for_gpus:
-        name = "--graph" if options.graph else "--ranks-per-gpu" if options.ranks_per_gpu != 1 else "--collectives"
-        raise UsageError(f"{name} is for GPUs: --backend cuda, or hip")
+        raise UsageError(f"{for_gpus} is for GPUs: --backend cuda, or hip")
     return "sim" if backend == "sim" else "host"
 
 
@@ -143,8 +148,10 @@ def _gpu_job(
     ranks = request.gpus
     if ranks is not None:
         # report a missing GPU, or too few, before anything is compiled
-        discover(backend, ranks, options.ranks_per_gpu, processes)
-    return compile_job(request, progress, lambda n: discover(backend, n, options.ranks_per_gpu, processes))
+        discover(backend, ranks, options.ranks_per_gpu, processes, options.node)
+    return compile_job(
+        request, progress, lambda n: discover(backend, n, options.ranks_per_gpu, processes, options.node)
+    )
 
 
 def _order(text: str | None, job: Job | None = None) -> str | None:

@@ -131,6 +131,14 @@ run_options = all_of(
         help="Ranks that share a GPU, so that fewer GPUs do.  [default: 1]",
     ),
     click.option(
+        "--node",
+        type=whole_number(1, 1 << 16),
+        default=None,
+        metavar="N",
+        help="GPUs that reach each other's memory; an NVLink domain may hold several machines.  [default: those of the "
+        "processes that the launcher has started on this machine]",
+    ),
+    click.option(
         "--graph/--no-graph",
         default=None,
         help="Replay the plan as captured graphs, one a GPU; checked against the same run on streams.",

@@ -537,6 +537,12 @@ class Worker:
         finally:
             peers._host = right
 
+    def launched_apart(self, words: Sequence[str]) -> tuple[int, str]:
+        """`command`, where a launcher has started one process on each machine."""
+        os.environ["LOCAL_WORLD_SIZE"] = "1"
+        code, said = self.apart("command", words, 0, "")
+        return code, said
+
     def orphaned(self, name: str) -> str:
         """Process 1 ends when it has told how its memory is to be mapped; process 0 maps it then."""
         from ficco_rt.driver.gpu.peers import Peers

@@ -10,7 +10,7 @@ import ficco_rt as ficco
 from tests import cases
 from tests.mock.processes import Processes
 from tests.mock.standin import StandIn
-from tests.mock.test_processes import _right, _tensors
+from tests.mock.test_processes import COMMAND, _right, _tensors
 
 pytestmark = pytest.mark.parametrize("both", ["cuda"], indirect=True)
 NAME = "gemm_rs/streamed"
@@ -100,6 +100,14 @@ def test_tensors_of_callers_between_machines(both: Processes) -> None:
     for answer in both.ask("apart", "given", "ordinary", settings="fabric 1; shared 1"):
         assert "cannot be given to processes of another machine; take tensors of ficco_rt.empty(" in answer, answer
         assert "LEFT" not in answer
+
+
+@pytest.mark.parametrize(("more", "code"), [(("--node", "2"), 0), ((), 1)])
+def test_the_command_line_says_that_machines_are_one_node(both: Processes, more: tuple[str, ...], code: int) -> None:
+    """The launcher says that each machine has one GPU: then nothing but messages leads from one to another."""
+    words = (*COMMAND, "--backend", "cuda", *more)
+    (found, said), _ = both.ask("launched_apart", words, settings="fabric 1; devices 1; uuid PLACE", once=True)
+    assert found == code, said
 
 
 @pytest.mark.parametrize("fabric", [0, 1, -1])

@@ -237,6 +237,8 @@ def test_emit(run: Callable[..., Ending], here: Path) -> None:
                                "sim (modelled times alone, any size)"),
         (["--backend", "host", "--graph"], "--graph is for GPUs: --backend cuda, or hip"),
         (["--backend", "sim", "--ranks-per-gpu", "2"], "--ranks-per-gpu is for GPUs: --backend cuda, or hip"),
+        (["--backend", "host", "--node", "2"], "--node is for GPUs: --backend cuda, or hip"),
+        (["--emit", "plan", "--node", "2"], "--node needs a run and --emit does not run"),
         (["--backend", "cuda", "--order", "adversarial"], "--order steps the host backend; GPUs run in the order "
                                                           "that the plan leaves them"),
         (["--backend", "sim", "--iters", "3"], "--iters and --warmup repeat a run, and sim runs nothing: "
