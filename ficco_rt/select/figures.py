@@ -21,7 +21,7 @@ class Figure:
 SMALL = Figure(
     "small",
     1.5,
-    f"{PAGE}: `oneshot` is within 2 % of the best in 38 of 39 cases of such shards",
+    f"{PAGE}: `oneshot` is within 2 % of the best in 38 of 39 cases of such shards, of the first run",
 )
 FEW = Figure(
     "few",
