@@ -215,14 +215,14 @@ int hipMemcpyAsync(uint64_t dst, uint64_t src, size_t bytes, int kind, Handle st
     CALL(hipMemcpyAsync);
     STREAM_OF(s, stream);
     if (kind == NO_COMPUTE_UNITS && world.copies_lost) return OK;
-    return stream_copy(s, dst, src, 1, bytes, 0, 0, called_.name);
+    return (kind == NO_COMPUTE_UNITS ? stream_copy_by_engine : stream_copy)(s, dst, src, 1, bytes, 0, 0, called_.name);
 }
 int hipMemcpy2DAsync(uint64_t dst, size_t dst_pitch, uint64_t src, size_t src_pitch, size_t width, size_t height,
                      int kind, Handle stream) {
     CALL(hipMemcpy2DAsync);
     STREAM_OF(s, stream);
     if (kind == NO_COMPUTE_UNITS && world.copies_lost) return OK;
-    return stream_copy(s, dst, src, height, width, dst_pitch, src_pitch, called_.name);
+    return (kind == NO_COMPUTE_UNITS ? stream_copy_by_engine : stream_copy)(s, dst, src, height, width, dst_pitch, src_pitch, called_.name);
 }
 int hipMemsetAsync(uint64_t dst, int value, size_t bytes, Handle stream) {
     CALL(hipMemsetAsync);

@@ -240,6 +240,9 @@ Command *command_new(Verb verb, Device *d);
 void command_free(Command *c);
 int stream_copy(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
                 uint64_t src_pitch, const char *who);
+enum { BY_ENGINE = 1 };              // Command.flags of a COPY that takes no multiprocessor inside a device either
+int stream_copy_by_engine(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
+                          uint64_t src_pitch, const char *who);
 int stream_fill(Stream *s, uint64_t dst, uint32_t value, int width, uint64_t count, const char *who);
 int stream_value(Stream *s, Verb verb, uint64_t address, uint32_t value, int flags, const char *who);
 Event *event_create(Device *d, bool timing);

@@ -69,7 +69,8 @@ bool command_ready(Command *c) {
         case COLLECTIVE: return collective_ready(c);
         case REPLAY: return replay_ready(c);
         case FILL: return device_has_room(c->device);
-        case COPY: return c->staged || !is_inside(c) || device_has_room(c->device);  // inside a device kernels copy
+        case COPY:   // inside a device kernels copy, unless copy engines are asked for
+            return c->staged || c->flags == BY_ENGINE || !is_inside(c) || device_has_room(c->device);
         default: return true;
     }
 }

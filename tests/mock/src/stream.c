@@ -74,19 +74,29 @@ static int side(uint64_t address, uint64_t bytes, const char *who) {
     return -1;
 }
 
-int stream_copy(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
-                uint64_t src_pitch, const char *who) {
+static int copy_submitted(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
+                          uint64_t src_pitch, int flags, const char *who) {
     if (!rows || !bytes) return OK;
     if (rows > 1 && (dst_pitch < bytes || src_pitch < bytes)) return INVALID_VALUE;
     int to = side(dst, (rows - 1) * dst_pitch + bytes, who), from = side(src, (rows - 1) * src_pitch + bytes, who);
     if (to < 0 || from < 0) return INVALID_VALUE;
     Command *c = command_new(COPY, s->device);
     c->dst = dst, c->src = src, c->rows = rows, c->bytes = bytes, c->dst_pitch = dst_pitch, c->src_pitch = src_pitch;
+    c->flags = flags;
     if (!from && !s->capture) {  // pageable memory is read before the call returns
         c->staged = malloc(rows * bytes);
         for (uint64_t r = 0; r < rows; r++) memcpy((char *)c->staged + r * bytes, (void *)(src + r * src_pitch), bytes);
     }
     return stream_submit(s, c);
+}
+
+int stream_copy(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
+                uint64_t src_pitch, const char *who) {
+    return copy_submitted(s, dst, src, rows, bytes, dst_pitch, src_pitch, 0, who);
+}
+int stream_copy_by_engine(Stream *s, uint64_t dst, uint64_t src, uint64_t rows, uint64_t bytes, uint64_t dst_pitch,
+                          uint64_t src_pitch, const char *who) {
+    return copy_submitted(s, dst, src, rows, bytes, dst_pitch, src_pitch, BY_ENGINE, who);
 }
 
 int stream_fill(Stream *s, uint64_t dst, uint32_t value, int width, uint64_t count, const char *who) {
