@@ -10,13 +10,25 @@ from typing import Literal, TypeAlias, get_args
 from .. import compiler
 from ..arguments import KERNEL, VENDOR, plain, whole
 from ..errors import UsageError
+from ..graph.bind import bind_params
 from ..machine.cost import VENDOR_SOURCE
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..plan.ir import Plan
 from . import memory, ranking, rules
-from .candidates import Candidate, ShippedOperation, bound_sizes, by_rules, own, shipped_operation, shown, within_reach
-from .estimates import estimate, pieces
+from .candidates import (
+    Candidate,
+    ShippedOperation,
+    bound_sizes,
+    by_rules,
+    own,
+    shipped_operation,
+    shown,
+    text_of,
+    within_reach,
+)
+from .commands import commands
+from .estimates import estimate
 from .facts import Facts, facts
 
 By: TypeAlias = Literal["rules", "model", "measured"]
@@ -204,13 +216,10 @@ def _by_rules(asked: _Question) -> Choice:
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
     sources = [rule.source, *(value.source for value in values)]
     options = [best, *(o for o in known if o is not best)]
-    return asked.answer("rules", options, rules.mode(_commands(f, best), best.predicted or 0.0), why, sources)
-
-
-def _commands(f: Facts, option: Option) -> float:
-    """Commands of a plan over all ranks, about: a piece is copied, waited for, multiplied and told of."""
-    count = max([1, *(pieces(value).count for _, value in option.params)])
-    return f.ranks * (1 + 2.5 * f.peers * count)
+    schedule, said = text_of(best.schedule), {**asked.sizes, **dict(best.params)}
+    params = {p.name: said[p.name] for p in schedule.params if p.name in said}  # without what is said of queues
+    issued = commands(f, best.schedule, bind_params(schedule, asked.ranks, params)[0])
+    return asked.answer("rules", options, rules.mode(issued, best.predicted or 0.0), why, sources)
 
 
 # ---------------------------------------------------------------- the model
