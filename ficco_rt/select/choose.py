@@ -35,6 +35,7 @@ By: TypeAlias = Literal["rules", "model", "measured"]
 BY: tuple[str, ...] = get_args(By)
 NEXT = 4  # runners-up that are told
 DRAW = 0.02  # of the time: the virtual clock's median error (docs/internals/model.md)
+CHECKED = 2  # GPUs on which choices were compared with measurements (docs/choose.md, "How good the choices are")
 AHEAD = 0.05  # of the time: what the vendor's GEMM must gain to be taken; its price is less exact than that of ours
 
 
@@ -127,6 +128,9 @@ class _Question:
     ) -> Choice:
         best = options[0]
         how, reason = mode
+        gpus = self.ranks // self.ranks_per_gpu
+        if by != "measured" and gpus > CHECKED:
+            sources = [*sources, f"choices were compared with measurements on {CHECKED} GPUs, none on {gpus}"]
         return Choice(
             operation=self.operation.name,
             ranks=self.ranks,

@@ -8,7 +8,7 @@ import pytest
 
 from ficco_rt import library
 from ficco_rt.machine.profiles import profile
-from ficco_rt.select.choose import choose
+from ficco_rt.select.choose import By, choose
 from ficco_rt.select.defaults import open_values
 
 H200 = profile("h200-switch", 8)
@@ -34,3 +34,11 @@ def test_a_candidate_of_another_operation_is_refused(tmp_path: Path) -> None:
     made = choose("ag_gemm", 2, by="model", candidates=[mine, "gemm_rs/serial", "ag_gemm/serial"], sizes=SMALL)
     assert [o.schedule for o in made.options] == ["ag_gemm/serial"]
     assert len([words for words in made.why if "this is no schedule of ag_gemm: it has a" in words]) == 2
+
+
+@pytest.mark.parametrize("by", ["rules", "model"])
+def test_a_choice_for_more_gpus_than_were_measured_says_so(by: By) -> None:
+    said = "choices were compared with measurements on 2 GPUs, none on 4"
+    assert choose("ag_gemm", 4, by=by, sizes=SMALL).sources[-1] == said
+    for few in (choose("ag_gemm", 2, by=by, sizes=SMALL), choose("ag_gemm", 4, by=by, sizes=SMALL, ranks_per_gpu=2)):
+        assert not any("compared with measurements" in source for source in few.sources)
