@@ -1,6 +1,7 @@
 """The one error family: whose mistake it is decides the class, and the class decides the exit code.
 
-ScheduleError  1  the text is wrong (syntax, names, sizes, proof); from the language package
+ScheduleError  1  the text is wrong (syntax, names, proof); from the language package
+SizesError     1  a schedule does not take these sizes, or this number of ranks
 PlanError      1  a plan is wrong (malformed, race, deadlock)
 UsageError     2  the command or the call is wrong
 DeviceError    3  a device or driver failed
@@ -23,10 +24,15 @@ __all__ = [
     "NumbersError",
     "PlanError",
     "ScheduleError",
+    "SizesError",
     "Span",
     "UsageError",
     "exit_code",
 ]
+
+
+class SizesError(ScheduleError):
+    """A schedule does not take these sizes, or this number of ranks: a `where` check, a shape that is not whole."""
 
 
 class PlanError(ScheduleError):

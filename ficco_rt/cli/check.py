@@ -8,7 +8,7 @@ import sys
 from ficco_dsl.diagnostics import Diagnostic
 
 from .. import files
-from ..errors import exit_code
+from ..errors import SizesError, exit_code
 from ..plan.ir import Plan
 from .common import (
     STDIN,
@@ -24,7 +24,7 @@ from .common import (
 )
 from .console import Progress, sourced
 from .drawing import show_time
-from .report import as_ours, diagnostic_record, error_record, error_text, print_json, say, warn
+from .report import as_ours, diagnostic_record, error_class, error_record, error_text, print_json, say, warn
 
 
 def check(
@@ -49,7 +49,8 @@ def check(
         results.append({"target": target, "ranks": ranks, "ok": False, "error": error_record(error)})
         if not as_json:
             at = f": {count(ranks, 'rank')}" if ranks else ""
-            sys.stdout.write(f"{_shown(target)}{at}: WRONG\n")
+            verdict = "refused" if error_class(error) == SizesError.__name__ else "WRONG"
+            sys.stdout.write(f"{_shown(target)}{at}: {verdict}\n")
             text = error_text(error, "ficco check")
             if text not in told:  # the same at every number of ranks
                 told.add(text)

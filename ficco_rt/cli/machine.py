@@ -140,12 +140,12 @@ def kernels(arch: str) -> str:
 
 def _library(device: Device) -> str:
     """What is known of the vendor's GEMM there."""
-    from ..machine.cost import VENDOR_SOURCE, vendor_gemm
+    from ..machine.cost import vendor_gemm, vendor_source
 
     known = vendor_gemm(device)
     if known is None:
         return "its GEMM has no price here, so no choice offers it; ficco calibrate measures one"
-    source = "below" if device.vendor_gemm else VENDOR_SOURCE
+    source = "below" if device.vendor_gemm else vendor_source(device)
     return (
         f"its GEMM: {known.reached:g} of the rate of large GEMMs between the ends of tiles, {known.ends:g} µs for "
         f"these, {known.start:g} µs a call: {source}"

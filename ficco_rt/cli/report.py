@@ -71,12 +71,16 @@ def error_text(error: Exception, program: str) -> str:
     return f"{program}: {_LEAD.get(type(error), '')}{show_paths(str(error))}"
 
 
+def error_class(error: Exception) -> str:
+    """The name of the error's class, of `ficco_rt.errors`."""
+    return error.kind if isinstance(error, SourcedError) else type(error).__name__
+
+
 def error_record(error: Exception) -> dict[str, object]:
     """The error as JSON knows it."""
     code = exit_code(error)
-    name = error.kind if isinstance(error, SourcedError) else type(error).__name__
     return {
-        "class": name,
+        "class": error_class(error),
         "exit_code": code,
         "message": _bug(error) if code == 5 else str(error),
         "diagnostics": [diagnostic_record(d) for d in error.diagnostics] if isinstance(error, ScheduleError) else [],

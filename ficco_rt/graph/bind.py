@@ -10,7 +10,7 @@ from typing import Any, cast
 from ficco_dsl import nodes as n
 from ficco_dsl.diagnostics import Diagnostic, Span
 
-from ..errors import UsageError
+from ..errors import SizesError, UsageError
 from ..types import TYPES, Dtype
 from . import ir
 from .budget import EXPRESSIONS, LISTS, NAMES, TENSORS, Budget
@@ -111,7 +111,7 @@ def bind_params(
                 raise Mistake(param.check.span, f"{param.name} = {show(value)} breaks its check: {param.check_text}")
         except Mistake as m:
             mistakes.append(m.diagnostic)
-    refuse(mistakes)
+    refuse(mistakes, SizesError)
     return {p.name: scope[p.name] for p in schedule.params}, types
 
 
@@ -172,7 +172,7 @@ def build_tensors(
             mistakes.append(m.diagnostic)
             continue
         tensors.append(ir.Tensor(decl.name, decl.kind, dtype, tuple(shapes), decl.unproven, decl.span))
-    refuse(mistakes)
+    refuse(mistakes, SizesError)
     return tuple(tensors)
 
 

@@ -38,11 +38,11 @@ class Mistake(Exception):
         self.placed = False  # the message says on which rank and in which turn of the loops
 
 
-def refuse(mistakes: Sequence[Diagnostic]) -> None:
-    """Raises ScheduleError with the first mistakes, if there are any."""
+def refuse(mistakes: Sequence[Diagnostic], kind: type[ScheduleError] = ScheduleError) -> None:
+    """Raises an error of this kind with the first mistakes, if there are any."""
     if mistakes:
         ordered = sorted(mistakes, key=lambda d: (d.span.line, d.span.column))
-        raise ScheduleError(tuple(ordered[:MOST_MISTAKES]))
+        raise kind(tuple(ordered[:MOST_MISTAKES]))
 
 
 def base_scope(rank: int, ranks: int, budget: Budget | None = None) -> Scope:

@@ -131,13 +131,18 @@ class VendorGemm:
 # tools.vendor_price`, 23 November 2026, without the three products of few rows, whose right operand L2 may have kept
 # from the run before. In chains of calls (docs/results/kernels.md) power leaves 1.08, and a call begins 2.5 µs after
 # the one before it ends.
-VENDOR_SOURCE = "fitted to cuBLAS's times of 7 products of 46 to 433 µs (docs/internals/model.md)"
+_VENDOR_SOURCE = "fitted to cuBLAS's times of 7 products of 46 to 433 µs (docs/internals/model.md)"
 VENDOR_GEMMS = {"NVIDIA H200": VendorGemm(reached=1.13, ends=2.0, start=0.0)}
 
 
 def vendor_gemm(device: Device) -> VendorGemm | None:
     """The machine's own, or the one of the device's name; None: nobody has measured the library there."""
     return VendorGemm(**dict(device.vendor_gemm)) if device.vendor_gemm else VENDOR_GEMMS.get(device.name)
+
+
+def vendor_source(device: Device) -> str:
+    """Where `vendor_gemm` is from without figures of the machine: its name, which may be left from another device."""
+    return f"by the device's name, {device.name}, on which it was {_VENDOR_SOURCE}"
 
 
 def slowed(device: Device, before: float, time: float) -> float:

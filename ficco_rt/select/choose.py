@@ -11,7 +11,7 @@ from .. import compiler
 from ..arguments import KERNEL, VENDOR, plain, whole
 from ..errors import UsageError
 from ..graph.bind import bind_params
-from ..machine.cost import VENDOR_SOURCE
+from ..machine.cost import vendor_source
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
 from ..plan.ir import Plan
@@ -290,8 +290,9 @@ def _by_model(asked: _Question) -> Choice:
     mode = rules.mode(best.commands, best.predicted)
     sources = [asked.machine.source]
     if beside:
+        device = asked.machine.device
         own = asked.machine.source_of("device.vendor_gemm.reached") or asked.machine.source
-        sources.append(f"the vendor's GEMM: {own if asked.machine.device.vendor_gemm else VENDOR_SOURCE}")
+        sources.append(f"the vendor's GEMM: {own if device.vendor_gemm else vendor_source(device)}")
     return asked.answer("model", options, mode, why, sources, len(options))
 
 

@@ -85,6 +85,19 @@ def test_check_goes_on_after_a_wrong_file(run: Callable[..., Ending], here: Path
     assert (record["results"][1]["proven"], record["results"][1]["operations"]) == (True, 6)
 
 
+def test_a_number_of_ranks_that_does_not_fit_is_refused_and_not_wrong(run: Callable[..., Ending], here: Path) -> None:
+    text = GOOD.replace("schedule small\n", "schedule small\nparam even = 1 where ranks % 2 == 0\n")
+    assert text != GOOD
+    (here / "even.ficco").write_text(text)
+    for target in ("even.ficco", "good.ficco"):  # by a check; by shapes that are not whole
+        ending = run("ficco", "check", target, "--gpus", "2,3")
+        assert ending.code == 1
+        assert [line.partition(": proven")[0] for line in ending.out.splitlines()] == [
+            f"{target}: 2 ranks",
+            f"{target}: 3 ranks: refused",
+        ]
+
+
 def test_unproven_is_repeated(run: Callable[..., Ending], here: Path) -> None:
     text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
     (here / "un.ficco").write_text(text)

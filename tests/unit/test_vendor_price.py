@@ -124,7 +124,7 @@ def test_a_choice_by_the_model_offers_the_vendors_gemm() -> None:
     assert made.params["kernel"] == "vendor"
     assert made.why[0].startswith("the fastest of ")
     assert made.why[1].startswith("with our kernels ag_gemm/")
-    assert made.sources[-1].startswith("the vendor's GEMM: fitted to cuBLAS's times of 7 products")
+    assert made.sources[-1].startswith("the vendor's GEMM: by the device's name, NVIDIA H200, on which")
     ours = next(o for o in made.options if o.schedule not in offered(made) or not dict(o.params).get("kernel"))
     assert ours.predicted is not None
     assert made.predicted is not None
@@ -191,7 +191,7 @@ def test_a_machine_says_what_it_knows_of_the_vendors_gemm(run: Callable[..., End
     assert (
         "  vendor   its GEMM: 1.13 of the rate of large GEMMs between the ends of tiles, 2 µs for these, 0 µs" in told
     )
-    assert "a call: fitted to cuBLAS's times of 7 products" in told
+    assert "a call: by the device's name, NVIDIA H200, on which it was fitted to cuBLAS's times" in told
     assert "vendor   its GEMM has no price here" in run("ficco", "machine", "h100-switch").out
 
 
