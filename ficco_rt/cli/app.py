@@ -125,9 +125,10 @@ def compile_verb(**options: Any) -> int:
 
 
 @ficco.command("list")
+@click.argument("operation", required=False, metavar="[OPERATION]", shell_complete=complete_operations)
 @json_option
 def list_verb(**options: Any) -> int:
-    """The schedules that come with ficco."""
+    """The schedules that come with ficco, or those of one operation, such as ag_gemm."""
     from .listing import list_library
 
     return list_library(**options)

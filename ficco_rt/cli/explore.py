@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 
+from .. import library
 from ..errors import UsageError
 from ..explore import measured as measurements
 from ..explore import scenarios as sizes_of
@@ -21,6 +22,7 @@ from ..explore.table import TABLE, Row, TableFile, read, size_names
 from ..explore.trials import Trial, asked_for, fitting, trials
 from ..files import check_outputs, write_atomic
 from ..machine.model import Machine
+from ..select.candidates import open_params, shown
 from .characterise import OPERATORS
 from .common import count, gpu_list, machine_of
 from .console import Progress, Style, table
@@ -182,6 +184,7 @@ def _text(rows: Sequence[Row], pairs: Sequence[Pair], drawn: Sequence[str], styl
             lines.append(f"  … and {count(len(of) - _SHOWN, 'scenario')} more: the table has all (-o FILE.csv)")
         won = ", ".join(f"{name.rpartition('/')[2]} {number}" for name, number in wins(of).items())
         lines += [f"  fastest: {won}", ""]
+    lines += _params(rows)
     lines += _refused(rows)
     if pairs:
         lines.append(f"modelled against measured: {_fit_words(fit(pairs))}")
@@ -198,6 +201,21 @@ def _line(of: Best) -> tuple[str, ...]:
     over = "–" if row.speedup is None else f"{row.speedup:.2f}"
     share = "–" if row.share is None else f"{100 * row.share:.0f} %"
     return plain(row.scenario), plain(row.label), show_time(row.time or 0.0), over, share, behind
+
+
+def _params(rows: Sequence[Row]) -> list[str]:
+    """Which params the rows vary, and which of shipped schedules stay as the text has them."""
+    values: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for name, value in row.params:
+            values.setdefault(name, {})[shown(value)] = None
+    sizes = {name for row in rows for name, _ in row.sizes}
+    names = {name for s in {row.schedule for row in rows} & library.shipped().keys() for name in open_params(s)}
+    left = sorted(names - values.keys() - sizes)
+    words = [f"{name} = {', '.join(tried)}" for name, tried in values.items()]
+    if left:
+        words.append(f"as the schedules' texts have them: {', '.join(left)} (--param gives others)")
+    return [f"params: {plain('; '.join(words))}"] if words else []
 
 
 def _refused(rows: Sequence[Row]) -> list[str]:

@@ -98,6 +98,17 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused_and_not_wrong(run: Calla
         ]
 
 
+def test_list_of_one_operation(run: Callable[..., Ending]) -> None:
+    names = [line.split()[0] for line in run("ficco", "list", "gemm_ar").out.splitlines() if "/" in line.split()[0]]
+    assert names == ["gemm_ar/oneshot", "gemm_ar/overlapped", "gemm_ar/serial", "gemm_ar/streamed"]
+    assert [s["name"] for s in run("ficco", "list", "gemm_ar", "--json").record["schedules"]] == names
+    ending = run("ficco", "list", "gemm")
+    assert (ending.code, ending.err) == (
+        2,
+        "ficco list: there is no operation 'gemm'; there are a2a_gemm, ag_gemm, concurrent, gemm_ar, gemm_rs\n",
+    )
+
+
 def test_unproven_is_repeated(run: Callable[..., Ending], here: Path) -> None:
     text = GOOD.replace("computes C = all_gather(A, rows) * B\n", "").replace("C[M, N] : T", "C[M, N] : T unproven")
     (here / "un.ficco").write_text(text)

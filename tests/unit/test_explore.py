@@ -99,6 +99,17 @@ def test_a_sweep_makes_a_table(ficco: Callable[..., Ran], name: str) -> None:
     assert "fastest: " in out
 
 
+def test_the_answer_says_which_params_are_varied_and_which_are_left(ficco: Callable[..., Ran]) -> None:
+    out = ficco("explore", "ag_gemm", *SMALL, "--schedules", "streamed", "--param", "chunks=1,2", "-o", "t.csv")[1]
+    said = "params: chunks = 1, 2; as the schedules' texts have them: deep (--param gives others)\n"
+    assert said in out
+    assert said in ficco("explore", "t.csv")[1]
+    both = ficco(
+        "explore", "ag_gemm", *SMALL, "--schedules", "streamed", "--param", "chunks=1", "--param", "deep=1,1:1"
+    )
+    assert "params: chunks = 1; deep = 1, 1:1\n" in both[1]
+
+
 @pytest.mark.parametrize("name", ["t.csv", "t.json"])
 def test_a_sweep_goes_on_where_it_was_interrupted(
     ficco: Callable[..., Ran], name: str, monkeypatch: pytest.MonkeyPatch
