@@ -41,6 +41,7 @@ stage mm on compute {
 }
 """
 DOCUMENT = lsp.TextDocumentIdentifier(URI)
+LIMIT = 120.0  # seconds of a script; it takes less than ten
 
 
 class Editor(LanguageClient):
@@ -53,6 +54,11 @@ class Editor(LanguageClient):
         self.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda params: self.told.append(params))
         self.feature(lsp.WINDOW_SHOW_MESSAGE)(lambda params: self.messages.append(params.message))
 
+    def kill(self) -> None:
+        """End a server that nobody has told to exit: `stop` would wait for it for ever."""
+        if self._server is not None and self._server.returncode is None:
+            self._server.kill()
+
     def open(self, text: str) -> None:
         self.text_document_did_open(lsp.DidOpenTextDocumentParams(lsp.TextDocumentItem(URI, "ficco", 1, text)))
 
@@ -62,7 +68,7 @@ class Editor(LanguageClient):
             lsp.DidChangeTextDocumentParams(lsp.VersionedTextDocumentIdentifier(number, URI), [whole])
         )
 
-    async def until(self, wanted: Callable[[lsp.PublishDiagnosticsParams], bool], seconds: float = 300) -> list[str]:
+    async def until(self, wanted: Callable[[lsp.PublishDiagnosticsParams], bool], seconds: float = LIMIT) -> list[str]:
         """The messages of the first publication that is wanted."""
         for _ in range(int(seconds / 0.02)):
             for told in self.told:
@@ -72,22 +78,26 @@ class Editor(LanguageClient):
         raise AssertionError(self.told)
 
 
-def drive(script: Callable[[Editor], Awaitable[None]], **options: object) -> None:
+def drive(script: Callable[[Editor], Awaitable[None]], limit: float = LIMIT, **options: object) -> None:
+    async def talk(editor: Editor) -> None:
+        await editor.initialize_async(lsp.InitializeParams(lsp.ClientCapabilities(), initialization_options=options))
+        editor.initialized(lsp.InitializedParams())
+        await script(editor)
+        await editor.shutdown_async(None)
+        editor.exit(None)
+
     async def run() -> None:
         editor = Editor()
         await editor.start_io(sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp")
         try:
-            await editor.initialize_async(
-                lsp.InitializeParams(lsp.ClientCapabilities(), initialization_options=options)
-            )
-            editor.initialized(lsp.InitializedParams())
-            await script(editor)
-            await editor.shutdown_async(None)
-            editor.exit(None)
+            await asyncio.wait_for(talk(editor), limit)
+        except BaseException:
+            editor.kill()
+            raise
         finally:
             await editor.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 600))
+    asyncio.run(asyncio.wait_for(run(), 2 * limit))
 
 
 def place(text: str, what: str, after: int = 0) -> lsp.Position:
@@ -95,6 +105,19 @@ def place(text: str, what: str, after: int = 0) -> lsp.Position:
     before = text[: text.index(what)]
     line = before.count("\n")
     return lsp.Position(line, len(before) - (before.rfind("\n") + 1) + after)
+
+
+def test_an_editor_whose_script_fails_or_waits_in_vain_ends() -> None:
+    async def fails(editor: Editor) -> None:
+        raise AssertionError("no such diagnostic")
+
+    async def waits(editor: Editor) -> None:
+        await editor.until(lambda told: False)
+
+    with pytest.raises(AssertionError, match="no such diagnostic"):
+        drive(fails, limit=30)
+    with pytest.raises(TimeoutError):
+        drive(waits, limit=3)
 
 
 def test_an_editor() -> None:
