@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..graph.ir import Tensor
 from ..plan.ir import Plan
 from ..types import numpy_dtype
-from .device_arrays import look
+from .device_arrays import host_array, look
 
 
 def checked(plan: Plan, given: Mapping[str, object], ranks: Sequence[int]) -> dict[tuple[str, int], Array]:
@@ -88,11 +88,10 @@ def _matched(
             yield (name, rank), tensor, array
 
 
-def _array(tensor: Tensor, rank: int, array: object) -> Array:
+def _array(tensor: Tensor, rank: int, given: object) -> Array:
     shape, dtype = tensor.shapes[rank], numpy_dtype(tensor.dtype)
     wanted = f"{tensor.kind} {tensor.name}, rank {rank}: wanted {dtype} of shape {list(shape)}"
-    if not isinstance(array, np.ndarray):
-        raise UsageError(f"{wanted}; given {type(array).__name__}, not a numpy array")
+    array = host_array(given, lambda: wanted)
     if array.dtype != dtype or array.shape != shape:
         raise UsageError(f"{wanted}; given {array.dtype} of shape {list(array.shape)}")
     if tensor.kind == "output" and not array.flags.writeable:

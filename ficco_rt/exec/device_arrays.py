@@ -1,4 +1,4 @@
-"""Tensors of other libraries on GPUs, looked at without importing any of them.
+"""Tensors of other libraries, on GPUs and in host memory, looked at without importing any of them.
 
 DLPack is asked first: it knows bf16. The capsule is read and dropped; the caller keeps the tensor alive, as one does
 who puts work on a stream.
@@ -11,12 +11,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from ..dlpack import DLTensor
-from ..errors import UsageError
-from ..types import TYPES
+import numpy as np
 
+from ..dlpack import DLTensor
+from ..driver.api import Array
+from ..errors import UsageError
+from ..types import TYPES, numpy_dtype
+
+_ON_HOST = 1  # DLDeviceType
 _ON_GPU = {2: "cuda", 10: "rocm", 13: "cuda"}  # DLDeviceType: CUDA, ROCM, CUDA managed
 NO_SYNC = -1  # the caller's stream carries the order
 
@@ -42,11 +47,32 @@ def look(array: Any, wanted: Callable[[], str]) -> Seen:
         kind = int(array.__dlpack_device__()[0])
         if kind not in _ON_GPU:
             raise UsageError(f"{wanted()}, on a GPU; given {type(array).__name__} in host memory")
-        return _from_dlpack(array, wanted)
+        return _from_dlpack(array, wanted, {"stream": NO_SYNC})
     interface = getattr(array, "__cuda_array_interface__", None)
     if isinstance(interface, Mapping):
         return _from_interface(interface, wanted)
     raise UsageError(f"{wanted()}, on a GPU, with DLPack or __cuda_array_interface__; given {type(array).__name__}")
+
+
+def host_array(array: Any, wanted: Callable[[], str]) -> Array:
+    """A numpy array, or one on the memory of a tensor that lies in host memory and gives DLPack, which it keeps."""
+    if isinstance(array, np.ndarray):
+        return array
+    if not (hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")):
+        raise UsageError(f"{wanted()}; given {type(array).__name__}, not a numpy array")
+    if int(array.__dlpack_device__()[0]) != _ON_HOST:
+        raise UsageError(f"{wanted()}, in host memory; given {type(array).__name__} on a device")
+    seen = _from_dlpack(array, wanted, {})
+    if seen.dtype not in TYPES:
+        raise UsageError(f"{wanted()}; given {type(array).__name__} of {seen.dtype}")
+    if not seen.dense:
+        raise UsageError(f"{wanted()}; given one with gaps or another order of dimensions: take .contiguous()")
+    dtype = numpy_dtype(seen.dtype)
+    if 0 in seen.shape:
+        return np.empty(seen.shape, dtype)
+    memory: Any = (ctypes.c_ubyte * (prod(seen.shape) * dtype.itemsize)).from_address(seen.address)
+    memory.owner = array  # the array keeps `memory`, which keeps the tensor
+    return np.frombuffer(memory, dtype).reshape(seen.shape)
 
 
 def _on_device_of(array: Any) -> AbstractContextManager[object]:
@@ -58,10 +84,11 @@ def _on_device_of(array: Any) -> AbstractContextManager[object]:
     return device
 
 
-def _from_dlpack(array: Any, wanted: Callable[[], str]) -> Seen:
+def _from_dlpack(array: Any, wanted: Callable[[], str], asked: Mapping[str, int]) -> Seen:
+    """`asked`: what the export is asked for. NOTE PyTorch takes no stream for a tensor in host memory."""
     try:
-        with _on_device_of(array):
-            capsule = array.__dlpack__(stream=NO_SYNC)
+        with _on_device_of(array) if asked else nullcontext():
+            capsule = array.__dlpack__(**asked)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:  # e.g. a tensor that requires grad
         raise UsageError(f"{wanted()}; given {type(array).__name__} gives no DLPack: {error}") from error
     tensor = DLTensor.from_address(_pointer(capsule, b"dltensor"))

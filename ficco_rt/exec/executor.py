@@ -20,8 +20,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 
-import numpy as np
-
 from ..arguments import of_kind, whole
 from ..driver.api import (
     Array,
@@ -47,6 +45,7 @@ from ..types import TYPES, numpy_dtype
 from ..version import __version__
 from .bindings import checked, checked_on_device
 from .bound import Bindings, Bound, Given
+from .device_arrays import host_array
 from .order import host_order
 
 TIMEOUT = 60.0  # seconds that a run on GPUs may take, if nothing else is said
@@ -219,8 +218,9 @@ class Executor:
         what such graphs need until it is closed, and stays alive until then. Replays and plain runs of an executor may
         follow each other; a replay comes after the runs and the replays that stand before it on its streams.
 
-        `tensors`: for each input and output that is bound a sequence of one numpy array a rank of this process, of
-        exactly the plan's shape and dtype, bound by reference and written in place; or `bound`, what `bind` made of
+        `tensors`: for each input and output that is bound a sequence of one array a rank of this process, of exactly
+        the plan's shape and dtype, bound by reference and written in place: a numpy array, or a contiguous tensor in
+        host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of
         them. An input that is not given must have been set with `write`; an output that is not given is read with
         `read`.
         Binding other arrays takes milliseconds and waits for the last run; on GPUs it is kept, so that giving
@@ -358,8 +358,9 @@ class Executor:
 
     # ---- tensors that the executor owns
 
-    def write(self, tensor: str, rank: int, array: Array) -> None:
-        """Set the executor's own copy of an input, for runs that are not given one.
+    def write(self, tensor: str, rank: int, array: object) -> None:
+        """Set the executor's own copy of an input, for runs that are not given one: from a numpy array, or a contiguous
+        tensor in host memory that gives DLPack.
 
         Raises UsageError: the tensor is no input (runs write outputs and scratch), or the array does not fit.
         """
@@ -370,13 +371,12 @@ class Executor:
             names = ", ".join(t.name for t in self.plan.tensors if t.kind == "input") or "none"
             raise UsageError(f"{tensor} is {found.kind}, which a run writes; the inputs to write are {names}")
         shape, dtype = found.shapes[rank], numpy_dtype(found.dtype)
-        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-            got = (
-                f"{array.dtype} of shape {list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-            )
-            raise UsageError(f"{tensor}, rank {rank}: wanted {dtype} of shape {list(shape)}; given {got}")
+        wanted = f"{tensor}, rank {rank}: wanted {dtype} of shape {list(shape)}"
+        seen = host_array(array, lambda: wanted)
+        if seen.dtype != dtype or seen.shape != shape:
+            raise UsageError(f"{wanted}; given {seen.dtype} of shape {list(seen.shape)}")
         self._own([found])
-        self.driver.write(self._owned[tensor, rank], array)
+        self.driver.write(self._owned[tensor, rank], seen)
         self._filled.add((tensor, rank))
 
     def read(self, tensor: str, rank: int) -> Array:
