@@ -179,7 +179,7 @@ def test_a_run_on_gpus_offers_what_is_installed(there: bool, monkeypatch: pytest
     for backend in ("cuda", "sim"):
         options = SimpleNamespace(
             target="ag_gemm", by="model", emit=None, backend=backend, graph=None, ranks_per_gpu=1, collectives="auto",
-            order=None, machine=None, gpus=1, settings=(),
+            order=None, machine=None, gpus=1, node=False, settings=(),
         )  # fmt: skip
         with pytest.raises(UsageError, match="seen"):
             command._named(options, 1)  # type: ignore[arg-type]
