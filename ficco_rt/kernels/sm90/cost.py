@@ -75,8 +75,8 @@ _FEW_BESIDE = 0.2  # of the memory's time or the steps', whichever is shorter: w
 @dataclass(frozen=True, slots=True)
 class _Row:
     """What a launch costs whose tiles lie in one row: each block reads its columns of the right operand out of memory,
-    and no other block does. Two neighbours among the multiprocessors share a way to memory, so what counts is whether
-    both are at work."""
+    and no other block does. Two neighbours among the multiprocessors share a way to memory, as the times say, so what
+    counts is whether both are at work."""
 
     step: tuple[float, float]  # µs of a block whose neighbour rests: once, and for each column
     pair: float  # bytes of memory a µs for two neighbours
