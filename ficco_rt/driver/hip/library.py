@@ -37,7 +37,7 @@ class Planned:
 class HipblasLt:
     """A `GemmLibrary`. Refused: the bindings or the library is missing."""
 
-    lazy = False  # HIP loads code without waiting for the device
+    lazy = False  # no load of HIP is known to wait for the device; nobody tried
 
     def __init__(self) -> None:
         try:
