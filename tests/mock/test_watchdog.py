@@ -250,3 +250,23 @@ def test_it_is_freed_behind_the_turn_in_which_python_forgets_it(cuda: StandIn) -
         TURNS.give()
         assert cuda.live() == before
     assert not cuda.live()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_who_is_closed_while_the_watchdog_asks_is_not_called_ill(cuda: StandIn, closed: bool) -> None:
+    """`close` gives the communicators back, so that what they answer then says nothing."""
+    asked: list[object] = []
+
+    def report(issued: object) -> list[str]:
+        asked.append(issued)
+        return []
+
+    def ill() -> str:
+        tenant.ill = None if closed else ill
+        return "its communicators are gone"
+
+    with executor(cuda) as made:
+        tenant = Tenant("closing", driver_of(made)._vendor, 1.0, report=report, ill=ill, over=False)
+        watchdog.Watchdog(TURNS)._ask_health(tenant)
+    assert len(asked) == (not closed)
+    assert bool(tenant.overdue) is not closed

@@ -511,6 +511,7 @@ class GpuDriver:
         told = self._runs.lost
         closing = Closing()
         closing(self._runs.settle)
+        self._gpus.tenant.ill = None  # nobody asks what is given back
         with self._gpus.turn():
             TURNS.leave(self._gpus.tenant)
             if self._gpus.hung:

@@ -71,14 +71,16 @@ class Watchdog:
                 self._ask_health(tenant)
 
     def _ask_health(self, tenant: Tenant) -> None:
+        ill = tenant.ill
         idle = tenant.over and tenant.replayed is None  # callers replay their graphs at any time
-        if tenant.ill is None or idle or tenant.overdue:
+        if ill is None or idle or tenant.overdue:
             return
         try:
-            why = tenant.ill()
+            why = ill()
         except DeviceError as error:
             why = str(error)
-        if why:  # the vendor's driver may not answer while another thread is inside it
+        if why and tenant.ill is not None:  # not of one that is being closed, whose communicators go
+            # NOTE the vendor's driver may not answer while another thread is inside it
             args = (tenant, f"{tenant.name}: {why}")
             asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
             asked.start()
