@@ -122,6 +122,8 @@ def sensible(scenario: Scenario, ranks: int, variant: Variant) -> bool:
     name, rows = variant.schedule.rpartition("/")[2], scenario.m // ranks
     if name == "oneshot":
         return scenario.m <= 2048
+    if name == "hierarchical":
+        return False  # for several nodes; a campaign's GPUs are in one
     depth = scenario.k if scenario.operation == "ag_gemm" else scenario.k // ranks
     for parameter, value in variant.parameters:
         if isinstance(value, int):
