@@ -182,7 +182,7 @@ class _Fit:
             if probe == "push":
                 self.add("rate", 1 / rate, probe, least.off, "bytes a µs")
                 if "records" in self.series:
-                    self._record(each, least.errors[1])
+                    self._record(least.errors[1])
         if len({p.params["pieces"] for p in self.series.get("inside", ())}) > 1:
             least = self._pieces("inside", 2)
             self.add("inside_rate", 1 / least.factors[2], "inside", least.off, "bytes a µs")
@@ -191,10 +191,12 @@ class _Fit:
             best = max(copied(p.params) / max(0.1, p.micros - self.alone()) for p in self.series["stores"])
             self.add("stores", best / self.found["rate"].value, "stores", 0.0, "of the rate of copy engines")
 
-    def _record(self, behind: float, error: float) -> None:
-        """What a further piece costs with an event behind it, less what it costs without one (`behind`)."""
+    def _record(self, error: float) -> None:
+        """What a further piece costs with an event behind it, less what a copy behind another one costs: so the two
+        together are as measured, whether the copy can be told from noise or not."""
         points = self.series["records"]
         least = _weighted([(1.0, _further(p.params)) for p in points], points)
+        behind = self.found["copy_behind"].value
         self.add("record", least.factors[1] - behind, "records", least.off, error=hypot(least.errors[1], error))
 
     def _pieces(self, probe: str, times: int) -> _Least:

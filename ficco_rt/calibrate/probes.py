@@ -43,7 +43,7 @@ stage move on dma {
 """
 
 _RECORDS = """
-schedule records  # from the next rank, rows in pieces; small products of another queue wait for each piece
+schedule records  # every rank to the next one, rows in pieces; small products there wait for each piece
 param height = 64
 param pieces = 1 where pieces >= 1
 input   A[height, 4096] : bf16
@@ -53,7 +53,7 @@ scratch H[pieces, 64]   : bf16
 queue dma   { engine = copy  priority = high }
 queue aside { engine = sm  priority = low }
 stage move on dma {
-  for c in 0..pieces { copy G.rows(c of pieces) <- A.rows(c of pieces) @ (rank + 1) % ranks }
+  for c in 0..pieces { copy G.rows(c of pieces) @ (rank + 1) % ranks <- A.rows(c of pieces) }
 }
 stage take on aside {
   for c in 0..pieces { gemm H[c:c + 1] = G[c * height / pieces:c * height / pieces + 1, 0:64] * B }
@@ -235,11 +235,12 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     cut = tuple({"height": _height(middle), "pieces": pieces} for pieces in (4, 16, 64))
     yield Probe("push", "copies to the next rank by copy engines, of all ranks at once", _PUSH, whole + cut, ranks=2)
     yield Probe("push as a graph", "the same as nodes of a graph", _PUSH, whole[2:5] + cut, "graph", ranks=2)
-    # NOTE pieces take longer than the other queue's products, which follow events at some 5 µs each. Copies there would
-    # take the copy engines from these pieces: each of 32 pieces then took 10 µs longer on two H200
+    # NOTE pieces take longer than the other queue's products, which follow events at some 5 µs each. They are pushed, as
+    # in most schedules. Where each rank fetched its pieces and a product began behind each of them, a piece took 11 µs
+    # longer on two H200, in place of 3; why is not known
     large = tuple({"height": _height(sizes[5]), "pieces": pieces} for pieces in (4, 16, 32))
     yield Probe(
-        "records", "copies from the next rank, with an event between each two of them", _RECORDS, large, ranks=2
+        "records", "copies to the next rank, with an event between each two of them", _RECORDS, large, ranks=2
     )
     yield Probe("incast", "copies of all ranks to one", _INCAST, ({"height": _height(middle)},), ranks=3)
     inside = tuple({"height": _height(size), "pieces": 1} for size in sizes[1:]) + cut[:2]

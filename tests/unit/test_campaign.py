@@ -191,7 +191,6 @@ def test_a_run_goes_on_where_one_stopped() -> None:
 
 def test_what_would_be_chosen_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = Variant("gemm_ar/streamed", (("chunks", 3),))
-    monkeypatch.setattr(campaign.selected, "there", lambda: True)
     monkeypatch.setattr(campaign.selected, "variant", lambda by, *_: choice if by == "rules" else None)
     gpus = Fake(2)
     run(gpus, [Item(AR, 2)], [])

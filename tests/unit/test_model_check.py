@@ -162,24 +162,19 @@ def test_wrong_arguments(arguments: list[str], message: str, capsys: pytest.Capt
     assert capsys.readouterr().err.startswith(f"model_check: {message}")
 
 
-def test_what_chooses_joins_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selected, "find_spec", lambda name: None)
-    assert list(choosers.choosers("h200-switch")) == ["model", "measured, of the model's 4"]
-
+def test_ways_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     class Answer:
         schedule = "ag_gemm/streamed"
         params = {"M": 64, "N": 32, "K": 128, "T": "bf16", "chunks": 2, "deep": (1, 1)}  # noqa: RUF012
 
-    class Select:
-        @staticmethod
-        def choose(operation: str, ranks: int, machine: object, by: str, sizes: object) -> Answer:
-            if by == "model":
-                raise UsageError("no such thing")
-            assert (operation, ranks, sizes) == ("ag_gemm", 4, {"M": 64, "N": 32, "K": 128, "T": "bf16"})
-            return Answer()
+    def choose(operation: str, ranks: int, machine: object, by: str, sizes: object, vendor: bool) -> Answer:
+        if by == "model":
+            raise UsageError("no such thing")
+        assert (operation, ranks, sizes) == ("ag_gemm", 4, {"M": 64, "N": 32, "K": 128, "T": "bf16"})
+        assert not vendor
+        return Answer()
 
-    monkeypatch.setattr(selected, "find_spec", lambda name: name)
-    monkeypatch.setattr(selected, "import_module", lambda name: Select)
+    monkeypatch.setattr(selected, "choose", choose)
     ways = choosers.choosers("h200-switch")
     assert ways["choose by rules"](GOOD) == Variant("ag_gemm/streamed", (("chunks", 2), ("deep", [1, 1])))
     assert ways["choose by model"](GOOD) is None

@@ -212,10 +212,9 @@ class Campaign:
         """Also what is measured: the model's best of all says what is hopeless."""
         machine = self.gpus[item.ranks].machine
         wanted = (v for v in variants(item.scenario.operation) if sensible(item.scenario, item.ranks, v))
-        choices = selected.BY if selected.there() else ()
         return [
             *(pool.submit(prepare, item, machine, variant) for variant in wanted),
-            *(pool.submit(prepare_choice, item, machine, by) for by in choices),
+            *(pool.submit(prepare_choice, item, machine, by) for by in selected.BY),
         ]
 
     def _left(self) -> bool:

@@ -1,13 +1,10 @@
-"""What `ficco_rt.select` would choose for a scenario, where it is there."""
+"""What `ficco_rt.choose` says for a scenario."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import signature
-
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
+from ficco_rt.select.choose import choose
 
 from .scenarios import Scenario
 from .variants import Variant, variants
@@ -16,20 +13,11 @@ BY = ("rules", "model")
 ONESHOT = 256  # rows up to which the schedule `oneshot` is tried beside what is chosen
 
 
-def there() -> bool:
-    """Whether this version of ficco_rt can choose."""
-    return find_spec("ficco_rt.select") is not None and find_spec("ficco_rt.select.choose") is not None
-
-
 def variant(by: str, scenario: Scenario, ranks: int, machine: Machine) -> Variant | None:
-    """The choice by `rules` or `model`, which knows the sizes alone; None where it finds nothing."""
+    """The choice by `rules` or `model`, which knows the sizes alone, with our kernels; None where it finds nothing."""
     sizes = {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16"}
-    choose = import_module("ficco_rt.select.choose").choose
     try:
-        ours = (
-            {"vendor": False} if "vendor" in signature(choose).parameters else {}
-        )  # earlier versions have no such word
-        answer = choose(scenario.operation, ranks, machine, by=by, sizes=sizes, **ours)
+        answer = choose(scenario.operation, ranks, machine, by=by, sizes=sizes, vendor=False)
     except (ScheduleError, UsageError):
         return None
     left = ((name, value) for name, value in answer.params.items() if name not in sizes)
@@ -43,3 +31,4 @@ def picked(scenario: Scenario, machine: Machine) -> tuple[Variant, ...]:
         found.append(Variant(f"{scenario.operation}/oneshot", ()))
     distinct = {one.label: one for one in found if one is not None}
     return tuple(distinct.values()) or variants(scenario.operation, 1)
+

@@ -1,4 +1,4 @@
-"""Ways to choose a variant of a case. Those of `ficco_rt.select` join where it is there (`tools.bench.selected`)."""
+"""Ways to choose a variant of a case."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ Chooser: TypeAlias = Callable[[Case], Variant | None]
 def choosers(machine: str) -> Mapping[str, Chooser]:
     """By their names in the table."""
     found: dict[str, Chooser] = {"model": modelled_best, f"measured, of the model's {FEW}": measured_of_few}
-    if selected.there():
-        found |= {f"choose by {by}": partial(_selected, by, machine) for by in selected.BY}
-    return found
+    return found | {f"choose by {by}": partial(_selected, by, machine) for by in selected.BY}
 
 
 def modelled_best(case: Case) -> Variant:
