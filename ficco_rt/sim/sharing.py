@@ -214,9 +214,10 @@ class Sharing:
                 for used, amount in activity.uses.items():
                     if used in wanted:
                         left[used] = max(0.0, left[used] - amount * speed)
-                        wanted[used] -= amount
                 yield activity, speed
-            wanted = {r: w for r, w in wanted.items() if any(activity in rising for activity in self._on[r])}
+            wanted = {r: sum(a.uses[r] for a in self._on[r] if a in rising) for r in wanted}
+            # who wants next to nothing of a supply is not held up by it, even if rounding left nothing of that
+            wanted = {r: want for r, want in wanted.items() if want > _CLOSE * self._limits[r]}
 
     def _pace(self, activity: Activity, speed: float, now: float) -> None:
         if speed != activity.speed:

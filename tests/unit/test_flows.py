@@ -200,3 +200,17 @@ def test_a_kernel_keeps_a_share_of_its_speed_beside_copies() -> None:
     clock.task("first", 0.0, 3.0, memory=1.0)
     clock.task("second", 1.0, 4.0, memory=1.0)  # five microseconds with one copy or two: four of the product's ten
     assert clock.run() == {"gemm": 11.0, "first": 3.0, "second": 5.0}
+
+
+@pytest.mark.parametrize("schedule", ["ag_gemm/streamed", "gemm_rs/streamed", "gemm_ar/streamed"])
+@pytest.mark.parametrize("rate", [386e3, 9000e3])
+def test_links_may_bring_more_than_memory_takes(schedule: str, rate: float) -> None:
+    found = profile("h200-switch", 4)
+    plan = ficco_rt.compile(f"schedules/{schedule}.ficco", ranks=4, M=1024, N=1024, K=1024)
+    times = []
+    for memory in (4.2e6, 0.7e6, 0.1e6):
+        on = replace(found, links=replace(found.links, rate=rate), device=replace(found.device, memory_rate=memory))
+        times.append([ficco_rt.simulate(plan, on, mode).duration for mode in ("streams", "graph")])
+    assert times == sorted(times)
+    least = 1024 * 1024 * 2 * 3 / 4 / 0.1e6  # what comes into a rank's memory
+    assert min(times[-1]) > least
