@@ -196,12 +196,19 @@ def _kernel(choice: Choice) -> str:
     """Whose GEMM makes the products."""
     from ..kernels.families import tuned
     from ..kernels.target import compute_capability
+    from ..select.candidates import Candidate, streams_products
 
     library = "hipBLASLt" if compute_capability(choice.machine.device.arch) is None else "cuBLASLt"
     if choice.vendored:
         return f"the vendor's GEMM ({library}); docs/gpus.md says how to install it"
     arch = choice.machine.device.arch
-    return "ours" if tuned(arch) else f"{library}'s where it is installed, as no GEMM of ours is made for {arch}"
+    if tuned(arch):
+        return "ours"
+    older = f"ours for an earlier architecture, as none is made for {arch}"
+    best = choice.options[0]
+    if streams_products(Candidate(best.schedule, best.params)):
+        return f"{older}; {library} takes no streamed stage"
+    return f"{library}'s where it is installed, else {older}"
 
 
 def _time(option: Option, by: By) -> str:

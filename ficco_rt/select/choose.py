@@ -11,6 +11,7 @@ from .. import compiler
 from ..arguments import KERNEL, VENDOR, plain, whole
 from ..errors import UsageError
 from ..graph.bind import bind_params
+from ..kernels.families import tuned
 from ..machine.cost import vendor_source
 from ..machine.model import Machine
 from ..machine.profiles import DEFAULT, AnyMachine, chosen
@@ -24,6 +25,7 @@ from .candidates import (
     own,
     shipped_operation,
     shown,
+    streams_products,
     text_of,
     within_reach,
 )
@@ -104,8 +106,10 @@ class _Question:
 
     @property
     def default(self) -> By:
-        """What chooses by default: the rules, or the model on machines that the rules were not fitted on."""
-        return "rules" if self.facts is not None and rules.fitted(self.facts) else "model"
+        """What chooses by default: the rules, or the model on machines that the rules were not fitted on, and on those
+        for which no GEMM of ours is made, because rules count GEMMs at the machine's rate."""
+        known = self.facts is not None and rules.fitted(self.facts) and tuned(self.machine.device.arch)
+        return "rules" if known else "model"
 
     def candidates(self) -> tuple[Candidate, ...]:
         """The caller's own, or each shipped schedule with the values of the rules."""
@@ -216,6 +220,11 @@ def _by_rules(asked: _Question) -> Choice:
     fitted_on = rules.unfitted(f)
     if fitted_on:
         why.append(f"{fitted_on}, and not on {asked.machine.name}: take --by model, or by='model'")
+    if not tuned(arch := asked.machine.device.arch):
+        why.append(
+            f"no GEMM of ours is made for {arch}, and rules count GEMMs at the machine's rate: take --by model, or "
+            "by='model'"
+        )
     values = () if asked.own is not None else by_rules(f, best.schedule)[1]
     why += [f"{value.param} = {shown(value.value)}: {value.why}" for value in values]
     sources = [rule.source, *(value.source for value in values)]
@@ -283,6 +292,8 @@ def _by_model(asked: _Question) -> Choice:
             why.append(f"the rules say the same schedule {reason}")
         else:
             why.append(f"the rules say {wanted} {reason}")
+    if not tuned(arch := asked.machine.device.arch):
+        why.append(_of_an_earlier_architecture(arch, [best, *found.ranked]))
     why += [beside] if beside else []
     why += [f"{c.label} cannot be chosen: {refused}" for c, refused in found.refused]
     ordered = [best, *(r for r in found.ranked if r is not best)]
@@ -294,6 +305,18 @@ def _by_model(asked: _Question) -> Choice:
         own = asked.machine.source_of("device.vendor_gemm.reached") or asked.machine.source
         sources.append(f"the vendor's GEMM: {own if device.vendor_gemm else vendor_source(device)}")
     return asked.answer("model", options, mode, why, sources, len(options))
+
+
+def _of_an_earlier_architecture(arch: str, found: Sequence[ranking.Ranked]) -> str:
+    """What times rest on where no GEMM of ours is made for the devices."""
+    words = f"no GEMM of ours is made for {arch}: times are of our kernels for an earlier architecture"
+    whole = next((r.candidate for r in found if not streams_products(r.candidate)), None)
+    if whole is None or any(r.candidate.vendored for r in found):
+        return words
+    return (
+        f"{words}. Where the vendor's library is installed, it makes the products of schedules that stream none, such "
+        f"as {whole.label}; its GEMM has no price on this machine, and ficco tune measures it"
+    )
 
 
 def _worth_the_library(found: ranking.Ranking) -> tuple[ranking.Ranked, str]:

@@ -112,6 +112,7 @@ ALLOWED: dict[str, set[str]] = {
         "ficco_rt.library",
         "ficco_rt.files",
         "ficco_rt.sim",
+        "ficco_rt.kernels.families",
         "ficco_rt.kernels.tiles",
         "ficco_rt.exec.operation",
     },

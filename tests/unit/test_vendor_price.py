@@ -162,7 +162,16 @@ def test_the_command_says_whose_kernel_it_takes(run: Callable[..., Ending]) -> N
     assert record["kernel"] == "vendor"
     assert "kernel     ours\n" in run("ficco", *words[:4], *words[6:]).out
     blackwell = run("ficco", *words[:4], "--machine", "b200-switch", *words[6:]).out
-    assert "kernel     cuBLASLt's where it is installed, as no GEMM of ours is made for sm_100a\n" in blackwell
+    older = "ours for an earlier architecture, as none is made for sm_100a"
+    assert f"kernel     cuBLASLt's where it is installed, else {older}\n" in blackwell
+    assert "such as ag_gemm/serial; its GEMM has no price on this machine, and ficco tune measures it" in blackwell
+    sizes = [f"--set={n}=8192" for n in "MNK"]
+    for by, words in (("model", "times are of our kernels"), ("rules", "take --by model")):
+        streamed = run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", "--by", by, *sizes).out
+        assert streamed.startswith("ag_gemm/streamed")
+        assert f"kernel     {older}; cuBLASLt takes no streamed stage\n" in streamed
+        assert words in streamed
+    assert "modelled for b200-switch" in run("ficco", "choose", "ag_gemm", "--machine", "b200-switch", *sizes).out
 
 
 @pytest.mark.parametrize("there", [True, False])
