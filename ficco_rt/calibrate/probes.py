@@ -235,13 +235,11 @@ def probes(smaller: int = 1) -> Iterator[Probe]:
     cut = tuple({"height": _height(middle), "pieces": pieces} for pieces in (4, 16, 64))
     yield Probe("push", "copies to the next rank by copy engines, of all ranks at once", _PUSH, whole + cut, ranks=2)
     yield Probe("push as a graph", "the same as nodes of a graph", _PUSH, whole[2:5] + cut, "graph", ranks=2)
-    # NOTE pieces take longer than the other queue's products, which follow events at some 5 µs each. They are pushed, as
-    # in most schedules. Where each rank fetched its pieces and a product began behind each of them, a piece took 11 µs
-    # longer on two H200, in place of 3; why is not known
+    # NOTE pieces take longer than the products of the other queue, which follow events at some 5 µs each. They are
+    # pushed, as in most schedules. Where each rank fetched its pieces and a product began behind each, a piece took
+    # 11 µs longer on two H200, in place of 3; why is not known
     large = tuple({"height": _height(sizes[5]), "pieces": pieces} for pieces in (4, 16, 32))
-    yield Probe(
-        "records", "copies to the next rank, with an event between each two of them", _RECORDS, large, ranks=2
-    )
+    yield Probe("records", "copies to the next rank, with an event between each two of them", _RECORDS, large, ranks=2)
     yield Probe("incast", "copies of all ranks to one", _INCAST, ({"height": _height(middle)},), ranks=3)
     inside = tuple({"height": _height(size), "pieces": 1} for size in sizes[1:]) + cut[:2]
     yield Probe("inside", "copies in a GPU's memory", _INSIDE, inside)

@@ -14,7 +14,7 @@ from math import exp
 from typing import Literal, TypeAlias
 
 from ..types import TYPES
-from .model import Device, Machine
+from .model import Device, Links, Machine
 
 # Of what copy engines reach on a link. STORES: what a GEMM stores on another rank, and copies by few multiprocessors
 # (docs/results/copies.md). PUSHED: copies and sums by all multiprocessors (docs/internals/model.md)
@@ -77,15 +77,15 @@ class Overheads:
 OVERHEADS = {
     "sm_90a": Overheads(
         event_to_copy=4.8,
-        event_to_kernel=2.6,
-        copy_behind=1.8,
-        inside_behind=2.0,
-        passed_wait=1.5,
+        event_to_kernel=0.0,
+        copy_behind=2.5,
+        inside_behind=3.3,
+        passed_wait=0.4,
         record=1.3,
         raise_word=1.5,
         far_sum=1.2,
         far_term=0.6,
-        frame=4.8,
+        frame=4.0,
         beside=86 / 88,
     )
 }
@@ -94,6 +94,15 @@ OVERHEADS = {
 def overheads(device: Device) -> Overheads:
     """The architecture's, with those of the machine's own in their place."""
     return replace(OVERHEADS.get(device.arch, Overheads()), **dict(device.overheads))
+
+
+def behind_another(device: Device, links: Links) -> float:
+    """What a copy over the links costs beyond its bytes that follows another copy of its stream, with an event between
+    the two; µs. A message hides nothing of the next one."""
+    known = overheads(device)
+    if links.reach == "messages" or known.copy_behind is None:
+        return links.copy_time
+    return min(links.copy_time, known.copy_behind + known.record)
 
 
 @dataclass(frozen=True, slots=True)

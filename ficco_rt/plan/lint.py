@@ -14,6 +14,7 @@ from ..kernels.family import GemmRequest
 from ..kernels.occupancy import Limits
 from ..kernels.target import compute_capability
 from ..kernels.vendor import VENDOR
+from ..machine.cost import behind_another
 from ..machine.model import Device, Machine
 from ..types import TYPES
 from .kernel_works import kernel_work, symbolic
@@ -82,7 +83,7 @@ def _sends(op: ir.Op) -> tuple[int, int] | None:
 
 
 def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
-    """A copy whose fixed cost exceeds the time of its bytes."""
+    """A copy whose bytes take less time than it costs besides where it follows another copy."""
     dtypes = {t.name: t.dtype for t in graph.tensors}
     queues = {s.queue for s in graph.stages if graph.queue(s.queue).engine == "copy"}
     for op in graph.ops:
@@ -91,11 +92,12 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
             continue
         size = copy.src.elements * TYPES[dtypes[copy.src.tensor]].bytes
         links = machine.between(copy.src.rank, copy.dst.rank)
-        if size / links.rate < links.copy_time and copy.src.rank != copy.dst.rank:
+        besides = behind_another(machine.device, links)
+        if size / links.rate < besides and copy.src.rank != copy.dst.rank:
             yield Diagnostic(
                 op.where.origin,
                 f"copies of {size / 1024:.4g} KiB take {size / links.rate:.2g} µs for their bytes and "
-                f"{links.copy_time:.2g} µs besides ({machine.name})",
+                f"{besides:.2g} µs besides, where one follows another ({machine.name})",
                 help="take fewer, larger pieces, or copy in a streamed stage on multiprocessors",
             )
 

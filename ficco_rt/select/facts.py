@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..machine.cost import STORES, gemm_rate, overheads
+from ..machine.cost import STORES, behind_another, gemm_rate
 from ..machine.model import Machine, TopologyKind
 from ..types import TYPES
 
@@ -61,15 +61,8 @@ def constants(machine: Machine, ranks: int, dtype: str) -> Constants:
         node=min(machine.node, ranks),
         node_links=machine.links.kind,
         node_rate=machine.links.rate,
-        node_copy_time=_behind(machine),
+        node_copy_time=behind_another(device, machine.links),
     )
-
-
-def _behind(machine: Machine) -> float:
-    known = overheads(machine.device)
-    if known.copy_behind is None:
-        return machine.links.copy_time
-    return min(machine.links.copy_time, known.copy_behind + known.record)
 
 
 def turns(links: TopologyKind, peers: int, shared: int = 1) -> int:

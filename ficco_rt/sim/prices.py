@@ -28,6 +28,8 @@ ADDING = 3.0
 # of what products whose tiles are at work at once could read once for all of them, what they do if it is larger than
 # the cache: they drift apart
 TOGETHER = 0.3
+# the share of the memory's rate that products reach; fitted as `ADDING`, to few rows beside a large right operand
+READ = 0.95
 
 
 @dataclass(slots=True)  # frozen ones take thrice as long to make
@@ -173,10 +175,10 @@ class Prices:
             right = self.size(gemm.right)
             together = 1.0 if right <= kernel.cache else TOGETHER
             moved -= round(together * right * max(0.0, 1 - count * parts / kernel.groups))
-        time = moved / machine.device.memory_rate
+        time = moved / (READ * machine.device.memory_rate)
         peer = out.rank if out.rank != rank else None
         label = f"{called(out, rank)} {summary(out)}"
-        uses: dict[Supply, float] = {rank: float(moved)}
+        uses: dict[Supply, float] = {rank: moved / READ}
         given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
         late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None
         return Price("gemm", label, moved, 2 * out.elements * k, peer, time, uses, tiles, sent, far, late)

@@ -30,6 +30,7 @@ from ficco_rt.errors import DeviceError, ScheduleError, UsageError, exit_code
 from ficco_rt.files import REPORT, check_outputs
 from ficco_rt.machine.model import Machine
 from ficco_rt.plan.ir import Plan
+from ficco_rt.select.choose import By
 from ficco_rt.sim.simulate import simulate
 
 from . import families, kept, made_by, selected
@@ -158,7 +159,7 @@ def prepare(item: Item, machine: Machine, variant: Variant) -> Prepared:
     return Prepared(variant, plan, simulate(plan, machine).duration)
 
 
-def prepare_choice(item: Item, machine: Machine, by: str) -> Prepared | None:
+def prepare_choice(item: Item, machine: Machine, by: By) -> Prepared | None:
     """Of what ficco_rt would choose, in a process beside."""
     chosen = selected.variant(by, item.scenario, item.ranks, machine)
     return None if chosen is None else replace(prepare(item, machine, chosen), chosen=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ficco_rt.errors import ScheduleError, UsageError
 from ficco_rt.machine.model import Machine
-from ficco_rt.select.choose import choose
+from ficco_rt.select.choose import By, choose
 
 from .scenarios import Scenario
 from .variants import Variant, variants
 
-BY = ("rules", "model")
+BY: tuple[By, ...] = ("rules", "model")
 ONESHOT = 256  # rows up to which the schedule `oneshot` is tried beside what is chosen
 
 
-def variant(by: str, scenario: Scenario, ranks: int, machine: Machine) -> Variant | None:
+def variant(by: By, scenario: Scenario, ranks: int, machine: Machine) -> Variant | None:
     """The choice by `rules` or `model`, which knows the sizes alone, with our kernels; None where it finds nothing."""
     sizes = {"M": scenario.m, "N": scenario.n, "K": scenario.k, "T": "bf16"}
     try:
@@ -31,4 +31,3 @@ def picked(scenario: Scenario, machine: Machine) -> tuple[Variant, ...]:
         found.append(Variant(f"{scenario.operation}/oneshot", ()))
     distinct = {one.label: one for one in found if one is not None}
     return tuple(distinct.values()) or variants(scenario.operation, 1)
-

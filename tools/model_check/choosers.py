@@ -7,6 +7,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ficco_rt.machine.profiles import scaled
+from ficco_rt.select.choose import By
 from tools.bench import selected
 from tools.bench.variants import Variant
 
@@ -34,5 +35,5 @@ def measured_of_few(case: Case) -> Variant:
     return min(few, key=lambda v: v.measured).variant
 
 
-def _selected(by: str, machine: str, case: Case) -> Variant | None:
+def _selected(by: By, machine: str, case: Case) -> Variant | None:
     return selected.variant(by, case.scenario, case.ranks, scaled(machine, case.ranks))
