@@ -133,7 +133,7 @@ def _beside(_: Sequence[Found], lost: Losses) -> str:
 
 
 STATEMENTS: tuple[tuple[str, str, Callable[[Sequence[Found], Losses], str]], ...] = (
-    ("up to 1.7 times as fast is left by work that is not overlapped", "serial over ideal, the most", _left),
+    ("without overlap a run takes up to 1.7 times as long as the ideal", "serial over ideal, the most", _left),
     ("one level finer than shards is ahead of overlap by shards", "its best over shard_p2p", _finer),
     ("chosen schedules are up to 1.6 times as fast as serial", "the best of the four, the most", _gain),
     ("which schedule is best depends on the sizes", "scenarios that each of the four wins", _several),

@@ -144,7 +144,7 @@ def _library(device: Device) -> str:
 
     known = vendor_gemm(device)
     if known is None:
-        return "its GEMM has no price here, so no choice offers it; ficco calibrate measures one"
+        return "its GEMM has no price here, so no choice takes kernel=vendor; ficco calibrate measures one"
     source = "below" if device.vendor_gemm else vendor_source(device)
     return (
         f"its GEMM: {known.reached:g} of the rate of large GEMMs between the ends of tiles, {known.ends:g} µs for "

@@ -125,7 +125,7 @@ def test_python_examples_are_python_and_name_what_there_is(path: Path) -> None:
 def test_whole_programs_are_those_of_the_examples() -> None:
     """The page has the files word for word, so that what was run on GPUs is what a reader copies."""
     shown = [block.text for block in pages.blocks(TEXT[DOCS / "embed.md"])]
-    for name in ("up.ficco", "linear.py"):
+    for name in ("up.ficco", "linear.py", "linear_cpu.py"):
         assert (ROOT / "examples" / "torch_mlp" / name).read_text(encoding="utf-8") in shown, name
 
 
