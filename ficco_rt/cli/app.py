@@ -72,7 +72,7 @@ def init(**options: Any) -> int:
     return init(**options)
 
 
-@ficco.command("check", short_help="Prove schedules and check their plans.", no_args_is_help=True)
+@ficco.command("check", short_help="Prove schedules, check their plans, warn of slow text.", no_args_is_help=True)
 @click.argument("targets", nargs=-1, required=True, metavar="SCHEDULE|plan.json...", shell_complete=complete_schedules)
 @click.option(
     "--gpus",
@@ -86,7 +86,8 @@ def init(**options: Any) -> int:
 @trust_option
 @json_option
 def check(**options: Any) -> int:
-    """Prove schedules and check their plans, without running them; `-` is standard input."""
+    """Prove schedules, check their plans, and warn of text that is right and probably slow, as a linter does. Nothing
+    runs. `-` is standard input."""
     from .check import check
 
     return check(**options)
