@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -31,3 +32,13 @@ def test_each_names_tests_that_there_are() -> None:
         assert mutation.tests
         for test in mutation.tests:
             assert (ROOT / shlex.split(test)[0]).is_file(), mutation.name
+
+
+def test_the_page_of_testing_counts_the_rows_of_the_table() -> None:
+    folder = ROOT / "docs" / "internals"
+    rows = re.findall(r"^\| .+? \| (\w[\w ]*) \| `.+?` \|", (folder / "mutations.md").read_text(), re.MULTILINE)
+    page = (folder / "testing.md").read_text()
+    for kind, count in Counter(rows).items():
+        assert f"| {kind} | {count} |" in page
+    assert f"| all | {len(rows)} |" in page
+    assert f"has these {len(rows)}." in page

@@ -77,6 +77,14 @@ def test_every_rule_says_what_it_rests_on_and_stands_in_the_docs() -> None:
     assert len({r.says for r in params.PARAM_RULES}) == len(params.PARAM_RULES)
 
 
+@pytest.mark.parametrize("operation", sorted(SHAPES))
+def test_the_page_has_the_rules_in_the_order_in_which_they_are_asked(operation: str) -> None:
+    text = re.sub(r"\s+", " ", (ROOT / "docs" / "choose.md").read_text(encoding="utf-8"))
+    text = text.partition("## Which schedule")[2]
+    asked = [rule.name for rule in rules.RULES if operation in rule.schedules]
+    assert sorted(asked, key=lambda name: text.index(f"**{name}**")) == asked
+
+
 @pytest.mark.parametrize("machine", NAMES)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_at_decode_sizes_nothing_is_cut(operation: str, machine: str) -> None:
