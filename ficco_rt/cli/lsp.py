@@ -14,7 +14,6 @@ def lsp(tcp: int | None) -> int:
             raise
         raise UsageError('ficco lsp needs the package pygls: pip install "pygls>=2"') from error
     try:
-        serve(tcp)
+        return serve(tcp)
     except OSError as error:
         raise UsageError(f"port {tcp}: {error.strerror}") from error
-    return 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -17,6 +20,7 @@ from .places import Text, holds
 from .prover import Answer, Prover, Request
 
 RANKS = 4  # if the editor does not say
+MOST_RANKS = 1024
 _KINDS = {
     "param": lsp.SymbolKind.Constant,
     "type": lsp.SymbolKind.TypeParameter,
@@ -44,14 +48,30 @@ class Documents:
         self.settings: tuple[str, ...] = ()
         self.machine: str | None = None
         self.prover = Prover(self._proven)
+        self.shut = False  # the editor has asked for the end
+        self.code = 0  # the exit code
 
-    def configure(self, options: Any) -> None:
-        """`initializationOptions`: `ranks`, `set` (a list of NAME=VALUE), `machine`."""
+    def configure(self, options: Any) -> list[str]:
+        """`initializationOptions`: `ranks`, `set` (a list of NAME=VALUE), `machine`. What is none of these is not
+        taken; the answer says what was given and what is taken."""
+        wrong = []
+        if options is not None and not isinstance(options, dict):
+            wrong.append(f"the settings are {_shown(options)}, not an object; none of them is taken")
         given = options if isinstance(options, dict) else {}
-        ranks = given.get("ranks", RANKS)
-        self.ranks = ranks if isinstance(ranks, int) and 1 <= ranks <= 1024 else RANKS
-        self.settings = tuple(str(one) for one in given.get("set", ()))
-        self.machine = given.get("machine")
+        ranks, settings, machine = given.get("ranks", RANKS), given.get("set"), given.get("machine")
+        if type(ranks) is int and 1 <= ranks <= MOST_RANKS:
+            self.ranks = ranks
+        else:
+            wrong.append(f"ranks is {_shown(ranks)}, not a number from 1 to {MOST_RANKS}; {RANKS} ranks are taken")
+        if isinstance(settings, list) and all(isinstance(one, str) for one in settings):
+            self.settings = tuple(settings)
+        elif settings is not None:
+            wrong.append(f'set is {_shown(settings)}, not a list such as ["M=8192"]; no size is set')
+        if isinstance(machine, str):
+            self.machine = machine or None
+        elif machine is not None:
+            wrong.append(f"machine is {_shown(machine)}, not a name or a file; the usual machine is taken")
+        return wrong
 
     def changed(self, uri: str) -> None:
         document = self.server.workspace.get_text_document(uri)
@@ -88,6 +108,12 @@ class Documents:
         self.server.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri, found, self.versions.get(uri)))
 
 
+def _shown(setting: object) -> str:
+    """A setting as the editor wrote it, shortened."""
+    text = json.dumps(setting, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
 def path_of(uri: str) -> str:
     """The file's path; the whole of what is no file's address."""
     parts = urlparse(uri)
@@ -120,10 +146,11 @@ def _span(record: dict[str, Any]) -> Span:
     return Span(*(record[key] for key in ("path", "line", "column", "end_line", "end_column")))
 
 
-def make() -> LanguageServer:
-    """The server, with all that it answers."""
+def make() -> tuple[LanguageServer, Documents]:
+    """The server, with all that it answers, and its documents."""
     server = LanguageServer("ficco", f"v{version('ficco-rt')}", text_document_sync_kind=lsp.TextDocumentSyncKind.Full)
     documents = Documents(server)
+    wrong: list[str] = []  # of the settings
 
     def here(params: Any) -> tuple[Analysis | None, int, int]:
         analysis = documents.analyses.get(params.text_document.uri)
@@ -133,11 +160,21 @@ def make() -> LanguageServer:
 
     @server.feature(lsp.INITIALIZE)
     def initialize(params: lsp.InitializeParams) -> None:
-        documents.configure(params.initialization_options)
+        wrong[:] = documents.configure(params.initialization_options)
+
+    @server.feature(lsp.INITIALIZED)
+    def initialized(_: lsp.InitializedParams) -> None:
+        for message in wrong:
+            server.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, f"ficco: {message}"))
 
     @server.feature(lsp.SHUTDOWN)
     def shutdown(*_: Any) -> None:
+        documents.shut = True
         documents.prover.close()
+
+    @server.feature(lsp.EXIT)
+    def leave(*_: Any) -> None:
+        documents.code = 0 if documents.shut else 1  # as the protocol has it
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: lsp.DidOpenTextDocumentParams) -> None:
@@ -231,7 +268,7 @@ def make() -> LanguageServer:
         whole = lsp.Range(lsp.Position(0, 0), lsp.Position(*last))
         return [lsp.TextEdit(whole, text)] if text != source else []
 
-    return server
+    return server, documents
 
 
 def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[str]:
@@ -253,10 +290,14 @@ def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[s
     return told
 
 
-def serve(tcp: int | None = None) -> None:
-    """Answer on standard input and output, or to one editor on a port of this machine."""
-    server = make()
+def serve(tcp: int | None = None) -> int:
+    """Answer on standard input and output, or to one editor on a port of this machine. The exit code: 1 if the editor
+    says `exit` without `shutdown` before."""
+    server, documents = make()
     if tcp is None:
-        server.start_io()
+        # NOTE pygls closes the file that it writes to; standard output is still flushed when the command ends
+        with open(os.dup(sys.stdout.fileno()), "wb") as output:
+            server.start_io(stdout=output)
     else:
         server.start_tcp("127.0.0.1", tcp)
+    return documents.code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -98,6 +100,32 @@ def drive(script: Callable[[Editor], Awaitable[None]], limit: float = LIMIT, **o
             await editor.stop()
 
     asyncio.run(asyncio.wait_for(run(), 2 * limit))
+
+
+@pytest.mark.parametrize(("asked", "code"), [(("shutdown", "exit"), 0), (("exit",), 1), ((), 0)])
+def test_the_exit_code_is_that_of_the_protocol(asked: tuple[str, ...], code: int) -> None:
+    """Without `shutdown` before `exit` the end is an error; the end of the input is none."""
+    sent = b""
+    for number, method in enumerate(asked):
+        called = {"jsonrpc": "2.0", "method": method, **({"id": number} if method == "shutdown" else {})}
+        body = json.dumps(called).encode()
+        sent += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
+    ended = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT)
+    assert (ended.returncode, ended.stderr) == (code, b"")
+
+
+def test_settings_that_cannot_be_taken_are_told() -> None:
+    async def script(editor: Editor) -> None:
+        editor.open(TEXT)
+        await editor.until(lambda told: bool(told.diagnostics))
+        assert editor.messages == [
+            'ficco: ranks is "x", not a number from 1 to 1024; 4 ranks are taken',
+            'ficco: set is "M=64", not a list such as ["M=8192"]; no size is set',
+            "ficco: machine is 5, not a name or a file; the usual machine is taken",
+        ]
+
+    drive(script, ranks="x", set="M=64", machine=5)
 
 
 def place(text: str, what: str, after: int = 0) -> lsp.Position:
