@@ -163,8 +163,8 @@ def cannot_leave(blocks: Sequence[Footprint], limits: Limits) -> str | None:
 
 def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
     """The products of whole matrices that a product is, one after another, for `sms` multiprocessors; a text says why
-    the library does not make them. Pieces of rows and columns are products of their own; pieces of K add to what the
-    output holds, which rounds it in between."""
+    the library does not make them, and behind a semicolon the way out. Pieces of rows and columns are products of their
+    own; pieces of K add to what the output holds, which rounds it in between."""
     dtype, out_dtype, transposed = product.left.dtype, product.out.dtype, product.transposed
     if product.scales:
         return "operands have scales"
@@ -190,7 +190,7 @@ def matmuls_of(product: Product, sms: int = 0) -> tuple[Matmul, ...] | str:
         )
     calls = len(rows) * len(columns) * len(depths)
     if calls > MOST_CALLS:
-        return f"it comes in {calls} pieces; the library is called for {MOST_CALLS} at most"
+        return f"it comes in {calls} pieces, and the library is called for {MOST_CALLS} at most; take fewer pieces"
 
     def at(view: View, matrix: tiles.Matrix, row: int, column: int, turned: bool = False) -> Operand:
         row, column = (column, row) if turned else (row, column)

@@ -203,7 +203,9 @@ def _slow(request: GemmRequest, limits: Limits, device: Device, dtype: str) -> _
         reason = f"no GEMM of ours is made for the tensor cores of {limits.arch}"
         refused_too = VENDOR.fits(request)
         if refused_too is not None:
-            return _Slow(plain, share, f"{reason}, and the vendor's library does not do this: {refused_too}", _MADE_FOR)
+            obstacle, _, change = refused_too.partition("; ")
+            reason = f"{reason}, and the vendor's library does not do this: {obstacle}"
+            return _Slow(plain, share, reason, f"{change}: {_THEN}" if change else _MADE_FOR)
         install = _NVIDIA if compute_capability(limits.arch) is not None else _AMD
         return _Slow(f"without the vendor's library {plain}", share, reason, install)
     refused = {r.family: r.reason for r in chosen.refused}

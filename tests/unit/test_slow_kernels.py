@@ -86,6 +86,27 @@ def test_who_takes_a_slower_kernel_is_told_why(
     assert told.help.startswith(way_out)
 
 
+UNPROVEN = "input Z[4096, 4096] : T\noutput C[4096, 4096] : T unproven"
+
+
+@pytest.mark.parametrize(
+    ("line", "obstacle", "change"),
+    [
+        ("stage mm on compute streamed { gemm C = A * B }", "the stage is streamed, and the library's kernels wait for "
+         "no pieces", "leave out 'streamed'"),
+        ("stage mm on compute { gemm C = A * B + sum(Z) }", "terms are added to the product",
+         "add them by a reduce, or by gemm … += into what holds them"),
+    ],
+)  # fmt: skip
+def test_where_the_library_is_hindered_the_help_says_what_to_change(line: str, obstacle: str, change: str) -> None:
+    machine = of("b200-switch")
+    text = TEXT.replace("ASKED", "").replace("output C[4096, 4096] : T\ncomputes C = A * B", UNPROVEN)
+    text = text[: text.index("stage")] + line + "\n"
+    (told,) = lint(build(ficco_dsl.parse(text, "one.ficco"), 1, {}), machine)
+    assert told.message.endswith(f"the vendor's library does not do this: {obstacle} ({machine.device.name})")
+    assert told.help == f"{change}: the vendor's library then takes such products"
+
+
 def test_the_kernel_that_is_made_for_the_device_is_told_of_by_nobody() -> None:
     for machine in (of("h200-switch"), of("mi300x-mesh"), of("h200-switch", "sm_80"), of("h200-switch", "sm_86")):
         assert compiled(machine)[1] == ()

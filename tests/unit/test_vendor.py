@@ -68,7 +68,8 @@ def on_device(plan: Plan, library: bool = False) -> DevicePlan:
         ("", "gemm C = A.cols([2, 0] of 4) * B.rows([2, 0] of 4)", "kernel = vendor does not do this: K comes in 2 "
          "pieces, between which the sum would be rounded to bf16; write to an fp32 tensor, or a gemm for each piece"),
         ("", "gemm C = A.T * B let p = [2 * i for i in 0..17] gemm C.rows(p of 64) = A.rows(p of 64) * B",
-         "kernel = vendor does not do this: it comes in 17 pieces; the library is called for 16 at most"),
+         "kernel = vendor does not do this: it comes in 17 pieces, and the library is called for 16 at most; take "
+         "fewer pieces"),
         ("", "let p = 1 - rank gemm C = A * B step i in 0..1 { gemm C.rows(rank of 2) @ p = A.rows(rank of 2) * B }",
          "kernel = vendor does not do this: its "
          "result lies on another rank; take a tensor of this rank, and a copy"),
