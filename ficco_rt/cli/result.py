@@ -11,7 +11,7 @@ from .. import __version__
 from ..account import Account, account, rank_uses
 from ..concurrent import Concurrent, overlap_rate
 from ..errors import NumbersError
-from .account import lost_words, time_records
+from .account import SERIAL, lost_words, time_records
 from .check import proof_words
 from .choosing import reasons
 from .choosing import record as choice_record
@@ -227,7 +227,7 @@ def _processes(result: Result) -> str:
 
 def _serial(result: Result) -> str:
     yardsticks = result.yardsticks
-    how = "for computing, then moving, both uncut"
+    how = f"for {SERIAL}"
     if yardsticks.measured:
         how = f"measured, as {yardsticks.serial_by}" if yardsticks.serial_by else "measured, computing, then moving"
         how += "" if yardsticks.serial_by else _by(yardsticks)

@@ -16,6 +16,7 @@ import pytest
 
 from ficco_rt.cli.drawing import _FAMILIES
 from ficco_rt.cli.main import execute
+from ficco_rt.cli.page.runs import read_run
 from tools import report_shots
 
 PAGE = Path(__file__).resolve().parents[2] / "ficco_rt" / "cli" / "page"
@@ -99,6 +100,8 @@ def test_a_page_says_what_ran_and_how_well(folder: Path) -> None:
     ]
     glance = page.text("glance")
     assert re.search(r"of the ideal \d+ % ideal modelled: \S+ µs, \w+ alone", glance)
+    serial = r"serial ÷ time \d\.\d\d× serial modelled, with no overlap: \S+ µs, computing, then moving, both uncut"
+    assert re.search(serial, glance)
     assert "✓ Proof every output is what the file claims ✓ Check no race, no deadlock in the plan" in glance
     assert "– Numbers not run: the model gives times alone" in glance
     assert "waves" in page.text("went")
@@ -136,6 +139,7 @@ def test_runs_stand_side_by_side(folder: Path) -> None:
     assert len(page.data["runs"]) == 2
     parts = r"ideal \S+ µs \S+ µs .*moving beyond the ideal .*only computing .*launch \S+ µs \S+ µs times are"
     assert re.search(parts, text)  # the serial run goes by moving, the other one by computing
+    assert text.endswith("Serial is a run with no overlap: computing, then moving, both uncut.")
     differs = [line for line in page.source.split("<tr") if line.startswith(" class=differs")]
     assert len(differs) == 1
     assert "chunks" in differs[0]
@@ -176,6 +180,27 @@ def test_a_measured_run_stands_beside_its_model(folder: Path) -> None:
     assert page.text("stages").count(" 2.00") == 3
     assert "measured on h200-switch; median of 3 runs" in page.text("glance")
     assert "the run with timestamps" in page.text("went")
+
+
+def test_a_part_below_0_has_one_name_on_all_pages(folder: Path) -> None:
+    """In the table of one run, beside another run, and beside the model."""
+    data = json.loads((folder / "fused.json").read_text())
+    facts = data["otherData"]["run"]
+    modelled = {"time_us": 100.0, "account": json.loads(json.dumps(facts["account"])), "stages": facts["stages"]}
+    for part, other in zip(facts["account"]["parts"], modelled["account"]["parts"], strict=True):
+        if part["name"] == "slower":
+            part["time_us"], other["time_us"] = -14.7, 5.5
+    (folder / "below.json").write_text(json.dumps(data))
+    (folder / "beside.json").write_text(
+        json.dumps(data | {"otherData": data["otherData"] | {"run": facts | {"modelled": modelled}}})
+    )
+    for files in (["below"], ["below", "fused"], ["beside"]):
+        page = str(folder / "page.html")
+        assert execute("ficco", ["report", *(str(folder / f"{name}.json") for name in files), "-o", page]) == 0
+        found = read(folder, "page.html")
+        assert "computing below the ideal −14.7 µs" in " ".join(map(found.text, found.texts))
+        assert not re.search(r"beyond the ideal:? −", found.source + " ".join(map(found.text, found.texts)))
+    assert "computing beyond the ideal 5.50 µs" in found.text("model")
 
 
 def test_facts_of_older_versions_have_a_page(folder: Path) -> None:
@@ -350,6 +375,10 @@ def test_colours_hold_in_both_themes() -> None:
 def test_pictures_need_a_browser(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(report_shots, "SCHEDULES", ("ag_gemm/serial",))
+    (path,) = report_shots.modelled(tmp_path)
+    assert read_run(path).schedule == "ag_gemm_serial"
+    assert capsys.readouterr().out == ""
     monkeypatch.setattr(report_shots.shutil, "which", lambda _: None)
     assert report_shots.main([str(tmp_path / "shots")]) == 3
     assert "there is no Chromium; on Debian: apt-get install chromium" in capsys.readouterr().err

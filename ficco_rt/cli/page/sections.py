@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from ...trace import Trace
-from ..account import WORDS, part_name
+from ..account import SERIAL, WORDS, part_name
 from ..common import join_words
 from ..drawing import show_about, show_bytes, show_flops, show_time, signed_time
 from ..settings import show_value
@@ -43,8 +43,7 @@ def cards(run: PageRun) -> str:
             made.append(_card("of the ideal", _percent(facts["share_of_ideal"]), _ideal(facts)))
         if facts["serial_ms"] and run.time:
             gain = 1e3 * facts["serial_ms"] / run.time
-            serial = f"serial {facts['yardsticks']}: {show_time(1e3 * facts['serial_ms'])}"
-            made.append(_card("serial ÷ time", f"{gain:.2f}×", serial))
+            made.append(_card("serial ÷ time", f"{gain:.2f}×", _serial(facts)))
         if facts.get("concurrent") is not None:
             made += _at_once(facts["concurrent"])
     if run.account is not None:
@@ -85,6 +84,11 @@ def _ideal(facts: Facts) -> str:
     side = "computing" if facts["compute_alone_ms"] >= facts["ideal_ms"] else "moving"
     by = f", by {facts['ideal_by']}" if facts.get("ideal_by") else ""
     return f"ideal {facts['yardsticks']}: {show_time(1e3 * facts['ideal_ms'])}, {side} alone{by}"
+
+
+def _serial(facts: Facts) -> str:
+    of = f"as {facts['serial_by']}" if facts.get("serial_by") else SERIAL
+    return f"serial {facts['yardsticks']}, with no overlap: {show_time(1e3 * facts['serial_ms'])}, {of}"
 
 
 def verdicts(run: PageRun) -> str:
@@ -181,11 +185,10 @@ def went(run: PageRun) -> str:
     words, time = WORDS[account["side"]], account["time_us"] or 1.0
     rows = []
     for part in account["parts"]:
-        name, meaning = words[part["name"]]
         if part["name"] == "waves" and account["side"] == "moving":  # it is no part of moving
             continue
+        name, meaning = _part(account, part), words[part["name"]][1]
         if part["time_us"] < 0:
-            name = part_name(name, part["time_us"])
             meaning = f"{account['side'].capitalize()} took less time than the ideal."
         chip = f'<i class="part {part["name"]}"></i>{escape(name)}'
         shown = [signed_time(part["time_us"]), _percent(part["time_us"] / time), escape(meaning)]
@@ -197,21 +200,26 @@ def went(run: PageRun) -> str:
     return f"{bar(run, account['time_us'])}{table(head, rows, {1, 2}, escaped=True)}<p class='note'>{escape(note)}</p>"
 
 
+def _part(account: Facts, part: Facts) -> str:
+    """What a part of an account is called."""
+    return part_name(WORDS[account["side"]][part["name"]][0], part["time_us"])
+
+
 def bar(run: PageRun, full: float) -> str:
     """The parts of a run's time side by side; `full` microseconds are the whole width."""
     account = run.account
     if account is None:
         return ""
-    words, made = WORDS[account["side"]], []
+    made = []
     faster = sum(min(0.0, part["time_us"]) for part in account["parts"])
     for part in account["parts"]:
         time = part["time_us"] + (faster if part["name"] == "ideal" else 0.0)
         if time > 0:
             width = 100 * time / (full or 1.0)
-            title = escape(f"{words[part['name']][0]}: {signed_time(part['time_us'])}")
+            title = escape(f"{_part(account, part)}: {signed_time(part['time_us'])}")
             label = f"<span>{title}</span>" if width > 14 else ""
             made.append(f'<i class="part {part["name"]}" style="width:{width:.3f}%" title="{title}">{label}</i>')
-    told = escape(", ".join(f"{words[p['name']][0]} {signed_time(p['time_us'])}" for p in account["parts"]))
+    told = escape(", ".join(f"{_part(account, p)} {signed_time(p['time_us'])}" for p in account["parts"]))
     return f'<div class="bar" role="img" aria-label="{told}">{"".join(made)}</div>'
 
 
@@ -263,14 +271,9 @@ def against_model(run: PageRun) -> str:
     if run.modelled is None or run.account is None or "account" not in run.modelled:
         return ""
     modelled = run.modelled["account"]
-    theirs = {part["name"]: part["time_us"] for part in modelled["parts"]}
     rows = [["time of the run", show_time(run.time), show_time(run.modelled["time_us"])]]
     if modelled["side"] == run.account["side"]:
-        words = WORDS[modelled["side"]]
-        for part in run.account["parts"]:
-            other = theirs.get(part["name"])
-            shown = "" if other is None else signed_time(other)
-            rows.append([words[part["name"]][0], signed_time(part["time_us"]), shown])
+        rows += _parts([run.account, modelled])
     note = f"The ideal of the measured run is {run.facts['yardsticks'] if run.facts else 'modelled'}."
     return f"{table(['', 'measured', 'modelled'], rows, {1, 2})}<p class='note'>{note}</p>"
 
@@ -293,7 +296,7 @@ def comparison(runs: Sequence[PageRun]) -> str:
         ["A's time ÷ time", *(f"{first / run.time:.2f}×" if run.time else "" for run in runs)],
         ["of the ideal", *(_share(run) for run in runs)],
         ["serial ÷ time", *(_gain(run) for run in runs)],
-        *_parts(runs),
+        *_parts([run.account for run in runs]),
     ]
     given = [
         ["times are", *(whose(run) for run in runs)],
@@ -306,7 +309,8 @@ def comparison(runs: Sequence[PageRun]) -> str:
     rows = [row for row in (*told, *given) if any(row[1:])]
     marked = {row[0] for row in given[:-2] if len(set(row[1:])) > 1}  # what was asked for, and differs
     columns = set(range(1, len(runs) + 1))
-    return f'<div class="bars">{"".join(bars)}</div>{table(head, rows, columns, marked=marked)}'
+    note = f"<p class='note'>Serial is a run with no overlap: {SERIAL}.</p>" if any(map(_gain, runs)) else ""
+    return f'<div class="bars">{"".join(bars)}</div>{table(head, rows, columns, marked=marked)}{note}'
 
 
 def _share(run: PageRun) -> str:
@@ -320,14 +324,14 @@ def _gain(run: PageRun) -> str:
     return f"{1e3 * run.facts['serial_ms'] / run.time:.2f}×"
 
 
-def _parts(runs: Sequence[PageRun]) -> list[list[str]]:
+def _parts(accounts: Sequence[Facts | None]) -> list[list[str]]:
     """A row for each part of the accounts, which may go by different sides."""
-    found: list[dict[str, float]] = []
-    for run in runs:
-        account = run.account or {"parts": [], "side": "computing"}
-        words = WORDS[account["side"]]
-        found.append({words[part["name"]][0]: part["time_us"] for part in account["parts"]})
-    order = dict.fromkeys(words[name][0] for name in WORDS["computing"] for words in WORDS.values())
+    found = [
+        {} if account is None else {_part(account, part): part["time_us"] for part in account["parts"]}
+        for account in accounts
+    ]
+    names = dict.fromkeys(words[name][0] for name in WORDS["computing"] for words in WORDS.values())
+    order = dict.fromkeys(part_name(name, sign) for name in names for sign in (1.0, -1.0))
     return [
         [name, *(signed_time(parts[name]) if name in parts else "" for parts in found)]
         for name in order

@@ -162,7 +162,10 @@ function timeline(root, run, view) {
     const peer = s[PEER] >= 0 ? "→" + s[PEER] : "";
     const words = [run.texts[s[LABEL]], (run.texts[s[STAGE_NAME]] + " " + peer).trim(), peer];
     const fitting = words.find((t) => t && pen.measureText(t).width + 8 < right - left);
-    if (fitting) pen.fillText(fitting, (left + right) / 2, middle);
+    if (!fitting) return;
+    pen.strokeStyle = fill(s); pen.lineWidth = 3; pen.lineJoin = "round"; // an arrow behind a label does not cross its letters
+    pen.strokeText(fitting, (left + right) / 2, middle); pen.lineWidth = 1;
+    pen.fillText(fitting, (left + right) / 2, middle);
   }
   function drawArrows() {
     pen.strokeStyle = pen.fillStyle = theme.arrow;
