@@ -12,7 +12,9 @@ from ficco_dsl.parser import parse_syntax
 from .. import library
 from ..errors import UsageError
 from ..files import SCHEDULE, check_outputs, read_text, write_atomic
+from .settings import show_params
 
+GPUS = 4  # of the commands that are named
 FIRST = """\
 # All-gather + GEMM: every rank multiplies its own rows while the other ranks' rows arrive.
 #
@@ -59,19 +61,43 @@ def init(file: str, like: str | None) -> int:
         raise UsageError(f"{file}: is there already; name a new file, or remove that one")
     name = re.sub(r"\W", "_", path.stem, flags=re.ASCII)
     name = name if re.fullmatch(r"[A-Za-z_]\w*", name) and _free(name) else f"schedule_{name}"
+    kept = ""
     if like is None:
         text = FIRST.format(name=name)
     else:
         source = library.find(like)
+        kept = _kept(source)
         text = re.sub(r"^schedule \w+", f"schedule {name}", read_text(source), count=1, flags=re.MULTILINE)
     write_atomic(path, text)
     sys.stdout.write(
         f"{file}: written\n"
-        f"  ficco check {file} --gpus 4      proves it\n"
-        f"  ficco-run {file} --gpus 4        runs it, on virtual GPUs if there are none\n"
-        f"  ficco explain {file} --gpus 4    says in words what it does\n"
+        f"  ficco check {file} --gpus {GPUS}      proves it\n"
+        f"  ficco-run {file} --gpus {GPUS}        runs it, on virtual GPUs if there are none\n"
+        f"  ficco explain {file} --gpus {GPUS}    says in words what it does\n"
+        f"{kept}"
     )
     return 0
+
+
+def _kept(source: Path) -> str:
+    """A line on the parameters that the copy of a shipped schedule has from its text, and the schedule itself by rules;
+    empty if no rule speaks of it."""
+    from ..compiler import sizes
+    from ..machine.profiles import DEFAULT, chosen
+    from ..select.candidates import text_of
+    from ..select.defaults import open_values
+
+    name = library.shipped_name(source)
+    given = open_values(source, GPUS, {}, chosen(DEFAULT, GPUS))
+    if name is None or not given:
+        return ""
+    own = sizes(text_of(name), GPUS, {})
+    keeps = show_params((value.param, own[value.param]) for value in given)
+    gets = show_params((value.param, value.value) for value in given)
+    return (
+        f"On {GPUS} GPUs the copy has {keeps}, as its text says; {name} itself gets {gets} by rules, which "
+        f"`ficco explain {name} --gpus {GPUS}` prints\n"
+    )
 
 
 def _free(name: str) -> bool:

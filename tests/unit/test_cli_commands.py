@@ -211,6 +211,25 @@ def test_init(run: Callable[..., Ending], here: Path, file: str, like: tuple[str
     assert again == Ending(2, "", f"ficco init: {file}: is there already; name a new file, or remove that one\n")
 
 
+def test_init_says_what_a_copy_keeps_where_the_schedule_gets_values_by_rules(
+    run: Callable[..., Ending], here: Path
+) -> None:
+    line = run("ficco", "init", "own.ficco", "--like", "ag_gemm/streamed").out.splitlines()[-1]
+    told = re.fullmatch(
+        r"On 4 GPUs the copy has (.+), as its text says; ag_gemm/streamed itself gets (.+) by rules, which "
+        r"`ficco (explain ag_gemm/streamed --gpus 4)` prints",
+        line,
+    )
+    assert told is not None
+    assert told[1] == "chunks = 4, deep = [1]"
+    assert told[1] != told[2]
+    assert f", {told[1]}, " in run("ficco", "explain", "own.ficco", "--gpus", "4").out
+    named = run("ficco", *told[3].split()).out
+    assert all(f"\n{value} by a rule: " in named for value in told[2].split(", "))
+    assert "by rules" not in run("ficco", "init", "plain.ficco", "--like", "ag_gemm/serial").out
+    assert "by rules" not in run("ficco", "init", "first.ficco").out
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [(["a.txt"], "a.txt: a schedule's name ends in .ficco"), (["no/a.ficco"], "no/a.ficco: there is no directory 'no'"),
