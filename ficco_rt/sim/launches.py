@@ -294,19 +294,19 @@ class LaunchRun:
         return Launched(config.entry, config.smem, config.resident, config.blocks)
 
     def _draw(self, product: _Making) -> None:
-        """A span for each work; of a product in parts, each from when it came, as long as its share of K is."""
+        """A span for each work. Of a streamed launch it goes from when the product's first tile began to when its last
+        one ended, beside those of products whose tiles are at work at the same time. Of a product in parts, each goes
+        from when it came, as long as its share of K is."""
         now = self.clock.now
         steps = [part.price.tiles.steps if part.price.tiles else 1.0 for part in product.parts]
-        begun = product.begun if self.launch.spins else self.drawn
+        stop = begun = product.begun if self.launch.spins else self.drawn
         share = (now - begun) / (sum(steps) or 1.0)
         for i, index in enumerate(product.works):
-            start = min(now, max(self.drawn, begun, product.seen[i]))
-            stop = now
-            if i + 1 < len(steps):
-                stop = min(now, start + share * steps[i])
+            start = min(now, max(stop, product.seen[i]))
+            stop = now if i + 1 == len(steps) else min(now, start + share * steps[i])
             self._span(index, product.parts[i].price, start, stop)
             if i + 1 < len(steps):
-                self._wait(product.works[i + 1], stop, min(now, product.seen[i + 1]))
+                self._wait(product.works[i + 1], max(stop, self.drawn), min(now, product.seen[i + 1]))
 
     def _span(self, index: int, price: Price, start: float, stop: float) -> None:
         launch, stream = self.launch, self.stream

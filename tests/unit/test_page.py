@@ -441,9 +441,9 @@ def test_in_a_browser(folder: Path) -> None:
     assert told["legend"] == ["gather", "own", "rest", "waiting", "→ all arrows", "critical path"]
     assert (told["page"], told["dark"], told["toggle"]) == ("rgb(255, 255, 255)", "rgb(18, 22, 28)", "theme: dark")
     assert "rank 0, dma" in told["first"]
-    assert "waited on by" in told["first"]
+    assert "needed by" in told["first"]
     assert "rank 1, compute" in told["after"]
-    assert "waited for" in told["after"]
+    assert "needs" in told["after"]
     assert "rank 0, dma" in told["before"]
     assert "rank 0, compute" in told["below"]
     assert told["parts"] == [False, True, False, True]

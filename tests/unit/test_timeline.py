@@ -8,6 +8,7 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ from ficco_rt.cli.page.write import timeline_page
 from ficco_rt.cli.timeline import draw_file, sketch
 from ficco_rt.cli.works import summary
 from ficco_rt.errors import UsageError
+from ficco_rt.inside import launches
+from ficco_rt.machine.cost import tensor_rate
+from ficco_rt.sim.simulate import simulate
 from ficco_rt.trace import Lane, Launched, Trace, TraceSpan
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -394,6 +398,23 @@ def streamed(late: float = 0.0, together: bool = False) -> Trace:
         *last,
     )
     return Trace("streamed", "h200-switch", "virtual", 1, (Lane(1, 0, "compute", "sm"),), spans)
+
+
+def test_works_that_share_the_multiprocessors_are_drawn_from_their_first_tile_to_their_last() -> None:
+    """Pieces of 40 tiles on 66 clusters: a group takes tiles of several works in a round."""
+    plan = ficco_rt.compile("ag_gemm/streamed", 4, M=8192, N=10240, K=8192, chunks=4, deep=(1,))
+    works = launches(simulate(plan, plan.target))[0].works
+    assert len(works) == 13
+    rate = tensor_rate(plan.target.device, "bf16")
+    flops = [2 * 2560 * 8192 * rows for rows in (2048, *[512] * 12)]
+    for work, amount in zip(works, flops, strict=True):
+        assert amount / (work.ended - work.began) < rate
+        assert (work.came, work.waited) == (work.began, 0.0)
+    assert any(after.began < before.ended for before, after in pairwise(works))
+    # the parts of one product stand one behind the other
+    plan = ficco_rt.compile("ag_gemm/streamed", 2, M=2048, N=10240, K=8192, chunks=1, deep=(1, 1))
+    *_, first, second = launches(simulate(plan, plan.target))[0].works
+    assert first.ended <= second.began < second.ended
 
 
 def test_a_launch_stands_above_its_works_in_pictures() -> None:

@@ -50,7 +50,7 @@ function timeline(root, run, view) {
     run.lanes[s[LANE]].spans.push(s);
     longest[s[LANE]] = Math.max(longest[s[LANE]], s[LENGTH]);
   }
-  const before = new Map(), after = new Map(); // of a span: those it waited for, and those that waited for it
+  const before = new Map(), after = new Map(); // of a span: those that it needs by event or flag, and those that need it
   for (const [a, b] of run.arrows) {
     if (!before.has(spans[b])) before.set(spans[b], []);
     if (!after.has(spans[a])) after.set(spans[a], []);
@@ -251,8 +251,8 @@ function timeline(root, run, view) {
     if (s[PEER] >= 0) say("peer", "rank " + s[PEER]);
     if (s[BYTES]) say("moves", scaled(s[BYTES], 1024, ["B", "KiB", "MiB", "GiB"]) + per(s[BYTES] / 1e3, " GB/s"));
     if (s[FLOPS]) say("computes", scaled(s[FLOPS], 1000, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"]) + per(s[FLOPS] / 1e6, " TFLOP/s"));
-    if (before.has(s)) say("waited for", some(before.get(s)));
-    if (after.has(s)) say("waited on by", some(after.get(s)));
+    if (before.has(s)) say("needs", some(before.get(s)));
+    if (after.has(s)) say("needed by", some(after.get(s)));
     say("line", run.texts[s[PLACE]]);
     card.style.display = "block";
     const r = card.getBoundingClientRect();
