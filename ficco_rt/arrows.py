@@ -7,7 +7,7 @@ Order within a stream needs no arrow: it is the order of the lane.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from .plan.ir import Command, Launch, Plan, Signal, Stream
@@ -91,14 +91,21 @@ _SAME = 1e-3  # microseconds: a work that begins so much before another one ends
 def critical_path(trace: Trace) -> tuple[int, ...]:
     """The places of its spans in the trace, the first one first.
 
-    The last span of the run is on the path. Before each span stands one of those that it waited for, or of those that
-    had ended on its stream: the one that ended last. Only works are on the path, no waits and no launches as a whole
-    whose works are told.
+    The last span of the run is on the path. Before each span stands one of those that it needs, or of those that had
+    ended on its stream: the one that ended last. If the span waited after what its stream did before, it is one of
+    those that it needs, even if that one ended earlier: its signal came later. Only works are on the path, no waits and
+    no launches as a whole whose works are told.
     """
     spans = trace.spans
     works = [n for n, span in enumerate(spans) if span.kind not in NO_WORK]
     if not works:
         return ()
+    waits: dict[int, list[float]] = {}  # by stream: when they ended
+    for span in spans:
+        if span.kind == "wait":
+            waits.setdefault(span.stream, []).append(span.stop)
+    for ends in waits.values():
+        ends.sort()
     lanes: dict[int, list[int]] = {}
     for number in sorted(works, key=lambda n: (spans[n].stop, n)):
         lanes.setdefault(spans[number].stream, []).append(number)
@@ -113,11 +120,19 @@ def critical_path(trace: Trace) -> tuple[int, ...]:
         span = spans[found[-1]]
         ended = bisect_right(stops[span.stream], span.start + _SAME)
         own = next((n for n in reversed(lanes[span.stream][:ended]) if n not in seen), None)
-        ahead = [n for n in (*before.get(found[-1], ()), *([] if own is None else [own])) if n not in seen]
+        ahead = [n for n in before.get(found[-1], ()) if n not in seen]
+        if own is not None and not (ahead and _waited(waits.get(span.stream, ()), spans[own].stop, span.start)):
+            ahead.append(own)
         if not ahead:
             return tuple(reversed(found))
         found.append(max(ahead, key=lambda n: (spans[n].stop, -n)))
         seen.add(found[-1])
+
+
+def _waited(ends: Sequence[float], after: float, before: float) -> bool:
+    """Whether a wait ended between two times."""
+    last = bisect_right(ends, before + _SAME)
+    return last > 0 and ends[last - 1] > after + _SAME
 
 
 def path_times(trace: Trace) -> dict[str, float]:

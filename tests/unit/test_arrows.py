@@ -103,6 +103,22 @@ def test_the_critical_path_goes_back_along_what_ended_last() -> None:
     assert critical_path(replace(trace, spans=spans[4:5], arrows=())) == ()
 
 
+def test_a_copy_whose_signal_came_after_the_stream_was_free_is_on_the_path() -> None:
+    """The copies end before the products in front of those that wait for them, and their flags come after these."""
+    machine = chosen("h200-switch", 4)
+    less = 1.5
+    quicker = replace(machine, links=replace(machine.links, copy_time=machine.links.copy_time - less))
+    plan = ficco_rt.compile("ag_gemm/streamed", 4, machine, M=1024, N=1024, K=1024, chunks=1, deep=(1,))
+    trace = simulate(plan, machine)
+    trace = replace(trace, arrows=arrows(plan, trace))
+    stages = [trace.spans[n].stage for n in critical_path(trace)]
+    assert stages == ["gather", "gather", "gather", "mm"]
+    first, *_, copy, product = (trace.spans[n] for n in critical_path(trace))
+    assert any(copy.stop < span.stop < product.start for span in trace.spans if span.stream == product.stream)
+    assert path_times(trace)["gather"] == pytest.approx(copy.stop - first.start)
+    assert simulate(plan, quicker).duration == pytest.approx(trace.duration - less)
+
+
 @pytest.mark.parametrize("schedule", ["ag_gemm/serial", "ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/relay"])
 def test_a_path_is_no_longer_than_the_run(schedule: str) -> None:
     _, trace = drawn(schedule, ranks=4)
