@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Generator
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from lsprotocol import types as lsp
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from ficco_dsl import format_text
 from ficco_dsl.diagnostics import Diagnostic, Note, ScheduleError, Span
@@ -48,8 +50,6 @@ class Documents:
         self.settings: tuple[str, ...] = ()
         self.machine: str | None = None
         self.prover = Prover(self._proven)
-        self.shut = False  # the editor has asked for the end
-        self.code = 0  # the exit code
 
     def configure(self, options: Any) -> list[str]:
         """`initializationOptions`: `ranks`, `set` (a list of NAME=VALUE), `machine`. What is none of these is not
@@ -146,9 +146,33 @@ def _span(record: dict[str, Any]) -> Span:
     return Span(*(record[key] for key in ("path", "line", "column", "end_line", "end_column")))
 
 
-def make() -> tuple[LanguageServer, Documents]:
-    """The server, with all that it answers, and its documents."""
-    server = LanguageServer("ficco", f"v{version('ficco-rt')}", text_document_sync_kind=lsp.TextDocumentSyncKind.Full)
+class _Protocol(LanguageServerProtocol):
+    @lsp_method(lsp.EXIT)
+    def lsp_exit(self, *_: Any) -> Generator[Any, Any, None]:
+        """Ends the loop. The process is left to the command, where pygls would end it by SystemExit, which asyncio
+        writes out as an error of the connection."""
+        server = self._server
+        assert isinstance(server, Server)
+        server.code = 0 if server.told else 1
+        if self.writer is not None:
+            self.writer.close()
+        server.shutdown()  # type: ignore[no-untyped-call]
+        yield from ()
+
+
+class Server(LanguageServer):
+    """The server of one editor."""
+
+    def __init__(self) -> None:
+        kind = lsp.TextDocumentSyncKind.Full
+        super().__init__("ficco", f"v{version('ficco-rt')}", text_document_sync_kind=kind, protocol_cls=_Protocol)
+        self.told = False  # by `shutdown` that the end comes
+        self.code = 0  # the exit code
+
+
+def make() -> Server:
+    """The server, with all that it answers."""
+    server = Server()
     documents = Documents(server)
     wrong: list[str] = []  # of the settings
 
@@ -169,12 +193,8 @@ def make() -> tuple[LanguageServer, Documents]:
 
     @server.feature(lsp.SHUTDOWN)
     def shutdown(*_: Any) -> None:
-        documents.shut = True
+        server.told = True
         documents.prover.close()
-
-    @server.feature(lsp.EXIT)
-    def leave(*_: Any) -> None:
-        documents.code = 0 if documents.shut else 1  # as the protocol has it
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: lsp.DidOpenTextDocumentParams) -> None:
@@ -268,7 +288,7 @@ def make() -> tuple[LanguageServer, Documents]:
         whole = lsp.Range(lsp.Position(0, 0), lsp.Position(*last))
         return [lsp.TextEdit(whole, text)] if text != source else []
 
-    return server, documents
+    return server
 
 
 def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[str]:
@@ -293,11 +313,11 @@ def _hover(analysis: Analysis, answer: Answer, line: int, column: int) -> list[s
 def serve(tcp: int | None = None) -> int:
     """Answer on standard input and output, or to one editor on a port of this machine. The exit code: 1 if the editor
     says `exit` without `shutdown` before."""
-    server, documents = make()
+    server = make()
     if tcp is None:
         # NOTE pygls closes the file that it writes to; standard output is still flushed when the command ends
         with open(os.dup(sys.stdout.fileno()), "wb") as output:
             server.start_io(stdout=output)
     else:
         server.start_tcp("127.0.0.1", tcp)
-    return documents.code
+    return server.code

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,23 +104,47 @@ def drive(script: Callable[[Editor], Awaitable[None]], limit: float = LIMIT, **o
     asyncio.run(asyncio.wait_for(run(), 2 * limit))
 
 
+def messages(*methods: str) -> Iterator[bytes]:
+    for number, method in enumerate(methods):
+        called = {"jsonrpc": "2.0", "method": method, **({"id": number} if method == "shutdown" else {})}
+        body = json.dumps(called).encode()
+        yield b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
 @pytest.mark.parametrize(("asked", "code"), [(("shutdown", "exit"), 0), (("exit",), 1), ((), 0)])
 def test_the_exit_code_is_that_of_the_protocol(asked: tuple[str, ...], code: int) -> None:
     """Without `shutdown` before `exit` the end is an error; the end of the input is none."""
-    sent = b""
-    for number, method in enumerate(asked):
-        called = {"jsonrpc": "2.0", "method": method, **({"id": number} if method == "shutdown" else {})}
-        body = json.dumps(called).encode()
-        sent += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp"]
-    ended = subprocess.run(command, input=sent, capture_output=True, timeout=LIMIT)
+    ended = subprocess.run(command, input=b"".join(messages(*asked)), capture_output=True, timeout=LIMIT)
     assert (ended.returncode, ended.stderr) == (code, b"")
+
+
+def test_an_editor_on_a_port_ends_the_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "from ficco_rt.cli.main import ficco; ficco()", "lsp", "--tcp", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        try:
+            with connected(port) as editor:
+                editor.sendall(b"".join(messages("shutdown", "exit")))
+                _, told = server.communicate(timeout=LIMIT)
+        finally:
+            server.kill()
+    assert (server.returncode, told) == (0, b"")
+
+
+def connected(port: int) -> socket.socket:
+    for _ in range(int(LIMIT / 0.05)):
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(("127.0.0.1", port))
+        time.sleep(0.05)
+    raise AssertionError(port)
 
 
 def test_settings_that_cannot_be_taken_are_told() -> None:
     async def script(editor: Editor) -> None:
         editor.open(TEXT)
-        await editor.until(lambda told: bool(told.diagnostics))
+        await editor.until(lambda told: True)
         assert editor.messages == [
             'ficco: ranks is "x", not a number from 1 to 1024; 4 ranks are taken',
             'ficco: set is "M=64", not a list such as ["M=8192"]; no size is set',
