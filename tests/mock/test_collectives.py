@@ -5,14 +5,20 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ficco_dsl
 from ficco_rt import compiler
 from ficco_rt.driver.gpu import collectives, watchdog
+from ficco_rt.driver.gpu.collective_library import refused
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import discover
 from ficco_rt.errors import DeviceError, PlanError, ScheduleError, UsageError
@@ -281,6 +287,60 @@ def test_a_peer_that_never_comes(library: standin.StandIn, graph: bool, monkeypa
         assert "every.ficco:13" in str(told.value)
         assert verified_run(made, values="exact").ok
     at_rest(library)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_abort_waits_for_a_call_that_ends(
+    cuda: standin.StandIn, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """It frees what the call still uses. A call that waits for others is aborted all the same."""
+    fresh(cuda)
+    monkeypatch.setattr(collectives, "CALL", 60.0 if ends else 0.05)
+    inside, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+    with executor(cuda, plan_of()) as made:
+        assert verified_run(made, values="exact").ok
+        assert isinstance(made.driver, GpuDriver)
+        communicators = made.driver._communicators
+        library = communicators._library
+        assert library is not None
+        call, abort = library.call, library.abort
+
+        def slow(*arguments: Any) -> None:
+            inside.set()
+            go_on.wait(10)
+            order.append("call")
+            if not ends:  # what a library says whose call waited for others
+                raise refused("ncclAllGather", "ncclRemoteError")
+            call(*arguments)
+
+        def told(communicator: int) -> None:
+            order.append("abort")
+            go_on.set()
+            abort(communicator)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "call", slow)
+            patch.setattr(library, "abort", told)
+            running = threading.Thread(target=lambda: suppressed(made.run))
+            running.start()
+            assert inside.wait(10)
+            communicators.abort()
+            if ends:
+                time.sleep(0.05)
+                assert order == []
+                go_on.set()
+            running.join(20)
+            communicators.settle()
+        assert order[0] == ("call" if ends else "abort")
+        assert order.count("abort") == 4
+        assert verified_run(made, values="exact").ok
+    at_rest(cuda)
+
+
+def suppressed(run: Callable[[], object]) -> None:
+    with suppress(DeviceError):
+        run()
 
 
 def test_callers_graphs_hold_no_collectives_of_several_gpus_of_a_process(cuda: standin.StandIn) -> None:

@@ -41,6 +41,7 @@ WARM = 32 << 20  # bytes, at most, of a collective that is made once before any 
 SETTLE = (
     5.0  # seconds that communicators get to leave once no run and no graph holds calls, and other processes to come
 )
+CALL = 0.5  # seconds that an abort waits for a call under way: more, and the call waits for what only the abort ends
 LOOK = 0.02  # seconds between two looks at whether other processes have come
 NTHREADS = "NCCL_NTHREADS"
 _READ: list[int | None] = []  # the threads that the library has read, once a process
@@ -92,6 +93,7 @@ class Communicators:
         self._leaving: list[threading.Thread] = []
         self.lent = False  # callers' graphs may hold calls, too
         self._changing = threading.Lock()  # `abort` comes from other threads
+        self._calling = threading.Lock()  # held in calls: an abort frees what a call of another thread may still use
 
     @property
     def count(self) -> int:
@@ -206,10 +208,11 @@ class Communicators:
         library = self._library
         assert library is not None
         try:
-            communicators = self._open[number]
-            with library.group():
-                for rank, member in members:
-                    library.call(kind, communicators[rank], rank, self._ranks, member)
+            with self._calling:
+                communicators = self._open[number]
+                with library.group():
+                    for rank, member in members:
+                        library.call(kind, communicators[rank], rank, self._ranks, member)
         except Refused as error:
             return (error,)
         except IndexError:
@@ -310,10 +313,16 @@ class Communicators:
                 self._leaving.append(thread)
 
     def _abort(self, communicators: Collection[Handle]) -> None:
+        """NOTE behind calls that end by themselves. One that waits for other processes ends by the abort alone."""
         assert self._library is not None
-        for communicator in communicators:
-            with suppress(DeviceError):  # an error has been told already
-                self._library.abort(communicator)
+        alone = self._calling.acquire(timeout=CALL)
+        try:
+            for communicator in communicators:
+                with suppress(DeviceError):  # an error has been told already
+                    self._library.abort(communicator)
+        finally:
+            if alone:
+                self._calling.release()
 
     def settle(self) -> None:
         """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
