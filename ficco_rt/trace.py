@@ -58,7 +58,8 @@ class Lane:
 
 
 class Arrow(NamedTuple):
-    """Span `after` of a trace waited for span `before` to end, by event or flag. Both are places in `Trace.spans`."""
+    """Span `after` of a trace needs span `before` to have ended, by event or flag, whether or not it had to wait. Both
+    are places in `Trace.spans`."""
 
     before: int
     after: int
