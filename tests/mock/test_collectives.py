@@ -298,6 +298,7 @@ def test_an_abort_waits_for_a_call_that_ends(
     monkeypatch.setattr(collectives, "CALL", 60.0 if ends else 0.05)
     inside, go_on = threading.Event(), threading.Event()
     order: list[str] = []
+    passed: list[bool] = []
     with executor(cuda, plan_of()) as made:
         assert verified_run(made, values="exact").ok
         assert isinstance(made.driver, GpuDriver)
@@ -317,6 +318,9 @@ def test_an_abort_waits_for_a_call_that_ends(
         def told(communicator: int) -> None:
             order.append("abort")
             go_on.set()
+            passed.append(communicators._calling.acquire(timeout=2))  # no later call waits for the abort
+            if passed[-1]:
+                communicators._calling.release()
             abort(communicator)
 
         with monkeypatch.context() as patch:
@@ -334,6 +338,7 @@ def test_an_abort_waits_for_a_call_that_ends(
             communicators.settle()
         assert order[0] == ("call" if ends else "abort")
         assert order.count("abort") == 4
+        assert all(passed)
         assert verified_run(made, values="exact").ok
     at_rest(cuda)
 

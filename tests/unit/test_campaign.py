@@ -126,6 +126,8 @@ def test_what_makes_no_sense_is_not_measured() -> None:
     assert "serial" in few
     assert "streamed chunks=1" in few
     assert not [label for label in few if "streamed chunks=2" in label or "taper" in label]
+    assert any("hierarchical" in v.label for v in variants("ag_gemm"))
+    assert not [label for label in few if "hierarchical" in label]  # the GPUs are in one node
     many = [v.label for v in variants("ag_gemm") if sensible(Scenario("ag_gemm", "p", 16384, 8192, 8192), 4, v)]
     assert "oneshot" not in many
     assert set(many) > {"streamed chunks=8 deep=1:1:1:1", "tapered taper=6:3:2:1", "uniform_fused_2d chunks=8"}

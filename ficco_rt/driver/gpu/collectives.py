@@ -313,16 +313,15 @@ class Communicators:
                 self._leaving.append(thread)
 
     def _abort(self, communicators: Collection[Handle]) -> None:
-        """NOTE behind calls that end by themselves. One that waits for other processes ends by the abort alone."""
+        """NOTE behind a call under way that ends by itself. One that waits for other processes ends by the abort alone.
+        A later call finds no communicators, and must not wait for this: an abort waits for graphs that hold calls, and
+        the thread of that call may have to destroy them."""
         assert self._library is not None
-        alone = self._calling.acquire(timeout=CALL)
-        try:
-            for communicator in communicators:
-                with suppress(DeviceError):  # an error has been told already
-                    self._library.abort(communicator)
-        finally:
-            if alone:
-                self._calling.release()
+        if self._calling.acquire(timeout=CALL):
+            self._calling.release()
+        for communicator in communicators:
+            with suppress(DeviceError):  # an error has been told already
+                self._library.abort(communicator)
 
     def settle(self) -> None:
         """What leaves is given back. DeviceError: it is not, because a graph holds calls, or something never ends."""
