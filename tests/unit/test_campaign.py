@@ -15,8 +15,9 @@ from ficco_rt.errors import DeviceError
 from ficco_rt.machine.model import Machine
 from ficco_rt.machine.profiles import profile
 from ficco_rt.plan.ir import Plan
-from tools.bench import campaign, kept
-from tools.bench.campaign import Campaign, Item, Prepared, items, sensible, worth_it
+from tools.bench import campaign, candidates, finals, kept
+from tools.bench.campaign import Campaign
+from tools.bench.candidates import Item, Prepared, items, sensible, worth_it
 from tools.bench.kept import Figure, Kept, Measurement
 from tools.bench.measure import COPIES, GEMM
 from tools.bench.scenarios import Scenario
@@ -29,7 +30,7 @@ AR = Scenario("gemm_ar", "x", 512, 64, 128)
 PREPARED: dict[tuple[Item, str], Prepared] = {}
 
 
-def prepared(item: Item, machine: Machine, variant: Variant, prepare: Any = campaign.prepare) -> Prepared:
+def prepared(item: Item, machine: Machine, variant: Variant, prepare: Any = candidates.prepare) -> Prepared:
     key = (item, variant.label)
     if key not in PREPARED:
         PREPARED[key] = prepare(item, machine, variant)
@@ -40,7 +41,7 @@ def prepared(item: Item, machine: Machine, variant: Variant, prepare: Any = camp
 def _hope(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small sizes leave the model few candidates, and few are enough. Each is compiled once for all tests."""
     monkeypatch.setattr(campaign, "prepare", prepared)
-    monkeypatch.setattr(campaign, "HOPELESS", 100.0)
+    monkeypatch.setattr(candidates, "HOPELESS", 100.0)
     monkeypatch.setattr(campaign, "variants", lambda operation: variants(operation, 2))
 
 
@@ -137,8 +138,8 @@ def test_what_makes_no_sense_is_not_measured() -> None:
 
 
 def test_what_the_model_finds_hopeless_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "HOPELESS", 1.6)
-    (plan,) = [campaign.prepare(Item(AR, 2), profile("h200-switch", 2), Variant("gemm_ar/serial", ())).plan]
+    monkeypatch.setattr(candidates, "HOPELESS", 1.6)
+    (plan,) = [candidates.prepare(Item(AR, 2), profile("h200-switch", 2), Variant("gemm_ar/serial", ())).plan]
 
     def of(name: str, modelled: float) -> Prepared:
         return Prepared(Variant(f"gemm_ar/{name}", ()), plan, modelled)
@@ -193,7 +194,7 @@ def test_a_run_goes_on_where_one_stopped() -> None:
 
 def test_what_would_be_chosen_is_measured_too(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = Variant("gemm_ar/streamed", (("chunks", 3),))
-    monkeypatch.setattr(campaign.selected, "variant", lambda by, *_: choice if by == "rules" else None)
+    monkeypatch.setattr(candidates.selected, "variant", lambda by, *_: choice if by == "rules" else None)
     gpus = Fake(2)
     run(gpus, [Item(AR, 2)], [])
     assert "streamed chunks=3" in gpus.added()
@@ -235,6 +236,7 @@ def test_a_lost_device_ends_the_run_and_is_not_tried_again() -> None:
         (["--ranks", "2,x"], "--ranks 2,x: wanted whole numbers from 2, such as 2,4,8"),
         (["--share", "3/2"], "--share 3/2: wanted I/N, such as 1/4, the first of four shares"),
         (["--share", "1"], "--share 1: wanted I/N, such as 1/4, the first of four shares"),
+        (["--again", "0"], "--again 0: {json}: there is no such file"),
         (["--only", "zzz"], "there is no scenario to measure"),
         (["--scenarios", "/nowhere/x.json"], "/nowhere/x.json: there is no such file"),
     ],
@@ -242,8 +244,9 @@ def test_a_lost_device_ends_the_run_and_is_not_tried_again() -> None:
 def test_wrong_arguments(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert campaign.main([*arguments, "--json", str(tmp_path / "x.json")]) == 2
-    assert capsys.readouterr().err == f"bench: {message}\n"
+    file = str(tmp_path / "x.json")
+    assert campaign.main([*arguments, "--json", file]) == 2
+    assert capsys.readouterr().err == f"bench: {message.replace('{json}', file)}\n"
 
 
 def test_a_whole_run_and_its_file(
@@ -275,7 +278,85 @@ def test_a_whole_run_and_its_file(
     assert "rs gemma2_27b_down_512 (4) shard streams: 100.0 µs" in out
     assert campaign.main(asked) == 0
     assert capsys.readouterr().out.startswith("0 rows in ")
+    assert campaign.main([*asked, "--again", "3"]) == 0
+    assert capsys.readouterr().out.endswith("1 of 1 are done\n")
+    once_more = kept.read(file)
+    assert once_more.settings["finals"] == found.settings["finished"]
+    assert {row.single.samples for row in once_more.rows if row.single is not None} == {3, 5}
+    assert campaign.main([*asked, "--again", "0"]) == 2
+    assert capsys.readouterr().err == "bench: --again 0: wanted a whole number from 1\n"
     kept.write(file, Kept({**found.about, "gpus": "2 × other"}, found.rows, found.settings))
     assert campaign.main(asked) == 2
     told = "is of gpus 2 × other, here it is 2 × none; give another file\n"
     assert capsys.readouterr().err.endswith(told)
+
+
+# ---- what is near the best, once more
+
+
+def again(gpus: Fake, rows: list[Measurement], until: float = 1e9) -> tuple[finals.Finals, list[Measurement]]:
+    saved: list[Measurement] = []
+    made = finals.Finals(dict.fromkeys((2, 4), gpus), rows, {}, saved.extend, until, 4, lambda: gpus.now, rest=0)
+    made.run([Item(AR, 2)], Inline())
+    return made, saved
+
+
+FAST = {"oneshot streams": 50.0, "oneshot graph": 49.0, "serial streams": 50.2, "serial graph": 53.0}
+
+
+def test_what_is_near_the_best_is_measured_again_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates.selected, "variant", lambda *_: None)
+    rows: list[Measurement] = []
+    run(Fake(2, FAST), [Item(AR, 2)], rows)
+    before, gpus = [*rows], Fake(2, {key: time + 10 for key, time in FAST.items()})
+    made, saved = again(gpus, rows)
+    new = {row.label: row.single for row in saved}
+    assert new == {
+        "oneshot graph": Figure(59.0, 59.0, 59.0, 4),
+        "oneshot streams": Figure(60.0, 60.0, 60.0, 4),
+        "serial streams": Figure(60.2, 60.2, 60.2, 4),
+    }
+    assert list(made.finished) == [Item(AR, 2).key]
+    assert [row.key for row in rows] == [row.key for row in before]
+    assert [row for row in rows if row not in before] == [row for row in rows if row.label in new]
+    turns = [what[1] for what in gpus.asked if what[0] == "turn"]
+    assert [set(turns[i : i + 3]) for i in (0, 3, 6, 9)] == [set(new)] * 4  # a round has one run of each
+    assert len({tuple(turns[i : i + 3]) for i in (0, 3, 6, 9)}) > 1  # in an order of its own
+    assert gpus.asked[-1] == ("keep", ())
+    asked = len(gpus.asked)
+    made.run([Item(AR, 2)], Inline())
+    assert len(gpus.asked) == asked  # once is enough
+
+
+def test_what_would_be_chosen_is_measured_again_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[Measurement] = []
+    run(Fake(2, FAST), [Item(AR, 2)], rows)
+    choice = Variant("gemm_ar/streamed", (("chunks", 2),))
+    monkeypatch.setattr(candidates.selected, "variant", lambda by, *_: choice if by == "rules" else None)
+    _, saved = again(Fake(2, {"streamed chunks=2 streams": 70.0}), rows)
+    assert [row.single for row in saved if row.schedule == "gemm_ar/streamed"] == [Figure(70.0, 70.0, 70.0, 4)]
+
+
+def test_times_stay_that_cannot_be_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other kernels, those of what is wrong today, those of a case for which there is no time."""
+    monkeypatch.setattr(candidates.selected, "variant", lambda *_: None)
+    rows: list[Measurement] = []
+    run(Fake(2, FAST), [Item(AR, 2)], rows)
+    before = [*rows]
+    made, saved = again(Fake(2), rows, until=0.5)
+    assert (made.finished, saved, rows) == ({}, [], before)
+    _, saved = again(Fake(2, wrong={"serial streams": 0.5}), rows)
+    assert sorted(row.label for row in saved) == ["oneshot graph", "oneshot streams"]
+    rows[:] = [replace(row, kernels="other") if row.schedule.endswith("oneshot") else row for row in before]
+    _, saved = again(Fake(2), rows)
+    assert [row.label for row in saved] == ["serial streams"]
+
+
+def test_a_lost_device_leaves_the_old_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates.selected, "variant", lambda *_: None)
+    rows: list[Measurement] = []
+    run(Fake(2, FAST), [Item(AR, 2)], rows)
+    before = [*rows]
+    with pytest.raises(DeviceError, match="the device is lost"):
+        again(Fake(2, breaks="serial streams"), rows)
+    assert rows == before

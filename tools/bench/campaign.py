@@ -6,14 +6,14 @@ variant is compiled, and priced on the virtual clock, in processes beside the on
 make no sense for the sizes (`sensible`), and those that the model finds hopeless, are not measured. The others come in
 the order of the model, on streams, each with a few single runs; what is slow after two of them gets no more. What is
 near the best so far is measured as a graph, too. The file is written after every variant. A run that is given the file
-of an earlier one goes on from there: `finished` among its settings are scenarios of which nothing is left.
+of an earlier one goes on from there: `finished` among its settings are scenarios of which nothing is left. With
+`--again` it measures what is near the best once more, in turn (`finals`).
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,33 +24,25 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Protocol
 
-from ficco_rt.errors import DeviceError, ScheduleError, UsageError, exit_code
+from ficco_rt.errors import DeviceError, UsageError, exit_code
 from ficco_rt.files import REPORT, check_outputs
-from ficco_rt.machine.model import Machine
-from ficco_rt.plan.ir import Plan
-from ficco_rt.select.choose import By
-from ficco_rt.sim.simulate import simulate
 
 from . import families, kept, made_by, selected
+from .candidates import GPUS, Gpus, Item, Prepared, items, prepare, prepare_choice, sensible, worth_it, wrong
 from .executors import ask_for_connections
+from .finals import Finals
 from .gpus import find_gpus
 from .kept import Figure, Kept, Measurement
 from .measure import COPIES, GEMM
-from .ours import Ours, plan_for
+from .ours import Ours
 from .scenarios import DEFAULT_FILE, Scenario, load
-from .stats import slowest, spread, tolerance
-from .variants import Variant, variants
-from .workers import Turn
+from .stats import slowest, spread
+from .variants import variants
 
-GPUS = 2
 FIRST, MORE = 2, 3  # single runs of every variant, and more of those that are not slow
 SLOW = 1.3  # times the best so far: gets no more runs
 CLOSE = 1.1  # times the best so far: measured as a graph, too
-HOPELESS = 1.6  # times the best on the virtual clock: not measured; a p90 error of the model is 1.2
-LEAST_ROWS = 64  # of a piece: half a tile
-LEAST_DEPTH = 512  # of a piece of K
 SPARE = 3.0  # seconds that are left when the last variant begins
 REST = 0.1  # seconds of rest after a variant, at most: it rests for as long as its runs took
 RUNS = 10  # of a row, with warm-up and check
@@ -60,119 +52,10 @@ As many single-run measurements of our schedules as fit into a time, on two GPUs
 
     python -m tools.bench campaign --json data.json --seconds 480
     python -m tools.bench campaign --json data.json --seconds 480 --share 2/4    # the second of four shares
+    python -m tools.bench campaign --json data.json --seconds 480 --again 12     # the fastest of each case once more
 
 A file that is there is gone on with. Exit codes: 0, 2 wrong arguments, 3 no PyTorch, no GPUs or a device failed,
 130 interrupted; what is measured by then is in the file."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A scenario on so many ranks."""
-
-    scenario: Scenario
-    ranks: int
-
-    @property
-    def on_two(self) -> bool:
-        return self.ranks > GPUS
-
-    @property
-    def label(self) -> str:
-        return f"{self.scenario.label} ({self.ranks})"
-
-    @property
-    def key(self) -> str:
-        s = self.scenario
-        return f"{s.operation} {s.m} {s.n} {s.k} {self.ranks}"
-
-    def row(self, schedule: str, params: tuple[tuple[str, object], ...], mode: str) -> Measurement:
-        return Measurement(self.scenario, self.ranks, self.on_two, schedule, params, mode)
-
-
-class Gpus(Protocol):
-    """What measures, as `ours.Ours` does."""
-
-    machine: Machine
-
-    def begin(self, scenario: Scenario) -> Mapping[str, str | None]: ...
-
-    def add(self, variant: Variant, make: Callable[[], Plan]) -> Mapping[str, str | None]: ...
-
-    def data(self, seed: int) -> None: ...
-
-    def check(self, key: str) -> float | None: ...
-
-    def turn(self, key: str, warmup: int, singles: int, loop: int) -> Turn: ...
-
-    def keep(self, keys: Sequence[str]) -> None: ...
-
-
-# ---------------------------------------------------------------- what is measured
-
-
-def items(scenarios: Sequence[Scenario], ranks: Sequence[int], share: tuple[int, int], seed: int) -> list[Item]:
-    """The work of a share, in its order: the same for the same seed."""
-    whole = [Item(s, r) for s in scenarios for r in ranks if s.misfit(r) is None]
-    random.Random(seed).shuffle(whole)
-    part, parts = share
-    return whole[part - 1 :: parts]
-
-
-def sensible(scenario: Scenario, ranks: int, variant: Variant) -> bool:
-    """Whether the pieces are not too fine for the sizes, and the schedule not one for other sizes."""
-    name, rows = variant.schedule.rpartition("/")[2], scenario.m // ranks
-    if name == "oneshot":
-        return scenario.m <= 2048
-    if name == "hierarchical":
-        return False  # for several nodes; a campaign's GPUs are in one
-    depth = scenario.k if scenario.operation == "ag_gemm" else scenario.k // ranks
-    for parameter, value in variant.parameters:
-        if isinstance(value, int):
-            cut, least = (depth, LEAST_DEPTH) if name == "uniform_fused_2d" else (rows, LEAST_ROWS)
-            if value > 1 and cut // value < least:
-                return False
-        elif isinstance(value, list):
-            cut, least = (depth, LEAST_DEPTH) if parameter == "deep" else (rows, LEAST_ROWS)
-            if cut * min(value) // sum(value) < least:
-                return False
-    return True
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A variant with its plan and what the virtual clock says of it; or why there is none. `chosen`: ficco_rt would
-    choose it for the sizes."""
-
-    variant: Variant
-    plan: Plan | None = None
-    modelled: float = 0.0
-    failed: str | None = None
-    chosen: bool = False
-
-
-def prepare(item: Item, machine: Machine, variant: Variant) -> Prepared:
-    """In a process beside."""
-    try:
-        plan = plan_for(variant, item.scenario, machine, GPUS)
-    except (ScheduleError, UsageError) as error:
-        return Prepared(variant, failed=str(error).splitlines()[0])
-    return Prepared(variant, plan, simulate(plan, machine).duration)
-
-
-def prepare_choice(item: Item, machine: Machine, by: By) -> Prepared | None:
-    """Of what ficco_rt would choose, in a process beside."""
-    chosen = selected.variant(by, item.scenario, item.ranks, machine)
-    return None if chosen is None else replace(prepare(item, machine, chosen), chosen=True)
-
-
-def worth_it(found: Sequence[Prepared]) -> list[Prepared]:
-    """What is measured, the most promising first. Always `serial`, as what the others are compared with, and what
-    would be chosen, as it is what users get."""
-    priced = sorted((p for p in found if p.plan is not None), key=lambda p: p.modelled)
-    if not priced:
-        return []
-    most = HOPELESS * priced[0].modelled
-    return [p for p in priced if p.modelled <= most or p.chosen or p.variant.schedule.endswith("/serial")]
 
 
 # ---------------------------------------------------------------- measuring
@@ -262,7 +145,7 @@ class Campaign:
                 f"{variant.label} {mode}",
             )
             try:
-                why = told[key] or self._wrong(item, gpus, key, variant)
+                why = told[key] or wrong(item, gpus, key, variant)
                 figure = why or self._figure(gpus, key, True)
             except DeviceError as error:
                 self._keep([*rows, (row, str(error).splitlines()[0])])
@@ -274,12 +157,6 @@ class Campaign:
         gpus.keep((GEMM, COPIES))
         load = sum(figure.median for _, figure in rows if isinstance(figure, Figure)) * RUNS * 1e-6
         time.sleep(min(self.rest, load))
-
-    def _wrong(self, item: Item, gpus: Gpus, key: str, variant: Variant) -> str | None:
-        """What is wrong with the result, where there is one to compare with."""
-        error = gpus.check(key)
-        most = tolerance(item.ranks, variant.pieces, item.scenario.k)
-        return None if error is None or error <= most else f"relative error {error:.2e}, tolerance {most:.2e}"
 
     def _figure(self, gpus: Gpus, key: str, competes: bool) -> Figure:
         """Of a few single runs. Yardsticks do not compete."""
@@ -328,6 +205,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--ranks", default="2,4,8", metavar="R,…", help="2, and ranks of R on two (2,4,8)")
     add("--share", default="1/1", metavar="I/N", help="of N shares of the scenarios, the I-th (1/1)")
     add("--scenarios", type=Path, action="append", metavar="FILE", help="default: scenarios_wide.json, scenarios.json")
+    add("--again", type=int, metavar="ROUNDS", help="measure what is near the best of the file once more, in turn")
     add("--only", action="append", default=[], metavar="TEXT", help="scenarios whose name contains TEXT; repeatable")
     add("--jobs", type=int, default=max(1, (os.cpu_count() or 2) - 2), metavar="N", help="processes that compile")
     add("--seed", type=int, default=1, metavar="N", help="of the order, and of the operands (1)")
@@ -340,6 +218,9 @@ def campaign(options: argparse.Namespace) -> int:
     ranks, share = _ranks(options.ranks), _share(options.share)
     check_outputs([(REPORT, options.json)], options.scenarios or [])
     before = kept.read(options.json) if options.json.exists() else None
+    if options.again is not None and (options.again < 1 or before is None):
+        what = "wanted a whole number from 1" if before is not None else f"{options.json}: there is no such file"
+        raise UsageError(f"--again {options.again}: {what}")
     work = items(_scenarios(options), ranks, share, options.seed)
     if not work:
         raise UsageError("there is no scenario to measure")
@@ -350,26 +231,36 @@ def campaign(options: argparse.Namespace) -> int:
         gpus = {r: Ours(r, None, GPUS) for r in ranks}
         about = _about(gpus[ranks[0]].about(), options, before)
         rows = [*before.rows] if before is not None else []
-        finished = before.settings.get("finished", []) if before is not None else []
-        done = dict.fromkeys(map(str, finished)) if isinstance(finished, list) else {}
-        count = len(rows)
+        done = dict.fromkeys(map(str, _list(before, "finished")))
+        finals = dict.fromkeys(map(str, _list(before, "finals")))
+        count = 0
 
         def save(new: Sequence[Measurement]) -> None:
-            settings = {"seed": options.seed, "singles": FIRST + MORE, "finished": list(done)}
+            nonlocal count
+            count += len(new)
+            settings = {"seed": options.seed, "singles": FIRST + MORE, "finished": list(done), "finals": list(finals)}
             kept.write(options.json, Kept(about, tuple(rows), settings))
             for row in new:
                 told = row.failed or (f"{row.single.median:.1f} µs" if row.single is not None else "")
                 seconds = time.monotonic() - begun
                 print(f"[{seconds:4.0f} s] {row.scenario.label} ({row.ranks}) {row.label}: {told}", flush=True)
 
-        run = Campaign(gpus, rows, done, save, begun + options.seconds, seed=options.seed)
+        until = begun + options.seconds
+        run: Campaign | Finals = Campaign(gpus, rows, done, save, until, seed=options.seed)
+        if options.again is not None:
+            run = Finals(gpus, rows, finals, save, until, options.again, seed=options.seed)
         try:
             run.run(work, pool)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-    ended = sum(item.key in done for item in work)
-    print(f"{len(rows) - count} rows in {time.monotonic() - begun:.0f} s; {ended} of {len(work)} are done")
+    ended = sum(item.key in run.finished for item in work)
+    print(f"{count} rows in {time.monotonic() - begun:.0f} s; {ended} of {len(work)} are done")
     return 0
+
+
+def _list(before: Kept | None, setting: str) -> list[object]:
+    found = before.settings.get(setting) if before is not None else None
+    return found if isinstance(found, list) else []
 
 
 def _about(found: Mapping[str, str], options: argparse.Namespace, before: Kept | None) -> dict[str, str]:
