@@ -57,13 +57,15 @@ from .ir import (
 )
 from .latch import Latch, short
 from .launches import LaunchPlanner
+from .opening import Opening, opening_of
 from .words import Words, words_of
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """What the device plans of all modes share: words, and launches by the place of their commands in the plan.
-    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `communicators`: what the
+    `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `opening`: which streams
+    begin before other devices are through the run before; None: no stream does. `communicators`: what the
     vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
 
     plan: Plan
@@ -73,6 +75,7 @@ class Layout:
     features: Features
     touched: tuple[frozenset[int], ...]
     words: Words
+    opening: Opening | None
     launches: tuple[DeviceLaunch, ...]
     communicators: tuple[Communicator, ...]
     own_way: str
@@ -99,8 +102,11 @@ def layout_of(
     by_kernel = frozenset(flag for launch in launches for flag in launch.config.resets)
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     by_stream = tuple(touched(stream, plan) for stream in plan.streams)
-    words = words_of(plan, placement, by_kernel, unraised, by_stream, meetings=bool(reason))
-    return Layout(plan, plan_hash, device, placement, features, by_stream, words, launches, communicators, reason)
+    opening = opening_of(plan, placement, features)
+    words = words_of(plan, placement, by_kernel, unraised, by_stream, opening=opening, meetings=bool(reason))
+    return Layout(
+        plan, plan_hash, device, placement, features, by_stream, words, opening, launches, communicators, reason
+    )
 
 
 def device_plan(layout: Layout, mode: Mode) -> DevicePlan:
@@ -159,8 +165,9 @@ class _Builder:
         if self.latched and self.words.latch is not None:
             latch = Latch(self.words.latch, self.words.table[self.words.latch])
         frames = Frames(
-            self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.words, budget, latch
-        )
+            self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.words, budget, latch,
+            self.layout.opening,
+        )  # fmt: skip
         if self.mode in GRAPHS:
             inside = frames.inside()
             body = [*inside.begin, *(body if self.crowded else _together(body)), *inside.end]

@@ -147,6 +147,8 @@ class _Walk:
                         self._raise(change.word, ready)
                     elif change.word not in self.up:
                         return ("word", change.word)
+                    elif change.takes:
+                        self.up.discard(change.word)
                     self._did(node)
                 return None
             case Meet():

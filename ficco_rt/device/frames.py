@@ -14,9 +14,12 @@ Each device completes a run behind all of its streams, when its words are reset.
 Devices that share no events (`words.apart`) meet by words. At the end of a run each tells all others that it is
 through and that its words are reset, and completes the run when all others are through. So behind that, no device
 raises a word of the next run before this word is reset, none touches what another one still uses, and none is ever a
-whole run ahead. At the begin, a device waits only for those whose callers' tensors it touches: each of these tells that
-its callers have come. In a traced run it waits for all others of its node, so that they begin together. All these words
-tell of runs by their number, so that none of them is ever reset.
+whole run ahead. Where an opening allows it (`opening`), none of this is told at the end. At the begin each device tells
+those that write its memory that it is ready, and waits for those whose memory it writes; its inner streams do not wait.
+
+At the begin, a device also waits for those whose callers' tensors it touches, and only for these: each of them tells
+that its callers have come. In a traced run it waits for all others of its node, so that they begin together. These
+words, and those of ends, tell of runs by their number, so that none of them is ever reset.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from .ir import (
     Action,
     AwaitEvent,
     Cause,
+    ChangeWords,
     DeviceStream,
     EventName,
     Frame,
@@ -44,8 +48,10 @@ from .ir import (
     ResetWords,
     StreamName,
     When,
+    WordChange,
 )
 from .latch import Latch
+from .opening import Opening
 from .words import Words, apart
 
 BEGIN, END, GRAPH = Cause("the begin of a run"), Cause("the end of a run"), Cause("the graph of a run")
@@ -65,6 +71,7 @@ class Frames:
         words: Words,
         budget: Budget,
         latch: Latch | None = None,
+        opening: Opening | None = None,
     ) -> None:
         self.plan = plan
         self.placement = placement
@@ -72,6 +79,7 @@ class Frames:
         self.streams = streams
         self.words = words
         self.latch = latch
+        self.opening = opening
         self.budget = budget
         self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
@@ -138,8 +146,12 @@ class Frames:
                 yield from self._await(control, self._replays(device), "behind replays")
                 yield from self._tell_begin(device)
             yield RecordEvent(control, begin, BEGIN, when)
+            opened = list(self._open(device))
+            yield from opened
             for stream in self._on(device):
-                if alone == behind:
+                if opened and not self._inner(stream):
+                    yield AwaitEvent(stream.name, EventName("open", device), BEGIN)
+                elif alone == behind:
                     yield AwaitEvent(stream.name, alone or begin, BEGIN)
                 else:
                     yield AwaitEvent(stream.name, alone or begin, BEGIN, "alone")
@@ -207,14 +219,27 @@ class Frames:
     def _reset(self, device: int) -> Iterator[Action]:
         """Behind all streams of the device none of its words is raised any more: whoever raises one is waited for."""
         first, count = self.words.reset(device, self.mode)
-        if apart(self.placement, device, self.mode):
+        told = [*self._raised("exit", device), *self._awaited("exit", device)]
+        if told:
             steps = [] if any(self._tell_begin(device)) else [self._counted(device)]
             if count:
                 steps.append(MeetStep("reset", self.words.places[device].start + first, count))
-            steps += [*self._raised("exit", device), *self._awaited("exit", device)]
-            yield self._meet(device, steps, END)
+            yield self._meet(device, [*steps, *told], END)
         elif count:
             yield ResetWords(StreamName("control", device), first, count, END)
+
+    def _open(self, device: int) -> Iterator[Action]:
+        """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
+        others = apart(self.placement, device, self.mode)
+        taken = [self.words.awaited(EventName("ready", other), device, self.mode) for other in others]
+        changes = [WordChange(word, True) for word in self.words.raised(EventName("ready", device), self.mode)]
+        changes += [WordChange(word, False, takes=True) for word in taken if word is not None]
+        if changes:
+            yield ChangeWords(StreamName("control", device), tuple(changes), BEGIN)
+            yield RecordEvent(StreamName("control", device), EventName("open", device), BEGIN)
+
+    def _inner(self, stream: DeviceStream) -> bool:
+        return self.opening is not None and stream.name.number in self.opening.inner
 
     def _meet(self, device: int, steps: Sequence[MeetStep], cause: Cause) -> Meet:
         return Meet(StreamName("control", device), self.words.counts[device], tuple(steps), cause)
@@ -256,8 +281,11 @@ class Frames:
             control, captured = StreamName("control", device), EventName("captured", device)
             begin += self._tell_begin(device)
             begin.append(RecordEvent(control, captured, BEGIN))
+            opened = list(self._open(device))
+            begin += opened
             for stream in self._on(device, "plan"):
-                begin.append(AwaitEvent(stream.name, captured, BEGIN))
+                outer = opened and not self._inner(stream)
+                begin.append(AwaitEvent(stream.name, EventName("open", device) if outer else captured, BEGIN))
                 end.append(RecordEvent(stream.name, _tail(stream), END))
             end += self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
             end += self._reset(device)

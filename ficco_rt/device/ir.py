@@ -8,6 +8,7 @@ What orders what:
   it on its stream still runs, and waits itself for that kernel's end before it touches what is not read-only;
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a word of memory is 0 when a run begins; whoever waits for it goes on once it is 1; it is reset once a run;
+- who takes a word (`WordChange.takes`) waits for it and takes it down himself;
 - a word that tells of runs (`Word.tells_runs`) is never reset: a device counts the runs in one of its words, and writes
   its count to words of others; who waits for such a word goes on once it has reached his own count;
 - members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
@@ -64,6 +65,8 @@ EventKind: TypeAlias = Literal[
     "captured",
     "entry",
     "exit",
+    "ready",
+    "open",
     "embedded",
     "replayed",
     "chain",
@@ -171,8 +174,9 @@ class EventName:
 
     plan: the plan's event; raise, wait: the plan's stream whose side stream it joins; meet: a collective's group, with
     `rank` and `behind` (after the rank's part); start: 0, all devices begin behind it; begin, end, completion,
-    captured: the device; entry, exit: the device, points that semaphores alone tell others: its callers are ready,
-    and its part of the run is over and its words are reset; embedded: the device, behind its graph in a caller's;
+    captured: the device; entry, exit, ready: the device, points that semaphores alone tell others: its callers are
+    ready; its part of the run is over and its words are reset; others may write its memory and raise its words; open:
+    the device, when all are ready whose memory it writes; embedded: the device, behind its graph in a caller's;
     replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end;
     chain: counts where the chain of a crowded device's graph goes on to another stream, `rank` is the device;
     timestamp: the plan's stream, where `rank` counts them.
@@ -200,7 +204,18 @@ class EventName:
                 return f"chain {self.number}"
             case "start":
                 return "start of the run"
-            case "begin" | "end" | "completion" | "captured" | "entry" | "exit" | "embedded" | "replayed":
+            case (
+                "begin"
+                | "end"
+                | "completion"
+                | "captured"
+                | "entry"
+                | "exit"
+                | "ready"
+                | "open"
+                | "embedded"
+                | "replayed"
+            ):
                 return f"{self.kind} of device {self.number}"
             case "caller":
                 return f"caller {self.number}"
@@ -214,15 +229,16 @@ class Word:
     the `point` that another device waits for, where no event leads; or it is a latch, which has neither.
 
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
-    right `behind` that kernel, or at the `completion` of the run; or `never`: it tells of runs. Then its `point` is an
-    entry or exit, or it has none and is its device's own count of the runs. `used`: in all modes, in graphs, in graphs
-    that are embedded, in traced runs, or, as a latch, in the modes that have one."""
+    right `behind` that kernel, at the `completion` of the run, or by the stream that waits for it (`taken`); or
+    `never`: it tells of runs. Then its `point` is an entry or exit, or it has none and is its device's own count of the
+    runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, or, as a latch, in the modes
+    that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
-    reset: Literal["kernel", "behind", "completion", "never"]
+    reset: Literal["kernel", "behind", "completion", "taken", "never"]
     used: Literal["always", "graph", "embedded", "traced", "latched"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
@@ -280,10 +296,11 @@ class AwaitEvent:
 
 @dataclass(frozen=True, slots=True)
 class WordChange:
-    """A raise of a word, or a wait until it is up."""
+    """A raise of a word, or a wait until it is up. `takes`: the wait takes it down."""
 
     word: int
     raises: bool
+    takes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

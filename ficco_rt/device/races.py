@@ -87,6 +87,8 @@ class Races:
                     self._raise(change.word, self.clocks[q], me, tells)
                 else:
                     self.clocks[q] = self._see(change.word, self.clocks[q], me)
+                if change.takes:
+                    self.ledger.write(_word(change.word), self.clocks[q], me)
                 self.clocks[q] = self.clocks[q].with_work(bit)
             case Meet():
                 self._meet(node, action, part)

@@ -543,6 +543,8 @@ def _awaited(action: Action) -> Iterator[int]:
 
 def _reset(action: Action, places: Mapping[int, Sequence[int]], devices: Mapping[StreamName, int]) -> Iterator[int]:
     match action:
+        case ChangeWords(changes=changes):
+            yield from (c.word for c in changes if c.takes)
         case ResetWords(first=first, count=count):
             yield from places[devices[action.stream]][first : first + count]
         case Meet(steps=steps):

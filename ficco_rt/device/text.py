@@ -81,6 +81,7 @@ _RESETS = {
     "kernel": "reset by the kernel that waits",
     "behind": "reset behind the kernel that waits",
     "completion": "reset at completion",
+    "taken": "taken down by whoever waits",
     "never": "never reset",
 }
 _DOES = {"raise": "raise", "wait": "wait for", "reset": "reset", "count": "count the run in"}
@@ -157,7 +158,9 @@ def _actions(plan: DevicePlan, actions: Sequence[Action]) -> Iterator[str]:
             case AwaitEvent():
                 yield f"  wait for {a.event}"
             case ChangeWords():
-                changes = [f"{'raise' if c.raises else 'wait for'} word {c.word}" for c in a.changes]
+                changes = [
+                    f"{'raise' if c.raises else 'take' if c.takes else 'wait for'} word {c.word}" for c in a.changes
+                ]
                 yield f"  {', '.join(changes)}"
             case CopyMemory():
                 members = [f"raise word {word} by a copy" for word in a.words]

@@ -2,7 +2,7 @@
 
 The layout is the same in every mode, so that one set of words serves all runs of an executor. On each device those that
 the completion of a run resets come first, in one piece: flags, then semaphores, those of every mode before those of
-graphs; then those that kernels reset; then those that tell of runs. The latch is the last of all.
+graphs; then those that whoever waits for them resets; then those that tell of runs. The latch is the last of all.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from ..graph.budget import WORDS, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .collectives import calls_of, meets
 from .ir import EventName, Mode, Placement, Word
+from .opening import Opening, waiters
 
 _USES = ("always", "graph", "embedded", "traced")
-_GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "never": 2}
+_GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "taken": 1, "never": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +73,13 @@ def words_of(
     unraised: frozenset[int],
     touched: Sequence[frozenset[int]],
     *,
+    opening: Opening | None = None,
     meetings: bool = True,
 ) -> Words:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
     `unraised`: flags between works that a kernel makes as one; they have no word. `touched`: by stream of the plan, the
-    ranks whose inputs and outputs its commands touch. `meetings`: ranks meet before and behind collectives, as these
+    ranks whose inputs and outputs its commands touch. `opening`: by whom a device's begin is waited for, in place of
+    its end (`opening`). `meetings`: ranks meet before and behind collectives, as these
     are copies and sums."""
     private = private_flags(plan)
     wanted: dict[int, list[Word]] = defaultdict(list)  # by device
@@ -88,7 +91,7 @@ def words_of(
             wanted[device].append(Word(device, -1, flag, None, "completion"))
     budget = Budget(WORDS, PlanError)
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
-    for word in chain(_semaphores(plan, placement, budget, meetings), _meetings(plan, placement, touched)):
+    for word in chain(_semaphores(plan, placement, budget, meetings), _meetings(plan, placement, touched, opening)):
         wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
@@ -148,16 +151,19 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool
             yield Word(device, -1, None, point, "completion", used)
 
 
-def _meetings(plan: Plan, placement: Placement, touched: Sequence[frozenset[int]]) -> Iterator[Word]:
-    """By these words each two devices that share no events know each other's end of a run, and a device the begin of
-    those whose callers' tensors it touches; in traced runs, of all others."""
+def _meetings(
+    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], opening: Opening | None
+) -> Iterator[Word]:
+    """By these words each two devices that share no events know each other's end of a run, or, with an opening, a
+    device those others that are ready for what it sends; and a device the begin of those whose callers' tensors it
+    touches; in traced runs, of all others."""
     touches: dict[int, set[int]] = defaultdict(set)  # device → the devices whose callers' tensors it touches
     for stream, ranks in zip(plan.streams, touched, strict=True):
         touches[placement.devices[stream.rank]] |= {placement.devices[rank] for rank in ranks}
     entries = {device: EventName("entry", device) for device in placement.ordinals}
     exits = {device: EventName("exit", device) for device in placement.ordinals}
     for device in placement.ordinals:
-        used: Literal["always", "embedded"]
+        used: Literal["always", "embedded", "traced"]
         away = placement.others(device)
         for other in placement.near(device):
             used = "always" if other in away else "embedded"
@@ -165,10 +171,15 @@ def _meetings(plan: Plan, placement: Placement, touched: Sequence[frozenset[int]
                 yield Word(device, -1, None, entries[other], "never", used)
             elif other in away:
                 yield Word(device, -1, None, entries[other], "never", "traced")
-            yield Word(device, -1, None, exits[other], "never", used)
-        if placement.near(device):
+            if opening is None:
+                yield Word(device, -1, None, exits[other], "never", used)
+            elif device in waiters(opening, other):
+                yield Word(device, -1, None, EventName("ready", other), "taken", used)
+        if opening is None and placement.near(device):
             used = "always" if apart(placement, device, "streams") else "embedded"
             yield Word(device, -1, None, None, "never", used)
+        elif apart(placement, device, "traced"):
+            yield Word(device, -1, None, None, "never", "traced")
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:

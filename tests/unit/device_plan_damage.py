@@ -19,6 +19,7 @@ from ficco_rt.device.ir import (
     MeetStep,
     RecordEvent,
     StreamName,
+    WordChange,
 )
 
 Damage: TypeAlias = Callable[[DevicePlan], DevicePlan]
@@ -144,6 +145,39 @@ def told_too_early(plan: DevicePlan) -> DevicePlan:
 def waited_too_early(plan: DevicePlan) -> DevicePlan:
     """Devices wait until the others are through before they tell that they are."""
     return steps_in_order("count", "reset", "wait", "raise")(plan)
+
+
+def openings(change: Callable[[WordChange], WordChange]) -> Damage:
+    """Each raise and wait by which devices tell that they are ready."""
+
+    def of(action: Action) -> Action:
+        if not isinstance(action, ChangeWords) or not any(c.takes for c in action.changes):
+            return action
+        return replace(action, changes=tuple(map(change, action.changes)))
+
+    return lambda plan: replace(plan, body=tuple(map(of, plan.body)))
+
+
+def taken_first(plan: DevicePlan) -> DevicePlan:
+    """Devices wait until the others are ready before they tell that they are."""
+
+    def of(action: Action) -> Action:
+        if not isinstance(action, ChangeWords) or not any(c.takes for c in action.changes):
+            return action
+        return replace(action, changes=action.changes[::-1])
+
+    return replace(plan, body=tuple(map(of, plan.body)))
+
+
+def begun_at_once(plan: DevicePlan) -> DevicePlan:
+    """No stream waits until the others are ready."""
+
+    def of(action: Action) -> Action:
+        if not isinstance(action, AwaitEvent) or action.event.kind != "open":
+            return action
+        return replace(action, event=replace(action.event, kind="captured"))
+
+    return replace(plan, body=tuple(map(of, plan.body)))
 
 
 def steps_in_order(*kinds: str) -> Damage:

@@ -40,6 +40,7 @@ from tests.unit.device_plan_damage import (
     Damage,
     at_the_end,
     batched,
+    begun_at_once,
     changed,
     circle,
     completionless,
@@ -47,9 +48,11 @@ from tests.unit.device_plan_damage import (
     dropped,
     late_entries,
     launched,
+    openings,
     semaphoreless,
     start_first,
     streamed,
+    taken_first,
     told_too_early,
     twice,
     unchained,
@@ -73,6 +76,7 @@ PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "embedded": ("gemm_rs/serial", "embedded", {}),
     "entries": ("pull", "embedded", {}),
     "processes": ("gemm_rs/serial", "streams", {}),
+    "opening": ("ag_gemm/streamed", "graph", {"chunks": 2}),
     "gather": ("ag_gemm/streamed", "streams", {"chunks": 2}),
     "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
     "graph": ("gemm_rs/serial", "graph", {}),
@@ -88,17 +92,24 @@ QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where ther
 
 @cache
 def made(plan: str) -> DevicePlan:
-    """Each rank has a device; in `shared` they share one, in `processes` each has a process of its own."""
+    """Each rank has a device; in `shared` they share one, in `processes` and `opening` each has a process of its own.
+    `embedded` and `processes` tell each other the end of a run, as streams there change one word a call."""
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
     schedule = cases.by_library(name) if plan == "library" else cases.schedule(name) if name != "pull" else PULLING
     lowered = plan_of(build(schedule, 2, sizes if schedule.params else {}), machine)
-    placements = {"shared": Placement((0, 0)), "processes": Placement((0, 1), (0, 1))}
+    apart = Placement((0, 1), (0, 1))
+    placements = {"shared": Placement((0, 0)), "processes": apart, "opening": apart}
     placement = placements.get(plan, Placement((0, 1)))
     features = usual(machine.device.arch)
     library: Library = "NCCL" if plan == "collectives" else ""
-    features = replace(features, queues=QUEUES.get(plan, features.queues), collectives=library)
+    features = replace(
+        features,
+        queues=QUEUES.get(plan, features.queues),
+        collectives=library,
+        word_batches=plan not in ("embedded", "processes"),
+    )
     return device_plan(layout_of(lowered, machine.device, placement, features), mode)
 
 
@@ -201,7 +212,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_lie_apart,
         "graph",
         changed(ResetWords, count=4),
-        "the end of a run: words 0 to 3 of 3 are reset",
+        "the end of a run: words 0 to 3 of 2 are reset",
     ),
     (
         "a meeting over other devices' words",
@@ -385,14 +396,14 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords, 0, 2),
-        "word 5 (flag 1) is raised 2 times in a run (own), for whoever waits",
+        "word 4 (flag 1) is raised 2 times in a run (own), for whoever waits",
     ),
     (
         "never raised",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords),
-        "word 5 (flag 1) is raised 0 times in a run (own), for whoever waits",
+        "word 4 (flag 1) is raised 0 times in a run (own), for whoever waits",
     ),
     ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
     (
@@ -415,6 +426,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "graph",
         dropped(ResetWords),
         "word 0 (semaphore of event 3) is reset 0 times in a run (own)",
+    ),
+    (
+        "a word that is not taken down",
+        rules.words_are_given_once,
+        "opening",
+        openings(lambda change: replace(change, takes=False)),
+        "word 2 (semaphore of ready of device 1) is reset 0 times in a run (own)",
     ),
     (
         "a run that is not counted",
@@ -559,13 +577,13 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "side stream not behind the run before",
         "relay",
         without(AwaitEvent, "begin", "called"),
-        "deadlock: stream 2 waits for word 9 (flag 5)",
+        "deadlock: stream 2 waits for word 8 (flag 5)",
     ),
     (
         "callers do not wait",
         "gather",
         without(AwaitEvent, "end", "called"),
-        "deadlock: stream 3 waits for word 4 (flag 0)",
+        "deadlock: stream 3 waits for word 3 (flag 0)",
     ),
     (
         "no semaphore",
@@ -601,6 +619,19 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         late_entries,
         "race on X@1 rows 0–63, columns 0–63: CopyAsync on rank 0 stream dma (stream 0) reads it, the caller of rank 1 "
         "writes it, and nothing orders the two",
+    ),
+    (
+        "a copy that does not wait until the other device is ready",
+        "opening",
+        begun_at_once,
+        "race on G@0 rows 128–191, columns 0–127: CopyAsync on rank 1 stream dma (stream 2) writes it, "
+        "Launch on rank 0 stream compute (stream 1) reads it, and nothing orders the two",
+    ),
+    (
+        "devices that wait before they say that they are ready",
+        "opening",
+        taken_first,
+        "deadlock: control 0 waits for word 2 (semaphore of ready of device 1)",
     ),
     (
         "an exit awaited before it is told",

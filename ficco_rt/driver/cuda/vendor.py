@@ -448,16 +448,23 @@ class Cuda:
         return self.cu.cuStreamWaitValue32, (stream, address, 1, self._until)
 
     def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
-        if len(words) == 1:
+        if len(words) == 1 and not words[0].taken:
             (word,) = words
             return [(self.signal_action if word.raised else self.wait_flag_action)(word.address, stream)]
-        return [(self.cu.cuStreamBatchMemOp, (stream, len(words), [self._operation(word) for word in words], 0))]
+        parts = [part for word in words for part in self._operations(word)]
+        return [(self.cu.cuStreamBatchMemOp, (stream, len(parts), parts, 0))]
 
-    def _operation(self, word: WordOp) -> Any:
-        """A raise or a wait as a part of a batch."""
+    def _operations(self, word: WordOp) -> Iterator[Any]:
+        """A raise or a wait as a part of a batch; a taken word is written behind the wait."""
+        yield self._operation(word.address, 1 if word.raised else None)
+        if word.taken:
+            yield self._operation(word.address, 0)
+
+    def _operation(self, address: int, written: int | None) -> Any:
+        """What is written to a word; None: a wait until it is up."""
         kinds = self.cu.CUstreamBatchMemOpType
         made = self.cu.CUstreamBatchMemOpParams()
-        if word.raised:
+        if written is not None:
             made.operation = kinds.CU_STREAM_MEM_OP_WRITE_VALUE_32
             value = made.writeValue
             value.flags = 0
@@ -466,8 +473,8 @@ class Cuda:
             value = made.waitValue
             value.flags = self._until
         value.operation = made.operation
-        value.address = self.cu.CUdeviceptr(word.address)
-        value.value = self.cu.cuuint32_t(1)
+        value.address = self.cu.CUdeviceptr(address)
+        value.value = self.cu.cuuint32_t(1 if written is None else written)
         return made
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:

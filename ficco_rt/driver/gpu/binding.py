@@ -325,7 +325,7 @@ class Binder:
                 yield vendor.wait_action(stream, resources.recorded(event))
             case ChangeWords(changes=changes):
                 yield from vendor.words_actions(
-                    [WordOp(resources.addresses[c.word], c.raises) for c in changes], stream
+                    [WordOp(resources.addresses[c.word], c.raises, c.takes) for c in changes], stream
                 )
             case CopyMemory(moves=moves, words=words, batch=True):
                 runs = [LinearCopy(resources.addresses[word], self._gpus.ones[ordinal], 4) for word in words]

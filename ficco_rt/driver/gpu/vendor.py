@@ -85,10 +85,12 @@ class PitchedCopy:
 
 @dataclass(frozen=True, slots=True)
 class WordOp:
-    """A stream raises a 32-bit word in the memory of some device, or waits until the word is up."""
+    """A stream raises a 32-bit word in the memory of some device, or waits until the word is up, and with `taken` takes
+    it down again."""
 
     address: int
     raised: bool
+    taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,139 @@
+"""Which of a device's streams need not wait, at the begin of a run, until the other devices are through the run before.
+
+Devices that share no events tell each other by words how far they are. The plain way is to tell the end of each run and
+to wait for all others' before the run counts as complete: then every run is as long as that of the slowest device, and
+the way there and back of a word stands between two runs. Where others do no more to a device's memory than write once
+what the device itself reads later in the run, its own end says that they are through with it. Then a device tells at
+the begin of a run that it is `ready`, and only those streams of others wait for this that write its memory or raise its
+words. What touches the own device alone begins at once.
+
+No device can be ready twice before another one has taken notice: it ends a run behind what the other one has sent, and
+the other one has sent nothing before it took notice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..plan.ir import Access, CollectiveCall, Launch, Plan, Stream
+from ..region import BoxMap, Region
+from .ir import Features, Placement
+
+_NOBODY = -1
+_Place = tuple[str, int]  # a tensor and a rank
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """`waits`: by device the others whose memory its streams write, or whose words they raise: it waits until these are
+    ready. `inner`: the streams of the plan that touch their own device alone, and do not wait."""
+
+    waits: Mapping[int, frozenset[int]]
+    inner: frozenset[int]
+
+
+def opening_of(plan: Plan, placement: Placement, features: Features) -> Opening | None:
+    """None: all devices tell each other the end of each run, since others do more than to write what is read here, or
+    since no multiplication could begin earlier. So it is, too, where a word cannot change without a multiprocessor,
+    for these may all be held by what waits."""
+    if not features.word_batches or any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
+        return None
+    heard = _heard(plan)
+    waits: dict[int, set[int]] = {device: set() for device in placement.ordinals}
+    inner = set()
+    for stream in plan.streams:
+        here = placement.devices[stream.rank]
+        reached = {placement.devices[access.region.rank] for access in _accesses(stream)}
+        reached |= {placement.devices[rank] for rank in _told(stream, plan, heard)}
+        waits[here] |= reached - {here}
+        if reached <= {here}:
+            inner.add(stream.id)
+    early = {placement.devices[s.rank] for s in plan.streams if s.id in inner and _multiplies(s)}
+    if early != set(placement.ordinals) or not any(waits.values()) or not _read_where_written(plan, placement):
+        return None
+    return Opening({device: frozenset(others) for device, others in waits.items()}, frozenset(inner))
+
+
+def _accesses(stream: Stream) -> Iterator[Access]:
+    for command in stream.commands:
+        yield from command.accesses()
+
+
+def _multiplies(stream: Stream) -> bool:
+    return stream.engine == "sm" and any(isinstance(command, Launch) for command in stream.commands)
+
+
+def _heard(plan: Plan) -> Mapping[int, set[int]]:
+    """By event the ranks that wait for it."""
+    found: dict[int, set[int]] = defaultdict(set)
+    for stream, command in plan.commands():
+        for signal in command.waits:
+            if signal.kind == "event":
+                found[signal.number].add(stream.rank)
+    return found
+
+
+def _told(stream: Stream, plan: Plan, heard: Mapping[int, set[int]]) -> Iterator[int]:
+    """The ranks that the stream tells something."""
+    for command in stream.commands:
+        for signal in command.signals:
+            if signal.kind == "flag":
+                yield plan.flag_homes[signal.number]
+            else:
+                yield from heard.get(signal.number, ())
+
+
+def _read_where_written(plan: Plan, placement: Placement) -> bool:
+    """Whether all that devices do to others' memory is to write scratch which nobody else writes, and which the other
+    device itself reads. So it reads behind the write: before it there would be nothing to read."""
+    scratch = {t.name: t.shapes for t in plan.tensors if t.kind == "scratch"}
+    sent: list[tuple[Region, int]] = []  # from one device to another, and its number
+    for stream in plan.streams:
+        here = placement.devices[stream.rank]
+        for access in _accesses(stream):
+            region = access.region
+            if placement.devices[region.rank] == here:
+                continue
+            if not access.written or region.tensor not in scratch:
+                return False
+            sent.append((region, len(sent)))
+    written = {place: BoxMap(scratch[place[0]][place[1]], _NOBODY) for place in {_place(r) for r, _ in sent}}
+    if not all(_write(written, region, number) for region, number in sent):
+        return False
+    read: set[int] = set()
+    for stream in plan.streams:
+        here = placement.devices[stream.rank]
+        for access in _accesses(stream):
+            region = access.region
+            if _place(region) not in written or placement.devices[region.rank] != here:
+                continue
+            found = _found(written, region)
+            if access.written and found != {_NOBODY}:
+                return False
+            read |= found
+    return read >= {number for _, number in sent}
+
+
+def _place(region: Region) -> _Place:
+    return region.tensor, region.rank
+
+
+def _found(written: Mapping[_Place, BoxMap[int]], region: Region) -> set[int]:
+    """Who writes the region's elements."""
+    return {number for box in region.boxes for _, number in written[_place(region)].items(box)}
+
+
+def _write(written: Mapping[_Place, BoxMap[int]], region: Region, number: int) -> bool:
+    """Whether nobody has written the region before."""
+    if _found(written, region) - {_NOBODY, number}:
+        return False
+    for box in region.boxes:
+        written[_place(region)].update(box, lambda _, number=number: number)  # type: ignore[misc]
+    return True
+
+
+def waiters(opening: Opening | None, device: int) -> Sequence[int]:
+    """Those that wait until a device is ready."""
+    return [] if opening is None else sorted(other for other, on in opening.waits.items() if device in on)
