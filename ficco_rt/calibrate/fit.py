@@ -20,10 +20,13 @@ BYTES = 2  # of an element
 _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
 OVERHEADS = tuple(f.name for f in fields(Overheads))
 VENDOR = ("reached", "start")  # of the vendor's GEMM
+# What chains of small copies and kernels show, which have links, memory and multiprocessors to themselves: the least
+# that it costs in a schedule. On H200 schedules need twice as much
+CHAINED = ("copy_time", "signal_time", "event_to_copy", "event_to_kernel")
 LEAST = 0.1  # microseconds that anything takes
 _ROUNDS = 4
 SURE = 2.0  # standard errors: a figure is told from noise if it is above 0 by so many
-MEDIAN = 0.15  # standard error of a median of nine runs, as a share of the runs' range
+MEDIAN = 0.065  # standard error of a median of 25 runs, as a share of the runs' range
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
 
@@ -31,8 +34,9 @@ LARGE = 0.1  # of the operations of the largest product: those that go by the ra
 class Constant:
     """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times
     differ from what the figure says. `host`: the host issued the probe's runs while they ran, so that the figure may be
-    the time of the host. `noise`: what was measured and its standard error, where these cannot be told from noise; the
-    value is then the one that was known before."""
+    the time of the host. The value is the one that was known before in two cases. `noise`: what was measured and its
+    standard error, where these cannot be told from noise. `alone`: what a chain shows (`CHAINED`), where that is less
+    than what was known of schedules."""
 
     value: float
     unit: str
@@ -40,6 +44,12 @@ class Constant:
     residual: float = 0.0
     host: bool = False
     noise: tuple[float, float] | None = None
+    alone: float | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether the value is."""
+        return self.noise is None and self.alone is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,9 @@ class _Fit:
     def add(self, name: str, value: float, probe: str, off: float = 0.0, unit: str = "µs", error: float = 0.0) -> None:
         """A time that cannot be told from noise stays what it was. One that only the tables have is left out."""
         host = self.modes[probe] == "streams" and not all(p.ahead for p in self.series[probe])
-        if unit != "µs" or value > max(SURE * error, LEAST):
+        if name in CHAINED and max(value, SURE * error) < self.before(name):
+            self.found[name] = Constant(self.before(name), unit, probe, off, host, alone=value)
+        elif unit != "µs" or value > max(SURE * error, LEAST):
             self.found[name] = Constant(value, unit, probe, off, host)
         elif name in _LINKS + _DEVICE + OVERHEADS:
             self.found[name] = Constant(self.before(name), unit, probe, off, host, (value, error))
@@ -78,8 +90,11 @@ class _Fit:
         return links.copy_time if known is None else float(known)
 
     def more(self, name: str, before: float) -> float:
-        """By how much a figure is greater than what it was before it was measured; 0 if it was not."""
-        return self.found[name].value - before if name in self.found else 0.0
+        """By how much what the probes show of a figure is greater than what it was before; 0 if they show nothing."""
+        known = self.found.get(name)
+        if known is None:
+            return 0.0
+        return (known.value if known.alone is None else known.alone) - before
 
     def alone(self) -> float:
         """What a run of one kernel takes beside the kernel."""
@@ -315,10 +330,12 @@ def _vendor_after(value: Mapping[str, float], base: Machine) -> tuple[tuple[str,
 
 
 def _source(constant: Constant, before: str) -> str:
+    stored = f"as stored ({before})" if before else "as stored"
     if constant.noise is not None:
         value, error = constant.noise
-        stored = f" ({before})" if before else ""
-        return f"as stored{stored}: probe '{constant.probe}' cannot tell it from noise, {value:.2g} ± {error:.2g} µs"
+        return f"{stored}: probe '{constant.probe}' cannot tell it from noise, {value:.2g} ± {error:.2g} µs"
+    if constant.alone is not None:
+        return f"{stored}: probe '{constant.probe}' found {constant.alone:.2g} µs, with nothing beside it"
     how = "measured with the time of the host in it" if constant.host else "measured"
     return f"{how}: probe '{constant.probe}', times off by {100 * constant.residual:.1f} % in the median"
 

@@ -18,7 +18,7 @@ from ..types import Dtype, numpy_dtype
 from .measure import Times
 from .probes import Mode
 
-RUNS, WARMUP = 9, 2
+RUNS, WARMUP = 25, 2
 LONG = 20_000.0  # microseconds: of what takes longer, one run is enough
 REST = 5e-3  # seconds between runs, in which a device cools: each run is a single one
 TIMEOUT = 30.0

@@ -49,7 +49,7 @@ def measured_of(
         costs=tuple(
             Cost(what, mode, found[name].value, f"probe '{found[name].probe}'")
             for name, what, mode in _COSTS
-            if name in found and found[name].noise is None
+            if name in found and found[name].measured
         ),
         sustained=tuple(_sustained(by)),
     )

@@ -22,6 +22,7 @@ from .settings import show_params
 
 HOST = " *"  # behind a time that may be the host's
 NOISE = " †"  # behind the probe of a figure that it cannot tell from noise
+ALONE = " ‡"  # of a figure that schedules need more of than the probe
 MOST_GPUS = 8  # that are looked for
 
 
@@ -109,7 +110,10 @@ def record(series: Sequence[Series], machine: Machine, base: Machine) -> dict[st
 def _constant(c: Constant) -> dict[str, object]:
     value, error = c.noise or (None, None)
     noise = None if c.noise is None else {"value": value, "error": error}
-    return {"value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host, "noise": noise}
+    return {
+        "value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host, "noise": noise,
+        "alone": c.alone,
+    }  # fmt: skip
 
 
 def _loss(loss: Loss) -> dict[str, object]:
@@ -126,7 +130,7 @@ def render(
             f"{c.value:.4g}",
             c.unit,
             f"{100 * c.residual:.1f} %",
-            c.probe + HOST * c.host + NOISE * (c.noise is not None),
+            c.probe + HOST * c.host + NOISE * (c.noise is not None) + ALONE * (c.alone is not None),
         )
         for name, c in found.items()
     ]
@@ -147,6 +151,12 @@ def render(
         )
         parts.append(
             f"{NOISE.strip()} cannot be told from noise, so the figure is the one known before; measured: {told} µs"
+        )
+    alone = ", ".join(f"{name.replace('_', ' ')} {c.alone:.2g}" for name, c in found.items() if c.alone is not None)
+    if alone:
+        parts.append(
+            f"{ALONE.strip()} with nothing beside it the probe takes less than schedules do, so the figure is the one "
+            f"known before; measured: {alone} µs"
         )
     missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
     parts += ["not measured:", *missing] if missing else []

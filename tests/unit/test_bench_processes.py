@@ -191,6 +191,17 @@ def test_few_rows_are_tried_in_one_shot() -> None:
     assert all(len(found) == len(set(found)) > 0 for found in labels.values())
 
 
+def test_the_vendors_gemm_takes_part_where_the_model_finds_it_as_good() -> None:
+    machine = profiles.chosen("h200-switch", 2)
+    found = picked(Scenario("ag_gemm", "x", 8192, 10240, 8192), machine)
+    labels = [v.label for v in found]
+    assert labels[1:] == ["hetero_fused_1d chunks=1 kernel=vendor"]
+    assert [Variant.of_label("ag_gemm", label) for label in labels] == list(found)
+    assert found[1].arguments(Scenario("ag_gemm", "x", 8192, 10240, 8192))["kernel"] == "vendor"
+    few = picked(Scenario("gemm_rs", "x", 16384, 4096, 4096), machine)  # sums and products are of one launch there
+    assert not [v.label for v in few if "vendor" in v.label]
+
+
 @pytest.mark.parametrize(
     ("arguments", "count", "operations"),
     [([], 26, 3), (["--decode"], 12, 3), (["--quick"], 6, 3), (["--quick", "--only", "qkv"], 26, 3)],

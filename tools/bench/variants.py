@@ -73,7 +73,10 @@ def variants(operation: str, values: int | None = None) -> tuple[Variant, ...]:
 
 
 def _value(text: str) -> object:
-    return [int(share) for share in text.split(":") if share] if ":" in text else int(text)
+    """Shares, a number, or a name: of whose kernels make the products."""
+    if ":" in text:
+        return [int(share) for share in text.split(":") if share]
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def _shown(value: object) -> str:
