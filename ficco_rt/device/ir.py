@@ -129,7 +129,7 @@ class Features:
     """What a vendor's driver does for a run."""
 
     copy_batches: bool  # several copies in one call, without order among them; not in graphs
-    word_batches: bool  # several raises of words and waits for words in one call
+    word_batches: bool  # several raises of words and waits for words in one call, without a multiprocessor
     side_waits: bool  # a copy stream waits less for an event of a side stream than for a word
     early_starts: bool  # a kernel may begin while the one before it on its stream ends
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these

@@ -1,11 +1,11 @@
 """Which of a device's streams need not wait, at the begin of a run, until the other devices are through the run before.
 
-Devices that share no events tell each other by words how far they are. The plain way is to tell the end of each run and
-to wait for all others' before the run counts as complete: then every run is as long as that of the slowest device, and
-the way there and back of a word stands between two runs. Where others do no more to a device's memory than write once
-what the device itself reads later in the run, its own end says that they are through with it. Then a device tells at
-the begin of a run that it is `ready`, and only those streams of others wait for this that write its memory or raise its
-words. What touches the own device alone begins at once.
+Devices of different processes tell each other by words how far they are. The plain way is to tell the end of each run
+and to wait for all others' before the run counts as complete: then every run is as long as that of the slowest device,
+and the way there and back of a word stands between two runs. Where others do no more to a device's memory than write
+once what the device itself reads later in the run, its own end says that they are through with it. Then a device tells
+at the begin of a run that it is `ready`, and only those streams of others wait for this that write its memory or raise
+its words. What touches the own device alone begins at once.
 
 No device can be ready twice before another one has taken notice: it ends a run behind what the other one has sent, and
 the other one has sent nothing before it took notice.
@@ -37,8 +37,10 @@ class Opening:
 def opening_of(plan: Plan, placement: Placement, features: Features) -> Opening | None:
     """None: all devices tell each other the end of each run, since others do more than to write what is read here, or
     since no multiplication could begin earlier. So it is, too, where a word cannot change without a multiprocessor,
-    for these may all be held by what waits."""
-    if not features.word_batches or any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
+    for these may all be held by what waits; and in one process, whose devices share events in most modes."""
+    if not placement.processes or not features.word_batches:
+        return None
+    if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
         return None
     heard = _heard(plan)
     waits: dict[int, set[int]] = {device: set() for device in placement.ordinals}

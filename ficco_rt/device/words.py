@@ -163,7 +163,7 @@ def _meetings(
     entries = {device: EventName("entry", device) for device in placement.ordinals}
     exits = {device: EventName("exit", device) for device in placement.ordinals}
     for device in placement.ordinals:
-        used: Literal["always", "embedded", "traced"]
+        used: Literal["always", "embedded"]
         away = placement.others(device)
         for other in placement.near(device):
             used = "always" if other in away else "embedded"
@@ -175,11 +175,9 @@ def _meetings(
                 yield Word(device, -1, None, exits[other], "never", used)
             elif device in waiters(opening, other):
                 yield Word(device, -1, None, EventName("ready", other), "taken", used)
-        if opening is None and placement.near(device):
+        if placement.near(device):
             used = "always" if apart(placement, device, "streams") else "embedded"
-            yield Word(device, -1, None, None, "never", used)
-        elif apart(placement, device, "traced"):
-            yield Word(device, -1, None, None, "never", "traced")
+            yield Word(device, -1, None, None, "never", used if opening is None else "traced")
 
 
 def apart(placement: Placement, device: int, mode: Mode) -> Sequence[int]:

@@ -93,7 +93,7 @@ QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where ther
 @cache
 def made(plan: str) -> DevicePlan:
     """Each rank has a device; in `shared` they share one, in `processes` and `opening` each has a process of its own.
-    `embedded` and `processes` tell each other the end of a run, as streams there change one word a call."""
+    In `processes` streams change one word a call, so that they tell each other the end of a run."""
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
@@ -108,7 +108,7 @@ def made(plan: str) -> DevicePlan:
         features,
         queues=QUEUES.get(plan, features.queues),
         collectives=library,
-        word_batches=plan not in ("embedded", "processes"),
+        word_batches=plan != "processes",
     )
     return device_plan(layout_of(lowered, machine.device, placement, features), mode)
 
@@ -212,7 +212,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_lie_apart,
         "graph",
         changed(ResetWords, count=4),
-        "the end of a run: words 0 to 3 of 2 are reset",
+        "the end of a run: words 0 to 3 of 3 are reset",
     ),
     (
         "a meeting over other devices' words",
@@ -396,14 +396,14 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords, 0, 2),
-        "word 4 (flag 1) is raised 2 times in a run (own), for whoever waits",
+        "word 5 (flag 1) is raised 2 times in a run (own), for whoever waits",
     ),
     (
         "never raised",
         rules.words_are_given_once,
         "gather",
         dropped(ChangeWords),
-        "word 4 (flag 1) is raised 0 times in a run (own), for whoever waits",
+        "word 5 (flag 1) is raised 0 times in a run (own), for whoever waits",
     ),
     ("no word of a flag", rules.words_are_given_once, "gather", worded(0, flag=9), "flag 2 has no word"),
     (
@@ -577,13 +577,13 @@ WALKS: list[tuple[str, str, Damage, str]] = [
         "side stream not behind the run before",
         "relay",
         without(AwaitEvent, "begin", "called"),
-        "deadlock: stream 2 waits for word 8 (flag 5)",
+        "deadlock: stream 2 waits for word 9 (flag 5)",
     ),
     (
         "callers do not wait",
         "gather",
         without(AwaitEvent, "end", "called"),
-        "deadlock: stream 3 waits for word 3 (flag 0)",
+        "deadlock: stream 3 waits for word 4 (flag 0)",
     ),
     (
         "no semaphore",

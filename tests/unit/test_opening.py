@@ -21,6 +21,7 @@ RANKS = 4
 MACHINE = profile("h200-switch", RANKS)
 FEATURES = usual(MACHINE.device.arch)
 APART = Placement(tuple(range(RANKS)), tuple(range(RANKS)))  # a process and a device a rank
+PAIRS = Placement(tuple(range(RANKS)), tuple(rank // 2 for rank in range(RANKS)))  # two devices a process
 TOGETHER = Placement(tuple(range(RANKS)))  # one process
 
 # a product of the own rows, and of what another rank has sent; what varies is how it came
@@ -113,6 +114,7 @@ def test_shipped_schedules_that_send_have_an_opening() -> None:
 def test_each_mode_of_an_opening_holds(mode: Mode) -> None:
     """The check walks through runs in a row, of devices that are never told that another one's run has ended."""
     for name in ("ag_gemm/streamed", "gemm_rs/streamed", "gemm_rs/ring"):
+        check(made(shipped(name), mode, PAIRS))
         found = made(shipped(name), mode)
         check(found)
         assert not [w for w in found.words if w.point is not None and w.point.kind == "exit"]
@@ -120,14 +122,13 @@ def test_each_mode_of_an_opening_holds(mode: Mode) -> None:
         assert bool(meetings) == (mode == "traced")  # where all begin together
 
 
-def test_graphs_in_callers_graphs_have_an_opening_in_one_process_too() -> None:
+def test_graphs_in_callers_graphs_have_an_opening_among_processes() -> None:
     plan = shipped("ag_gemm/streamed")
-    for placement in (TOGETHER, APART):
+    for placement, opens in ((APART, True), (PAIRS, True), (TOGETHER, False)):
         found = made(plan, "embedded", placement)
         check(found)
-        assert [a for a in found.body if isinstance(a, ChangeWords) and any(c.takes for c in a.changes)]
-    alone = made(plan, "graph", TOGETHER)
-    assert not [a for a in alone.body if isinstance(a, ChangeWords) and any(c.takes for c in a.changes)]
+        taken = [a for a in found.body if isinstance(a, ChangeWords) and any(c.takes for c in a.changes)]
+        assert bool(taken) == opens
 
 
 def test_inner_streams_wait_for_nobody() -> None:
