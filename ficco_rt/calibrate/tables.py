@@ -47,9 +47,9 @@ def measured_of(
         reductions=tuple(_reductions(by)),
         contention=tuple(_contention(series)),
         costs=tuple(
-            Cost(what, mode, found[name].value, f"probe '{found[name].probe}'")
+            Cost(what, mode, c.value if c.found is None else c.found, f"probe '{c.probe}'")
             for name, what, mode in _COSTS
-            if name in found and found[name].measured
+            if (c := found.get(name)) is not None and c.noise is None
         ),
         sustained=tuple(_sustained(by)),
     )

@@ -22,7 +22,7 @@ from .settings import show_params
 
 HOST = " *"  # behind a time that may be the host's
 NOISE = " †"  # behind the probe of a figure that it cannot tell from noise
-ALONE = " ‡"  # of a figure that schedules need more of than the probe
+FOUND = " ‡"  # of a stored figure that is changed as far as the probe found another one than usual
 MOST_GPUS = 8  # that are looked for
 
 
@@ -112,7 +112,7 @@ def _constant(c: Constant) -> dict[str, object]:
     noise = None if c.noise is None else {"value": value, "error": error}
     return {
         "value": c.value, "unit": c.unit, "probe": c.probe, "residual": c.residual, "host": c.host, "noise": noise,
-        "alone": c.alone,
+        "found": c.found,
     }  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def render(
             f"{c.value:.4g}",
             c.unit,
             f"{100 * c.residual:.1f} %",
-            c.probe + HOST * c.host + NOISE * (c.noise is not None) + ALONE * (c.alone is not None),
+            c.probe + HOST * c.host + NOISE * (c.noise is not None) + FOUND * (c.found is not None),
         )
         for name, c in found.items()
     ]
@@ -152,11 +152,11 @@ def render(
         parts.append(
             f"{NOISE.strip()} cannot be told from noise, so the figure is the one known before; measured: {told} µs"
         )
-    alone = ", ".join(f"{name.replace('_', ' ')} {c.alone:.2g}" for name, c in found.items() if c.alone is not None)
-    if alone:
+    shown = ", ".join(f"{name.replace('_', ' ')} {c.found:.4g}" for name, c in found.items() if c.found is not None)
+    if shown:
         parts.append(
-            f"{ALONE.strip()} with nothing beside it the probe takes less than schedules do, so the figure is the one "
-            f"known before; measured: {alone} µs"
+            f"{FOUND.strip()} the stored figure of {base.device.name}, which is of schedules, changed by as much as "
+            f"the probe found another one than it finds on those GPUs; found: {shown}"
         )
     missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
     parts += ["not measured:", *missing] if missing else []

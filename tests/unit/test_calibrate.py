@@ -66,6 +66,12 @@ def other(machine: Machine) -> Machine:
     return replace(machine, device=device, links=links)
 
 
+@pytest.fixture(autouse=True)
+def _probes_are_like_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are on the virtual clock."""
+    monkeypatch.setattr(fit, "FOUND", {})
+
+
 @pytest.fixture(scope="module")
 def base() -> Machine:
     return profile("h200-switch", 4)
@@ -118,24 +124,28 @@ class Scattered(Modelled):
         return Times((least + late - 2, least + late, least + late + 2), found.ahead)
 
 
-def test_what_takes_less_with_nothing_beside_it_stays_as_it_was(base: Machine) -> None:
-    """A chain shows the least that a copy or a wait costs in schedules, of which the stored figures are."""
+def test_stored_figures_change_as_far_as_probes_find_others(base: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes have all to themselves, so that they find other figures than schedules need: a machine that is like those
+    GPUs gets the stored figures, another one its own share of them."""
     machine = replace(base, ranks=2)
     device = replace(machine.device, overheads=(("event_to_copy", 0.5),))
-    quick = replace(machine, device=device, links=replace(machine.links, copy_time=3.0))
-    series = measure(only("push", "hops", "copy turns", "launches"), machine, Modelled(quick), 1000)
+    quick = replace(machine, device=device, links=replace(machine.links, copy_time=3.0, rate=400e3))
+    probed = only("push", "hops", "copy turns", "launches")
+    series = measure(probed, machine, Modelled(quick), 1000)
+    usual = {"copy_time": 2.6, "event_to_copy": 0.5, "rate": 400e3 / 1.02}
+    monkeypatch.setattr(fit, "FOUND", {machine.device.name: usual})
     found = constants(series, machine)
-    for name, value, stored in (("copy_time", 3.0, 6.0), ("event_to_copy", 0.5, STORED.event_to_copy)):
-        assert found[name].alone == pytest.approx(value, abs=0.3)
-        assert (found[name].value, found[name].measured) == (stored, False)
+    assert found["copy_time"].found == pytest.approx(3.0, abs=0.3)
+    assert found["copy_time"].value == pytest.approx(machine.links.copy_time + 0.4, abs=0.3)
+    assert found["event_to_copy"].value == pytest.approx(STORED.event_to_copy, abs=0.3)
+    assert found["rate"].value == pytest.approx(1.02 * machine.links.rate, rel=0.01)
+    assert found["signal_time"].found is None
     made = command.calibrated(series, machine, None, "CUDA 13.0")
-    assert made.links.copy_time == 6.0
-    source = made.source_of("tiers[0].copy_time")
-    assert source.startswith("as stored (measured on 4×H200 with NVSwitch: staggered pushes")
-    assert source.endswith(" µs, with nothing beside it")
+    source = made.source_of("tiers[0].rate")
+    assert source.startswith("measured: probe 'push' found 4e+05 bytes a µs, which changes the stored figure (measured")
     with open("/dev/null", "w") as stream:
         text = command.render(series, made, machine, 1.0, Style(stream), {})
-    assert "‡ with nothing beside it the probe takes less than schedules do" in text
+    assert "‡ the stored figure of NVIDIA H200, which is of schedules, changed by as much as the probe found" in text
 
 
 def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) -> None:
