@@ -13,8 +13,7 @@ the other one has sent nothing before it took notice.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ..plan.ir import Access, CollectiveCall, Launch, Plan, Stream
@@ -27,11 +26,16 @@ _Place = tuple[str, int]  # a tensor and a rank
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """`waits`: by device the others whose memory its streams write, or whose words they raise: it waits until these are
-    ready. `inner`: the streams of the plan that touch their own device alone, and do not wait."""
+    """`sends`: by device the others whose memory its streams write: it waits until these are ready. `inner`: the
+    streams of the plan that touch their own device alone, and do not wait. They raise no words of others, either:
+    nobody there awaits what was not sent."""
 
-    waits: Mapping[int, frozenset[int]]
+    sends: Mapping[int, frozenset[int]]
     inner: frozenset[int]
+
+    def waits(self, device: int, other: int) -> bool:
+        """Whether a device waits until another one is ready."""
+        return other in self.sends[device]
 
 
 def opening_of(plan: Plan, placement: Placement, features: Features) -> Opening | None:
@@ -42,20 +46,18 @@ def opening_of(plan: Plan, placement: Placement, features: Features) -> Opening 
         return None
     if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
         return None
-    heard = _heard(plan)
-    waits: dict[int, set[int]] = {device: set() for device in placement.ordinals}
+    sends: dict[int, set[int]] = {device: set() for device in placement.ordinals}
     inner = set()
     for stream in plan.streams:
         here = placement.devices[stream.rank]
         reached = {placement.devices[access.region.rank] for access in _accesses(stream)}
-        reached |= {placement.devices[rank] for rank in _told(stream, plan, heard)}
-        waits[here] |= reached - {here}
+        sends[here] |= reached - {here}
         if reached <= {here}:
             inner.add(stream.id)
     early = {placement.devices[s.rank] for s in plan.streams if s.id in inner and _multiplies(s)}
-    if early != set(placement.ordinals) or not any(waits.values()) or not _read_where_written(plan, placement):
+    if early != set(placement.ordinals) or not any(sends.values()) or not _read_where_written(plan, placement):
         return None
-    return Opening({device: frozenset(others) for device, others in waits.items()}, frozenset(inner))
+    return Opening({device: frozenset(others) for device, others in sends.items()}, frozenset(inner))
 
 
 def _accesses(stream: Stream) -> Iterator[Access]:
@@ -65,26 +67,6 @@ def _accesses(stream: Stream) -> Iterator[Access]:
 
 def _multiplies(stream: Stream) -> bool:
     return stream.engine == "sm" and any(isinstance(command, Launch) for command in stream.commands)
-
-
-def _heard(plan: Plan) -> Mapping[int, set[int]]:
-    """By event the ranks that wait for it."""
-    found: dict[int, set[int]] = defaultdict(set)
-    for stream, command in plan.commands():
-        for signal in command.waits:
-            if signal.kind == "event":
-                found[signal.number].add(stream.rank)
-    return found
-
-
-def _told(stream: Stream, plan: Plan, heard: Mapping[int, set[int]]) -> Iterator[int]:
-    """The ranks that the stream tells something."""
-    for command in stream.commands:
-        for signal in command.signals:
-            if signal.kind == "flag":
-                yield plan.flag_homes[signal.number]
-            else:
-                yield from heard.get(signal.number, ())
 
 
 def _read_where_written(plan: Plan, placement: Placement) -> bool:
@@ -134,8 +116,3 @@ def _write(written: Mapping[_Place, BoxMap[int]], region: Region, number: int) -
     for box in region.boxes:
         written[_place(region)].update(box, lambda _, number=number: number)  # type: ignore[misc]
     return True
-
-
-def waiters(opening: Opening | None, device: int) -> Sequence[int]:
-    """Those that wait until a device is ready."""
-    return [] if opening is None else sorted(other for other, on in opening.waits.items() if device in on)

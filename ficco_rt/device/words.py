@@ -20,7 +20,7 @@ from ..graph.budget import WORDS, Budget
 from ..plan.ir import CollectiveCall, Launch, Plan, Record, WaitEvent, WaitFlag
 from .collectives import calls_of, meets
 from .ir import EventName, Mode, Placement, Word
-from .opening import Opening, waiters
+from .opening import Opening
 
 _USES = ("always", "graph", "embedded", "traced")
 _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "taken": 1, "never": 2}
@@ -173,7 +173,7 @@ def _meetings(
                 yield Word(device, -1, None, entries[other], "never", "traced")
             if opening is None:
                 yield Word(device, -1, None, exits[other], "never", used)
-            elif device in waiters(opening, other):
+            elif opening.waits(device, other):
                 yield Word(device, -1, None, EventName("ready", other), "taken", used)
         if placement.near(device):
             used = "always" if apart(placement, device, "streams") else "embedded"

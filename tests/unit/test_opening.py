@@ -63,7 +63,7 @@ def test_what_is_sent_and_read_lets_products_begin_early() -> None:
     plan = plan_text()
     found = opening(plan)
     assert found is not None
-    assert found.waits == {rank: {(rank + 1) % RANKS} for rank in range(RANKS)}
+    assert found.sends == {rank: {(rank + 1) % RANKS} for rank in range(RANKS)}
     assert {plan.streams[s].queue for s in found.inner} == {"compute"}
     assert len(found.inner) == RANKS
 
@@ -75,8 +75,8 @@ def test_what_is_sent_and_read_lets_products_begin_early() -> None:
         (SCRATCH, "stage move on dma { copy G <- A @ (rank + 1) % ranks }\nstage use on compute { gemm D = G * B }"),
         # writes an output: nothing of the run reads it
         ("", "stage move on dma { copy D @ (rank + 1) % ranks <- A }"),
-        # the same place twice: the first write may come behind the reader
-        (SCRATCH, f"{SENT}\nstage again on dma {{ copy G @ (rank + 1) % ranks <- B }}\n{MORE}"),
+        # a part twice: the second write comes behind the reader, and nothing behind the second
+        (SCRATCH, f"{SENT}\nstage again on dma {{ copy G[32:64] @ (rank + 1) % ranks <- B[32:64] }}\n{MORE}"),
         # what is sent is overwritten by whom it is sent to
         (SCRATCH, f"{SENT}\nstage over on compute {{ gemm G = A * B }}\n{MORE}"),
         # half of what is sent is read, but of two copies one is read by nobody
