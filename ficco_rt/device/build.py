@@ -141,6 +141,7 @@ class _Builder:
         self.communicator = of if layout.communicators else {}  # by collective
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
+        self.causes: dict[tuple[int, type], str] = {}  # by stream of the plan and kind of its commands
         self.side_streams = _SideStreams(self) if mode in PLAIN else None
         self.latched = False
         self.crowded = crowded(layout.placement, self._streams(), self.features)
@@ -214,7 +215,11 @@ class _Builder:
 
     def _command(self, s: int, p: int) -> Iterator[Action]:
         stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
-        cause = Cause(f"{type(command).__name__} on rank {stream.rank} stream {stream.name}", command.origin)
+        kind = type(command)
+        text = self.causes.get((s, kind))
+        if text is None:
+            text = self.causes[s, kind] = f"{kind.__name__} on rank {stream.rank} stream {stream.name}"
+        cause = Cause(text, command.origin)
         if isinstance(command, CollectiveCall):
             members = self.arrived.setdefault(command.group, [])
             members.append((s, p))
@@ -223,8 +228,10 @@ class _Builder:
                 yield from make(command.group, members)
         elif isinstance(command, CopyAsync):
             yield from self._timed(s, self._copies(s, p, command, cause), cause)
-        else:
+        elif self.mode == "traced":
             yield from self._timed(s, [tuple(self._single(s, p, command, cause))], cause)
+        else:
+            yield from self._single(s, p, command, cause)
 
     def _single(
         self, s: int, p: int, command: Launch | Record | WaitEvent | SignalFlag | WaitFlag, cause: Cause

@@ -85,16 +85,7 @@ class LaunchPlanner:
             sms = min(asked, max(self._share(self._device(stream), asked), CLUSTERS.get(command.kernel, 1)))
         self.works.spend(len(command.works), command.origin)
         self.operands.spend(sum(len(w.reads) + len(w.writes) for w in command.works), command.origin)
-        request = LaunchRequest(
-            kernel=command.kernel,
-            works=tuple(kernel_work(w.body, self.look, w.waits, w.signals) for w in command.works),
-            sms=sms,
-            smem=command.attributes.smem,
-            streamed=command.streamed,
-            resets=tuple(sorted(self._private(command))),
-            cluster=self._cluster_of_others(stream) if command.streamed else 1,
-        )
-        for config in self._configs(request, (stream.id, p) in self.unaligned, stream.rank, command):
+        for config in self._configs(stream, p, command, sms):
             first, count = config.works
             yield DeviceLaunch(
                 config=replace(config, works=(0, count)) if first else config,
@@ -111,16 +102,28 @@ class LaunchPlanner:
             )
             behind = True
 
-    def _configs(self, request: LaunchRequest, unaligned: bool, rank: int, command: Launch) -> tuple[KernelConfig, ...]:
+    def _request(self, stream: Stream, command: Launch, sms: int) -> LaunchRequest:
+        return LaunchRequest(
+            kernel=command.kernel,
+            works=tuple(kernel_work(w.body, self.look, w.waits, w.signals) for w in command.works),
+            sms=sms,
+            smem=command.attributes.smem,
+            streamed=command.streamed,
+            resets=tuple(sorted(self._private(command))),
+            cluster=self._cluster_of_others(stream) if command.streamed else 1,
+        )
+
+    def _configs(self, stream: Stream, p: int, command: Launch, sms: int) -> tuple[KernelConfig, ...]:
         """Launches without flags are made alike on all ranks: NOTE the graph holds each part's axes once."""
-        a = command.attributes
+        a, unaligned = command.attributes, (stream.id, p) in self.unaligned
         vendor = self.features.vendor_gemms and (a.residency, a.sms, a.priority, a.leave) == (None,) * 4
         make = plain if unaligned else partial(configure, vendor=vendor)
-        if request.streamed or len(command.works) > 1:
-            return make(request, self.limits)
+        if command.streamed or len(command.works) > 1:
+            return make(self._request(stream, command, sms), self.limits)
         (work,) = command.works
         regions = tuple(
-            (r.tensor, self.shapes[r.tensor][r.rank], id(r.axes), r.rank == rank) for r in (*work.reads, *work.writes)
+            (r.tensor, self.shapes[r.tensor][r.rank], id(r.axes), r.rank == stream.rank)
+            for r in (*work.reads, *work.writes)
         )
         body = work.body
         how: object = type(body)
@@ -128,9 +131,9 @@ class LaunchPlanner:
             how = (body.left_transposed, body.right_transposed, body.accumulate)
         elif isinstance(body, KernelCall):
             how = body
-        key = (request.kernel, request.sms, request.smem, unaligned, vendor, regions, how)
+        key = (command.kernel, sms, a.smem, unaligned, vendor, regions, how)
         if key not in self.known:
-            self.known[key] = make(request, self.limits)
+            self.known[key] = make(self._request(stream, command, sms), self.limits)
         return self.known[key]
 
     def _sum(self, stream: Stream, p: int, command: CollectiveCall) -> Iterator[DeviceLaunch]:

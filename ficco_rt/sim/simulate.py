@@ -56,14 +56,14 @@ def simulate(plan: Plan, machine: Machine, mode: SimulatedMode = "streams") -> T
     with without_collection():
         clock = _VirtualClock(plan, machine, mode)
         clock.run()
-    return Trace(
-        schedule=plan.schedule,
-        machine=machine.name,
-        clock="virtual",
-        ranks=plan.ranks,
-        lanes=tuple(Lane(s.id, s.rank, s.name, s.engine) for s in plan.streams),
-        spans=tuple(sorted(clock.spans, key=lambda s: (s.stream, s.start, s.stop))),
-    )
+        return Trace(
+            schedule=plan.schedule,
+            machine=machine.name,
+            clock="virtual",
+            ranks=plan.ranks,
+            lanes=tuple(Lane(s.id, s.rank, s.name, s.engine) for s in plan.streams),
+            spans=tuple(sorted(clock.spans, key=lambda s: (s.stream, s.start, s.stop))),
+        )
 
 
 class _VirtualClock:
