@@ -57,7 +57,7 @@ class Finals:
         compiled: dict[int, Compiled] = {}
         for i, item in enumerate(left):
             for j in range(i, min(i + 2 * AHEAD, len(left))):
-                if j not in chosen:
+                if j not in chosen and j not in compiled:
                     machine = self.gpus[left[j].ranks].machine
                     chosen[j] = [pool.submit(prepare_choice, left[j], machine, by) for by in selected.BY]
             for j in range(i, min(i + AHEAD, len(left))):
