@@ -20,10 +20,10 @@ BYTES = 2  # of an element
 _LINKS, _DEVICE = ("rate", "copy_time", "signal_time"), ("memory_rate", "launch_time")
 OVERHEADS = tuple(f.name for f in fields(Overheads))
 VENDOR = ("reached", "start")  # of the vendor's GEMM
-# What the probes find on GPUs whose stored figures are fitted to the times of schedules, by a device's name. Probes
-# have links, memory and multiprocessors to themselves, and find operands in L2, so schedules need more than they find.
-# So a stored figure is changed by as much as they find another one here than on those GPUs. NVIDIA H200: the means of
-# two calibrations of two GPUs on 23 November 2026
+# What the probes found on GPUs of a kind whose stored figures are fitted to the times of schedules, by a device's name.
+# Probes have links, memory and multiprocessors to themselves, and find operands in L2, so schedules need more than they
+# find. So a stored figure is changed by as much as they find another one here than they found there. NVIDIA H200: the
+# means of two calibrations of two GPUs on 23 November 2026; the kept measurements may be of other GPUs
 FOUND: Mapping[str, Mapping[str, float]] = {
     "NVIDIA H200": {
         "rate": 395.7e3, "copy_time": 3.55, "signal_time": 4.0, "memory_rate": 4.03e6, "gemm_rate": 773.2e6,
@@ -43,7 +43,7 @@ class Constant:
     differ from what the figure says. `host`: the host issued the probe's runs while they ran, so that the figure may be
     the time of the host. `noise`: what was measured and its standard error, where these cannot be told from noise; the
     value is then the one that was known before. `found`: what the probe found, where the value is the one that was
-    known before, changed by as much as the probe found another one than on the GPUs of that (`FOUND`)."""
+    known before, changed by as much as the probe found another one than `FOUND` has."""
 
     value: float
     unit: str
@@ -292,7 +292,7 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
 
 
 def _told(name: str, constant: Constant, fit: _Fit) -> Constant:
-    """The figure by how far the probe found another one than on the GPUs of the stored figure, if that is known."""
+    """The stored figure, changed by as much as the probe found another one than `FOUND` has, where it has one."""
     usual = FOUND.get(fit.base.device.name, {}).get(name)
     if usual is None or constant.noise is not None:
         return constant

@@ -22,7 +22,7 @@ from .settings import show_params
 
 HOST = " *"  # behind a time that may be the host's
 NOISE = " †"  # behind the probe of a figure that it cannot tell from noise
-FOUND = " ‡"  # of a stored figure that is changed as far as the probe found another one than usual
+FOUND = " ‡"  # of a stored figure that is changed by as much as the probe found another one than it did before
 MOST_GPUS = 8  # that are looked for
 
 
@@ -156,7 +156,7 @@ def render(
     if shown:
         parts.append(
             f"{FOUND.strip()} the stored figure of {base.device.name}, which is of schedules, changed by as much as "
-            f"the probe found another one than it finds on those GPUs; found: {shown}"
+            f"the probe found another one here than on two such GPUs before; found: {shown}"
         )
     missing = [f"  {s.probe.name}: {s.missing}" for s in series if s.missing]
     parts += ["not measured:", *missing] if missing else []

@@ -78,9 +78,8 @@ def words_of(
 ) -> Words:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
     `unraised`: flags between works that a kernel makes as one; they have no word. `touched`: by stream of the plan, the
-    ranks whose inputs and outputs its commands touch. `opening`: by whom a device's begin is waited for, in place of
-    its end (`opening`). `meetings`: ranks meet before and behind collectives, as these
-    are copies and sums."""
+    ranks whose inputs and outputs its commands touch. `opening`: who waits for whose begin, in place of the end
+    (`opening`). `meetings`: ranks meet before and behind collectives, as these are copies and sums."""
     private = private_flags(plan)
     wanted: dict[int, list[Word]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):

@@ -394,7 +394,8 @@ class Vendor(Protocol):
     def wait_action(self, stream: Handle, event: Handle) -> DriverCall: ...
 
     def words_actions(self, words: Sequence[WordOp], stream: Handle) -> Sequence[DriverCall]:
-        """A stream raises these words of any device, or waits for them, in order, in as few calls as there are."""
+        """A stream raises these words of any device, or waits for them, in order, in as few calls as there are. Words
+        are taken down only where `Features.word_batches` says that this needs no multiprocessor."""
 
     def graph_action(self, graph: Handle, stream: Handle) -> DriverCall:
         """A launch of an instantiated graph."""
