@@ -32,7 +32,7 @@ from ..machine.model import Device
 from ..plan.ir import Work
 from ..region import Region
 
-VERSION = 3
+VERSION = 4
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as

@@ -109,6 +109,9 @@ def words_lie_apart(plan: DevicePlan) -> Iterator[Diagnostic]:
             if not 0 <= number < len(plan.words):
                 yield _at(action, f"there is no word {number}")
         if isinstance(action, ChangeWords):
+            for change in action.changes:
+                if change.raises and change.takes:
+                    yield _at(action, f"word {change.word} is raised, and taken by who raises it")
             device = devices[action.stream]
             for number in _awaited(action):
                 if 0 <= number < len(plan.words) and plan.words[number].device != device:

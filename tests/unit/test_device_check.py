@@ -133,7 +133,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.version_is_known,
         "gather",
         lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 3",
+        "the device plan has version 9; this ficco reads version 4",
     ),
     (
         "no processes of some ranks",
@@ -426,6 +426,13 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         "graph",
         dropped(ResetWords),
         "word 0 (semaphore of event 3) is reset 0 times in a run (own)",
+    ),
+    (
+        "a word that is taken by who raises it",
+        rules.words_lie_apart,
+        "opening",
+        openings(lambda change: replace(change, takes=True)),
+        "the begin of a run: word 7 is raised, and taken by who raises it",
     ),
     (
         "a word that is not taken down",
