@@ -22,8 +22,7 @@ class Launched:
     reached: int | None = None  # its blocks that were on a multiprocessor at once, at most, where marks tell
 
 
-@dataclass(frozen=True, slots=True)
-class TraceSpan:
+class TraceSpan(NamedTuple):  # a tuple: a run of many ranks has a hundred thousand
     """One thing that a stream did, or waited for. Times in microseconds from the run's start.
 
     Inside a streamed launch works overlap: a work's wait lasts from when its first block came to it until its first

@@ -54,8 +54,8 @@ def clean(trace: Trace) -> Trace:
         if not any(map(_CONTROL.search, (span.label, span.stage, span.place, launched.kernel if launched else ""))):
             return span
         launched = launched and replace(launched, kernel=plain(launched.kernel))
-        return replace(
-            span, label=plain(span.label), stage=plain(span.stage), place=plain(span.place), launched=launched
+        return span._replace(
+            label=plain(span.label), stage=plain(span.stage), place=plain(span.place), launched=launched
         )
 
     lanes = tuple(replace(lane, name=plain(lane.name)) for lane in trace.lanes)

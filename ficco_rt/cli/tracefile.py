@@ -106,7 +106,7 @@ def kept(trace: Trace) -> Trace:
 
     def rounded(s: TraceSpan) -> TraceSpan:
         start, stop, waited, within = (round(time, _DIGITS) for time in (s.start, s.stop, s.waited, s.within))
-        return replace(s, start=start, stop=stop, waited=waited, within=within)
+        return s._replace(start=start, stop=stop, waited=waited, within=within)
 
     return replace(trace, spans=tuple(map(rounded, trace.spans)), within=round(trace.within, _DIGITS))
 

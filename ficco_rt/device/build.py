@@ -131,6 +131,7 @@ class _Builder:
     def __init__(self, layout: Layout, mode: Mode) -> None:
         self.layout, self.mode = layout, mode
         self.plan, self.words = layout.plan, layout.words
+        self.semaphores = layout.words.semaphores(mode)
         self.features = layout.features
         self.shapes = {t.name: t.shapes for t in self.plan.tensors}
         self.launches: dict[tuple[int, int], list[int]] = {}
@@ -141,7 +142,8 @@ class _Builder:
         self.communicator = of if layout.communicators else {}  # by collective
         self.pitched: dict[tuple[object, ...], bool] = {}  # by parts of tensors
         self.arrived: dict[int, list[tuple[int, int]]] = {}  # collective → its calls so far
-        self.causes: dict[tuple[int, type], str] = {}  # by stream of the plan and kind of its commands
+        self.names = [StreamName("plan", s) for s in range(len(self.plan.streams))]
+        self.causes: dict[tuple[int, type], Cause] = {}  # by stream of the plan and kind of its commands: the last one
         self.side_streams = _SideStreams(self) if mode in PLAIN else None
         self.latched = False
         self.crowded = crowded(layout.placement, self._streams(), self.features)
@@ -156,10 +158,10 @@ class _Builder:
     def made(self, framed: bool = True) -> DevicePlan:
         budget = Budget(ACTIONS, PlanError)
         body: list[Action] = []
-        for place in issue_order(self.plan, patient=bool(self.crowded)):
-            for action in self._command(*place):
-                budget.spend(1, action.cause.origin or self.plan.streams[place[0]].commands[place[1]].origin)
-                body.append(action)
+        for s, p in issue_order(self.plan, patient=bool(self.crowded)):
+            actions = self._command(s, p)
+            budget.spend(len(actions), self.plan.streams[s].commands[p].origin)
+            body += actions
         self.latched = self.latched and short(body)
         streams = self._streams()
         latch = None
@@ -188,7 +190,7 @@ class _Builder:
             streams=streams,
             words=self.words.listed(latched=self.latched),
             launches=self.layout.launches,
-            written=self._written(),
+            written=self._written() if framed else (),
             body=tuple(body),
             own=frames.frame(called=False) if framed else Frame((), ()),
             called=frames.frame(called=True) if framed else Frame((), ()),
@@ -213,60 +215,61 @@ class _Builder:
 
     # ---- commands
 
-    def _command(self, s: int, p: int) -> Iterator[Action]:
-        stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
-        kind = type(command)
-        text = self.causes.get((s, kind))
-        if text is None:
-            text = self.causes[s, kind] = f"{kind.__name__} on rank {stream.rank} stream {stream.name}"
-        cause = Cause(text, command.origin)
+    def _command(self, s: int, p: int) -> Sequence[Action]:
+        command = self.plan.streams[s].commands[p]
+        cause = self._cause(s, command)
         if isinstance(command, CollectiveCall):
             members = self.arrived.setdefault(command.group, [])
             members.append((s, p))
-            if len(members) == self.plan.ranks:
-                make = self._by_library if self.communicator else self._collective
-                yield from make(command.group, members)
-        elif isinstance(command, CopyAsync):
-            yield from self._timed(s, self._copies(s, p, command, cause), cause)
-        elif self.mode == "traced":
-            yield from self._timed(s, [tuple(self._single(s, p, command, cause))], cause)
-        else:
-            yield from self._single(s, p, command, cause)
+            if len(members) < self.plan.ranks:
+                return ()
+            make = self._by_library if self.communicator else self._collective
+            return list(make(command.group, members))
+        if isinstance(command, CopyAsync):
+            return self._timed(s, self._copies(s, p, command, cause), cause)
+        return self._timed(s, [self._single(s, p, command, cause)], cause)
+
+    def _cause(self, s: int, command: Command) -> Cause:
+        stream, kind = self.plan.streams[s], type(command)
+        last = self.causes.get((s, kind))
+        if last is not None and last.origin is command.origin:
+            return last
+        text = f"{kind.__name__} on rank {stream.rank} stream {stream.name}" if last is None else last.text
+        cause = self.causes[s, kind] = Cause(text, command.origin)
+        return cause
 
     def _single(
         self, s: int, p: int, command: Launch | Record | WaitEvent | SignalFlag | WaitFlag, cause: Cause
-    ) -> Iterator[Action]:
-        name = StreamName("plan", s)
+    ) -> Sequence[Action]:
         match command:
             case Launch():
-                yield from self._launch(name, s, p, cause)
+                return self._launch(s, p, cause)
             case Record(event=event):
-                yield RecordEvent(name, EventName("plan", event), cause)
-                yield from self._raise_semaphores(name, EventName("plan", event), cause)
+                point = EventName("plan", event)
+                return [RecordEvent(self.names[s], point, cause), *self._raise_semaphores(s, point, cause)]
             case WaitEvent(event=event):
-                yield from self._await(name, EventName("plan", event), cause)
+                return (self._await(s, EventName("plan", event), cause),)
             case SignalFlag(flag=flag):
-                yield from self._signal(s, p, self.words.flags[flag], cause)
+                return self._signal(s, p, self.words.flags[flag], cause)
             case WaitFlag(flag=flag):
-                yield from self._wait(s, p, self.words.flags[flag], cause)
+                return self._wait(s, p, self.words.flags[flag], cause)
 
-    def _timed(self, s: int, pieces: Sequence[Sequence[Action]], cause: Cause) -> Iterator[Action]:
+    def _timed(self, s: int, pieces: Sequence[Sequence[Action]], cause: Cause) -> Sequence[Action]:
         """The actions; traced, with a timestamp before the first piece and behind each."""
-        for piece in [(), *pieces]:
-            yield from piece
-            yield from self._timestamp(s, cause)
+        if self.mode != "traced":
+            return pieces[0] if len(pieces) == 1 else [action for piece in pieces for action in piece]
+        return [action for piece in [(), *pieces] for action in (*piece, *self._timestamp(s, cause))]
 
     def _timestamp(self, s: int, cause: Cause) -> Iterator[Action]:
         if self.mode == "traced":
             event = EventName("timestamp", s, self.timestamps[s])
             self.timestamps[s] += 1
-            yield RecordEvent(StreamName("plan", s), event, cause)
+            yield RecordEvent(self.names[s], event, cause)
 
     # ---- copies
 
     def _copies(self, s: int, p: int, command: CopyAsync, cause: Cause) -> list[tuple[Action, ...]]:
-        name = StreamName("plan", s)
-        stage = command.stage
+        name, stage = self.names[s], command.stage
         moves = [Move(t.dst, t.src, self._pitched(t.dst, t.src), t.op, stage, t.origin) for t in command.transfers]
         alone: list[tuple[Action, ...]] = [(CopyMemory(name, (move,), (), False, cause),) for move in moves]
         runs = tuple(move for move in moves if not move.pitched)
@@ -287,13 +290,14 @@ class _Builder:
 
     # ---- launches
 
-    def _launch(self, name: StreamName, s: int, p: int, cause: Cause) -> Iterator[Action]:
-        numbers = self.launches[s, p]
-        for number in numbers:
-            yield LaunchKernel(name, number, cause)
-        works = [work for number in numbers for work in self.layout.launches[number].works]
-        awaited = {self.words.flags[flag] for work in works for flag in work.waits} - {-1}
-        yield from self._resets(name, [w for w in awaited if self.words.table[w].reset == "behind"], cause)
+    def _launch(self, s: int, p: int, cause: Cause) -> Sequence[Action]:
+        name, numbers = self.names[s], self.launches[s, p]
+        actions: list[Action] = [LaunchKernel(name, number, cause) for number in numbers]
+        flags = {flag for number in numbers for work in self.layout.launches[number].works for flag in work.waits}
+        if flags:
+            awaited = {self.words.flags[flag] for flag in flags} - {-1}
+            actions += self._resets(name, [w for w in awaited if self.words.table[w].reset == "behind"], cause)
+        return actions
 
     def _resets(self, name: StreamName, numbers: Sequence[int], cause: Cause) -> Iterator[Action]:
         """Of words of one device; words side by side in one call."""
@@ -310,44 +314,36 @@ class _Builder:
 
     # ---- events, flags, semaphores
 
-    def _raise_semaphores(self, name: StreamName, point: EventName, cause: Cause) -> Iterator[Action]:
-        raised = self.words.raised(point, self.mode)
-        if raised:
-            yield ChangeWords(name, tuple(WordChange(word, True) for word in raised), cause)
+    def _raise_semaphores(self, s: int, point: EventName, cause: Cause) -> Sequence[Action]:
+        raised = self.semaphores.raised(point)
+        return [ChangeWords(self.names[s], tuple(WordChange(word, True) for word in raised), cause)] if raised else ()
 
-    def _await(self, name: StreamName, point: EventName, cause: Cause) -> Iterator[Action]:
+    def _await(self, s: int, point: EventName, cause: Cause) -> Action:
         """By an event, or by a semaphore where the point is in another device's graph, or in another process."""
-        device = self.layout.placement.devices[self.plan.streams[name.number].rank]
-        word = self.words.awaited(point, device, self.mode)
+        device = self.layout.placement.devices[self.plan.streams[s].rank]
+        word = self.semaphores.awaited(point, device)
         if word is None:
-            yield AwaitEvent(name, point, cause)
-        else:
-            yield ChangeWords(name, (WordChange(word, False),), cause)
+            return AwaitEvent(self.names[s], point, cause)
+        return ChangeWords(self.names[s], (WordChange(word, False),), cause)
 
-    def _signal(self, s: int, p: int, word: int, cause: Cause) -> Iterator[Action]:
+    def _signal(self, s: int, p: int, word: int, cause: Cause) -> Sequence[Action]:
         """A flag of a stream. What carries it is told by `_SideStreams`."""
-        name, raised = StreamName("plan", s), (WordChange(word, True),)
+        name, raised = self.names[s], (WordChange(word, True),)
         carrier = self.side_streams.carrier(s, p) if self.side_streams is not None else "stream"
         if carrier == "side":
             side, event = StreamName("raise", s), EventName("raise", s)
-            yield RecordEvent(name, event, cause)
-            yield AwaitEvent(side, event, cause)
-            yield ChangeWords(side, raised, cause)
-        elif carrier == "batch":
+            return (RecordEvent(name, event, cause), AwaitEvent(side, event, cause), ChangeWords(side, raised, cause))
+        if carrier == "batch":
             assert self.side_streams is not None
-            yield CopyMemory(name, (), self.side_streams.batch_at(s, p), True, cause)
-        elif carrier == "stream":
-            yield ChangeWords(name, raised, cause)
+            return (CopyMemory(name, (), self.side_streams.batch_at(s, p), True, cause),)
+        return (ChangeWords(name, raised, cause),) if carrier == "stream" else ()
 
-    def _wait(self, s: int, p: int, word: int, cause: Cause) -> Iterator[Action]:
-        name, awaited = StreamName("plan", s), (WordChange(word, False),)
+    def _wait(self, s: int, p: int, word: int, cause: Cause) -> Sequence[Action]:
+        name, awaited = self.names[s], (WordChange(word, False),)
         if self.side_streams is not None and self.side_streams.waits_on_side(s, p):
             side, event = StreamName("wait", s), EventName("wait", s)
-            yield ChangeWords(side, awaited, cause)
-            yield RecordEvent(side, event, cause)
-            yield AwaitEvent(name, event, cause)
-        else:
-            yield ChangeWords(name, awaited, cause)
+            return (ChangeWords(side, awaited, cause), RecordEvent(side, event, cause), AwaitEvent(name, event, cause))
+        return (ChangeWords(name, awaited, cause),)
 
     # ---- collectives
 
@@ -360,7 +356,7 @@ class _Builder:
             cause = Cause(f"{command.kind} on rank {stream.rank} stream {stream.name}", command.origin)
             calls.append(
                 CallCollective(
-                    StreamName("plan", s), self.communicator[group], command.kind, group, command.dst, command.src,
+                    self.names[s], self.communicator[group], command.kind, group, command.dst, command.src,
                     command.op, command.stage, cause, to=command.to, by=command.by,
                 )
             )  # fmt: skip
@@ -385,19 +381,18 @@ class _Builder:
         awaited = {rank for others in meetings.values() for rank in others}
         for stream in streams:
             if stream.rank in awaited:
-                name, point = StreamName("plan", stream.id), points[stream.rank]
-                yield RecordEvent(name, point, cause)
-                yield from self._raise_semaphores(name, point, cause)
+                point = points[stream.rank]
+                yield RecordEvent(self.names[stream.id], point, cause)
+                yield from self._raise_semaphores(stream.id, point, cause)
         for stream in streams:
             others = meetings[stream.rank]
             for other in others if len(others) < 2 else [s.rank for s in streams if s.rank in others]:
-                yield from self._await(StreamName("plan", stream.id), points[other], cause)
+                yield self._await(stream.id, points[other], cause)
 
     def _part(self, s: int, p: int) -> Iterator[Action]:
         stream, command = self.plan.streams[s], self.plan.streams[s].commands[p]
         assert isinstance(command, CollectiveCall)
-        cause = Cause(f"{type(command).__name__} on rank {stream.rank} stream {stream.name}", command.origin)
-        name = StreamName("plan", s)
+        cause, name = self._cause(s, command), self.names[s]
         part = part_of(stream.rank, self.calls[command.group])
         actions: list[Action] = [LaunchKernel(name, number, cause) for number in self.launches.get((s, p), ())]
         for pair in part.copies:

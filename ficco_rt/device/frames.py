@@ -77,7 +77,7 @@ class Frames:
         self.placement = placement
         self.mode = mode
         self.streams = streams
-        self.words = words
+        self.words, self.semaphores = words, words.semaphores(mode)
         self.latch = latch
         self.opening = opening
         self.budget = budget
@@ -231,8 +231,8 @@ class Frames:
     def _open(self, device: int) -> Iterator[Action]:
         """A device tells those that write its memory that it is ready, and waits for those whose memory it writes."""
         others = apart(self.placement, device, self.mode)
-        taken = [self.words.awaited(EventName("ready", other), device, self.mode) for other in others]
-        changes = [WordChange(word, True) for word in self.words.raised(EventName("ready", device), self.mode)]
+        taken = [self.semaphores.awaited(EventName("ready", other), device) for other in others]
+        changes = [WordChange(word, True) for word in self.semaphores.raised(EventName("ready", device))]
         changes += [WordChange(word, False, takes=True) for word in taken if word is not None]
         if changes:
             yield ChangeWords(StreamName("control", device), tuple(changes), BEGIN)
@@ -248,11 +248,11 @@ class Frames:
         return MeetStep("count", self.words.counts[device])
 
     def _raised(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
-        return [MeetStep("raise", word) for word in self.words.raised(EventName(kind, device), self.mode)]
+        return [MeetStep("raise", word) for word in self.semaphores.raised(EventName(kind, device))]
 
     def _awaited(self, kind: Literal["entry", "exit"], device: int) -> list[MeetStep]:
         points = [EventName(kind, other) for other in apart(self.placement, device, self.mode)]
-        found = [self.words.awaited(point, device, self.mode) for point in points]
+        found = [self.semaphores.awaited(point, device) for point in points]
         return [MeetStep("wait", word) for word in found if word is not None]
 
     # ---- callers
@@ -367,5 +367,8 @@ def touched(stream: Stream, plan: Plan) -> frozenset[int]:
     bound = {t.name for t in plan.tensors if t.kind != "scratch"}
     found = {stream.rank}
     for command in stream.commands:
-        found |= {a.region.rank for a in command.accesses() if a.region.tensor in bound}
+        for part in command.parts:
+            for region in (*part.reads, *part.writes):
+                if region.tensor in bound:
+                    found.add(region.rank)
     return frozenset(found)

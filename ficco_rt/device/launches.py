@@ -64,13 +64,14 @@ class LaunchPlanner:
                 continue
             behind = False
             for p, command in enumerate(stream.commands):
-                made: list[DeviceLaunch] = []
                 if isinstance(command, Launch):
-                    made += self._launch(stream, p, command, behind)
-                elif isinstance(command, CollectiveCall) and not self.by_library:
-                    made += self._sum(stream, p, command)
-                found += made
-                behind = isinstance(command, Launch) and not self._private(command) - _reset(made)
+                    made = list(self._launch(stream, p, command, behind))
+                    behind = not self.private or not self._private(command) - _reset(made)
+                    found += made
+                    continue
+                behind = False
+                if isinstance(command, CollectiveCall) and not self.by_library:
+                    found += self._sum(stream, p, command)
         return tuple(found)
 
     def _private(self, command: Launch) -> frozenset[int]:

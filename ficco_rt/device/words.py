@@ -32,7 +32,6 @@ class Words:
 
     table: tuple[Word, ...]
     flags: tuple[int, ...]  # flag → word; -1: it has none
-    semaphores: Mapping[EventName, Mapping[int, int]]  # point → device that waits for it → word
     places: Mapping[int, range]  # device → its words in the table, without the latch
     counts: Mapping[int, int]  # device → its count of runs, where it has one
     latch: int | None  # the last word; none where the first device shares no events with some other one
@@ -47,18 +46,34 @@ class Words:
         mine = [w.index for w in words if w.reset == "completion" and w.used_in(mode)]
         return min(mine, default=0), len(mine)
 
-    def raised(self, point: EventName, mode: Mode) -> list[int]:
-        """The words that are raised at a point."""
-        return [word for word in self.semaphores.get(point, {}).values() if self.table[word].used_in(mode)]
+    def semaphores(self, mode: Mode) -> Semaphores:
+        """Those of a mode."""
+        found: dict[EventName, dict[int, int]] = {}
+        for number, word in enumerate(self.table):
+            if word.point is not None and word.used_in(mode):
+                found.setdefault(word.point, {})[word.device] = number
+        return Semaphores(found)
 
-    def awaited(self, point: EventName, device: int, mode: Mode) -> int | None:
+
+class Semaphores:
+    """The words that stand for points where no event leads."""
+
+    def __init__(self, words: Mapping[EventName, Mapping[int, int]]) -> None:
+        self._words = words  # point → device that waits for it → word
+
+    def raised(self, point: EventName) -> list[int]:
+        """The words that are raised at a point."""
+        return list(self._words.get(point, {}).values()) if self._words else []
+
+    def awaited(self, point: EventName, device: int) -> int | None:
         """The word by which a device waits for a point; None: an event leads there."""
-        word = self.semaphores.get(point, {}).get(device)
-        return word if word is not None and self.table[word].used_in(mode) else None
+        return self._words.get(point, {}).get(device) if self._words else None
 
 
 def private_flags(plan: Plan) -> frozenset[int]:
     """The flags that one launch, and nothing else, waits for: that launch resets them."""
+    if not plan.flag_homes:
+        return frozenset()
     commands = [command for stream in plan.streams for command in stream.commands]
     awaited = ({signal.number for signal in c.waits} for c in commands if isinstance(c, Launch))
     launches = Counter(flag for flags in awaited for flag in flags)
@@ -94,7 +109,6 @@ def words_of(
         wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
-    found: dict[EventName, dict[int, int]] = defaultdict(dict)
     places: dict[int, range] = {}
     counts: dict[int, int] = {}
     for device in placement.ordinals:
@@ -102,8 +116,6 @@ def words_of(
         for index, word in enumerate(sorted(wanted[device], key=_place)):
             if word.flag is not None:
                 flags[word.flag] = len(table)
-            if word.point is not None:
-                found[word.point][device] = len(table)
             if word.counts_runs:
                 counts[device] = len(table)
             table.append(Word(device, index, word.flag, word.point, word.reset, word.used))
@@ -112,7 +124,7 @@ def words_of(
     if not placement.others(first):
         latch = len(table)
         table.append(Word(first, len(wanted[first]), None, None, "completion", "latched"))
-    return Words(tuple(table), tuple(flags), found, places, counts, latch)
+    return Words(tuple(table), tuple(flags), places, counts, latch)
 
 
 def _place(word: Word) -> tuple[int, int]:
@@ -123,25 +135,26 @@ def _place(word: Word) -> tuple[int, int]:
 def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool) -> Iterator[Word]:
     """A word on each device that waits for a point of another device where no event leads. A graph belongs to one
     device, so no event leads out of it; and no event leads to another process."""
-    points: dict[EventName, tuple[int, Span]] = {}  # the device that comes to it
-    awaited: dict[EventName, set[int]] = defaultdict(set)  # the devices that wait for it
+    points: dict[EventName | int, tuple[int, Span]] = {}  # or an event of the plan: the device that comes to it
+    awaited: dict[EventName | int, set[int]] = defaultdict(set)  # the devices that wait for it
     calls = calls_of(plan) if meetings else {}
     for stream in plan.streams:
         owner = placement.devices[stream.rank]
         for command in stream.commands:
-            match command:
-                case Record(event=event):
-                    points[EventName("plan", event)] = owner, command.origin
-                case WaitEvent(event=event):
-                    awaited[EventName("plan", event)].add(owner)
-                case CollectiveCall(group=group) if meetings:
-                    for behind in (False, True):
-                        points[EventName("meet", group, stream.rank, behind)] = owner, command.origin
-                        for other in meets(calls[group], stream.rank, behind=behind):
-                            awaited[EventName("meet", group, other, behind)].add(owner)
-    for point, (owner, origin) in points.items():
-        others = awaited[point] - {owner}
+            if isinstance(command, Record):
+                points[command.event] = owner, command.origin
+            elif isinstance(command, WaitEvent):
+                awaited[command.event].add(owner)
+            elif meetings and isinstance(command, CollectiveCall):
+                group = command.group
+                for behind in (False, True):
+                    points[EventName("meet", group, stream.rank, behind)] = owner, command.origin
+                    for other in meets(calls[group], stream.rank, behind=behind):
+                        awaited[EventName("meet", group, other, behind)].add(owner)
+    for at, (owner, origin) in points.items():
+        others = awaited[at] - {owner}
         budget.spend(len(others), origin)
+        point = EventName("plan", at) if isinstance(at, int) else at
         for device in sorted(others):
             if placement.node(device) != placement.node(owner):
                 text = f"device {device} waits for {point} of device {owner} on another node, where no word leads"

@@ -26,7 +26,7 @@ METER = 22  # steps of the meter, as a multiple of FICCO_MAX_OPS: 11 seconds by 
 RANKS, MOST_RANKS, MOST_GROWTH = 8, 256, 4.9  # the meter grows from the first number of ranks to the second
 LEAST = 1_000_000  # steps of the meter: a small FICCO_MAX_OPS bounds statements, not seconds
 
-MANY = 1_000_000  # new values that a search for cycles takes long for, about a second
+MANY = 100_000  # new values that a search for cycles takes long for, a tenth of a second
 
 WAY_OUT = "take fewer, larger pieces, or raise FICCO_MAX_OPS"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from heapq import heapify, heappop, heappush
 
-from ..plan.ir import CollectiveCall, Command, CopyAsync, Launch, Plan, Signal
+from ..plan.ir import CollectiveCall, CopyAsync, Launch, Plan, Signal, WaitEvent, WaitFlag
 
 
 def issue_order(plan: Plan, *, patient: bool = False) -> tuple[tuple[int, int], ...]:
@@ -25,45 +25,46 @@ def issue_order(plan: Plan, *, patient: bool = False) -> tuple[tuple[int, int], 
     raised: set[Signal] = set()
     waiting: dict[Signal, list[int]] = defaultdict(list)
     called: dict[int, list[int]] = defaultdict(list)  # collective → streams that have come to it
-    position = [0] * len(plan.streams)
-    turns = [0] * len(plan.streams)
+    streams = [stream.commands for stream in plan.streams]
+    position = [0] * len(streams)
+    turns = [0] * len(streams)
 
     def late(s: int) -> bool:
         """Whether the stream's next command is issued only when no other command can be."""
-        commands = plan.streams[s].commands
-        command = commands[position[s]] if position[s] < len(commands) else None
-        return patient and isinstance(command, Launch) and command.streamed
+        if not patient:
+            return False
+        command = streams[s][position[s]] if position[s] < len(streams[s]) else None
+        return isinstance(command, Launch) and command.streamed
 
-    heads = [(late(s), 0, s) for s in range(len(plan.streams))]
+    heads = [(late(s), 0, s) for s in range(len(streams))]
     heapify(heads)
 
-    def issue(s: int) -> Command:
+    def issue(s: int) -> None:
         """The stream's next command."""
-        command = plan.streams[s].commands[position[s]]
-        issued.append((s, position[s]))
-        position[s] += 1
-        for signal in command.signals:
+        at = position[s]
+        issued.append((s, at))
+        position[s] = at + 1
+        for signal in streams[s][at].signals:
             raised.add(signal)
             for waiter in waiting.pop(signal, ()):
                 heappush(heads, (late(waiter), turns[waiter], waiter))
-        return command
 
     def turn(s: int) -> bool:
         """Issue up to the stream's next copy or launch, and the signals behind it. False: it has to wait first."""
-        commands = plan.streams[s].commands
+        commands = streams[s]
         first, worked = position[s], False
         while position[s] < len(commands):
             command = commands[position[s]]
             if position[s] > first and late(s):
                 return True
-            needs = command.waits if not isinstance(command, Launch) else ()  # a launch's works wait on the device
-            missing = next((need for need in needs if need not in raised), None)
-            if missing is not None:
+            if isinstance(command, WaitEvent | WaitFlag):
                 if worked:
                     return True
-                waiting[missing].append(s)
-                return False
-            if worked and (needs or command.parts):
+                (need,) = command.waits
+                if need not in raised:
+                    waiting[need].append(s)
+                    return False
+            elif worked and command.parts:
                 return True
             if isinstance(command, CollectiveCall):
                 members = called[command.group]
@@ -81,10 +82,10 @@ def issue_order(plan: Plan, *, patient: bool = False) -> tuple[tuple[int, int], 
 
     while heads:
         *_, s = heappop(heads)
-        if turn(s) and position[s] < len(plan.streams[s].commands):
+        if turn(s) and position[s] < len(streams[s]):
             turns[s] += 1
             heappush(heads, (late(s), turns[s], s))
 
-    for s, stream in enumerate(plan.streams):
-        issued.extend((s, p) for p in range(position[s], len(stream.commands)))
+    for s, commands in enumerate(streams):
+        issued.extend((s, p) for p in range(position[s], len(commands)))
     return tuple(issued)

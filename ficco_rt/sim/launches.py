@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..device.ir import DeviceLaunch
+from ..device.ir import DeviceLaunch, EventName
 from ..errors import Span
 from ..graph.ir import Gemm
 from ..machine.cost import drifted, slowed
 from ..machine.model import Machine
-from ..trace import Launched, TraceSpan, launch_label
+from ..trace import TraceSpan, launch_label
 from .prices import PieceOfK, Price, Prices, TileGroups
 from .sharing import Sharing, Supply
-from .streams import SignalKey, SimStream
+from .streams import Signal, SimStream
 
 
 class LaunchClock(Protocol):
@@ -26,23 +26,23 @@ class LaunchClock(Protocol):
     prices: Prices
     sharing: Sharing
     flags: dict[int, int]
-    waiting: dict[SignalKey, list[Callable[[], None]]]
+    waiting: dict[Signal, list[Callable[[], None]]]
     multiplied: dict[int, float]  # µs, by rank
     calls: set[int]
     spans: list[TraceSpan]
 
     def at(self, time: float, action: Callable[[], None]) -> None: ...
 
-    def seen(self, signal: SignalKey, rank: int, delay: float = 0.0) -> float | None: ...
+    def seen(self, signal: Signal, rank: int, delay: float = 0.0) -> float | None: ...
 
-    def lift(self, signal: SignalKey, time: float, by: SimStream) -> None: ...
+    def lift(self, signal: Signal, of: EventName | int, time: float, by: SimStream) -> None: ...
 
     def wait(
         self,
         stream: SimStream,
         stage: str,
         place: Span | None,
-        signals: Sequence[SignalKey],
+        signals: Sequence[Signal],
         start: float,
         stop: float,
         ops: tuple[int, ...],
@@ -58,7 +58,7 @@ class _Making:
     parts: list[PieceOfK]
     begun: float = 0.0  # when its first tile began
     made: bool = False
-    asked: set[SignalKey] = field(default_factory=set)  # that it is looked at again for
+    asked: set[Signal] = field(default_factory=set)  # that it is looked at again for
     due: float = 0.0  # when it is looked at again
     open: int = 1  # its tiles, and its stores on another rank
 
@@ -157,9 +157,9 @@ class LaunchRun:
         product.parts.append(PieceOfK(self.activity.read(clock.now), self.prices[index]))
         return True
 
-    def _signals(self, index: int) -> list[SignalKey]:
+    def _signals(self, index: int) -> list[Signal]:
         flags = self.clock.flags
-        return [SignalKey(flags[flag]) for flag in self.launch.works[index].waits if flag in flags]
+        return [flags[flag] for flag in self.launch.works[index].waits if flag in flags]
 
     # ---- what takes time
 
@@ -225,7 +225,8 @@ class LaunchRun:
 
     def _stopped(self, number: int, product: _Making) -> None:
         del self.under_way[number]
-        self._use()
+        if self.open > 1 or product.open > 1:  # else the launch ends now
+            self._use()
         self._ended(product)
 
     def _use(self) -> None:
@@ -245,8 +246,9 @@ class LaunchRun:
         self._draw(product)
         for index in product.works:
             for flag in self.launch.works[index].signals:
-                if flag in clock.flags:
-                    clock.lift(SignalKey(clock.flags[flag]), clock.now, self.stream)
+                word = clock.flags.get(flag)
+                if word is not None:
+                    clock.lift(word, word, clock.now, self.stream)
         self.open -= 1
         if not self.open:
             clock.sharing.end(clock.now, self.activity)
@@ -283,15 +285,11 @@ class LaunchRun:
                 launch.origin.place,
                 bytes=sum(price.bytes for price in self.prices),
                 flops=sum(price.flops for price in self.prices),
-                launched=self._launched(),
+                launched=self.clock.prices.launched(launch),
                 ops=tuple(dict.fromkeys(work.op for work in launch.works)),
                 waited=self.waited,
             )
         )
-
-    def _launched(self) -> Launched:
-        config = self.launch.config
-        return Launched(config.entry, config.smem, config.resident, config.blocks)
 
     def _draw(self, product: _Making) -> None:
         """A span for each work. Of a streamed launch it goes from when the product's first tile began to when its last
@@ -325,7 +323,7 @@ class LaunchRun:
                 bytes=price.bytes,
                 flops=price.flops,
                 peer=price.peer,
-                launched=self._launched(),
+                launched=self.clock.prices.launched(launch),
                 ops=(work.op,),
             )
         )

@@ -15,8 +15,8 @@ from ..kernels.pace import Pace
 from ..machine import cost
 from ..machine.model import Machine, Port
 from ..plan.ir import Work
-from ..region import Region, called, peer_of, summary, way
-from ..trace import SpanKind
+from ..region import Region, called, peer_of, summary
+from ..trace import Launched, SpanKind
 from ..types import TYPES
 from .sharing import Supply
 
@@ -61,13 +61,27 @@ class Price:
     # of a product that waits for its addends alone: the share of a tile's steps that stand behind the first of them
     late: float | None = None
 
+    def elsewhere(self, label: str) -> Price:
+        """That of a work alike, which is called something else. `dataclasses.replace` takes several times as long."""
+        return Price(
+            self.kind, label, self.bytes, self.flops, self.peer, self.time, self.uses, self.tiles, self.sent,
+            self.sent_time, self.late,
+        )  # fmt: skip
+
 
 class Prices:
-    """Of one plan's works on a machine."""
+    """Of one plan's works on a machine. What is alike is found once: NOTE the graph holds each part's axes once, and
+    the plan holds them as long as prices are asked for."""
 
     def __init__(self, machine: Machine, dtypes: Mapping[str, str], inputs: Container[str] = ()) -> None:
         self.machine, self.dtypes, self.inputs = machine, dtypes, inputs
+        # by id of a configuration, which is kept, so that its id is nobody else's
+        self._launched: dict[int, tuple[KernelConfig, Launched]] = {}
         self._paces: dict[tuple[int, str], tuple[KernelConfig, Pace]] = {}
+        self._equal: dict[Pace, Pace] = {}  # one of those that are equal
+        self._flows: dict[tuple[int, int, int], tuple[float, Mapping[Supply, float]]] = {}
+        self._products: dict[tuple[object, ...], Price] = {}
+        self._summaries: dict[int, str] = {}
 
     def size(self, region: Region) -> int:
         return region.elements * TYPES[self.dtypes[region.tensor]].bytes
@@ -84,11 +98,21 @@ class Prices:
         config = launch.config
         return min(config.blocks / max(1, config.resident), self.machine.device.sms)
 
+    def launched(self, launch: DeviceLaunch) -> Launched:
+        """How a kernel is launched, for the trace."""
+        config = launch.config
+        known = self._launched.get(id(config))
+        if known is None:
+            how = Launched(config.entry, config.smem, config.resident, config.blocks)
+            known = self._launched[id(config)] = config, how
+        return known[1]
+
     def pace(self, launch: DeviceLaunch, dtype: str) -> Pace:
         config = launch.config
         known = self._paces.get((id(config), dtype))
-        if known is None:  # the configuration is kept, so that its id is nobody else's
-            known = self._paces[id(config), dtype] = config, pace(config, self.machine.device, dtype)
+        if known is None:
+            found = pace(config, self.machine.device, dtype)
+            known = self._paces[id(config), dtype] = config, self._equal.setdefault(found, found)
         return known[1]
 
     def moved(self, src: int, dst: int, size: int, share: float = 1.0) -> Mapping[Supply, float]:
@@ -100,27 +124,47 @@ class Prices:
         uses[src] = uses[dst] = float(size)
         return uses
 
+    def flow(self, src: int, dst: int, size: int) -> tuple[float, Mapping[Supply, float]]:
+        """The bytes of a copy alone: the µs that they take, and what they use a microsecond. The rate is that of what
+        passes the fewest in a time."""
+        known = self._flows.get((src, dst, size))
+        if known is None:
+            uses = self.moved(src, dst, size)
+            time = max(amount / self.limit(supply) for supply, amount in uses.items())
+            rates = {supply: amount / time for supply, amount in uses.items()} if time else {}
+            known = self._flows[src, dst, size] = time, rates
+        return known
+
+    def way(self, dst: Region, src: Region, rank: int) -> str:
+        """A copy, from where to where, as the rank sees it."""
+        return f"{called(src, rank)} → {called(dst, rank)} {self._summary(dst)}"
+
+    def _summary(self, region: Region) -> str:
+        known = self._summaries.get(id(region.axes))
+        if known is None:
+            known = self._summaries[id(region.axes)] = summary(region)
+        return known
+
     def work(self, work: Work, launch: DeviceLaunch, rank: int, parts: int = 1) -> Price:
         """`parts`: into how many K of a product's tiles is split."""
         machine = self.machine
+        if isinstance(work.body, Gemm):
+            return self._alike(work, work.body, launch, rank, parts)
         sms = launch.sms if launch.sms < machine.device.sms else None
         moved = sum(map(self.size, (*work.reads, *work.writes)))
-        uses = {} if isinstance(work.body, Gemm) else self._uses(work.reads, work.writes, rank, cost.PUSHED)
+        uses = self._uses(work.reads, work.writes, rank, cost.PUSHED)
         match work.body:
-            case Gemm(out=out):
-                sent = self._uses((), [out], rank, cost.STORES) if out.rank != rank else {}
-                return self._product(work, work.body, launch, rank, parts, moved, sent)
             case Reduce(out=out, terms=terms):
                 far = [(t.rank, self.size(t)) for t in terms if t.rank != rank]
                 time = max(
                     cost.reduce_time(machine, len(terms), self.size(out), sms), cost.read_time(machine, rank, far)
                 )
                 time += cost.until_read(machine.device, len(far))
-                return Price("reduce", f"{out.tensor} {summary(out)}", moved, 0, None, time, uses)
+                return Price("reduce", f"{out.tensor} {self._summary(out)}", moved, 0, None, time, uses)
             case Copy(dst=dst, src=src):
                 size, peer = self.size(src), peer_of(dst, src, rank)
                 time = cost.store_time(machine, src.rank, dst.rank, size, sms)
-                return Price("copy", way(dst, src, rank), size, 0, peer, time, uses)
+                return Price("copy", self.way(dst, src, rank), size, 0, peer, time, uses)
             case KernelCall(kernel=kernel):
                 return Price("kernel", kernel, moved, 0, None, cost.kernel_time(machine, moved, sms), uses)
 
@@ -143,17 +187,26 @@ class Prices:
         for supply, amount in self.moved(src, dst, size, share).items():
             uses[supply] += amount
 
-    def _product(
-        self,
-        work: Work,
-        gemm: Gemm,
-        launch: DeviceLaunch,
-        rank: int,
-        parts: int,
-        moved: int,
-        sent: Mapping[Supply, float],
-    ) -> Price:
+    def _alike(self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int) -> Price:
+        """A product's price, which is that of all products of its sizes and its kernel that stand elsewhere in their
+        tensors."""
+        label = f"{called(gemm.out, rank)} {self._summary(gemm.out)}"
+        if gemm.addends:
+            return self._product(work, gemm, launch, rank, parts, label)
+        a, b, out, config = gemm.left, gemm.right, gemm.out, launch.config
+        kernel = id(self.pace(launch, self.dtypes[a.tensor])), config.tile, config.cluster
+        how = (gemm.left_transposed, gemm.right_transposed, gemm.accumulate, work.tiles, parts, len(launch.works) > 1)
+        places = (rank, out.rank, out.tensor, a.tensor, b.tensor, out.shape, a.shape, b.shape)
+        key = (kernel, how, places)
+        known = self._products.get(key)
+        if known is None:
+            known = self._products[key] = self._product(work, gemm, launch, rank, parts, label)
+        return known.elsewhere(label)
+
+    def _product(self, work: Work, gemm: Gemm, launch: DeviceLaunch, rank: int, parts: int, label: str) -> Price:
         machine, config, out = self.machine, launch.config, gemm.out
+        moved = sum(map(self.size, (*work.reads, *work.writes)))
+        sent = self._uses((), [out], rank, cost.STORES) if out.rank != rank else {}
         m, n = out.shape[-2:]
         k = gemm.left.shape[-2] if gemm.left_transposed else gemm.left.shape[-1]
         batch = out.elements // max(1, m * n)
@@ -177,7 +230,6 @@ class Prices:
             moved -= round(together * right * max(0.0, 1 - count * parts / kernel.groups))
         time = moved / (READ * machine.device.memory_rate)
         peer = out.rank if out.rank != rank else None
-        label = f"{called(out, rank)} {summary(out)}"
         uses: dict[Supply, float] = {rank: moved / READ}
         given = gemm.left.tensor in self.inputs and gemm.right.tensor in self.inputs
         late = kernel.behind_addends(len(gemm.addends), k) if gemm.addends and given else None

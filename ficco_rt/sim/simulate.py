@@ -25,19 +25,18 @@ from ..device.ir import (
     Move,
     Placement,
     RecordEvent,
-    StreamName,
 )
 from ..errors import PlanError, Span, UsageError
 from ..graph.budget import MODELLED, SHARED, Budget, without_collection
 from ..machine.cost import overheads
 from ..machine.model import Machine
 from ..plan.ir import CollectiveCall, Plan
-from ..region import peer_of, way
+from ..region import peer_of
 from ..trace import Lane, SpanKind, Trace, TraceSpan
 from .launches import LaunchRun
 from .prices import Prices
 from .sharing import Sharing
-from .streams import Raised, SignalKey, SimStream, streams_of
+from .streams import Raised, Signal, SimStream, streams_of
 
 SimulatedMode: TypeAlias = Literal["streams", "graph"]
 
@@ -81,11 +80,11 @@ class _VirtualClock:
         self.events: list[tuple[float, int, Callable[[], None]]] = []
         self.now = 0.0
         self.counter = count()  # events of one time happen as they were made
-        self.raised: dict[SignalKey, Raised] = {}
-        self.waiting: dict[SignalKey, list[Callable[[], None]]] = {}
-        self.heard: dict[StreamName, str] = {}  # what a side stream waited for last
-        self.passed: set[StreamName] = set()  # which have waited, since their last copy, for what had come already
-        self.behind: dict[StreamName, float] = {}  # until when what a stream does next stands right behind a copy
+        self.raised: dict[Signal, Raised] = {}
+        self.waiting: dict[Signal, list[Callable[[], None]]] = {}
+        self.heard: dict[SimStream, Raised] = {}  # what a side stream waited for last
+        self.passed: set[SimStream] = set()  # which have waited, since their last copy, for what had come already
+        self.behind: dict[SimStream, float] = {}  # until when what a stream does next stands right behind a copy
         budget = Budget(SHARED, PlanError)
         place = next((command.origin for _, command in plan.commands()), Span("", 1, 1, 1, 1))
         Budget(MODELLED, PlanError).spend(sum(1 for _ in plan.parts()), place)
@@ -106,44 +105,42 @@ class _VirtualClock:
 
     # ---- signals
 
-    def seen(self, signal: SignalKey, rank: int, delay: float = 0.0) -> float | None:
+    def seen(self, signal: Signal, rank: int, delay: float = 0.0) -> float | None:
         """When `rank` sees the signal up, on the same rank after `delay`; None while nothing has raised it."""
         raised = self.raised.get(signal)
         if raised is None:
             return None
         return raised.time + (delay if raised.rank == rank else self.machine.between(raised.rank, rank).signal_time)
 
-    def lift(self, signal: SignalKey, time: float, by: SimStream) -> None:
-        label = f"{self._text(signal)} of rank {by.rank} stream {by.label}"
+    def lift(self, signal: Signal, of: EventName | int, time: float, by: SimStream) -> None:
+        """Raise the signal: a word, or a record of an event."""
         if by.name.kind == "wait":  # an event of a side stream tells the signal that the side stream has waited for
-            label = self.heard[by.name]
-        self.raised[signal] = Raised(time, by.rank, label)
+            _, _, of, origin = self.heard[by]
+            self.raised[signal] = Raised(time, by.rank, of, origin)
+        else:
+            self.raised[signal] = Raised(time, by.rank, of, by)
         for action in self.waiting.pop(signal, ()):
             action()
-
-    def _text(self, signal: SignalKey) -> str:
-        return str(signal.of) if isinstance(signal.of, EventName) else self.words[signal.of].purpose
 
     def wait(
         self,
         stream: SimStream,
         stage: str,
         place: Span | None,
-        signals: Sequence[SignalKey],
+        signals: Sequence[Signal],
         start: float,
         stop: float,
         ops: tuple[int, ...] = (),
     ) -> None:
         """Record a wait of a stage. It ended when the last of its signals was seen."""
         last = max((self.raised[signal] for signal in signals), key=lambda raised: raised.time)
-        self.heard[stream.name] = last.label
-        if stream.shown and stop > start:
-            where = "" if place is None else place.place
-            label = f"waits for {last.label}"
-            waited = stop - start if ops else 0.0
-            number = stream.name.number
-            span = TraceSpan(stream.rank, number, "wait", label, stage, start, stop, where, ops=ops, waited=waited)
-            self.spans.append(span)
+        what = str(last.of) if isinstance(last.of, EventName) else self.words[last.of].purpose
+        label = f"waits for {what} of rank {last.by.rank} stream {last.by.label}"
+        where = "" if place is None else place.place
+        waited = stop - start if ops else 0.0
+        number = stream.name.number
+        span = TraceSpan(stream.rank, number, "wait", label, stage, start, stop, where, ops=ops, waited=waited)
+        self.spans.append(span)
 
     # ---- a stream, from action to action; `now` is when it is free
 
@@ -152,22 +149,22 @@ class _VirtualClock:
             action = stream.actions[position]
             match action:
                 case RecordEvent(event=event):
-                    self.lift(stream.event(position, event), now, stream)
+                    self.lift(stream.signals[position], event, now, stream)
                     if self.overheads.record and self._behind_copy(stream, now):
-                        self.behind[stream.name] = now = now + self.overheads.record
+                        self.behind[stream] = now = now + self.overheads.record
                         self.later(stream, position + 1, now)
                         return
-                case AwaitEvent(event=event):
+                case AwaitEvent():
                     again = partial(self.proceed, stream, position, now)
                     then = partial(self.proceed, stream, position + 1)
-                    if not self._passed(stream, position, stream.event(position, event), now, again, then):
+                    if not self._passed(stream, position, stream.signals[position], now, again, then):
                         return
                 case ChangeWords():
                     self._words(stream, position, 0, now)
                     return
                 case CopyMemory():
                     for word in action.words:
-                        self.lift(SignalKey(word), now, stream)
+                        self.lift(word, word, now, stream)
                     self._copy(stream, action.moves, 0, position, now)
                     return
                 case LaunchKernel(launch=number):
@@ -179,13 +176,13 @@ class _VirtualClock:
 
     def _behind_copy(self, stream: SimStream, now: float) -> bool:
         """Whether the stream has done nothing but records and words since a copy."""
-        return self.behind.get(stream.name) == now
+        return self.behind.get(stream) == now
 
     def _passed(
         self,
         stream: SimStream,
         position: int,
-        signal: SignalKey,
+        signal: Signal,
         now: float,
         again: Callable[[], None],
         then: Callable[[float], None],
@@ -196,12 +193,15 @@ class _VirtualClock:
         if seen is None:
             self.waiting.setdefault(signal, []).append(again)
             return False
-        stage = stream.stage(position, self.launches)
-        self.wait(stream, stage, stream.actions[position].cause.origin, [signal], now, seen)
+        if stream.name.kind == "wait":
+            self.heard[stream] = self.raised[signal]
         if seen <= now:
-            self.passed.add(stream.name)
+            self.passed.add(stream)
             return True
-        self.passed.discard(stream.name)
+        self.passed.discard(stream)
+        if stream.shown:
+            stage = stream.stage(position, self.launches)
+            self.wait(stream, stage, stream.actions[position].cause.origin, [signal], now, seen)
         self.at(seen, lambda: then(seen))
         return False
 
@@ -220,28 +220,27 @@ class _VirtualClock:
         assert isinstance(action, ChangeWords)
         while index < len(action.changes):
             change = action.changes[index]
-            key = SignalKey(change.word)
             if not change.raises:
                 again = partial(self._words, stream, position, index, now)
-                if not self._passed(
-                    stream, position, key, now, again, partial(self._words, stream, position, index + 1)
-                ):
+                then = partial(self._words, stream, position, index + 1)
+                if not self._passed(stream, position, change.word, now, again, then):
                     return
             elif self.overheads.raise_word:
                 raised = now + self.overheads.raise_word
                 if self._behind_copy(stream, now):
-                    self.behind[stream.name] = raised
+                    self.behind[stream] = raised
                 self.at(raised, partial(self._raise, stream, position, index, raised))
                 return
             else:
-                self.lift(key, now, stream)
+                self.lift(change.word, change.word, now, stream)
             index += 1
         self.proceed(stream, position + 1, now)
 
     def _raise(self, stream: SimStream, position: int, index: int, now: float) -> None:
         action = stream.actions[position]
         assert isinstance(action, ChangeWords)
-        self.lift(SignalKey(action.changes[index].word), now, stream)
+        word = action.changes[index].word
+        self.lift(word, word, now, stream)
         self._words(stream, position, index + 1, now)
 
     def later(self, stream: SimStream, position: int, time: float) -> None:
@@ -252,7 +251,7 @@ class _VirtualClock:
     def _copy(self, stream: SimStream, moves: Sequence[Move], index: int, position: int, now: float) -> None:
         """Copy `index` and those behind it, from `now` on."""
         if index == len(moves):
-            self.behind[stream.name] = now
+            self.behind[stream] = now
             self.proceed(stream, position + 1, now)
             return
         move = moves[index]
@@ -260,7 +259,7 @@ class _VirtualClock:
         size = self.prices.size(src)
 
         def done() -> None:
-            label = f"{move.stage}  {way(dst, src, stream.rank)}"
+            label = f"{move.stage}  {self.prices.way(dst, src, stream.rank)}"
             kind: SpanKind = "collective" if move.op in self.calls else "copy"
             peer, number, place = peer_of(dst, src, stream.rank), stream.name.number, move.origin.place
             self.spans.append(
@@ -272,8 +271,8 @@ class _VirtualClock:
             self._copy(stream, moves, index + 1, position, self.now)
 
         begin = now + self._copy_time(move, index > 0 or self._behind_copy(stream, now))
-        if stream.name in self.passed:
-            self.passed.discard(stream.name)
+        if stream in self.passed:
+            self.passed.discard(stream)
             begin += self.overheads.passed_wait
         self.at(begin, lambda: self._flow(begin, src.rank, dst.rank, size, done))
 
@@ -289,13 +288,12 @@ class _VirtualClock:
         return time if less is None or not behind or move.pitched else min(time, less)
 
     def _flow(self, now: float, src: int, dst: int, size: int, done: Callable[[], None]) -> None:
-        """The bytes of a copy go, alone at the rate of what passes the fewest in a time."""
-        uses = self.prices.moved(src, dst, size)
-        time = max(amount / self.prices.limit(supply) for supply, amount in uses.items())
+        """The bytes of a copy go."""
+        time, uses = self.prices.flow(src, dst, size)
         if not time:
             done()
             return
-        activity = self.sharing.begin(now, {supply: amount / time for supply, amount in uses.items()})
+        activity = self.sharing.begin(now, uses)
 
         def come() -> None:
             self.sharing.end(self.now, activity)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import count
+from typing import NamedTuple, TypeAlias
 
 from ..device.ir import (
     Action,
@@ -19,38 +19,24 @@ from ..device.ir import (
     StreamName,
 )
 
-
-class SignalKey(NamedTuple):  # a tuple: the clock looks them up all the time
-    """A word by its number, or a record of an event: a wait is for the last one that was issued before it."""
-
-    of: EventName | int
-    record: int = 0
+# A word by its number, or a record of an event: these are numbered behind the words.
+Signal: TypeAlias = int
 
 
-class Raised(NamedTuple):
-    """When a signal was raised, and on which rank; `label` names the work that raised it, for people."""
-
-    time: float
-    rank: int
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is itself: the clock looks them up all the time
 class SimStream:
-    """A stream with its actions; of those that record or await an event, which record. `next_work` holds for each
-    position the next launch or batch of copies from there on, `next_move` the next launch or batch that moves data;
-    past the end where there is none. Side streams have no lane in the trace."""
+    """A stream with its actions; `signals` holds for each position the record of an event that the action makes, or
+    waits for: the last one that was issued before the wait. `next_work` holds for each position the next launch or
+    batch of copies from there on, `next_move` the next launch or batch that moves data; past the end where there is
+    none. Side streams have no lane in the trace."""
 
     name: StreamName
     rank: int
     label: str
     actions: tuple[Action, ...]
-    records: tuple[int, ...]
+    signals: tuple[Signal, ...]
     next_work: tuple[int, ...]
     next_move: tuple[int, ...]
-
-    def event(self, position: int, event: EventName) -> SignalKey:
-        return SignalKey(event, self.records[position])
 
     @property
     def shown(self) -> bool:
@@ -76,23 +62,35 @@ class SimStream:
         return position > 0 and isinstance(self.actions[position - 1], LaunchKernel)
 
 
+class Raised(NamedTuple):
+    """When a signal was raised, and on which rank: the word `of` or the event, by a stream."""
+
+    time: float
+    rank: int
+    of: EventName | int
+    by: SimStream
+
+
 def streams_of(plan: DevicePlan) -> Iterator[SimStream]:
     """Those that have actions between a run's start and its completion."""
-    issued: Counter[EventName] = Counter()
-    actions: dict[StreamName, list[tuple[Action, int]]] = {}
+    records = count(len(plan.words))
+    latest: dict[EventName, Signal] = {}
+    actions: dict[StreamName, tuple[list[Action], list[Signal]]] = {stream.name: ([], []) for stream in plan.streams}
     for action in plan.body:
-        record = 0
+        signal = -1  # none; or an event that was not recorded before, which nothing raises
         if isinstance(action, RecordEvent):
-            issued[action.event] += 1
-        if isinstance(action, RecordEvent | AwaitEvent):
-            record = issued[action.event]
-        actions.setdefault(action.stream, []).append((action, record))
-    for stream in (s for s in plan.streams if s.name in actions):
-        made, records = zip(*actions[stream.name], strict=True)
+            signal = latest[action.event] = next(records)
+        elif isinstance(action, AwaitEvent):
+            signal = latest.get(action.event, -1)
+        here, signals = actions[action.stream]
+        here.append(action)
+        signals.append(signal)
+    for stream in (s for s in plan.streams if actions[s.name][0]):
+        made, signals = actions[stream.name]
         rank = plan.placement.ranks(stream.device)[0] if stream.rank is None else stream.rank  # a control stream's
         works = _following(made, lambda action: isinstance(action, LaunchKernel | CopyMemory))
         moves = _following(made, lambda a: isinstance(a, LaunchKernel) or (isinstance(a, CopyMemory) and bool(a.moves)))
-        yield SimStream(stream.name, rank, stream.label, made, records, works, moves)
+        yield SimStream(stream.name, rank, stream.label, tuple(made), tuple(signals), works, moves)
 
 
 def _following(actions: Sequence[Action], wanted: Callable[[Action], bool]) -> tuple[int, ...]:

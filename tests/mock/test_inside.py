@@ -130,7 +130,7 @@ def test_the_check_for_gpus(
     plan = planned(library, "ag_gemm/streamed", ARCHS[library.face], chunks=2)
     trace = traced(plan, library)
     assert inside_check.wrong(plan, trace) == []
-    late = [replace(s, start=s.start + 500, stop=s.stop + 500) if s.kind == "gemm" else s for s in trace.spans]
+    late = [s._replace(start=s.start + 500, stop=s.stop + 500) if s.kind == "gemm" else s for s in trace.spans]
     assert len(inside_check.wrong(plan, replace(trace, spans=tuple(late)))) >= 2
     none = replace(trace, spans=tuple(s for s in trace.spans if s.kind != "gemm"))
     assert inside_check.wrong(plan, none) == ["6 works, 0 told"]

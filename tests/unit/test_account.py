@@ -57,7 +57,7 @@ def test_every_moment_of_the_rank_that_ends_last_is_told_once() -> None:
 def test_the_side_is_what_the_rank_was_busy_with_for_longer() -> None:
     """Whichever side the ideal is of: pieces may make the other one longer."""
     trace = small()
-    longer = replace(trace, spans=(*trace.spans[:2], replace(trace.spans[2], start=23, stop=33), *trace.spans[3:]))
+    longer = replace(trace, spans=(*trace.spans[:2], trace.spans[2]._replace(start=23, stop=33), *trace.spans[3:]))
     for alone in ((13.0, 14.0), (14.0, 5.0)):
         found = account(longer, PLAN, PLAN.target, *alone)
         assert found.side == "moving"

@@ -98,7 +98,7 @@ def test_the_critical_path_goes_back_along_what_ended_last() -> None:
     assert path_times(trace) == {"first": 4, "second": 6, "mm": 7}
     assert critical_path(replace(trace, arrows=())) == (3, 5)
     # a launch whose works are not told began before what it waits for inside: its time counts from there
-    early = replace(trace, spans=(*spans[:5], replace(spans[5], start=2), spans[6]))
+    early = replace(trace, spans=(*spans[:5], spans[5]._replace(start=2), spans[6]))
     assert path_times(early) == {"first": 4, "second": 6, "mm": 8}
     assert critical_path(replace(trace, spans=spans[4:5], arrows=())) == ()
 

@@ -77,7 +77,7 @@ def overlapped(ranks: int = 4, chunks: int = 4, copy: float = 9.0, gemm: float =
 
 
 def rounded(trace: Trace) -> Trace:
-    spans = tuple(dataclasses.replace(s, start=round(s.start, 6), stop=round(s.stop, 6)) for s in trace.spans)
+    spans = tuple(s._replace(start=round(s.start, 6), stop=round(s.stop, 6)) for s in trace.spans)
     return dataclasses.replace(trace, spans=spans)
 
 
@@ -190,7 +190,7 @@ def test_colours_say_what_a_stage_does_and_iterations_share_one() -> None:
     colours = [c.colour for c in stage_colours(trace)]
     assert len(set(colours)) == 3
     again = dataclasses.replace(
-        trace, spans=tuple(dataclasses.replace(s, stage=f"{s.stage}[{i % 3}]") for i, s in enumerate(trace.spans))
+        trace, spans=tuple(s._replace(stage=f"{s.stage}[{i % 3}]") for i, s in enumerate(trace.spans))
     )
     assert stage_colours(again) == stage_colours(trace)
 
@@ -257,7 +257,7 @@ def test_a_measured_trace_says_so() -> None:
 def test_markup_in_names_stays_text() -> None:
     evil = "</script><script>alert(1)</script>&@DATA@"
     base = overlapped(ranks=2, chunks=1)
-    spans = tuple(dataclasses.replace(s, label=evil, stage=evil, place=evil) for s in base.spans)
+    spans = tuple(s._replace(label=evil, stage=evil, place=evil) for s in base.spans)
     lanes = tuple(dataclasses.replace(lane, name=evil) for lane in base.lanes)
     trace = dataclasses.replace(base, schedule=evil, machine=evil, spans=spans, lanes=lanes)
     ET.fromstring(svg.draw(trace))
@@ -272,7 +272,7 @@ def test_control_characters_in_names_are_shown_as_such(tmp_path: Path) -> None:
     evil = "\x1b]0;x\x07\x00"
     base = overlapped(ranks=2, chunks=1)
     launched = Launched(evil, 0, None, None)
-    spans = tuple(dataclasses.replace(s, label=evil, stage=evil, place=evil, launched=launched) for s in base.spans)
+    spans = tuple(s._replace(label=evil, stage=evil, place=evil, launched=launched) for s in base.spans)
     lanes = tuple(dataclasses.replace(lane, name=evil) for lane in base.lanes)
     trace = dataclasses.replace(base, schedule=evil, machine=evil, spans=spans, lanes=lanes)
     ET.fromstring(svg.draw(trace))
@@ -390,7 +390,7 @@ def streamed(late: float = 0.0, together: bool = False) -> Trace:
     if together:
         last = [span("gemm", 26 + late, end, (7, 8), "mm  C3 in 2 parts")]
     spans = (
-        dataclasses.replace(span("launch", 3, end, (5, 6, 7, 8), "mm  C1 and 3 more works", 6 + late), within=1.5),
+        span("launch", 3, end, (5, 6, 7, 8), "mm  C1 and 3 more works", 6 + late)._replace(within=1.5),
         span("gemm", 3, 10, (5,), "mm  C1"),
         span("wait", 9, 14, (6,), "waits for flag 2 of rank 1 stream dma", 4),
         span("gemm", 14, 24, (6,), "mm  C2"),
@@ -453,7 +453,7 @@ def test_works_of_two_traces_stand_side_by_side(tmp_path: Path, capsys: pytest.C
         "  mm C3 in 2 parts  22.0   36.0   46.0    12.0    26.0    36.0      2.0               1.00",
     ]
     assert summary(overlapped()) is None
-    idle = [dataclasses.replace(s, waited=0.0) for s in streamed().spans if s.kind != "wait"]
+    idle = [s._replace(waited=0.0) for s in streamed().spans if s.kind != "wait"]
     assert summary(dataclasses.replace(streamed(), spans=tuple(idle))) == "1 streamed launch, none of which waited"
 
 

@@ -16,7 +16,6 @@ import json
 import pickle
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from ...group import Group
@@ -82,7 +81,7 @@ def on_one_clock(
     found: list[TraceSpan] = []
     for clock, spans in devices:
         late = spans.begun.at - clock.at - first
-        found += [replace(span, start=span.start + late, stop=span.stop + late) for span in spans.spans]
+        found += [span._replace(start=span.start + late, stop=span.stop + late) for span in spans.spans]
     within = sorted((clock.within + spans.begun.within for clock, spans in devices), reverse=True)
     return tuple(found), sum(within[:2])
 

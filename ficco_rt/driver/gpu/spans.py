@@ -132,7 +132,7 @@ def _whole(span: TraceSpan, inside: LaunchTimes) -> TraceSpan:
     """The span of a launch whose works have spans of their own."""
     ops = tuple(dict.fromkeys(op for times in inside.works for op in times.ops))
     how = span.launched and replace(span.launched, reached=inside.reached)
-    return replace(span, kind="launch", ops=ops, waited=inside.waited, within=inside.within, launched=how)
+    return span._replace(kind="launch", ops=ops, waited=inside.waited, within=inside.within, launched=how)
 
 
 def _inside(
