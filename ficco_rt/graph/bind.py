@@ -142,7 +142,7 @@ def names_in(e: object) -> set[str]:
             found.add(x.id)
         elif isinstance(x, tuple):
             todo.extend(x)
-        elif hasattr(x, "__dataclass_fields__"):
+        elif hasattr(x, "__dataclass_fields__") and not isinstance(x, Span):
             todo.extend(getattr(x, f) for f in x.__dataclass_fields__)
     return found
 

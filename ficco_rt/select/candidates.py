@@ -60,6 +60,7 @@ def shown(value: object) -> str:
     return ":".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
+@cache
 def shipped_operation(name: str) -> ShippedOperation:
     """The operation of that name. Raises UsageError that says which there are."""
     known = library.operations()
