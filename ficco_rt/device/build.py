@@ -26,6 +26,7 @@ from ..plan.issue import issue_order
 from ..region import Region
 from .chain import chained, parted, postponed
 from .collectives import alone_reaches_other_nodes, calls_of, communicators_of, meets, own_way, part_of
+from .double import double_buffered
 from .frames import Frames, touched
 from .ir import (
     GRAPHS,
@@ -65,7 +66,8 @@ from .words import Words, words_of
 class Layout:
     """What the device plans of all modes share: words, and launches by the place of their commands in the plan.
     `touched`: by stream of the plan, the ranks whose inputs and outputs its commands touch. `opening`: which streams
-    begin before other devices are through the run before; None: no stream does. `communicators`: what the
+    begin before other devices are through the run before; None: no stream does. `sets`: so many sets of words and
+    scratch runs take by turns; those in callers' graphs have one of their own then. `communicators`: what the
     vendor's library of collectives opens; `own_way`: why it makes none of the collectives."""
 
     plan: Plan
@@ -76,9 +78,16 @@ class Layout:
     touched: tuple[frozenset[int], ...]
     words: Words
     opening: Opening | None
+    sets: int
     launches: tuple[DeviceLaunch, ...]
     communicators: tuple[Communicator, ...]
     own_way: str
+
+    @property
+    def kept_sets(self) -> int:
+        """Sets of words and scratch in all modes: those that runs take by turns, and behind them, if there are several,
+        one for runs in callers' graphs."""
+        return self.sets + (self.sets > 1)
 
 
 def layout_of(
@@ -103,9 +112,10 @@ def layout_of(
     unraised = frozenset(flag for launch in launches for flag in launch.config.unraised)
     by_stream = tuple(touched(stream, plan) for stream in plan.streams)
     opening = opening_of(plan, placement, features)
-    words = words_of(plan, placement, by_kernel, unraised, by_stream, opening=opening, meetings=bool(reason))
+    sets = 2 if opening is None and double_buffered(plan, placement, features) else 1
+    words = words_of(plan, placement, by_kernel, unraised, by_stream, opening=opening, sets=sets, meetings=bool(reason))
     return Layout(
-        plan, plan_hash, device, placement, features, by_stream, words, opening, launches, communicators, reason
+        plan, plan_hash, device, placement, features, by_stream, words, opening, sets, launches, communicators, reason
     )
 
 
@@ -169,7 +179,7 @@ class _Builder:
             latch = Latch(self.words.latch, self.words.table[self.words.latch])
         frames = Frames(
             self.plan, self.layout.placement, self.mode, streams, self.layout.touched, self.words, budget, latch,
-            self.layout.opening,
+            self.layout.opening, self.layout.sets,
         )  # fmt: skip
         if self.mode in GRAPHS:
             inside = frames.inside()
@@ -195,6 +205,7 @@ class _Builder:
             own=frames.frame(called=False) if framed else Frame((), ()),
             called=frames.frame(called=True) if framed else Frame((), ()),
             communicators=self.layout.communicators,
+            sets=1 if self.mode == "embedded" else self.layout.sets,
         )
 
     def _written(self) -> tuple[int, ...]:

@@ -143,12 +143,13 @@ class _Walk:
             case ChangeWords(changes=changes):
                 while node.done < len(changes):
                     change = changes[node.done]
+                    word = self.runs.word(node, change.word)
                     if change.raises:
-                        self._raise(change.word, ready)
-                    elif change.word not in self.up:
-                        return ("word", change.word)
+                        self._raise(word, ready)
+                    elif word not in self.up:
+                        return ("word", word)
                     elif change.takes:
-                        self.up.discard(change.word)
+                        self.up.discard(word)
                     self._did(node)
                 return None
             case Meet():
@@ -159,9 +160,9 @@ class _Walk:
                 if any(self._local(move.dst, move.src) for move in node.action.moves) and self._kept_out(node, 1):
                     return ("processors", self.runs.devices[node.queue])
                 for word in words:
-                    self._raise(word, ready)
+                    self._raise(self.runs.word(node, word), ready)
             case ResetWords():
-                self.up.difference_update(self.runs.reset(node.queue, node.action))
+                self.up.difference_update(self.runs.reset(node, node.action))
         self.order.append((node, 0))
         return None
 
@@ -170,8 +171,8 @@ class _Walk:
             return ("processors", self.runs.devices[node.queue])
         while node.done < len(meet.steps):
             step = meet.steps[node.done]
-            runs = self.told[meet.runs]
-            for word in step.words:
+            runs = self.told[self.runs.word(node, meet.runs)]
+            for word in (self.runs.word(node, number) for number in step.words):
                 if step.does == "raise":
                     self.told[word] = runs
                     self._wake(("word", word), ready)
@@ -193,13 +194,13 @@ class _Walk:
         groups = self.runs.groups[number]
         while node.done < len(groups):
             group = groups[node.done]
-            for word in self.runs.words(group.waits):
+            for word in self.runs.words(node, group.waits):
                 if word not in self.up:
                     return ("word", word)
-            for word in self.runs.words(group.signals):
+            for word in self.runs.words(node, group.signals):
                 self._raise(word, ready)
             self._did(node)
-        self.up.difference_update(self.runs.words(launch.config.resets))
+        self.up.difference_update(self.runs.words(node, launch.config.resets))
         self._wake(("processors", self.runs.devices[node.queue]), ready)
         return None
 
@@ -264,7 +265,7 @@ class _Walk:
                 elif node.begins or node.action is None:
                     text = "a graph"
             case ("word", int(word)):
-                text = f"word {word} ({self.plan.words[word].purpose})"
+                text = self.runs.purpose(word)
             case ("collective", _):
                 assert isinstance(node.action, CallCollective)
                 text = f"the other ranks' calls of collective {node.action.group}"

@@ -16,6 +16,7 @@ through and that its words are reset, and completes the run when all others are 
 raises a word of the next run before this word is reset, none touches what another one still uses, and none is ever a
 whole run ahead. Where an opening allows it (`opening`), none of this is told at the end. At the begin each device tells
 those that write its memory that it is ready, and waits for those whose memory it writes; its inner streams do not wait.
+Runs that take two sets of words and scratch by turns (`double`) need none of this, but for those in callers' graphs.
 
 At the begin, a device also waits for those whose callers' tensors it touches, and only for these: each of them tells
 that its callers have come. In a traced run it waits for all others of its node, so that they begin together. These
@@ -72,6 +73,7 @@ class Frames:
         budget: Budget,
         latch: Latch | None = None,
         opening: Opening | None = None,
+        sets: int = 1,
     ) -> None:
         self.plan = plan
         self.placement = placement
@@ -79,7 +81,7 @@ class Frames:
         self.streams = streams
         self.words, self.semaphores = words, words.semaphores(mode)
         self.latch = latch
-        self.opening = opening
+        self.opening, self.sets = opening, sets
         self.budget = budget
         self.on: dict[int, list[DeviceStream]] = defaultdict(list)  # by device
         for stream in streams:
@@ -159,14 +161,14 @@ class Frames:
 
     def _end(self, called: bool) -> Iterator[Action]:
         for device in self.placement.ordinals:
-            for stream in self._on(device, "plan"):
+            for stream in self._ends(device):
                 yield RecordEvent(stream.name, _tail(stream), END)
         for rank in range(self.plan.ranks) if called else ():
             for number in self._frees(rank):
                 yield AwaitEvent(StreamName("caller", rank), EventName("tail", number), END)
         for device in self.placement.ordinals:
             control = StreamName("control", device)
-            yield from self._await(control, [_tail(stream) for stream in self._on(device, "plan")], cause=END)
+            yield from self._await(control, [_tail(stream) for stream in self._ends(device)], cause=END)
             yield RecordEvent(control, EventName("end", device), END, "timed")
             if self.latch is not None and self.latch.control == control:
                 yield self.latch.reset()
@@ -199,6 +201,11 @@ class Frames:
     def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
         """A device's streams of the plan, with their side streams."""
         return [s for s in self.on[device] if s.name.kind in (kinds or ("plan", "wait"))]
+
+    def _ends(self, device: int) -> list[DeviceStream]:
+        """The streams whose ends make the end of a run. Where devices tell each other their ends, all side streams have
+        raised their words by then, since somebody has waited for these."""
+        return self._on(device, "plan", "raise") if self.sets > 1 else self._on(device, "plan")
 
     @staticmethod
     def _await(
@@ -354,7 +361,7 @@ class Frames:
 
 
 def _tail(stream: DeviceStream) -> EventName:
-    return EventName("tail", stream.name.number)
+    return EventName("tail", stream.name.number, behind=stream.name.kind == "raise")
 
 
 def _host_stream(device: int, host: int | None) -> StreamName:

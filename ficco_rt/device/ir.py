@@ -9,6 +9,8 @@ What orders what:
 - `AwaitEvent` waits for the `RecordEvent` of the same event that was issued last before it;
 - a word of memory is 0 when a run begins; whoever waits for it goes on once it is 1; it is reset once a run;
 - who takes a word (`WordChange.takes`) waits for it and takes it down himself;
+- runs in a row take their words, and the plan's scratch, from `sets` sets by turns: what one leaves in a set, none sees
+  before that set has its turn again;
 - a word that tells of runs (`Word.tells_runs`) is never reset: a device counts the runs in one of its words, and writes
   its count to words of others; who waits for such a word goes on once it has reached his own count;
 - members of a batch of copies have no order among them; they begin when what stands before the batch has ended;
@@ -32,7 +34,7 @@ from ..machine.model import Device
 from ..plan.ir import Work
 from ..region import Region
 
-VERSION = 4
+VERSION = 5
 
 # `streams`; a `graph` for each device; `embedded`, these graphs as parts of the callers' own graphs, replayed when the
 # callers replay theirs; `traced`, on streams with timestamps, and with marks inside launches that spin; `latched`, as
@@ -135,6 +137,7 @@ class Features:
     embeds: bool  # graphs can become parts of callers' graphs, and record events outside of these
     queues: int  # hardware queues of a device: streams beyond that number share them
     collectives: Library = ""  # the vendor's library, which makes collectives where `collectives.own_way` lets it
+    keeps_shared: bool = True  # memory that a process gives back lasts until the others have unmapped it
     vendor_gemms: bool = False  # the vendor's library of GEMMs is installed, and does what no tuned kernel is there for
 
 
@@ -177,7 +180,8 @@ class EventName:
     captured: the device; entry, exit, ready: the device, points that semaphores alone tell others: its callers are
     ready; its part of the run is over and its words are reset; others may write its memory and raise its words; open:
     the device, when all are ready whose memory it writes; embedded: the device, behind its graph in a caller's;
-    replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end;
+    replayed: the device, each time that such a graph has run; caller: the rank; tail: the plan's stream, at its end, or
+    with `behind` its side stream that raises;
     chain: counts where the chain of a crowded device's graph goes on to another stream, `rank` is the device;
     timestamp: the plan's stream, where `rank` counts them.
     """
@@ -231,21 +235,23 @@ class Word:
     `index` is its place among its device's words. It is reset by the `kernel` that alone waits for it, by its stream
     right `behind` that kernel, at the `completion` of the run, or by the stream that waits for it (`taken`); or
     `never`: it tells of runs. Then its `point` is an entry or exit, or it has none and is its device's own count of the
-    runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, or, as a latch, in the modes
-    that have one."""
+    runs. `used`: in all modes, in graphs, in graphs that are embedded, in traced runs, in both of these, or, as a
+    latch, in the modes that have one."""
 
     device: int
     index: int
     flag: int | None
     point: EventName | None
     reset: Literal["kernel", "behind", "completion", "taken", "never"]
-    used: Literal["always", "graph", "embedded", "traced", "latched"] = "always"
+    used: Literal["always", "graph", "embedded", "traced", "embedded or traced", "latched"] = "always"
 
     def used_in(self, mode: Mode) -> bool:
         if self.used == "latched":
             return mode in LATCHED
         if self.used == "traced":
             return mode == "traced"
+        if self.used == "embedded or traced":
+            return mode in ("embedded", "traced")
         return self.used == "always" or mode == "embedded" or (self.used == "graph" and mode == "graph")
 
     @property
@@ -481,7 +487,8 @@ class Frame:
 @dataclass(frozen=True, slots=True)
 class DevicePlan:
     """See the module. `own` is the frame of a run that nobody's streams wait for, `called` that of a run among the
-    callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's."""
+    callers' streams, one a rank; the mode `embedded` has no `own`. `tensors` are the plan's. `sets`: so many sets of
+    words and scratch there are, which runs in a row take by turns."""
 
     version: int
     schedule: str
@@ -499,6 +506,7 @@ class DevicePlan:
     own: Frame
     called: Frame
     communicators: tuple[Communicator, ...] = ()
+    sets: int = 1
 
     def __repr__(self) -> str:
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
@@ -44,17 +45,37 @@ class Races:
         self.base: dict[int, Clock] = {}  # of the launch at hand on a queue
         self.called: dict[tuple[int, int], dict[int, Clock]] = {}  # of a run and collective: what ranks knew
         self.memory = Budget(CHECKED_CLOCKS, PlanError)
-        shapes = {t.name: t.shapes for t in self.plan.tensors}
-        shapes[_WORD.tensor] = ((1,),) * len(self.plan.words)
+        self.scratch = {t.name for t in self.plan.tensors if t.kind == "scratch"} if self.plan.sets > 1 else set()
+        self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
+        words, sets = self.plan.sets * len(self.plan.words), range(self.plan.sets)
+        shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
+        shapes[_WORD.tensor] = ((1,),) * words
         self.bound = {
             rank: [whole(t.name, rank, t.shapes[rank]) for t in self.plan.tensors if t.kind != "scratch"]
             for rank in range(len(self.plan.placement.devices))
         }
         written = chain(
-            writes(self.plan), chain.from_iterable(self.bound.values()), map(_word, range(len(self.plan.words)))
+            (self._region(region, i) for region in writes(self.plan) for i in sets),
+            chain.from_iterable(self.bound.values()),
+            map(_word, range(words)),
         )
-        made = {t.name for t in self.plan.tensors if t.kind != "input"}
+        made = {_in_set(t.name, i) for t in self.plan.tensors if t.kind != "input" for i in sets}
         self.ledger = Ledger(shapes, written, self._tell, made)
+
+    def _region(self, region: Region, turn: int) -> Region:
+        """Of scratch, the region in a set."""
+        if not turn or region.tensor not in self.scratch:
+            return region
+        known = self.later.get((id(region), turn))
+        if known is None:
+            known = self.later[id(region), turn] = replace(region, tensor=_in_set(region.tensor, turn))
+        return known
+
+    def _read(self, node: Node, region: Region, clock: Clock, me: Toucher) -> None:
+        self.ledger.read(self._region(region, self.runs.turn(node)), clock, me)
+
+    def _write(self, node: Node, region: Region, clock: Clock, me: Toucher) -> None:
+        self.ledger.write(self._region(region, self.runs.turn(node)), clock, me)
 
     def run(self, order: Sequence[tuple[Node, int]]) -> None:
         for node, part in order:
@@ -80,30 +101,31 @@ class Races:
                     self.ledger.write(region, self.clocks[q], me)
             case ChangeWords(changes=changes):
                 change = changes[part]
+                word = self.runs.word(node, change.word)
                 bit, self.bits = self.bits, self.bits + 1
                 me = self._me(node, bit)
                 if change.raises:  # NOTE it tells of the changes before it in the call, and not of those behind it
                     tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
-                    self._raise(change.word, self.clocks[q], me, tells)
+                    self._raise(word, self.clocks[q], me, tells)
                 else:
-                    self.clocks[q] = self._see(change.word, self.clocks[q], me)
+                    self.clocks[q] = self._see(word, self.clocks[q], me)
                 if change.takes:
-                    self.ledger.write(_word(change.word), self.clocks[q], me)
+                    self.ledger.write(_word(word), self.clocks[q], me)
                 self.clocks[q] = self.clocks[q].with_work(bit)
             case Meet():
                 self._meet(node, action, part)
             case CopyMemory(moves=moves, words=words):
-                for word in words:  # they tell what stood before them, and nothing of the copies in the same batch
+                for number in words:  # they tell what stood before them, and nothing of the copies in the same batch
                     bit, self.bits = self.bits, self.bits + 1
                     tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
-                    self._raise(word, self.clocks[q], self._me(node, bit), tells)
+                    self._raise(self.runs.word(node, number), self.clocks[q], self._me(node, bit), tells)
                 for move in moves:
                     me = self._me(node, -1, move.origin, (move.op, 1))
-                    self.ledger.read(move.src, self.clocks[q], me)
-                    self.ledger.write(move.dst, self.clocks[q], me)
+                    self._read(node, move.src, self.clocks[q], me)
+                    self._write(node, move.dst, self.clocks[q], me)
             case ResetWords():
                 me = self._me(node, -1)
-                for word in self.runs.reset(q, action):
+                for word in self.runs.reset(node, action):
                     self.ledger.write(_word(word), self.clocks[q], me)
             case LaunchKernel(launch=number):
                 self._work(node, number, part)
@@ -120,10 +142,11 @@ class Races:
         bit, self.bits = self.bits, self.bits + 1
         me = self._me(node, bit)
         tells = self.clocks[q].at(q, node.position - 1).with_work(bit)
-        self.ledger.read(_word(meet.runs), self.clocks[q], me)
-        for word in step.words:
+        runs = self.runs.word(node, meet.runs)
+        self.ledger.read(_word(runs), self.clocks[q], me)
+        for word in (self.runs.word(node, number) for number in step.words):
             if step.does == "raise":
-                self.told[word, self.counts[meet.runs]] = tells
+                self.told[word, self.counts[runs]] = tells
                 self.memory.spend(len(self.clocks) + self.bits // 32, me.origin)
             elif step.does == "count":
                 self.ledger.write(_word(word), self.clocks[q], me)
@@ -131,7 +154,7 @@ class Races:
             elif step.does == "reset":
                 self.ledger.write(_word(word), self.clocks[q], me)
             else:
-                self.clocks[q] = self.clocks[q].join(self.told[word, self.counts[meet.runs]])
+                self.clocks[q] = self.clocks[q].join(self.told[word, self.counts[runs]])
         self.clocks[q] = self.clocks[q].with_work(bit)
 
     def _call(self, node: Node, call: CallCollective, part: int) -> None:
@@ -146,9 +169,9 @@ class Races:
         self.holders.append(Holder(node, self.plan.communicators[call.communicator].blocks, self.clocks[q]))
         me = self._me(node, -1, order=(call.op, 1))
         for region in call.reads:
-            self.ledger.read(region, self.clocks[q], me)
+            self._read(node, region, self.clocks[q], me)
         for region in call.writes:
-            self.ledger.write(region, self.clocks[q], me)
+            self._write(node, region, self.clocks[q], me)
         self.called.setdefault(key, {})[rank] = self.clocks[q].at(q, node.position - 1)
 
     def _work(self, node: Node, number: int, part: int) -> None:
@@ -163,7 +186,7 @@ class Races:
         bit, self.bits = self.bits, self.bits + 1
         me = self._me(node, bit, group.works[0].origin)
         base = clock = self.base[q]
-        for word in self.runs.words(group.waits):
+        for word in self.runs.words(node, group.waits):
             clock = self._see(word, clock, me)
         for i, work in enumerate(group.works):
             mine = self._me(node, bit, work.origin, (work.op, 0))
@@ -171,15 +194,15 @@ class Races:
             # sums stay in registers: the first work reads what it adds to, the last one writes
             for region in work.reads:
                 if i == 0 or region not in work.writes:
-                    self.ledger.read(region, base if region in early else clock, mine)
+                    self._read(node, region, base if region in early else clock, mine)
             for region in work.writes if i == len(group.works) - 1 else ():
-                self.ledger.write(region, clock, mine)
+                self._write(node, region, clock, mine)
         done = clock.at(q, node.position - 1).with_work(bit)
-        for word in self.runs.words(group.signals):
+        for word in self.runs.words(node, group.signals):
             self._raise(word, clock, me, done)
         self.clocks[q] = self.clocks[q].join(clock).with_work(bit)
         if part == len(groups) - 1:
-            for word in self.runs.words(launch.config.resets):
+            for word in self.runs.words(node, launch.config.resets):
                 self.ledger.write(_word(word), self.clocks[q], self._me(node, -1))
 
     # ---- words
@@ -204,8 +227,7 @@ class Races:
         named, rank = found.region.tensor, found.region.rank
         where = f"{named}@{rank} {describe(found.box)}"
         if named == _WORD.tensor:
-            named = f"word {rank}"
-            where = f"{named} ({self.plan.words[rank].purpose})"
+            named = where = self.runs.purpose(rank)
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
             key = (found.reader.origin, found.reader.origin, named)
@@ -233,6 +255,11 @@ def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
 
 # NOTE a tensor of the ledger, a word a rank: no schedule has a tensor with a space in its name
 _WORD = whole("a word", 0, (1,))
+
+
+def _in_set(tensor: str, turn: int) -> str:
+    """The ledger's name of a tensor in a set."""
+    return f"{tensor} of set {turn}" if turn else tensor
 
 
 def _word(word: int) -> Region:

@@ -91,12 +91,28 @@ class RunSequence:
         for self._run, run in enumerate(runs):
             self._add(run)
 
-    def words(self, flags: Sequence[int]) -> list[int]:
-        """Of flags; those between works that are made as one have none."""
-        return [self._of_flags[flag] for flag in flags if flag in self._of_flags]
+    # ---- words: those of later sets are numbered behind those of the first
 
-    def reset(self, queue: int, action: ResetWords) -> list[int]:
-        return self._in_order[self.devices[queue]][action.first : action.first + action.count]
+    def turn(self, node: Node) -> int:
+        """The number of the set that the node's run takes."""
+        return node.run % self.plan.sets
+
+    def word(self, node: Node, number: int) -> int:
+        """A word of the plan, in the set that the node's run takes."""
+        return number + self.turn(node) * len(self.plan.words)
+
+    def words(self, node: Node, flags: Sequence[int]) -> list[int]:
+        """Of flags; those between works that are made as one have none."""
+        return [self.word(node, self._of_flags[flag]) for flag in flags if flag in self._of_flags]
+
+    def reset(self, node: Node, action: ResetWords) -> list[int]:
+        numbers = self._in_order[self.devices[node.queue]][action.first : action.first + action.count]
+        return [self.word(node, number) for number in numbers]
+
+    def purpose(self, word: int) -> str:
+        """`word 3 (flag 1)`, for people."""
+        turn, number = divmod(word, len(self.plan.words))
+        return f"word {number} ({self.plan.words[number].purpose})" + (f" of set {turn}" if turn else "")
 
     # ---- the queues
 

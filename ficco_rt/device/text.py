@@ -32,6 +32,8 @@ def _lines(plan: DevicePlan) -> Iterator[str]:
     yield f"device plan of {plan.schedule} version {plan.version}, mode {plan.mode}"
     yield f"  {len(devices)} ranks on {plan.device.name}"
     yield f"  plan {plan.plan_hash}"
+    if plan.sets > 1:
+        yield f"  {plan.sets} sets of words and scratch, which runs take by turns"
     yield f"  ranks on devices {' '.join(map(str, devices))}"
     if plan.placement.processes:
         yield f"  ranks in processes {' '.join(map(str, plan.placement.processes))}"
@@ -90,6 +92,7 @@ _USES = {
     "graph": ", in graphs",
     "embedded": ", in callers' graphs",
     "traced": ", in traced runs",
+    "embedded or traced": ", in callers' graphs and traced runs",
     "latched": ", in traced and latched runs",
 }
 

@@ -22,7 +22,7 @@ from .collectives import calls_of, meets
 from .ir import EventName, Mode, Placement, Word
 from .opening import Opening
 
-_USES = ("always", "graph", "embedded", "traced")
+_USES = ("always", "graph", "embedded", "traced", "embedded or traced")
 _GROUPS = {"completion": 0, "kernel": 1, "behind": 1, "taken": 1, "never": 2}
 
 
@@ -89,12 +89,14 @@ def words_of(
     touched: Sequence[frozenset[int]],
     *,
     opening: Opening | None = None,
+    sets: int = 1,
     meetings: bool = True,
 ) -> Words:
     """`by_kernel`: private flags that the launch's kernel itself resets; its stream resets the other private ones.
-    `unraised`: flags between works that a kernel makes as one; they have no word. `touched`: by stream of the plan, the
-    ranks whose inputs and outputs its commands touch. `opening`: who waits for whose begin, in place of the end
-    (`opening`). `meetings`: ranks meet before and behind collectives, as these are copies and sums."""
+    `unraised`: flags between works that a kernel makes as one; they have no word. `touched`: by stream of the plan,
+    the ranks whose inputs and outputs its commands touch. `opening`: who waits for whose begin, in place of the end
+    (`opening`). `sets`: with two, runs do not tell their ends (`double`). `meetings`: ranks meet before and behind
+    collectives, as these are copies and sums."""
     private = private_flags(plan)
     wanted: dict[int, list[Word]] = defaultdict(list)  # by device
     for flag, rank in enumerate(plan.flag_homes):
@@ -105,7 +107,9 @@ def words_of(
             wanted[device].append(Word(device, -1, flag, None, "completion"))
     budget = Budget(WORDS, PlanError)
     budget.spend(2 * len(placement.ordinals) ** 2, plan.origin)
-    for word in chain(_semaphores(plan, placement, budget, meetings), _meetings(plan, placement, touched, opening)):
+    for word in chain(
+        _semaphores(plan, placement, budget, meetings), _meetings(plan, placement, touched, opening, sets)
+    ):
         wanted[word.device].append(word)
     table: list[Word] = []
     flags = [-1] * len(plan.flag_homes)
@@ -164,18 +168,18 @@ def _semaphores(plan: Plan, placement: Placement, budget: Budget, meetings: bool
 
 
 def _meetings(
-    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], opening: Opening | None
+    plan: Plan, placement: Placement, touched: Sequence[frozenset[int]], opening: Opening | None, sets: int
 ) -> Iterator[Word]:
-    """By these words each two devices that share no events know each other's end of a run, or, with an opening, a
-    device those others that are ready for what it sends; and a device the begin of those whose callers' tensors it
-    touches; in traced runs, of all others."""
+    """By these words each two devices that share no events know each other's end of a run, with two sets only of those
+    in callers' graphs; or, with an opening, a device those others that are ready for what it sends. And a device knows
+    the begin of those whose callers' tensors it touches; in traced runs, of all others."""
     touches: dict[int, set[int]] = defaultdict(set)  # device → the devices whose callers' tensors it touches
     for stream, ranks in zip(plan.streams, touched, strict=True):
         touches[placement.devices[stream.rank]] |= {placement.devices[rank] for rank in ranks}
     entries = {device: EventName("entry", device) for device in placement.ordinals}
     exits = {device: EventName("exit", device) for device in placement.ordinals}
     for device in placement.ordinals:
-        used: Literal["always", "embedded"]
+        used: Literal["always", "embedded", "embedded or traced"]
         away = placement.others(device)
         for other in placement.near(device):
             used = "always" if other in away else "embedded"
@@ -184,11 +188,13 @@ def _meetings(
             elif other in away:
                 yield Word(device, -1, None, entries[other], "never", "traced")
             if opening is None:
-                yield Word(device, -1, None, exits[other], "never", used)
+                yield Word(device, -1, None, exits[other], "never", used if sets == 1 else "embedded")
             elif opening.waits(device, other):
                 yield Word(device, -1, None, EventName("ready", other), "taken", used)
         if placement.near(device):
             used = "always" if apart(placement, device, "streams") else "embedded"
+            if sets > 1:
+                used = "embedded or traced"
             yield Word(device, -1, None, None, "never", used if opening is None else "traced")
 
 

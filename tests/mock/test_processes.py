@@ -51,6 +51,18 @@ def test_graphs_of_callers_are_replayed_in_each_process(both: Processes, name: s
 
 
 @pytest.mark.parametrize(
+    ("both", "name"),
+    [("cuda", name) for name in ("ag_gemm/oneshot", "gemm_rs/oneshot", "gemm_ar/oneshot")],
+    indirect=["both"],
+)
+def test_runs_take_two_sets_by_turns(both: Processes, name: str) -> None:
+    """Whatever kinds of runs there are; those in callers' graphs have a set of their own."""
+    answers = both.ask("mixed", name, 10)
+    _right(name, [answer if isinstance(answer, str) else answer[::2] for answer in answers])
+    assert [sets for _, sets, _ in answers] == [[1, 0, 1, 0, 1, 0, 1, 0]] * 2
+
+
+@pytest.mark.parametrize(
     ("refused", "settings", "way"),
     [
         ("abstract", "", "file descriptors over a path"),  # containers with network namespaces of their own

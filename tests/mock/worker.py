@@ -339,6 +339,53 @@ class Worker:
                     found.append(self.outputs(executor))
         return found, self.left()
 
+    @staticmethod
+    def _all_nan(driver: Any) -> bool:
+        """Whether the scratch of the sets behind the first holds nothing else."""
+        from ficco_rt.types import numpy_dtype
+
+        fine = True
+        for tensor in (tensor for more in driver._more.values() for tensor in more):
+            values = np.zeros(tensor.shape, numpy_dtype(tensor.dtype))
+            with driver._gpus.inside(driver._gpus.device(tensor.rank)):
+                driver._vendor.to_host(values.ctypes.data, tensor.address, values.nbytes)
+            fine = fine and bool(np.isnan(values).all())
+        return fine
+
+    def mixed(self, name: str, runs: int) -> tuple[list[Any], list[int], str]:
+        """Runs of all kinds behind each other, of fresh data each, replays of a caller's graph among them; which set of
+        scratch and words each of the others took. What scratch holds is what the last run has left there."""
+        from ficco_rt.exec.inputs import fresh_inputs
+
+        found, sets = [], []
+        with self.executor(name) as executor:
+            words = executor.driver._resources.addresses
+            assert len({address for of in words for address in of}) == 3 * len(words[0]), "sets share words"
+            self.fill(executor, 0)
+            executor.run()
+            with self._graph_of(executor) as replay:
+                for seed in range(runs):
+                    kind = ("streams", "graph", "graph", "replay", "traced")[seed % 5]
+                    self.gpus.set(f"seed {2 * seed + self.place}; call_steps {seed % 4}")
+                    self.fill(executor, seed)
+                    assert kind == "replay" or self._all_nan(executor.driver), "a set is not poisoned"
+                    if kind == "replay":
+                        replay()  # NOTE what another process poisons meanwhile is left by the second
+                        replay()
+                        executor.synchronize()
+                        (bound,) = (b for b in executor.driver._binder.bindings if b.more)
+                        assert bound.more[-1].parts, "replays have no set of their own"
+                    else:
+                        executor.graph, executor.traced = kind == "graph", kind == "traced"
+                        executor.run()
+                        executor.traced = False
+                        sets.append(executor.driver._runs.number)
+                    found.append(self.outputs(executor))
+                    if name == "ag_gemm/oneshot" and kind != "replay":
+                        gathered = np.concatenate(fresh_inputs(executor.plan, seed, "exact")["A"])
+                        assert np.array_equal(executor.read("G", self.place), gathered), "another run's scratch"
+        return found, sets, self.left()
+
     @contextmanager
     def _graph_of(self, executor: Any) -> Iterator[Callable[[], None]]:
         """Inside, a caller's graph holds a run, and a call replays it."""

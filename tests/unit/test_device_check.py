@@ -75,7 +75,7 @@ PULLING = ficco_dsl.parse(PULL, "pull.ficco")
 PLANS: dict[str, tuple[str, Mode, dict[str, object]]] = {  # of two ranks
     "embedded": ("gemm_rs/serial", "embedded", {}),
     "entries": ("pull", "embedded", {}),
-    "processes": ("gemm_rs/serial", "streams", {}),
+    "processes": ("gemm_rs/serial", "streams", {"M": 1 << 17}),
     "opening": ("ag_gemm/streamed", "graph", {"chunks": 2}),
     "gather": ("ag_gemm/streamed", "streams", {"chunks": 2}),
     "relay": ("gemm_rs/relay", "streams", {"first": [1, 1], "middle": [1, 1], "last": [1, 1]}),
@@ -93,7 +93,8 @@ QUEUES = {"one queue": 1, "chain": 2}  # hardware queues of a device, where ther
 @cache
 def made(plan: str) -> DevicePlan:
     """Each rank has a device; in `shared` they share one, in `processes` and `opening` each has a process of its own.
-    In `processes` streams change one word a call, so that they tell each other the end of a run."""
+    In `processes` streams change one word a call, and the scratch is too large for two sets, so that they tell each
+    other the end of a run."""
     name, mode, more = PLANS[plan]
     machine = profile("h200-switch", 2)
     sizes = {"M": 256, "N": 128, "K": 128, "T": "bf16", **more}
@@ -133,7 +134,7 @@ RULES: list[tuple[str, Callable[..., Any], str, Damage, str]] = [
         rules.version_is_known,
         "gather",
         lambda p: replace(p, version=9),
-        "the device plan has version 9; this ficco reads version 4",
+        "the device plan has version 9; this ficco reads version 5",
     ),
     (
         "no processes of some ranks",

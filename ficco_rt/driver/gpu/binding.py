@@ -140,17 +140,35 @@ def plans_of(
 
 @dataclass(slots=True, eq=False)
 class BoundPlan:
-    """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs."""
+    """One set of tensors, bound. By device: `graphs` to be launched, and `parts` for callers' graphs. `number`: the set
+    of words, and of scratch; `more`: the same tensors, bound with the sets behind the first."""
 
     plans: Plans
     memory: Memory
+    number: int = 0
+    more: list[BoundPlan] = field(default_factory=list)
     launches: dict[int, BoundLaunch] = field(default_factory=dict)  # by launch, those of this process's devices
     marked: dict[int, MarkedLaunch] = field(default_factory=dict)  # by launch, made when a run is first traced
     graphs: dict[int, Handle] = field(default_factory=dict)
     parts: dict[int, Handle] = field(default_factory=dict)
     bodies: dict[Mode, Sequence[DriverStep]] = field(default_factory=dict)
     calls: dict[RunManner, Calls] = field(default_factory=dict)
+    latest: tuple[RunManner, Calls] | None = None  # NOTE each run asks for these, and most runs are made like the last
     shared: Shared | None = None  # memory of other processes
+
+    def in_turn(self, run: int) -> BoundPlan:
+        """What the run of this number runs."""
+        return self.turns[run % self.plans.layout.sets]
+
+    @property
+    def turns(self) -> list[BoundPlan]:
+        """What runs take by turns."""
+        return [self, *self.more][: self.plans.layout.sets]
+
+    @property
+    def embedded(self) -> BoundPlan:
+        """What becomes a part of callers' graphs."""
+        return self.more[-1] if self.more else self
 
     @property
     def launched(self) -> list[Launched]:
@@ -171,30 +189,38 @@ class Binder:
         self.bindings: set[BoundPlan] = set()
         self.mark_all = False  # launches that wait for nothing mark in traced runs, too
 
-    def bind(self, plans: Plans, memory: Memory, shared: Shared | None = None) -> BoundPlan:
-        """Raises DeviceError; nothing is left of it then."""
-        binding = BoundPlan(plans, memory, shared=shared)
-        self.bindings.add(binding)
+    def bind(self, plans: Plans, sets: Sequence[Memory], shared: Shared | None = None) -> BoundPlan:
+        """`sets`: the tensors with the scratch of each set. Raises DeviceError; nothing is left of it then."""
+        binding = BoundPlan(plans, sets[0], shared=shared)
+        binding.more += (BoundPlan(plans, memory, number) for number, memory in enumerate(sets[1:], 1))
+        self.bindings |= {binding, *binding.more}
         try:
-            streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
-            for number, launch in enumerate(plans.layout.launches):
-                device = self._gpus.devices.get(streams[launch.stream].device)
-                if device is None:
-                    continue
-                with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
-                    flags = self._flags(plans.layout)
-                    binding.launches[number] = self._launches.bind(launch, device, memory, flags)
-            self._body(binding, "streams")
+            for one in (binding, *binding.more):
+                self._bind(one)
         except BaseException:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.release(binding)
             raise
         return binding
 
+    def _bind(self, binding: BoundPlan) -> None:
+        plans, flags = binding.plans, self._flags(binding)
+        streams = {s.name.number: s for s in plans.of("streams").streams if s.name.kind == "plan"}
+        for number, launch in enumerate(plans.layout.launches):
+            device = self._gpus.devices.get(streams[launch.stream].device)
+            if device is None:
+                continue
+            with concerning(device, f"Launch on rank {streams[launch.stream].rank}", launch.origin):
+                binding.launches[number] = self._launches.bind(launch, device, binding.memory, flags)
+        if binding.number < plans.layout.sets:
+            self._body(binding, "streams")
+
     def release(self, binding: BoundPlan) -> None:
         """Give back what a binding holds."""
         self.bindings.discard(binding)
         closing = Closing()
+        while binding.more:
+            closing(self.release, binding.more.pop())
         closing(self.drop_graphs, binding)
         while binding.marked:
             closing(self._launches.release_marks, binding.marked.popitem()[1])
@@ -218,22 +244,31 @@ class Binder:
         with concerning(self._gpus.devices[ordinal]), self._gpus.turn():
             destroy(graph)
 
-    def _flags(self, layout: Layout) -> Mapping[int, int]:
+    def _flags(self, binding: BoundPlan) -> Mapping[int, int]:
         """The addresses of flags. Those between works that one kernel makes as one have none."""
-        words = layout.words
-        return {flag: self._resources.addresses[word] for flag, word in enumerate(words.flags) if word >= 0}
+        addresses = self._resources.addresses[binding.number]
+        return {flag: addresses[word] for flag, word in enumerate(binding.plans.layout.words.flags) if word >= 0}
 
     # ---- the calls of a run
 
     def calls(self, binding: BoundPlan, manner: RunManner) -> Calls:
         """Made once for each set of callers' streams; those used longest ago are forgotten."""
+        if binding.latest is not None and binding.latest[0] is manner:
+            return binding.latest[1]
         found = binding.calls.pop(manner, None)
         if found is None:
             found = self._calls(binding, manner)
             while len(binding.calls) >= KEPT:
                 del binding.calls[next(iter(binding.calls))]
         binding.calls[manner] = found
+        binding.latest = manner, found
         return found
+
+    @staticmethod
+    def forget(binding: BoundPlan) -> None:
+        """The calls of its runs, which are made anew."""
+        binding.calls.clear()
+        binding.latest = None
 
     def _calls(self, binding: BoundPlan, manner: RunManner) -> Calls:
         plan = binding.plans.of(manner.mode)
@@ -317,6 +352,7 @@ class Binder:
         self, binding: BoundPlan, plan: DevicePlan, action: Action, ordinal: int, stream: Handle
     ) -> Iterator[DriverCall]:
         vendor, resources, device = self._gpus.vendor, self._resources, self._gpus.devices[ordinal]
+        addresses = resources.addresses[binding.number]
         match action:
             case RecordEvent(event=event):
                 record = vendor.record_outside if event.kind == "replayed" else vendor.record_action
@@ -324,26 +360,24 @@ class Binder:
             case AwaitEvent(event=event):
                 yield vendor.wait_action(stream, resources.recorded(event))
             case ChangeWords(changes=changes):
-                yield from vendor.words_actions(
-                    [WordOp(resources.addresses[c.word], c.raises, c.takes) for c in changes], stream
-                )
+                yield from vendor.words_actions([WordOp(addresses[c.word], c.raises, c.takes) for c in changes], stream)
             case CopyMemory(moves=moves, words=words, batch=True):
-                runs = [LinearCopy(resources.addresses[word], self._gpus.ones[ordinal], 4) for word in words]
+                runs = [LinearCopy(addresses[word], self._gpus.ones[ordinal], 4) for word in words]
                 runs += [part for move in moves for part in parts(move, binding.memory) if isinstance(part, LinearCopy)]
                 yield vendor.copy_batch(runs, stream)
             case CopyMemory(moves=moves, words=words):
                 for word in words:
-                    yield vendor.copy(LinearCopy(resources.addresses[word], self._gpus.ones[ordinal], 4), stream)
+                    yield vendor.copy(LinearCopy(addresses[word], self._gpus.ones[ordinal], 4), stream)
                 for part in (part for move in moves for part in parts(move, binding.memory)):
                     yield vendor.copy(part, stream) if isinstance(part, LinearCopy) else vendor.copy_rows(part, stream)
             case LaunchKernel(launch=launch):
                 marks = plan.marks(plan.launches[launch]) or (self.mark_all and self._can_mark(plan, launch))
                 yield from (self._marked(binding, launch) if marks else binding.launches[launch]).calls(stream)
             case Meet(runs=runs, steps=steps):
-                listed = [Step(resources.addresses[s.first], s.count, KINDS[s.does]) for s in steps]
-                yield from self._launches.meeting(device, resources.addresses[runs], listed, stream)
+                listed = [Step(addresses[s.first], s.count, KINDS[s.does]) for s in steps]
+                yield from self._launches.meeting(device, addresses[runs], listed, stream)
             case ResetWords(first=first, count=count):
-                yield vendor.zero_action(resources.word(ordinal, first), count, stream)
+                yield vendor.zero_action(resources.word(ordinal, first, binding.number), count, stream)
             case LaunchGraph() if plan.mode == "embedded":
                 yield vendor.embed(binding.parts[ordinal], stream)
             case LaunchGraph():

@@ -79,6 +79,7 @@ class GpuDriver:
         self._plan = plan
         self._numbers = count()
         self._buffers: dict[Buffer, DeviceTensor] = {}
+        self._more: dict[Buffer, list[DeviceTensor]] = {}  # of scratch: those of the sets behind the first
         self._mapped: set[Buffer] = set()  # callers', of which mappings may change
         self._closed = self._poisoned = False
         self._tracing = self._latching = False
@@ -119,6 +120,7 @@ class GpuDriver:
                 self._features = self._peers.common(self._features)
                 self._peers.connect(self._gpus.devices.values(), partial(self._gpus.inside, self._gpus.first))
                 try_copies(self._gpus, self._peers)
+                self._features = replace(self._features, keeps_shared=self._peers.keeps_shared)
             layout = self._plans().layout
             self._collectives = self._named(library, layout, collectives)
             if layout.communicators and library is not None:
@@ -127,7 +129,7 @@ class GpuDriver:
                     raise DeviceError(f"{found[0].origin.place}: {found[1]}")
             streams = streams_of(layout.plan, placement, latched=layout.words.latch is not None)
             waiting = (stream for stream in streams if stream.name.kind in ("plan", "latch"))
-            self._resources = RunResources(self._gpus, layout.words.table, waiting)
+            self._resources = RunResources(self._gpus, layout.words.table, waiting, layout.kept_sets)
             named = "" if library is None else library.version()
             left = partial(blocks_left, layout.plan, arch=self._device.arch, library=named)
             self._launches = LaunchBinder(self._gpus, {k.name: k for k in plan.kernels}, left)
@@ -307,21 +309,28 @@ class GpuDriver:
         if tensor.owned:
             with self._gpus.uncaptured():
                 self._runs.quiet()
-                self._gpus.free(tensor.address)
+                for one in (tensor, *self._more.pop(buffer, ())):
+                    self._gpus.free(one.address)
         self._mapped.discard(buffer)
         del self._buffers[buffer]
 
     def poison(self, buffer: Buffer) -> None:
         self._runs.quiet()
+        if self._peers is not None and not self._poisoned and self._plans().layout.sets > 1:
+            self._peers.agree("poison")  # others may still read what the last run has made here
+        self._poisoned = self._peers is not None
         tensor = self._buffers[buffer]
         if not tensor.size:
             return
+        for one in (tensor, *self._more.get(buffer, ())):
+            self._poison(one)
+
+    def _poison(self, tensor: DeviceTensor) -> None:
         device = self._gpus.device(tensor.rank)
         stream = self._gpus.control[device.ordinal]
         with self._gpus.inside(device):
             self._vendor.fill(tensor.address, 0xFF, tensor.size, stream)  # all bits set are a NaN in every type
             self._gpus.finish(device, stream)
-        self._poisoned = self._peers is not None
 
     def write(self, buffer: Buffer, array: Array) -> None:
         self._runs.quiet()
@@ -332,7 +341,7 @@ class GpuDriver:
 
     def read(self, buffer: Buffer) -> Array:
         self._runs.quiet()
-        tensor = self._buffers[buffer]
+        tensor = [self._buffers[buffer], *self._more.get(buffer, ())][self._runs.number if buffer in self._more else 0]
         values: Array = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
         if not tensor.size:
             return values
@@ -350,8 +359,32 @@ class GpuDriver:
         }
         with self._gpus.uncaptured():
             if self._peers is not None:
-                return api.Binding(self._bound_together(self._peers, tensors))
-            return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), tensors))
+                with self._alone():
+                    sets = self._in_sets(memory, tensors)
+                return api.Binding(self._bound_together(self._peers, sets))
+            return api.Binding(self._binder.bind(self._plans(self._unaligned(tensors)), [tensors]))
+
+    def _in_sets(
+        self, memory: Memory, tensors: Mapping[tuple[str, int], DeviceTensor]
+    ) -> list[Mapping[tuple[str, int], DeviceTensor]]:
+        """The tensors, with the scratch of each set."""
+        scratch = [key for key in memory if key[0] in {t.name for t in self._plan.tensors if t.kind == "scratch"}]
+        found = [tensors]
+        for number in range(1, self._plans().layout.kept_sets):
+            found.append({**tensors, **{key: self._beside(memory[key], key, number) for key in scratch}})
+        return found
+
+    def _beside(self, buffer: Buffer, key: tuple[str, int], number: int) -> DeviceTensor:
+        """Scratch, in a set behind the first: memory like that of the first, made once, and poisoned, as the first may
+        have been."""
+        first, more = self._buffers[buffer], self._more.setdefault(buffer, [])
+        while len(more) < number:
+            device = self._gpus.device(first.rank)
+            address = self._gpus.alloc(device, first.size, label(key, number), shared=True)
+            more.append(replace(first, address=address))
+            if first.size:
+                self._poison(more[-1])
+        return more[number - 1]
 
     def _unaligned(self, tensors: Mapping[tuple[str, int], DeviceTensor]) -> frozenset[tuple[int, int]]:
         """The launches whose tuned kernels cannot take the memory, as they count with aligned tensors. Plain kernels
@@ -361,23 +394,35 @@ class GpuDriver:
         mine = (x for x in layout.launches if ranks[x.stream] in self._gpus.ranks)
         return frozenset((x.stream, x.command) for x in mine if not fits(x, tensors))
 
-    def _bound_together(self, peers: Peers, tensors: Mapping[tuple[str, int], DeviceTensor]) -> BoundPlan:
+    def _bound_together(self, peers: Peers, sets: Sequence[Mapping[tuple[str, int], DeviceTensor]]) -> BoundPlan:
         """All processes bind: each maps the others' tensors that its commands touch, and all take the same device
-        plans."""
+        plans. `sets`: this process's tensors, with the scratch of each set."""
         plan = self._plans().of("streams")
         wanted = touched_by_others(plan)
         kinds = {t.name: t for t in self._plan.tensors}
-        mine = {label(key): (tensors[key].address, tensors[key].size) for key in wanted if key[1] in self._gpus.ranks}
-        shared = peers.share("bind tensors", {name: at for name, at in mine.items() if at[1]})
+        mine: dict[str, tuple[int, int]] = {}
+        for number, tensors in enumerate(sets):
+            for key in wanted:
+                if key[1] in self._gpus.ranks and tensors[key].size and (not number or kinds[key[0]].kind == "scratch"):
+                    mine[label(key, number)] = tensors[key].address, tensors[key].size
+        shared = peers.share("bind tensors", mine)
         try:
-            known = {key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks}
-            for name, rank in wanted:
-                if rank not in self._gpus.ranks:
-                    tensor, address = kinds[name], shared.addresses.get(label((name, rank)), 0)
-                    known[name, rank] = DeviceTensor(
-                        address, tensor.shapes[rank], tensor.dtype, rank, owned=False, written=tensor.kind != "input"
-                    )
-            said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known)))
+            known: list[dict[tuple[str, int], DeviceTensor]] = []
+            for number, tensors in enumerate(sets):
+                known.append({key: tensor for key, tensor in tensors.items() if key[1] in self._gpus.ranks})
+                for name, rank in wanted:
+                    if rank not in self._gpus.ranks:
+                        tensor = kinds[name]
+                        at = label((name, rank), number if tensor.kind == "scratch" else 0)
+                        known[-1][name, rank] = DeviceTensor(
+                            shared.addresses.get(at, 0),
+                            tensor.shapes[rank],
+                            tensor.dtype,
+                            rank,
+                            owned=False,
+                            written=tensor.kind != "input",
+                        )
+            said = peers.agreed("choose kernels", lambda: sorted(self._unaligned(known[0])))
             plans = self._plans(frozenset((s, p) for theirs in said for s, p in theirs))
             made: list[BoundPlan] = []
             try:

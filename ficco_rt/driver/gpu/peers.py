@@ -339,6 +339,12 @@ class Peers:
             LOG.debug("%s", error)
 
     @property
+    def keeps_shared(self) -> bool:
+        """Whether memory that a process gives back lasts until the others have unmapped it. NOTE memory behind an IPC
+        handle does not."""
+        return not self._by_ipc
+
+    @property
     def way(self) -> str:
         """How memory passes between processes, for people."""
         if len(self._near) < 2:
@@ -639,8 +645,9 @@ def touched_by_others(plan: DevicePlan) -> list[Key]:
     return sorted(found)
 
 
-def label(key: Key) -> str:
-    return f"{key[0]}{TENSOR}{key[1]}"
+def label(key: Key, number: int = 0) -> str:
+    """Of a tensor, in a set."""
+    return f"{key[0]}{TENSOR}{key[1]}" + (f" of set {number}" if number else "")
 
 
 def _host() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -15,19 +16,20 @@ from .vendor import Gpu, Handle
 
 
 class RunResources:
-    """The streams, events and words of one placement. `words` belong to all its device plans: 32-bit words in device
-    memory, 0 between runs. All `streams` are made at once. NOTE the stream that waits for a latch and the stream that
-    raises it must not share a hardware queue. So they are made one right after the other, before another executor makes
-    streams."""
+    """The streams, events and words of one placement. `words` belong to all its device plans: 32-bit words in
+    device memory, 0 between runs; of each there are `sets`, whose `addresses` the binder looks up by set and word.
+    All `streams` are made at once. NOTE the stream that waits for a latch and the stream that raises it must not
+    share a hardware queue. So they are made one right after the other, before another executor makes streams."""
 
-    def __init__(self, gpus: Gpus, words: Sequence[Word], streams: Iterable[DeviceStream] = ()) -> None:
+    def __init__(self, gpus: Gpus, words: Sequence[Word], streams: Iterable[DeviceStream] = (), sets: int = 1) -> None:
         self._gpus = gpus
         self._streams: dict[StreamName, Handle] = {}
         self._events: dict[EventName, Handle] = {}
-        self._words: dict[int, tuple[int, int]] = {}  # device → address, words
+        self._words: dict[int, tuple[int, int]] = {}  # device → address, words of all sets
         self._rescue: dict[int, Handle] = {}  # streams that never wait
+        of_set = Counter(word.device for word in words)
         for ordinal, device in gpus.devices.items():
-            size = sum(word.device == ordinal for word in words)
+            size = sets * of_set[ordinal]
             if size:
                 self._words[ordinal] = (gpus.alloc(device, 4 * size, "the plan's flags", flags=True, shared=True), size)
                 self._rescue[ordinal] = gpus.new_stream(device)
@@ -40,7 +42,11 @@ class RunResources:
         if gpus.peers is not None:  # whose words are 0 when all have come here
             bases |= self._theirs(gpus.peers)
         # NOTE nobody here knows a word of another node
-        self.addresses = [bases.get(word.device, 0) + 4 * word.index for word in words]
+        self.addresses = [
+            [bases.get(word.device, 0) + 4 * (number * of_set[word.device] + word.index) for word in words]
+            for number in range(sets)
+        ]
+        self._of_set = of_set
 
     def _theirs(self, peers: Peers) -> dict[int, int]:
         """Where the words of other processes' devices lie."""
@@ -81,9 +87,9 @@ class RunResources:
         """An event that has been made."""
         return self._events[name]
 
-    def word(self, device: int, index: int) -> int:
-        """The address of a word by its place on its device."""
-        return self._words[device][0] + 4 * index
+    def word(self, device: int, index: int, number: int) -> int:
+        """The address of a word by its place on its device, in a set."""
+        return self._words[device][0] + 4 * (number * self._of_set[device] + index)
 
     def clear(self) -> None:
         """All words are 0, whatever a given-up run has left."""

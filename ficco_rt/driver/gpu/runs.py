@@ -12,7 +12,7 @@ from ...device.collectives import ONE_EACH
 from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
-from .binding import Binder, BoundPlan, Callers, Calls, RunManner
+from .binding import Binder, BoundPlan, Callers, RunManner
 from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
@@ -45,7 +45,7 @@ class Runs:
         self._dirty = False  # a run was given up: words and counters may be up
         self._last: BoundPlan | None = None  # what the last run ran
         self._manner: RunManner | None = None  # and how
-        self._calls: Calls | None = None
+        self._issued = 0  # whole runs, without those in callers' graphs
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
         self.lost = False  # a run failed or does not end: these devices get no further run
@@ -54,6 +54,11 @@ class Runs:
     def traced(self) -> BoundPlan | None:
         """What the last run ran, if it was recorded."""
         return self._last if self._manner is not None and self._manner.mode == "traced" else None
+
+    @property
+    def number(self) -> int:
+        """The set that the last run has taken."""
+        return self._last.number if self._last is not None else 0
 
     @property
     def held(self) -> bool:
@@ -69,16 +74,15 @@ class Runs:
         gpus, tenant = self._gpus, self._tenant
         if callers and gpus.vendor.capturing(callers):
             with gpus.uncaptured():
-                self._embed(binding, callers)
+                self._embed(binding.embedded, callers)
             return True
+        binding = binding.in_turn(self._issued)
         mode: Mode = "graph" if graph else gpus.mode
         taken = False
         try:
             self._prepare()
             manner = self._set(mode, callers)
-            calls = self._calls if manner is self._manner and binding is self._last else None
-            if calls is None:
-                calls = self._binder.calls(binding, manner)
+            calls = self._binder.calls(binding, manner)
             TURNS.take(tenant)
             taken = True
             waits = TURNS.depart(tenant, calls.passage)
@@ -86,12 +90,13 @@ class Runs:
             enters = calls.enters or waits
             if enters:
                 gpus.begin_issue()
-            self._running, self._last, self._manner, self._calls = True, binding, manner, calls
+            self._running, self._last, self._manner = True, binding, manner
             if self._board is not None:
                 self._board.issues()
             make(gpus, steps)
             if enters:
                 gpus.end_issue()
+            self._issued += 1
             if tenant.overdue:
                 self._told()
         except BaseException:
@@ -138,11 +143,10 @@ class Runs:
         self._dirty = True
         if not self._communicators.aborted:
             return
-        self._calls = None
         for binding in self._binder.bindings:
             with suppress(DeviceError):  # another error is on its way
                 self._binder.drop_graphs(binding)
-            binding.calls.clear()
+            self._binder.forget(binding)
 
     def _abandon(self, callers: Callers) -> None:
         """The run that was being issued stays incomplete: let through what was issued, and forget the rest. This runs
@@ -184,10 +188,12 @@ class Runs:
     # ---- graphs
 
     def capture(self, binding: BoundPlan) -> None:
-        """The binding's run as a graph for each device, if it has none yet."""
-        if not binding.graphs:
-            self._prepare()
-            self._capture(binding, "graph")
+        """The binding's run as a graph for each device, if it has none yet; of each set that runs take by turns. The
+        first set's come last: who asks whether there are any, asks for these."""
+        for one in reversed(binding.turns):
+            if not one.graphs:
+                self._prepare()
+                self._capture(one, "graph")
 
     def _capture(self, binding: BoundPlan, mode: Mode) -> None:
         gpus = self._gpus

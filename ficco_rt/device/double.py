@@ -1,0 +1,83 @@
+"""Whether runs take two sets of scratch and words by turns: double buffering.
+
+Devices of different processes tell each other by words how far they are. The plain way is to tell the end of each run
+and to wait for all others' before the run counts as complete: then nobody touches what another one still uses. Two sets
+of all that they share do without, where each two devices that share something hear of each other in every run. A device
+that has ended run k has heard what the others made in run k; so they had begun run k, and had ended run k - 1 before.
+Run k + 1 takes the set of run k - 1, which they are through with, and whose words they have reset.
+
+The end of a run says nothing of the others then: they may still read what the run has made. So memory that a process
+gives back must last until the others have unmapped it.
+
+Runs in callers' graphs, whose addresses do not change, have a set of their own, and tell each other their ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ..plan.ir import Access, CollectiveCall, Plan
+from ..region import BoxMap
+from ..types import TYPES
+from .ir import Features, Placement
+
+# bytes of a device's scratch. Two sets are kept beside it: that is worth the microseconds that an end of a run costs
+# where runs are short
+LARGEST = 16 << 20
+_NOBODY = -1
+
+
+def double_buffered(plan: Plan, placement: Placement, features: Features) -> bool:
+    """Whether devices share nothing but scratch of this size, and each two that share some read what the other makes in
+    the run. Whatever reads what another device has made waits for it: so it hears of that device."""
+    if not placement.processes or len(set(placement.nodes)) > 1 or not features.keeps_shared:
+        return False
+    if _most_scratch(plan, placement) > LARGEST:
+        return False
+    if any(isinstance(command, CollectiveCall) for _, command in plan.commands()):
+        return False
+    accesses = list(_accesses(plan, placement))
+    scratch = {tensor.name: tensor.shapes for tensor in plan.tensors if tensor.kind == "scratch"}
+    owners = placement.devices
+    if any(a.region.tensor not in scratch and owners[a.region.rank] != here for here, a in accesses):
+        return False
+    made = {(name, rank): BoxMap(shape, _NOBODY) for name, shapes in scratch.items() for rank, shape in _full(shapes)}
+    for here, access in accesses:
+        if access.written and (access.region.tensor, access.region.rank) in made:
+            cells = made[access.region.tensor, access.region.rank]
+            for box in access.region.boxes:
+                if any(by not in (_NOBODY, here) for _, by in cells.items(box)):
+                    return False
+                cells.update(box, lambda _, here=here: here)  # type: ignore[misc]
+    shares: set[tuple[int, int]] = set()
+    hears: set[tuple[int, int]] = set()
+    for here, access in accesses:
+        region, place = access.region, (access.region.tensor, access.region.rank)
+        shares.add((here, owners[region.rank]))
+        if not access.written and place in made:
+            hears |= {(here, by) for box in region.boxes for _, by in made[place].items(box)}
+    linked = {(a, b) for pair in (shares | hears) for a, b in (pair, pair[::-1]) if a != b}
+    return bool(linked) and linked <= hears
+
+
+def _accesses(plan: Plan, placement: Placement) -> Iterator[tuple[int, Access]]:
+    """All of the plan's, and the device that makes each."""
+    for stream, command in plan.commands():
+        for access in command.accesses():
+            yield placement.devices[stream.rank], access
+
+
+def _full(shapes: tuple[tuple[int, ...], ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """A rank may hold nothing of a tensor."""
+    return ((rank, shape) for rank, shape in enumerate(shapes) if prod(shape))
+
+
+def _most_scratch(plan: Plan, placement: Placement) -> int:
+    """Bytes, on the device that has most."""
+    found = dict.fromkeys(placement.ordinals, 0)
+    for tensor in plan.tensors:
+        if tensor.kind == "scratch":
+            for device, shape in zip(placement.devices, tensor.shapes, strict=True):
+                found[device] += prod(shape) * TYPES[tensor.dtype].bytes
+    return max(found.values())
