@@ -32,7 +32,7 @@ FOUND: Mapping[str, Mapping[str, float]] = {
 }  # fmt: skip
 LEAST = 0.1  # microseconds that anything takes
 _ROUNDS = 4
-SURE = 2.0  # standard errors: a figure is told from noise if it is above 0 by so many
+SURE = 2.0  # standard errors: a figure is told from noise if it is above 0 by so many, or from another one
 MEDIAN = 0.065  # standard error of a median of 25 runs, as a share of the runs' range
 LARGE = 0.1  # of the operations of the largest product: those that go by the rate of GEMMs
 
@@ -41,16 +41,19 @@ LARGE = 0.1  # of the operations of the largest product: those that go by the ra
 class Constant:
     """A figure, its unit, and the probe that it rests on. `residual`: the median share by which the probe's times
     differ from what the figure says. `host`: the host issued the probe's runs while they ran, so that the figure may be
-    the time of the host. `noise`: what was measured and its standard error, where these cannot be told from noise; the
-    value is then the one that was known before. `found`: what the probe found, where the value is the one that was
-    known before, changed by as much as the probe found another one than `FOUND` has."""
+    the time of the host. `error`: its standard error, 0 where that is not known. `noise`: what was measured and its
+    standard error, where these cannot be told from noise, or from the `usual` value that `FOUND` has; the value is then
+    the one that was known before. `found`: what the probe found, where the value is the one that was known before,
+    changed by as much as the probe found another one than `FOUND` has."""
 
     value: float
     unit: str
     probe: str
     residual: float = 0.0
     host: bool = False
+    error: float = 0.0
     noise: tuple[float, float] | None = None
+    usual: float | None = None
     found: float | None = None
 
 
@@ -79,9 +82,9 @@ class _Fit:
         """A time that cannot be told from noise stays what it was. One that only the tables have is left out."""
         host = self.modes[probe] == "streams" and not all(p.ahead for p in self.series[probe])
         if unit != "µs" or value > max(SURE * error, LEAST):
-            self.found[name] = Constant(value, unit, probe, off, host)
+            self.found[name] = Constant(value, unit, probe, off, host, error)
         elif name in _LINKS + _DEVICE + OVERHEADS:
-            self.found[name] = Constant(self.before(name), unit, probe, off, host, (value, error))
+            self.found[name] = Constant(self.before(name), unit, probe, off, host, error, (value, error))
 
     def before(self, name: str) -> float:
         """A figure as it was known before it was measured."""
@@ -135,13 +138,13 @@ class _Fit:
             least = _weighted(
                 [(1.0, (p.params["terms"] + 1) * copied(p.params)) for p in self.series["sum"]], self.series["sum"]
             )
-            rate = 1 / least.factors[1]
+            rate, error = _rate(least, 1)
             # sums of few terms have too few loads under way: then copies show what the memory gives
             inside = self.found.get("inside_rate")
             if inside is not None and inside.value > rate:
-                self.add("memory_rate", inside.value, inside.probe, inside.residual, inside.unit)
+                self.add("memory_rate", inside.value, inside.probe, inside.residual, inside.unit, inside.error)
             else:
-                self.add("memory_rate", rate, "sum", least.off, "bytes a µs")
+                self.add("memory_rate", rate, "sum", least.off, "bytes a µs", error)
         if "product" not in self.series:
             return
         # what a run costs beside its product is known by now
@@ -191,15 +194,16 @@ class _Fit:
             if len({p.params["pieces"] for p in self.series.get(probe, ())}) < 2:
                 continue
             least = self._pieces(probe, 1)
-            _, each, rate = least.factors
-            self.add(name, each, probe, least.off, error=least.errors[1])
+            self.add(name, least.factors[1], probe, least.off, error=least.errors[1])
             if probe == "push":
-                self.add("rate", 1 / rate, probe, least.off, "bytes a µs")
+                rate, error = _rate(least, 2)
+                self.add("rate", rate, probe, least.off, "bytes a µs", error)
                 if "records" in self.series:
                     self._record(least.errors[1])
         if len({p.params["pieces"] for p in self.series.get("inside", ())}) > 1:
             least = self._pieces("inside", 2)
-            self.add("inside_rate", 1 / least.factors[2], "inside", least.off, "bytes a µs")
+            rate, error = _rate(least, 2)
+            self.add("inside_rate", rate, "inside", least.off, "bytes a µs", error)
             self.add("inside_behind", least.factors[1], "inside", least.off, error=least.errors[1])
         if "stores" in self.series and "rate" in self.found:
             best = max(copied(p.params) / max(0.1, p.micros - self.alone()) for p in self.series["stores"])
@@ -292,11 +296,14 @@ def constants(measured: Sequence[Series], machine: Machine) -> dict[str, Constan
 
 
 def _told(name: str, constant: Constant, fit: _Fit) -> Constant:
-    """The stored figure, changed by as much as the probe found another one than `FOUND` has, where it has one."""
+    """The stored figure, changed by as much as the probe found another one than `FOUND` has, where it has one; not
+    changed where that cannot be told from noise."""
     usual = FOUND.get(fit.base.device.name, {}).get(name)
     if usual is None or constant.noise is not None:
         return constant
     before = fit.before(name)
+    if abs(constant.value - usual) < SURE * constant.error:
+        return replace(constant, value=before, noise=(constant.value, constant.error), usual=usual)
     value = max(0.0, before + constant.value - usual) if constant.unit == "µs" else before * constant.value / usual
     return replace(constant, value=value, found=constant.value)
 
@@ -342,7 +349,9 @@ def _source(constant: Constant, before: str) -> str:
     stored = f" ({before})" if before else ""
     if constant.noise is not None:
         value, error = constant.noise
-        return f"as stored{stored}: probe '{constant.probe}' cannot tell it from noise, {value:.2g} ± {error:.2g} µs"
+        what = "noise" if constant.usual is None else f"the {constant.usual:.3g} of two such GPUs"
+        told = f"{value:.3g} ± {error:.2g} {constant.unit}"
+        return f"as stored{stored}: probe '{constant.probe}' cannot tell it from {what}, {told}"
     if constant.found is not None:
         return (
             f"measured: probe '{constant.probe}' found {constant.found:.4g} {constant.unit}, which changes the stored "
@@ -402,6 +411,12 @@ def _weighted(rows: Sequence[Sequence[float]], points: Sequence[Point]) -> _Leas
     )
     errors = spread * np.sqrt(np.abs(np.diag(np.linalg.pinv(scaled.T @ scaled)))) / scale
     return _Least(tuple(map(float, factors)), tuple(map(float, errors)), float(np.median(np.abs(off))))
+
+
+def _rate(least: _Least, factor: int) -> tuple[float, float]:
+    """What goes in a time, where a factor says how long one takes; and its standard error."""
+    rate = 1 / least.factors[factor]
+    return rate, least.errors[factor] * rate**2
 
 
 def _threes(points: Sequence[Point]) -> Iterator[tuple[Point, Point, Point]]:

@@ -144,13 +144,14 @@ def render(
     ]
     if any(s.probe.mode == "streams" and not p.ahead for s in series for p in s.points):
         parts.append(f"{HOST.strip()} the host issued these runs while they ran: the time of a short one is the host's")
-    untold = {name: c.noise for name, c in found.items() if c.noise is not None}
-    if untold:
-        told = ", ".join(
-            f"{name.replace('_', ' ')} {value:.2g} ± {error:.2g}" for name, (value, error) in untold.items()
-        )
+    told = ", ".join(
+        f"{name.replace('_', ' ')} {c.noise[0]:.3g} ± {c.noise[1]:.2g} {c.unit}"
+        for name, c in found.items()
+        if c.noise is not None
+    )
+    if told:
         parts.append(
-            f"{NOISE.strip()} cannot be told from noise, so the figure is the one known before; measured: {told} µs"
+            f"{NOISE.strip()} cannot be told from noise, so the figure is the one known before; measured: {told}"
         )
     shown = ", ".join(f"{name.replace('_', ' ')} {c.found:.4g}" for name, c in found.items() if c.found is not None)
     if shown:

@@ -86,8 +86,8 @@ class Layout:
     @property
     def kept_sets(self) -> int:
         """Sets of words and scratch in all modes: those that runs take by turns, and behind them, if there are several,
-        one for runs in callers' graphs."""
-        return self.sets + (self.sets > 1)
+        one for runs in callers' graphs, where there are such."""
+        return self.sets + (self.sets > 1 and self.features.embeds)
 
 
 def layout_of(

@@ -58,6 +58,8 @@ def check(plan: DevicePlan) -> None:
         if mistakes:
             raise PlanError(mistakes[:MOST_MISTAKES])
     several = [[_CALLED, _BEHIND, _BEHIND_OTHERS, _OWN_BEHIND], [_OWN]]
+    if plan.sets > 1:  # each set more than once, behind runs of the same callers
+        several.append([_CALLED, _BEHIND, _BEHIND, _BEHIND])
     for runs in [_REPLAYS] if plan.mode == "embedded" else several:
         _check_runs(RunSequence(plan, runs))
 

@@ -3,13 +3,15 @@
 Devices of different processes tell each other by words how far they are. The plain way is to tell the end of each run
 and to wait for all others' before the run counts as complete: then nobody touches what another one still uses. Two sets
 of all that they share do without, where each two devices that share something hear of each other in every run. A device
-that has ended run k has heard what the others made in run k; so they had begun run k, and had ended run k - 1 before.
-Run k + 1 takes the set of run k - 1, which they are through with, and whose words they have reset.
+that has ended run k has heard what those made in run k with which it shares something; so they had begun run k, and had
+ended run k - 1 before. Run k + 1 takes the set of run k - 1, which they are through with, and whose words they have
+reset.
 
 The end of a run says nothing of the others then: they may still read what the run has made. So memory that a process
 gives back must last until the others have unmapped it.
 
-Runs in callers' graphs, whose addresses do not change, have a set of their own, and tell each other their ends.
+Runs in callers' graphs, whose addresses do not change, have a set of their own, and tell each other their ends. So a
+run is in callers' graphs of all processes, or of none.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ _NOBODY = -1
 def double_buffered(plan: Plan, placement: Placement, features: Features) -> bool:
     """Whether devices share nothing but scratch of this size, and each two that share some read what the other makes in
     the run. Whatever reads what another device has made waits for it: so it hears of that device."""
-    if not placement.processes or len(set(placement.nodes)) > 1 or not features.keeps_shared:
+    if len(set(placement.processes)) < 2 or len(set(placement.nodes)) > 1 or not features.keeps_shared:
         return False
     if _most_scratch(plan, placement) > LARGEST:
         return False

@@ -203,8 +203,8 @@ class Frames:
         return [s for s in self.on[device] if s.name.kind in (kinds or ("plan", "wait"))]
 
     def _ends(self, device: int) -> list[DeviceStream]:
-        """The streams whose ends make the end of a run. Where devices tell each other their ends, all side streams have
-        raised their words by then, since somebody has waited for these."""
+        """The streams whose ends make the end of a run. Where a run ends behind the others' ends, all side streams have
+        raised their words by then: somebody has waited for these."""
         return self._on(device, "plan", "raise") if self.sets > 1 else self._on(device, "plan")
 
     @staticmethod

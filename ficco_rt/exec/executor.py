@@ -381,7 +381,8 @@ class Executor:
 
     def read(self, tensor: str, rank: int) -> Array:
         """A copy of a tensor as the executor holds it: of the caller's array where the last run was given one. It is a
-        numpy array of the tensor's shape on that rank.
+        numpy array of the tensor's shape on that rank. Scratch is that of the last run that was issued, and not of a
+        replay of a caller's graph. In a group, what other ranks write into it, and nobody here reads, may still come.
 
         Raises UsageError (no such tensor or rank, the executor is closed), DeviceError (memory, the last run failed).
         """
@@ -396,7 +397,8 @@ class Executor:
 
     @property
     def holdings(self) -> Holdings:
-        """What the executor has made and not given back: the same after any number of runs on the same tensors.
+        """What the executor has made and not given back: the same after any number of runs on the same tensors, once
+        there have been two of each kind.
 
         Raises UsageError (the executor is closed).
         """

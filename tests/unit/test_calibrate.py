@@ -148,6 +148,29 @@ def test_stored_figures_change_as_far_as_probes_find_others(base: Machine, monke
     assert "‡ the stored figure of NVIDIA H200, which is of schedules, changed by as much as the probe found" in text
 
 
+def test_what_noise_hides_changes_no_stored_figure(base: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure changes if it differs by two standard errors from what was found before."""
+    machine = replace(base, ranks=2)
+    series = measure(only("push"), machine, Scattered(machine), 1000)
+    monkeypatch.setattr(fit, "FOUND", {})
+    rate = constants(series, machine)["rate"]
+    assert 0.001 * rate.value < rate.error < 0.1 * rate.value
+    monkeypatch.setattr(fit, "FOUND", {machine.device.name: {"rate": rate.value + 1.9 * rate.error}})
+    kept = constants(series, machine)["rate"]
+    assert (kept.value, kept.noise, kept.found) == (machine.links.rate, (rate.value, rate.error), None)
+    made = command.calibrated(series, machine, None, "CUDA 13.0")
+    assert made.links.rate == machine.links.rate
+    assert " of two such GPUs, " in made.source_of("tiers[0].rate")
+    with open("/dev/null", "w") as stream:
+        text = command.render(series, made, machine, 1.0, Style(stream), {})
+    assert "bytes a µs" in text.split("the figure is the one known before; measured: ", 1)[1].splitlines()[0]
+    usual = rate.value + 2.1 * rate.error
+    monkeypatch.setattr(fit, "FOUND", {machine.device.name: {"rate": usual}})
+    changed = constants(series, machine)["rate"]
+    assert changed.value == pytest.approx(machine.links.rate * rate.value / usual)
+    assert (changed.noise, changed.found) == (None, rate.value)
+
+
 def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) -> None:
     """Lone copies that begin late would take all of a chain's turn: its wait stays, and the sum is as measured."""
     machine = replace(base, ranks=2)

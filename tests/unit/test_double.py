@@ -109,7 +109,11 @@ def test_two_writers_of_one_place() -> None:
 
 def test_where_it_is_of_no_use() -> None:
     plan = shipped("ag_gemm/oneshot", M=64)
-    assert not double_buffered(plan, Placement(tuple(range(RANKS))), FEATURES)  # one process
+    alone = Placement(tuple(range(RANKS)))
+    for one in (alone, replace(alone, processes=(0,) * RANKS)):  # one process, which knows all ends by events
+        assert not double_buffered(plan, one, FEATURES)
+        for mode in get_args(Mode):
+            check(device_plan(layout(plan, one), mode))
     assert not double_buffered(plan, replace(APART, nodes=(0, 0, 1, 1)), FEATURES)
     assert not double_buffered(shipped("gemm_ar/serial", M=64), APART, FEATURES)  # collectives
     assert not double_buffered(plan, APART, replace(FEATURES, keeps_shared=False))  # others may still read it

@@ -3,7 +3,8 @@
 // A device counts the runs in a word of its own. To raise a word is to write this count to it; to wait for a word is to
 // wait until it has reached this count. So no such word is ever taken down, a device may raise a word again before
 // another one has looked, and a replayed graph needs no number of the host's. Counts may wrap around: 32 bits tell
-// which of two is ahead as long as they are less than 2^31 apart, and no device is ever more than a run ahead.
+// which of two is ahead as long as they are less than 2^31 apart, and of runs that are counted no device is ever more
+// than one ahead.
 //
 // One warp: it must find room on a multiprocessor beside anything. What the device did before the launch is seen by
 // whoever has seen a word that is raised here (release); what others did before they raised a word is seen by what the
