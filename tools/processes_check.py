@@ -370,7 +370,7 @@ def groups(both: Sides, alone: Sides, options: argparse.Namespace) -> bool:
 
 
 def flat(both: Sides, options: argparse.Namespace) -> bool:
-    name, good = "ag_gemm/streamed", True
+    name, good = (*options.schedules, "ag_gemm/streamed")[0], True
     try:
         both.ask("open", name, sizes_of(name, options.scale), TIMEOUT)
         both.ask("data", 0, "normal")
@@ -400,7 +400,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer of everything")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="(all; under a launcher: right)")
-    parser.add_argument("--schedules", nargs="+", default=[], help="of the parts right and kill (all; four)")
+    parser.add_argument("--schedules", nargs="+", default=[], help="of the parts right, kill and flat (all; four; one)")
     parser.add_argument("--repeats", type=int, help="fresh data of each schedule (20; quick: 1)")
     parser.add_argument("--kills", type=int, help="(50; quick: 1)")
     parser.add_argument("--patience", type=float, default=3.0, help="seconds of a run where a process is killed (3)")
