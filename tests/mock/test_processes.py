@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ficco_rt.compiler import build
@@ -60,6 +61,22 @@ def test_runs_take_two_sets_by_turns(both: Processes, name: str) -> None:
     answers = both.ask("mixed", name, 10)
     _right(name, [answer if isinstance(answer, str) else answer[::2] for answer in answers])
     assert [sets for _, sets, _ in answers] == [[1, 0, 1, 0, 1, 0, 1, 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("both", "name"), [("cuda", "ag_gemm/streamed"), ("cuda", "ag_gemm/oneshot")], indirect=["both"]
+)
+def test_one_process_replays_what_the_other_one_calls(both: Processes, name: str) -> None:
+    """That is right, but with two sets of scratch: then both tell that their runs differ, when their time is up."""
+    answers = both.ask("half_replayed", name, 2.0)
+    if name != "ag_gemm/oneshot":
+        runs = [[found[0] for found, _ in answers], [found[-1] for found, _ in answers]]
+        assert all(np.array_equal(a[key], b[key]) for a, b in zip(*runs, strict=True) for key in a)
+        assert [left for _, left in answers] == ["", ""]
+        return
+    assert all(answer.startswith("DeviceError: the run did not end within 2 s") for answer in answers), answers
+    assert any("all run the same" in answer for answer in answers)
+    assert not any("LEFT" in answer for answer in answers), answers
 
 
 @pytest.mark.parametrize(

@@ -386,6 +386,23 @@ class Worker:
                         assert np.array_equal(executor.read("G", self.place), gathered), "another run's scratch"
         return found, sets, self.left()
 
+    def half_replayed(self, name: str, timeout: float) -> tuple[list[Any], str]:
+        """Runs that process 0 replays in a graph of its own, and process 1 calls."""
+        found = []
+        with self.executor(name, timeout) as executor:
+            self.fill(executor, 0)
+            executor.run()
+            with self._graph_of(executor) as replay:
+                for _ in range(3):
+                    self.group.barrier(TIMEOUT)
+                    if self.place:
+                        executor.run()
+                    else:
+                        replay()
+                    executor.synchronize()
+                    found.append(self.outputs(executor))
+        return found, self.left()
+
     @contextmanager
     def _graph_of(self, executor: Any) -> Iterator[Callable[[], None]]:
         """Inside, a caller's graph holds a run, and a call replays it."""
