@@ -56,6 +56,13 @@ class Constant:
     usual: float | None = None
     found: float | None = None
 
+    @property
+    def measured(self) -> float | None:
+        """What the probe found, whatever the value is; None: nothing but noise."""
+        if self.noise is not None:
+            return None if self.usual is None else self.noise[0]
+        return self.value if self.found is None else self.found
+
 
 @dataclass(frozen=True, slots=True)
 class _Least:

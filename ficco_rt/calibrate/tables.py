@@ -47,9 +47,9 @@ def measured_of(
         reductions=tuple(_reductions(by)),
         contention=tuple(_contention(series)),
         costs=tuple(
-            Cost(what, mode, c.value if c.found is None else c.found, f"probe '{c.probe}'")
+            Cost(what, mode, time, f"probe '{c.probe}'")
             for name, what, mode in _COSTS
-            if (c := found.get(name)) is not None and c.noise is None
+            if (c := found.get(name)) is not None and (time := c.measured) is not None
         ),
         sustained=tuple(_sustained(by)),
     )

@@ -406,7 +406,8 @@ class Executor:
         return self.driver.holdings()
 
     def poison(self) -> None:
-        """Fill the executor's scratch and outputs with NaN, so that what is never written shows.
+        """Fill the executor's scratch and outputs with NaN, so that what is never written shows. In a group, all
+        processes call this before the same run.
 
         Raises UsageError (the executor is closed), DeviceError (memory).
         """

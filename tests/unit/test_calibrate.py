@@ -158,6 +158,7 @@ def test_what_noise_hides_changes_no_stored_figure(base: Machine, monkeypatch: p
     monkeypatch.setattr(fit, "FOUND", {machine.device.name: {"rate": rate.value + 1.9 * rate.error}})
     kept = constants(series, machine)["rate"]
     assert (kept.value, kept.noise, kept.found) == (machine.links.rate, (rate.value, rate.error), None)
+    assert kept.measured == rate.value  # which is no noise itself: tables have it
     made = command.calibrated(series, machine, None, "CUDA 13.0")
     assert made.links.rate == machine.links.rate
     assert " of two such GPUs, " in made.source_of("tiers[0].rate")
@@ -183,6 +184,7 @@ def test_a_figure_that_cannot_be_told_from_noise_stays_as_it_was(base: Machine) 
     assert found["copy_time"].value == pytest.approx(8.0, abs=0.3)
     assert found["signal_time"].value == pytest.approx(machine.links.signal_time, abs=0.3)
     assert found["event_to_copy"].value == pytest.approx(STORED.event_to_copy, abs=0.5)
+    assert found["copy_behind"].measured is None
     noise = found["copy_behind"].noise
     assert noise is not None
     value, error = noise
