@@ -240,4 +240,5 @@ class Report:
     again: str = ""
     objections: list[tuple[str, str]] = field(default_factory=list)
     asked: list[Any] = field(default_factory=list)  # device plans that nobody had made
+    imported: list[str] = field(default_factory=list)  # modules, likewise
     slowest: float = 0.0

@@ -43,6 +43,7 @@ from tools.processes_side import Pipes
 
 PATTERN = 0x55  # of each byte of an output before its run: no integer
 LONG = 20.0  # seconds, where nothing is to be given up
+RETRY = 5.0  # of a run after the life
 OPENING = 1.5  # and of exchanges that a process may not come to
 ANSWER = 2.0  # after its limit a call must have come back
 MARGIN = 4.0  # on a busy machine
@@ -507,16 +508,18 @@ class Player:
     # ---- afterwards
 
     def _quiet(self) -> None:
-        """What other executors of the process have under way ends, right or with an error."""
+        """What the process has under way ends, right or with an error; a part of a caller's graphs too, of which the
+        rest was not replayed."""
         for seat in self.seats:
-            if not seat.pending:
+            if seat.executor._closed:
                 continue
             try:
-                self._sync(seat)
+                with self._timed(self.lasted or LONG, "synchronize"):
+                    seat.executor.synchronize()
+                self._confirmed(seat)
             except (*Errors, KeyboardInterrupt) as error:
                 self.report.told.append(f"quiet: {type(error).__name__}: {error}")
-                for number, *_ in seat.pending:
-                    self.report.ends[number] = "told"
+                self.report.ends |= {number: "told" for number, *_ in seat.pending}
                 seat.pending.clear()
 
     def _again(self, error: str) -> None:
@@ -533,7 +536,7 @@ class Player:
             if seat.executor._closed:
                 continue
             try:
-                seat.limit(LONG)
+                seat.limit(RETRY)
                 self._once_more(seat, 10 + number)
             except (*Errors, CallError) as told:
                 self.report.again += f" same: {str(told)[:300]}"
@@ -547,8 +550,8 @@ class Player:
             return
         try:
             made = HostSeat if self.life.driver == "host" else Seat
-            with self._timed(LONG, "open again"):
-                seat = made(self.life.keys[0], self.group(), LONG)
+            with self._timed(RETRY, "open again"):
+                seat = made(self.life.keys[0], self.group(), RETRY)
                 self.seats.append(seat)
             self._once_more(seat, 20)
             self.report.again += " new: right"
@@ -557,7 +560,7 @@ class Player:
 
     def _once_more(self, seat: Seat, number: int) -> None:
         op = Op("run", 0, "fifo" if self.life.driver == "host" else "streams", number % 4)
-        with self._timed(LONG, "retry"):
+        with self._timed(RETRY, "retry"):
             if OWN not in seat.bound:
                 seat.tensors(OWN)
             seat.executor.poison()

@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -166,13 +167,14 @@ class Server:
                 os.dup2(silent, 2)  # what a watchdog says
             else:
                 faulthandler.dump_traceback_later(LIMIT / 2)
-            known = self._plans.modes()
+            known, modules = self._plans.modes(), set(sys.modules)
             player = play.Player(flight.life, place, pipes, flight.page, flight.folder)
             if self._verbose:
                 player.log = play.stderr_log(place, flight.begun)
             report = player.report
             player.play()
             report.asked = [(at, modes) for at, modes in self._plans.modes().items() if known.get(at) != modes]
+            report.imported = sorted(set(sys.modules) - modules)
         except SystemExit:
             if os.getpid() == me:
                 _send(writing, report)
@@ -223,6 +225,9 @@ class Server:
             verdict.told += [f"process {place}: {text}" for text in report.told]
             verdict.again += report.again
             self._plans.make(report.asked)
+            for module in report.imported:
+                with suppress(ImportError):  # of those that only look like modules
+                    import_module(module)
             verdict.slowest = max(verdict.slowest, report.slowest)
         failed = bool(verdict.told) or any(report is None for report in reports) or event.kind == "exit"
         verdict.end = "told" if failed else "right"
