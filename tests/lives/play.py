@@ -585,8 +585,8 @@ class Player:
                 self.log(f"closing: {error}")
 
     def _hung(self) -> bool:
-        """Whether something of the process runs that does not end: calls that free memory would wait for it."""
-        return self.life.driver != "host" and any(seat._gpus.hung for seat in self.seats)
+        """Whether nothing can be freed: a device is lost, or something of the process runs that does not end."""
+        return self.life.event.kind == "lose" or any(seat._gpus.hung for seat in self.seats)
 
     def _all_live(self) -> bool:
         """Whether every process has come here."""
