@@ -28,6 +28,8 @@ class RunResources:
         self._words: dict[int, tuple[int, int]] = {}  # device → address, words of all sets
         self._rescue: dict[int, Handle] = {}  # streams that never wait
         self._entries = _entries(gpus, words)
+        # NOTE nobody waits for a device's count of its runs, and a wait for another word goes by that count
+        self._counts = {(w.device, w.index) for w in words if w.reset == "never" and w.point is None}
         of_set = Counter(word.device for word in words)
         for ordinal, device in gpus.devices.items():
             size = sets * of_set[ordinal]
@@ -103,7 +105,8 @@ class RunResources:
         closing = Closing()
         for ordinal, (address, size) in self._words.items():
             for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                if self._entries.get((ordinal, i % self._of_set[ordinal]), -1) in (-1, *gone):
+                at = ordinal, i % self._of_set[ordinal]
+                if at not in self._counts and self._entries.get(at, -1) in (-1, *gone):
                     closing(self._force, ordinal, address + 4 * i)
         closing.end()
 
