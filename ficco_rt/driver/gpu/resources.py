@@ -29,7 +29,7 @@ class RunResources:
         self._rescue: dict[int, Handle] = {}  # streams that never wait
         self._entries = _entries(gpus, words)
         # NOTE nobody waits for a device's count of its runs, and a wait for another word goes by that count
-        self._counts = {(w.device, w.index) for w in words if w.reset == "never" and w.point is None}
+        self._counts = {(w.device, w.index) for w in words if w.counts_runs}
         of_set = Counter(word.device for word in words)
         for ordinal, device in gpus.devices.items():
             size = sets * of_set[ordinal]
@@ -117,12 +117,20 @@ class RunResources:
 
 
 def _entries(gpus: Gpus, words: Sequence[Word]) -> dict[tuple[int, int], int]:
-    """By device and place of a word: the other process that says by it that its callers' tensors may be written."""
+    """By device and place of a word: the other process that says by it that its callers' tensors may be written. A
+    collective's first meeting says so, too: where there is one, there may be no entry."""
     found = {}
+    placement = gpus.placement
     for word in words:
         point = word.point
-        if point is not None and point.kind == "entry" and word.used != "traced" and word.device in gpus.devices:
-            process = gpus.placement.process(point.number)
-            if process != gpus.placement.process(word.device):
-                found[word.device, word.index] = process
+        if point is None or word.used == "traced" or word.device not in gpus.devices:
+            continue
+        if point.kind == "entry":
+            process = placement.process(point.number)
+        elif point.kind == "meet" and not point.behind:
+            process = placement.process(placement.devices[point.rank])
+        else:
+            continue
+        if process != placement.process(word.device):
+            found[word.device, word.index] = process
     return found
