@@ -48,7 +48,7 @@ from .latch import latches_open_last
 from .nodes import nodes_share_messages_alone
 
 MOST_THREADS = 1024  # of a block
-_OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "replayed")
+_OF_DEVICES: tuple[EventKind, ...] = ("begin", "end", "completion", "embedded", "begun", "replayed")
 NOBODY = -1
 
 Shapes: TypeAlias = Mapping[str, tuple[tuple[int, ...], ...]]  # of tensors, by name and rank

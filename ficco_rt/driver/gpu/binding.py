@@ -355,7 +355,7 @@ class Binder:
         addresses = resources.addresses[binding.number]
         match action:
             case RecordEvent(event=event):
-                record = vendor.record_outside if event.kind == "replayed" else vendor.record_action
+                record = vendor.record_outside if event.kind in ("begun", "replayed") else vendor.record_action
                 yield record(resources.event(event, device), stream)
             case AwaitEvent(event=event):
                 yield vendor.wait_action(stream, resources.recorded(event))
