@@ -121,6 +121,7 @@ class Seat:
     def __init__(self, key: Key, group: Group | None, timeout: float) -> None:
         self.key, self.plan = key, plan(key)
         self.executor = Executor(self.plan, key.driver, group=group, timeout=timeout)
+        self.nothing = self._vendor.current() if key.driver != "host" else None  # no context
         self.views: dict[int, dict[tuple[str, int], Any]] = {}  # of a set: its tensors' memory
         self.data: dict[int, int] = {}  # of a set: which inputs it has
         self.pending: list[tuple[int, int, int]] = []  # operation, set, data: of runs that have not been seen to end
@@ -233,10 +234,9 @@ class Seat:
                 vendor.destroy_stream(self.streams.pop())
             while self.taken and not hung():
                 device, address = self.taken.pop()
-                current = vendor.current()
                 vendor.enter(kept[id(device)])
                 vendor.free(address)
-                vendor.restore(current)
+                vendor.restore(self.nothing)
         finally:
             for device in contexts.values():
                 vendor.release(device.local)
@@ -523,8 +523,11 @@ class Player:
                 seat.pending.clear()
 
     def _again(self, error: str) -> None:
-        """In one process the same executors once more, or new ones; in a group new ones, if all live."""
+        """In one process the same executors once more, or new ones; in a group new ones, if all live. Not on a lost
+        device."""
         life = self.life
+        if life.event.kind == "lose":
+            return
         self._calm()
         if life.processes > 1:
             self._close()
@@ -628,8 +631,8 @@ class Player:
             with suppress(*Errors, CallError):
                 seat.limit(0.5)
                 op = Op("run", 0, "fifo" if self.life.driver == "host" else "streams", 1)
-                seat.tensors(OWN)
-                self._fill(seat, op)
+                if self.life.processes == 1:  # else the memory is the parent's, too
+                    self._fill(seat, op)
                 seat.call(op)
                 code = 3 if self._wrong(seat, OWN, 1) else 4 if self.life.processes > 1 else code
         if what == 1:
