@@ -121,7 +121,8 @@ class RunResources:
         closing = Closing()
         for ordinal, (address, size) in self._words.items():
             for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                if self._entries.get((ordinal, i % self._of_set[ordinal]), -1) in (-1, *gone):
+                at = ordinal, i % self._of_set[ordinal]
+                if self._entries.get(at, -1) in (-1, *gone):
                     closing(self._force, ordinal, address + 4 * i)
         closing.end()
 
@@ -132,12 +133,23 @@ class RunResources:
 
 
 def _entries(gpus: Gpus, words: Sequence[Word]) -> dict[tuple[int, int], int]:
-    """By device and place of a word: the other process that says by it that its callers' tensors may be written."""
+    """By device and place of a word: the other process that says by it that its callers' tensors may be written. A
+    collective's first meeting says so, too: where there is one, there may be no entry. And the counts of runs, which no
+    process gives up: a wait for an entry goes by them."""
     found = {}
+    placement = gpus.placement
     for word in words:
         point = word.point
-        if point is not None and point.kind == "entry" and word.used != "traced" and word.device in gpus.devices:
-            process = gpus.placement.process(point.number)
-            if process != gpus.placement.process(word.device):
-                found[word.device, word.index] = process
+        if word.counts_runs:
+            found[word.device, word.index] = -2
+        if point is None or word.used == "traced" or word.device not in gpus.devices:
+            continue
+        if point.kind == "entry":
+            process = placement.process(point.number)
+        elif point.kind == "meet" and not point.behind:
+            process = placement.process(placement.devices[point.rank])
+        else:
+            continue
+        if process != placement.process(word.device):
+            found[word.device, word.index] = process
     return found
