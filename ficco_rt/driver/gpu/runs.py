@@ -14,6 +14,7 @@ from ...device.ir import EventName, Mode
 from ...errors import DeviceError, UsageError
 from ...plan.ir import Plan
 from .binding import Binder, BoundPlan, Callers, RunManner
+from .board import forks
 from .collectives import Communicators
 from .gpus import SPIN, Gpus
 from .refused import concerning
@@ -50,7 +51,7 @@ class Runs:
         self._issued = 0  # whole runs, without those in callers' graphs
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), forks()
         self._why = ""  # why these devices get no further run
         self.lost = False  # a run failed or does not end: these devices get no further run
 
@@ -434,7 +435,7 @@ class Runs:
     @property
     def here(self) -> bool:
         """Whether this is the process that has made them, and none that it has forked."""
-        return os.getpid() == self._pid
+        return forks() == self._forks
 
     def answers(self) -> None:
         if self.lost or self._gpus.hung:
