@@ -122,6 +122,12 @@ class Cuda:
         found = call(self.cu.cuDeviceGetUuid, call(self.cu.cuDeviceGet, ordinal))
         return ctypes.string_at(found.getPtr(), 16).hex()
 
+    def exclusive(self, ordinal: int) -> str:
+        cu = self.cu
+        device = call(cu.cuDeviceGet, ordinal)
+        mode = int(call(cu.cuDeviceGetAttribute, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device))
+        return "nvidia-smi -c DEFAULT" if mode != int(cu.CUcomputemode.CU_COMPUTEMODE_DEFAULT) else ""
+
     def chosen(self) -> int | None:
         if not int(self.current()):
             return None

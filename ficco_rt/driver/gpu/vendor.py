@@ -219,6 +219,9 @@ class Vendor(Protocol):
     def uuid(self, ordinal: int) -> str:
         """By which all processes know the device; of a part of a GPU (MIG) the part's own."""
 
+    def exclusive(self, ordinal: int) -> str:
+        """The command that lets several processes use the device; nothing: they may."""
+
     def chosen(self) -> int | None:
         """The device whose context the calling thread has made current; None: it has made none."""
 

@@ -133,6 +133,10 @@ class Hip:
         found = filled(self.hip.hipDeviceGetUuid, self.hip.hipUUID_t, ordinal)
         return bytes(found.bytes).hex()
 
+    def exclusive(self, ordinal: int) -> str:
+        """AMD's GPUs have no such mode."""
+        return ""
+
     def chosen(self) -> int | None:
         """NOTE the first device is current where nobody has chosen one."""
         return int(self.current()) or None
