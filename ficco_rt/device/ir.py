@@ -336,7 +336,7 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class CopyMemory:
     """Copies, and `words` that are raised by copying a 1 to each. `batch`: all in one call, without order among them;
-    otherwise one after another, words first."""
+    otherwise one after another, words first. `by_kernel`: inside the device, by a kernel of the stream's priority."""
 
     stream: StreamName
     moves: tuple[Move, ...]
@@ -344,6 +344,7 @@ class CopyMemory:
     batch: bool
     cause: Cause
     when: When = "always"
+    by_kernel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
