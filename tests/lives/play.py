@@ -650,7 +650,7 @@ class Player:
 
     def _reap(self) -> None:
         for child in self.forked:
-            until = time.monotonic() + 10
+            until = time.monotonic() + 20
             while (found := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
                 time.sleep(2e-3)
             if found[0] == 0:
