@@ -3,7 +3,9 @@
     python tools/nccl_check.py                       # needs two NVIDIA GPUs, nccl4py and PyTorch; some four minutes
     python tools/nccl_check.py --parts right errors --gpus 4
     python tools/nccl_check.py --parts alone --repeats 20                    # one GPU is enough
-    MALLOC_CHECK_=3 python tools/nccl_check.py --parts errors --repeats 20   # does an abort break the heap?
+    LD_PRELOAD=libc_malloc_debug.so.0 MALLOC_CHECK_=3 python tools/nccl_check.py --parts errors --repeats 20
+
+The last one looks for a broken heap (glibc before 2.34 needs no LD_PRELOAD).
 
 Parts, each in a process of its own with a time limit, so that one that hangs leaves the others:
 
