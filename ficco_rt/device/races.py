@@ -26,7 +26,7 @@ from .ir import (
     ResetWords,
 )
 from .rules import writes
-from .sequence import Holder, Node, RunSequence
+from .sequence import Footprint, Holder, Node, RunSequence
 
 
 class Races:
@@ -49,7 +49,14 @@ class Races:
         self.later: dict[tuple[int, int], Region] = {}  # by id of a region, and set
         words, sets = self.plan.sets * len(self.plan.words), range(self.plan.sets)
         shapes = {_in_set(t.name, i): t.shapes for t in self.plan.tensors for i in sets}
-        shapes[_WORD.tensor] = ((1,),) * words
+        launches = self.plan.sets * len(self.plan.launches)
+        shapes[_WORD.tensor], shapes[_MEMORY.tensor] = ((1,),) * words, ((1,),) * launches
+        self.whole = {
+            (name, rank): whole(name, rank, shape)
+            for name, of_ranks in shapes.items()
+            if not name.startswith("a ")
+            for rank, shape in enumerate(of_ranks)
+        }
         self.bound = {
             rank: [whole(t.name, rank, t.shapes[rank]) for t in self.plan.tensors if t.kind != "scratch"]
             for rank in range(len(self.plan.placement.devices))
@@ -58,6 +65,7 @@ class Races:
             (self._region(region, i) for region in writes(self.plan) for i in sets),
             chain.from_iterable(self.bound.values()),
             map(_word, range(words)),
+            map(_MEMORY.on, range(launches)),
         )
         made = {_in_set(t.name, i) for t in self.plan.tensors if t.kind != "input" for i in sets}
         self.ledger = Ledger(shapes, written, self._tell, made)
@@ -99,6 +107,8 @@ class Races:
                 me = Toucher(q, node.position, -1, node.place, f"the caller of rank {node.uses}", run=-1)
                 for region in self.bound[node.uses]:
                     self.ledger.write(region, self.clocks[q], me)
+            case None if node.touches is not None:
+                self._touch(node, node.touches)
             case ChangeWords(changes=changes):
                 change = changes[part]
                 word = self.runs.word(node, change.word)
@@ -131,6 +141,22 @@ class Races:
                 self._work(node, number, part)
             case CallCollective():
                 self._call(node, action, part)
+
+    def _touch(self, node: Node, touches: Footprint) -> None:
+        """Nothing says which elements, nor in which order."""
+        clock, turn = self.clocks[node.queue], self.runs.turn(node)
+        me = Toucher(node.queue, node.position, -1, node.place, touches.who, node.run)
+        for tensor, rank in touches.tensors:
+            name = _in_set(tensor, turn) if tensor in self.scratch else tensor
+            if (name, rank) in self.whole:
+                self.ledger.touch(self.whole[name, rank], clock, me, last=touches.last)
+        for word in touches.words:
+            self.ledger.touch(_word(self.runs.word(node, word)), clock, me, last=touches.last)
+        for launch in touches.launches:
+            self.ledger.touch(self._memory(launch, turn), clock, me)
+
+    def _memory(self, launch: int, turn: int) -> Region:
+        return _MEMORY.on(launch + turn * len(self.plan.launches))
 
     def _meet(self, node: Node, meet: Meet, part: int) -> None:
         """One step. It knows those before it. NOTE words that tell of runs cannot race: one device alone raises such a
@@ -180,6 +206,7 @@ class Races:
         q, launch, groups = node.queue, self.plan.launches[number], self.runs.groups[number]
         if part == 0:
             self.base[q] = self.clocks[q]
+            self.ledger.write(self._memory(number, self.runs.turn(node)), self.clocks[q], self._me(node, -1))
             if launch.spins:
                 self.holders.append(Holder(node, launch.sms, self.clocks[q]))
         group = groups[part]
@@ -228,6 +255,9 @@ class Races:
         where = f"{named}@{rank} {describe(found.box)}"
         if named == _WORD.tensor:
             named = where = self.runs.purpose(rank)
+        elif named == _MEMORY.tensor:
+            turn, number = divmod(rank, len(self.plan.launches))
+            named = where = f"the memory of launch {number}" + (f" of set {turn}" if turn else "")
         if isinstance(found, Unwritten):
             message = f"{found.reader.what} reads {where}, which nothing has written in the run"
             key = (found.reader.origin, found.reader.origin, named)
@@ -253,8 +283,9 @@ def _before_waits(launch: DeviceLaunch, work: Work) -> tuple[Region, ...]:
     return (*((work.body.left,) if left else ()), *((work.body.right,) if right else ()))
 
 
-# NOTE a tensor of the ledger, a word a rank: no schedule has a tensor with a space in its name
+# NOTE tensors of the ledger, a word or a launch a rank: no schedule has a tensor with a space in its name
 _WORD = whole("a word", 0, (1,))
+_MEMORY = whole("a launch", 0, (1,))  # counters, partial sums, a library's workspace: nothing else is there
 
 
 def _in_set(tensor: str, turn: int) -> str:

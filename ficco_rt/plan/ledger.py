@@ -135,6 +135,30 @@ class Ledger:
 
             self._left.spend(cells.update(box, write), me.origin)
 
+    def touch(self, region: Region, clock: Clock, me: Toucher, *, last: bool = False) -> None:
+        """What may read and write the elements, beside others that touch them in the same run. They count as touched,
+        not as written; the `last` ones leave no trace."""
+        cells = self._cells.get((region.tensor, region.rank))
+        if cells is None:
+            return
+        for box in region.boxes:
+            renewed: dict[_Cell, _Cell] = {}
+
+            def touch(cell: _Cell, box: Box = box, renewed: dict[_Cell, _Cell] = renewed) -> _Cell:
+                new = renewed.get(cell)
+                if new is not None:
+                    return new
+                if cell.writer is not None and cell.writer.run != me.run:
+                    self._compare(region, box, cell.writer, "writes", me, "touches", clock)
+                for reader in cell.readers:
+                    if reader.run != me.run:
+                        self._compare(region, box, reader, "reads", me, "touches", clock)
+                rest = tuple(r for r in cell.readers if r.run == me.run)  # what is older it knows, or it is a race
+                new = renewed[cell] = cell if last else _Cell(cell.writer, (*rest, me))
+                return new
+
+            self._left.spend(cells.update(box, touch), me.origin)
+
     def _compare(
         self, region: Region, box: Box, earlier: Toucher, did: str, me: Toucher, does: str, clock: Clock
     ) -> None:
