@@ -185,10 +185,11 @@ class Frames:
             yield RecordEvent(control, EventName("completion", device), END)
         for rank in range(self.plan.ranks) if called else ():
             device = self.placement.devices[rank]
-            apart = device if self.placement.others(device) else None
-            if apart is not None:
-                yield AwaitEvent(StreamName("caller", rank), EventName("completion", device), END)
-            yield from self._before_replays(rank, but=apart)
+            mine = EventName("completion", device)
+            apart = bool(self.placement.others(device))
+            if apart:
+                yield AwaitEvent(StreamName("caller", rank), mine, END)
+            yield from (a for a in self._before_replays(rank) if not apart or a.event != mine)
         if self.latch is not None:
             yield self.latch.raised()
 
@@ -202,9 +203,9 @@ class Frames:
         away = self.placement.others(device)
         return [EventName("replayed", other) for other in self.placement.ordinals if other not in away]
 
-    def _before_replays(self, rank: int, *, but: int | None = None) -> Iterator[Action]:
+    def _before_replays(self, rank: int) -> Iterator[AwaitEvent]:
         """A replay on a caller's stream stands behind all of the run, its words and its scratch too."""
-        completions = self._completions(self.placement.devices[rank], but=but)
+        completions = self._completions(self.placement.devices[rank])
         yield from self._await(StreamName("caller", rank), completions, "behind replays", END)
 
     def _on(self, device: int, *kinds: str) -> list[DeviceStream]:
@@ -219,7 +220,7 @@ class Frames:
     @staticmethod
     def _await(
         stream: StreamName, events: Sequence[EventName], when: When = "always", cause: Cause = BEGIN
-    ) -> Iterator[Action]:
+    ) -> Iterator[AwaitEvent]:
         for event in events:
             yield AwaitEvent(stream, event, cause, when)
 
