@@ -22,6 +22,7 @@ from ..plan.ir import Work
 from ..plan.kernel_works import kernel_work, symbolic
 from ..region import BoxMap, Region
 from .collectives import collectives_are_called_together
+from .contents import all_is_there, launches_are_asked_for, regions_lie_inside, works_fit
 from .ir import (
     GRAPHS,
     PLACELESS,
@@ -606,8 +607,11 @@ def _at(action: Action, message: str) -> Diagnostic:
 
 RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later one may rely on the earlier
     version_is_known,
+    all_is_there,
     processes_have_devices,
     streams_are_known,
+    regions_lie_inside,
+    works_fit,
     words_lie_apart,
     nodes_share_messages_alone,
     events_are_recorded,
@@ -616,6 +620,7 @@ RULES: tuple[Callable[[DevicePlan], Iterator[Diagnostic]], ...] = (  # a later o
     processes_share_no_events,
     launches_stand_once,
     launches_fit,
+    launches_are_asked_for,
     library_calls_are_the_works,
     early_starts_are_safe,
     batches_have_no_order,

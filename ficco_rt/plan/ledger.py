@@ -10,7 +10,7 @@ from ficco_dsl.diagnostics import Span
 
 from ..errors import PlanError
 from ..graph.budget import CHECKED, Budget
-from ..region import Box, BoxMap, Interval, Region
+from ..region import Box, BoxMap, Region
 from .clock import Clock
 
 
@@ -46,7 +46,7 @@ class _Cell:
 
 
 _FRESH = _Cell(None, ())
-_POINT: Box = (Interval(0, 1),)
+_POINT = Box((0,), (1,))
 
 
 @dataclass(frozen=True, slots=True)
