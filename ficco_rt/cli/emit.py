@@ -95,7 +95,7 @@ def _emit_device_plan(job: Job, options: Options) -> None:
         if mode == "embedded" and not layout.features.embeds:
             raise UsageError(f"--mode embedded: the driver of {device.name} embeds no graphs in callers' graphs")
         made = checked(device_plan(layout, mode))
-    sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made))
+    sys.stdout.write(text.to_text(made) if options.emit == "device-plan" else codec.to_json(made, job.plan))
 
 
 def refuse_device_plan_options(options: Options) -> None:

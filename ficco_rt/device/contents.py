@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from itertools import product
 
 from ficco_dsl.diagnostics import Diagnostic, Note, Span
@@ -189,15 +190,12 @@ def _asked_for(
     if not 1 <= first.sms <= limits.sms:
         return True  # another rule says it
     kernels = dict.fromkeys(config.kernel for config in configs)
-    smems = dict.fromkeys((0, *(config.smem for config in configs)))
+    # what the plan asks is of all of a block's shared memory, or of what a launch adds
+    smems = dict.fromkeys((*(c.smem for c in configs), *(c.smem + c.static_smem for c in configs), 0))
     for kernel, smem, cluster in product(kernels, smems, clusters if first.spins else (1,)):
         request = LaunchRequest(kernel, works, first.sms, smem, first.spins, resets, cluster)
-        for found in (
-            configure(request, limits),
-            configure(request, limits, vendor=True),
-            plain(request, limits),
-        ):
-            if _of_parts(found) == configs:
+        for make in (configure, plain, partial(configure, vendor=True)):
+            if _of_parts(make(request, limits)) == configs:
                 return True
     return False
 
