@@ -88,12 +88,13 @@ def check(
 
 def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, object]:
     """A stored device plan, checked from itself alone, and compared with what its plan gives."""
-    from ..compiler import checked_plan, compilation
+    from ..compiler import compilation
     from ..device import codec
     from ..device.build import device_plan, layout_of
     from ..device.check import check
     from ..device.contents import COMPILE, differences
-    from ..plan.codec import content_hash
+    from ..plan import codec as plan_codec
+    from ..plan.check import check as check_plan
 
     text = files.decoded(source.data, source.name)
     with progress.step("reading and checking the device plan"), sourced(source.texts), compilation():
@@ -102,12 +103,13 @@ def _device_plan(target: str, source: Source, progress: Progress) -> dict[str, o
     stored = codec.source_of(text)
     if stored is not None:
         with progress.step("making the device plan again"), sourced(source.texts), compilation():
-            made_of, _ = checked_plan(stored.encode(), source.name, False)
+            made_of = plan_codec.from_json(stored, source.name)
+            check_plan(made_of)
             here = Span(source.name, 1, 1, 1, 1)
             if made_of.ranks != len(plan.placement.devices):
                 ranks = f"{made_of.ranks} ranks, and its device plan for {len(plan.placement.devices)}"
                 raise PlanError((Diagnostic(here, f"the plan in the file is for {ranks}; {COMPILE}"),))
-            layout = layout_of(made_of, plan.device, plan.placement, plan.features, content_hash(made_of))
+            layout = layout_of(made_of, plan.device, plan.placement, plan.features, plan_codec.content_hash(made_of))
             found = tuple(differences(plan, device_plan(layout, plan.mode)))
             if found:
                 raise PlanError(found)

@@ -155,7 +155,10 @@ class _Walk:
                 self._wake(nodes[self.at[q]], ready)
                 self.at[q] += 1
         stuck = [q for q, nodes in enumerate(self.runs.queues) if self.at[q] < len(nodes)]
-        if stuck:
+        if stuck:  # NOTE what is outside of the plan is stuck behind what is in it
+            stuck.sort(
+                key=lambda q: (self.runs.queues[q][self.at[q]].action is None, self.runs.queues[q][self.at[q]].run)
+            )
             raise PlanError(tuple(self._deadlock(q) for q in stuck[:MOST_MISTAKES]))
         return self.order
 

@@ -180,7 +180,7 @@ def _likeness(made: Sequence[DeviceLaunch], plan: DevicePlan) -> tuple[object, .
 
 
 def _asked_for(
-    made: Sequence[DeviceLaunch], look: Look, limits: Limits, own: set[int | None], clusters: Sequence[int]
+    made: Sequence[DeviceLaunch], look: Look, limits: Limits, own: set[int], clusters: Sequence[int]
 ) -> bool:
     bodies = [work for launch in made for work in launch.works]
     works = tuple(kernel_work(w.body, look, w.waits, w.signals) for w in bodies)
@@ -254,7 +254,7 @@ def _place(action: object) -> Span:
 
 
 def _wrong(message: str) -> Diagnostic:
-    return Diagnostic(PLACELESS, f"{message}; {COMPILE}" if ";" not in message else message)
+    return Diagnostic(PLACELESS, f"{message}; {COMPILE}")
 
 
 def _at(action: Action, message: str) -> Diagnostic:

@@ -106,7 +106,9 @@ class Frames:
         """How plain runs stand among replays; of the mode `embedded`."""
         if self.mode != "embedded":
             return Frame((), ())
-        begin = (self._await(StreamName("control", i), self._replays(i), "behind replays") for i in self.placement.ordinals)
+        begin = (
+            self._await(StreamName("control", i), self._replays(i), "behind replays") for i in self.placement.ordinals
+        )
         end = (self._before_replays(rank) for rank in range(self.plan.ranks))
         return self._paid(chain.from_iterable(begin), chain.from_iterable(end))
 

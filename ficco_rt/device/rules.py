@@ -408,6 +408,7 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
     raised.update(word for action in plan.body for word in _raised(action))
     awaited.update(word for action in plan.body for word in _awaited(action))
     resets.update(word for action in plan.body for word in _reset(action, places, devices))
+    wrong: set[tuple[int, str]] = set()  # each is told of one manner
     for manner in manners(plan):
         frame = plan.frame(manner)
         actions = [a for a in (*frame.begin, *frame.end) if isinstance(a, ChangeWords | CopyMemory | ResetWords | Meet)]
@@ -418,12 +419,14 @@ def words_are_given_once(plan: DevicePlan) -> Iterator[Diagnostic]:
             used = word.used_in(plan.mode)
             if word.counts_runs:
                 continue
-            if ups[i] != used or (i in waiters) != used:
+            if (ups[i] != used or (i in waiters) != used) and (i, "raised") not in wrong:
+                wrong.add((i, "raised"))
                 yield Diagnostic(
                     PLACELESS,
                     f"word {i} ({word.purpose}) is raised {ups[i]} times in a run ({manner}), for whoever waits",
                 )
-            if downs[i] != (used and not word.tells_runs):
+            if downs[i] != (used and not word.tells_runs) and (i, "reset") not in wrong:
+                wrong.add((i, "reset"))
                 yield Diagnostic(PLACELESS, f"word {i} ({word.purpose}) is reset {downs[i]} times in a run ({manner})")
 
 
@@ -474,6 +477,7 @@ def graphs_are_launched(plan: DevicePlan) -> Iterator[Diagnostic]:
         if Counter(a.device for a in launches) != wanted:
             text = "a run launches each device's graph once, and only in modes with graphs"
             yield Diagnostic(PLACELESS, f"{text} ({manner})")
+            return
         for action in launches:
             if devices[action.stream] != action.device:
                 yield _at(action, f"the graph of device {action.device} on a stream of another one")

@@ -41,7 +41,6 @@ from .ir import (
     RecordEvent,
     ResetWords,
     StreamName,
-    Word,
     WordChange,
 )
 from .rules import words_in_order
@@ -362,7 +361,8 @@ class RunSequence:
             ends[device] = self._append(queue, None, PLACELESS, apart=True)
             ends[device].touches = Footprint(f"{step} on device {device}", frozenset(there))
         for device, queue in queues.items():
-            exits = [w.point.number for w in plan.words if w.device == device and w.used_in(mode) and _exit(w)]
+            points = [w.point for w in plan.words if w.device == device and w.used_in(mode)]
+            exits = [point.number for point in points if point is not None and point.kind == "exit"]
             through = self._behind(queue, (ends[e] for e in exits))
             self._recorded[EventName("replayed" if step.replay else "completion", device)] = through
         for rank, device in enumerate(placement.devices) if step.called else ():
@@ -401,9 +401,7 @@ class RunSequence:
         """A device's ranks, and those whose callers' tensors it touches, but for ranks of devices that are `away`."""
         devices = self.plan.placement.devices
         mine = {rank for rank, owner in enumerate(devices) if owner == device}
-        return sorted(
-            mine | {r for r, owner in enumerate(devices) if owner not in away and self._touches(device, r)}
-        )
+        return sorted(mine | {r for r, owner in enumerate(devices) if owner not in away and self._touches(device, r)})
 
     def _touches(self, device: int, rank: int) -> bool:
         """Whether a device touches the tensors of a rank's caller."""
@@ -458,10 +456,6 @@ class RunSequence:
             self.names.append(key)
             self.devices.append(device)
         return self._numbers[key]
-
-
-def _exit(word: Word) -> bool:
-    return word.point is not None and word.point.kind == "exit"
 
 
 @dataclass(frozen=True, slots=True)
