@@ -128,6 +128,8 @@ def _event(span: TraceSpan, thread: int) -> dict[str, object]:
         args["launched"] = asdict(span.launched)
     if span.peer is not None:
         args["peer"] = span.peer
+    if span.peer_bytes:
+        args["peer_bytes"] = span.peer_bytes
     if span.ops:
         args["ops"] = list(span.ops)
     for name, time in (("waited", span.waited), ("within", span.within)):
@@ -255,6 +257,7 @@ def _span(read: _TraceReader, event: object, known: set[tuple[int, int]]) -> Tra
         peer=read.field(args, "peer", _count) if "peer" in args else None,
         launched=_launched(read, read.field(args, "launched", _record)) if "launched" in args else None,
         ops=tuple(read.field(args, "ops", _counts)) if "ops" in args else (),
+        peer_bytes=read.field(args, "peer_bytes", _count) if "peer_bytes" in args else 0,
         waited=read.field(args, "waited", _number) if "waited" in args else 0.0,
         within=read.field(args, "within", _number) if "within" in args else 0.0,
     )

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def test_sim_models_a_run_without_data(run: Callable[..., Ending], here: Path) -
     lines = run("ficco-run", "good.ficco", "--gpus", "2", "--backend", "sim").out.splitlines()
     assert lines[2] == "  backend  sim: 2 virtual GPUs, no data moves, as NVIDIA H200 on a switch (h200-switch)"
     assert lines[4] == "  numbers  not run: sim models times alone"
+
+
+def test_what_launches_move_themselves_is_not_told_apart(run: Callable[..., Ending], here: Path) -> None:
+    """Sums that read other ranks' products: no false 0 of exposed communication, in words, JSON and pictures."""
+    words = ("ficco-run", "gemm_ar/oneshot", "--gpus", "8", "--backend", "sim")
+    out = run(*words, "--timeline", "picture.svg").out
+    assert "\n  exposed  not told apart, as launches move 7.0 MiB between ranks themselves\n" in out
+    assert "; on rank 0, which ends last; launches move 896 KiB between ranks themselves, as part of computing\n" in out
+    words_of = (here / "picture.svg").read_text()
+    assert "exposed communication not told apart: launches move 7.0 MiB themselves" in words_of
+    assert "896 KiB of it in other ranks' memory" in unescape(words_of)
+    facts = run(*words, "--json").record
+    assert (facts["exposed_ms"], facts["exposed_of"]) == (None, "model")
+    assert facts["account"]["peer_bytes"] == 7 * 16 * 4096 * 2
+    assert [stage["peer_bytes"] for stage in facts["stages"]] == [0, 8 * 7 * 16 * 4096 * 2]
+    plain = run("ficco-run", "good.ficco", "--gpus", "4", "--backend", "sim", "--json").record
+    assert plain["exposed_ms"] > 0
+    assert plain["account"]["peer_bytes"] == 0
 
 
 def test_run_as_json(run: Callable[..., Ending], here: Path) -> None:
