@@ -77,7 +77,7 @@ def test_one_process_replays_what_the_other_one_calls(both: Processes, name: str
     late = "the run did not end within 2 s (--timeout)"  # the other one hears of it, or is late by itself
     assert any(answer.startswith(f"DeviceError: {late}") for answer in answers), answers
     for place, answer in enumerate(answers):
-        told = f"DeviceError: process {1 - place} gave up run 2: {late}"
+        told = f"DeviceError: process {1 - place} gave up run {1 + place}: {late}"
         assert answer.startswith((told, f"DeviceError: {late}")), answers
     assert any("all run the same" in answer for answer in answers)
     assert not any("LEFT" in answer for answer in answers), answers
