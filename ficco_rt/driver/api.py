@@ -142,6 +142,9 @@ class Driver(Protocol):
         """Return when all that was issued is complete on all ranks. A run that cannot end is a DeviceError
         that names who waits for what."""
 
+    def check(self) -> None:
+        """Return if nothing that was issued was given up, here or by another process. Waits for nothing."""
+
     def elapsed(self) -> float | None:
         """Microseconds from the last run's begin to its end; None if only the spans tell. UsageError: it was
         on callers' streams, and not timed (`Traceable`)."""

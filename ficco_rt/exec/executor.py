@@ -264,6 +264,18 @@ class Executor:
         self._open()
         self.driver.synchronize()
 
+    def check(self) -> None:
+        """Return if no run has been given up since the last `synchronize` or `check`; without waiting for anything.
+
+        It tells of runs that the caller has waited for otherwise: on his streams, or of replays of his graphs. They are
+        right if they have ended and this returns.
+
+        Raises UsageError (the executor is closed), DeviceError (a run was given up, here or by another process: what
+        ran behind it may have read wrong numbers).
+        """
+        self._open()
+        self.driver.check()
+
     @property
     def duration(self) -> float:
         """Microseconds that the last run took on the devices, or takes on the virtual clock.

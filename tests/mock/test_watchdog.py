@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -64,8 +63,8 @@ class Stuck:
         tenant = driver_of(made)._gpus.tenant
         release = tenant.release
 
-        def released() -> None:
-            release()
+        def released(why: str) -> None:
+            release(why)
             self.back.set()
 
         tenant.release = released
@@ -201,8 +200,9 @@ def test_who_has_no_limit_is_not_given_up_for_another_one(cuda: StandIn) -> None
     with executor(cuda) as made:
         for timeout in (None, 1.0):
             tenant = Tenant("schedule 'another'", driver_of(made)._vendor, timeout)
-            tenant.release = partial(released.append, timeout)
-            watchdog.let_go(tenant, "a call did not come back")
+            tenant.release = lambda why, timeout=timeout: released.append(timeout)
+            watchdog.let_go(tenant, "a call did not come back", tenant.generation)
+            watchdog.let_go(tenant, "of a run that is over", tenant.generation - 1)
             assert bool(tenant.overdue) is (timeout is not None)
     assert released == [1.0]
 

@@ -1,7 +1,10 @@
-"""A page of host memory in which each process of a group says what it does, and by which the others see that it lives.
+"""Host memory in which each process of a group says what it does, and by which the others see that it lives.
 
-Each process holds a lock on a byte of the page's file. The system gives the lock back when the process ends, however it
-ends, so that the others need no process id, which other containers do not know.
+Each process holds a lock on a byte of the memory's file. The system gives the lock back when the process ends, however
+it ends, so that the others need no process id, which other containers do not know.
+
+A process that gives its runs up publishes its *verdict* here before it forces anything. Every process reads the
+verdicts after a run has completed and before it reports success. A verdict is never taken back.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ from typing import Literal, TypeAlias, get_args
 Doing: TypeAlias = Literal["opens", "issues", "waits", "idles", "closed"]
 _DOINGS: tuple[Doing, ...] = get_args(Doing)
 _SLOT = struct.Struct("<IQQd")  # what it does, runs issued, runs seen to end, since when (CLOCK_MONOTONIC, seconds)
-_STEP = 64  # bytes from slot to slot
+_VERDICT = struct.Struct("<QdH")  # the run given up (0: none), since when, bytes of the reason, which follows
+_STEP = 512  # bytes from slot to slot; of the first piece, in front of them, byte 0 says that there is a verdict
+_REASON = _STEP - _SLOT.size - _VERDICT.size
+MOST = 64  # processes
+_SIZE = _STEP * (MOST + 1)
 _LOCK = struct.Struct("hhqqi0q")  # of fcntl: type, from where, first byte, bytes, process
 
 
@@ -46,7 +53,7 @@ class Said:
 def made() -> int:
     """A file for the page, which nothing but its descriptors names."""
     descriptor = os.memfd_create("ficco", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, mmap.PAGESIZE)
+    os.ftruncate(descriptor, _SIZE)
     return descriptor
 
 
@@ -57,15 +64,16 @@ class Board:
     def __init__(self, descriptor: int, place: int, members: Sequence[int]) -> None:
         self._descriptor = descriptor
         self._place, self._members = place, members
-        self._page = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._pid = os.getpid()  # a forked process says nothing in this one's name
+        self._page = mmap.mmap(descriptor, _SIZE)
         self._issued = self._ended = 0
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
         self.say("opens")
 
     def say(self, doing: Doing) -> None:
-        _SLOT.pack_into(
-            self._page, self._place * _STEP, _DOINGS.index(doing), self._issued, self._ended, time.monotonic()
-        )
+        if os.getpid() != self._pid:
+            return
+        _SLOT.pack_into(self._page, _at(self._place), _DOINGS.index(doing), self._issued, self._ended, time.monotonic())
 
     def issues(self) -> None:
         self._issued += 1
@@ -75,8 +83,39 @@ class Board:
         self._ended = self._issued
         self.say("idles")
 
+    # ---- verdicts
+
+    def publish(self, why: str) -> None:
+        """This process gives up its runs: all that no process has checked yet. The first reason stays."""
+        at = _at(self._place) + _SLOT.size
+        if os.getpid() != self._pid or _VERDICT.unpack_from(self._page, at)[0]:
+            return
+        # NOTE whole characters, and the reason before what says that there is one
+        reason = why.encode()[:_REASON].decode(errors="ignore").encode()
+        self._page[at + _VERDICT.size : at + _VERDICT.size + len(reason)] = reason
+        _VERDICT.pack_into(self._page, at, max(1, self._issued), time.monotonic(), len(reason))
+        self._page[0] = 1
+
+    @property
+    def any_verdict(self) -> bool:
+        """Whether some process has given up its runs. NOTE asked in every run."""
+        return self._page[0] != 0
+
+    def verdict(self) -> str:
+        """Which other process gave up its runs first, and why; nothing: none has."""
+        found: list[tuple[float, str]] = []
+        for place, process in enumerate(self._members if self.any_verdict else ()):
+            at = _at(place) + _SLOT.size
+            run, since, size = _VERDICT.unpack_from(self._page, at)
+            if run and place != self._place:
+                reason = self._page[at + _VERDICT.size : at + _VERDICT.size + size].decode(errors="replace")
+                found.append((since, f"process {process} gave up run {run}: {reason}"))
+        return min(found)[1] if found else ""
+
+    # ---- what they do
+
     def said(self, place: int) -> Said:
-        doing, issued, ended, since = _SLOT.unpack_from(self._page, place * _STEP)
+        doing, issued, ended, since = _SLOT.unpack_from(self._page, _at(place))
         return Said(_DOINGS[doing], issued, ended, max(0.0, time.monotonic() - since))
 
     def gone(self) -> list[int]:
@@ -116,4 +155,6 @@ class Board:
             self._descriptor = -1
 
 
-MOST = mmap.PAGESIZE // _STEP  # processes on a page
+def _at(place: int) -> int:
+    """Where a slot begins."""
+    return _STEP * (place + 1)

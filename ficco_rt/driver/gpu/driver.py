@@ -474,6 +474,9 @@ class GpuDriver:
     def synchronize(self, progress: OnProgress | None = None) -> None:
         self._runs.synchronize()
 
+    def check(self) -> None:
+        self._runs.check()
+
     def elapsed(self) -> float:
         return self._runs.microseconds()
 
@@ -550,7 +553,7 @@ class GpuDriver:
         return Holdings(streams, events, graphs, size, self._communicators.count)
 
     def close(self) -> None:
-        if self._closed:
+        if self._closed or not self._runs.here:
             return
         self._closed = True
         told = self._runs.lost

@@ -169,6 +169,28 @@ class Peers:
             with suppress(DeviceError):  # the first error is the one to tell
                 self.group.leave(str(error))
 
+    def give_up(self, why: str) -> Sequence[int]:
+        """Publish that this process gives up its runs: nothing that is not checked yet may count as right. From any
+        thread. The processes that have ended, of those that can be seen."""
+        if self.board is not None:
+            self.board.publish(why)
+        if self._unseen:
+            with suppress(DeviceError):  # of a store or a launcher that is gone
+                self.group.leave(why)
+        return self.board.gone() if self.board is not None else ()
+
+    def verdict(self, far: bool = True) -> str:
+        """Why another process has given up its runs; nothing: none has. `far`: ask those as well that are not on the
+        page, which takes messages. NOTE asked in every run."""
+        if self.board is not None and self.board.any_verdict:
+            return self.board.verdict()
+        return self.group.left() if far and self._unseen else ""
+
+    @property
+    def _unseen(self) -> bool:
+        """Whether there are processes that share no page with this one."""
+        return self.board is None or len(self._near) < self.group.size
+
     @contextmanager
     def in_step(self, what: str) -> Iterator[None]:
         """Inside, a process does what all do; where one fails, all fail."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class RunResources:
         self._events: dict[EventName, Handle] = {}
         self._words: dict[int, tuple[int, int]] = {}  # device → address, words of all sets
         self._rescue: dict[int, Handle] = {}  # streams that never wait
+        self._entries = _entries(gpus, words)
         of_set = Counter(word.device for word in words)
         for ordinal, device in gpus.devices.items():
             size = sets * of_set[ordinal]
@@ -96,15 +97,29 @@ class RunResources:
         for ordinal, (address, size) in self._words.items():
             self._gpus.put(self._gpus.devices[ordinal], address, np.zeros(size, np.uint32))
 
-    def force_up(self) -> None:
-        """Whatever waits for a word goes on."""
+    def force_up(self, gone: Collection[int] = ()) -> None:
+        """Whatever waits for a word goes on, except for entries of other processes: before a rank has issued the run,
+        nothing may write its callers' tensors. Those of processes that are `gone` have no callers any more."""
         closing = Closing()
         for ordinal, (address, size) in self._words.items():
             for i in range(size):  # NOTE no memset: that is a kernel, and may find no multiprocessor free
-                closing(self._force, ordinal, address + 4 * i)
+                if self._entries.get((ordinal, i % self._of_set[ordinal]), -1) in (-1, *gone):
+                    closing(self._force, ordinal, address + 4 * i)
         closing.end()
 
     def _force(self, ordinal: int, address: int) -> None:
         """NOTE without a turn: who has it may be waiting for this."""
         with inside(self._gpus.vendor, self._gpus.devices[ordinal]):
             self._gpus.vendor.force(address, self._rescue[ordinal])
+
+
+def _entries(gpus: Gpus, words: Sequence[Word]) -> dict[tuple[int, int], int]:
+    """By device and place of a word: the other process that says by it that its callers' tensors may be written."""
+    found = {}
+    for word in words:
+        point = word.point
+        if point is not None and point.kind == "entry" and word.used != "traced" and word.device in gpus.devices:
+            process = gpus.placement.process(point.number)
+            if process != gpus.placement.process(word.device):
+                found[word.device, word.index] = process
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from .vendor import Gpu, Handle
 from .watchdog import let_go, told
 
 ALIVE = 0.05  # seconds of waiting for a run after which other processes are looked after
-DRAIN = 5.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
+DRAIN = 1.0  # seconds that a given-up run gets to end once its words are forced up, and the one before it gets
 
 
 class Runs:
@@ -48,6 +49,8 @@ class Runs:
         self._issued = 0  # whole runs, without those in callers' graphs
         self._replays = False  # callers' graphs hold runs, and may be under way
         self._board = gpus.peers.board if gpus.peers is not None else None
+        self._pid = os.getpid()
+        self._why = ""  # why these devices get no further run
         self.lost = False  # a run failed or does not end: these devices get no further run
 
     @property
@@ -99,8 +102,8 @@ class Runs:
             self._issued += 1
             if tenant.overdue:
                 self._told()
-        except BaseException:
-            self._abandon(callers if graph else ())
+        except BaseException as error:
+            self._abandon(error, callers if graph else ())
             raise
         finally:
             if taken:
@@ -124,18 +127,37 @@ class Runs:
         steps = (DriverStep(devices[i], *wait(stream, event), "another executor's run") for i, stream, event in waits)
         return entered(self._gpus.vendor, steps)
 
+    # ---- giving up: published first, then forced
+
     def _told(self) -> None:
-        """DeviceError: what the watchdog has said of what was issued, which was let go then."""
-        text, self._tenant.overdue = self._tenant.overdue, ""
-        self._spoiled()
+        """DeviceError: what another thread has said of what was issued, which was let go then."""
+        with self._tenant.lock:  # by then all is forced
+            text, self._tenant.overdue = self._tenant.overdue, ""
+        self._dirty = True
+        self._release(text)
         raise DeviceError(text)
 
-    def _let_through(self) -> None:
-        """Whatever waits for a word, or in a collective for other ranks, goes on. From any thread."""
+    def _condemned(self, *, far: bool = True) -> None:
+        """DeviceError: another process has given up, and what this one has not checked yet may be wrong, too. `far`:
+        ask those as well that can be asked by messages alone."""
+        peers = self._gpus.peers
+        why = peers.verdict(far) if peers is not None else ""
+        if why:
+            self._give_up(why)
+
+    def _let_through(self, why: str) -> None:
+        """All processes are told that this one gives its runs up; then whatever waits for a word, or in a collective
+        for other ranks, goes on. From any thread that has the tenant's lock."""
+        peers = self._gpus.peers
+        gone = peers.give_up(why) if peers is not None else ()
         try:
-            self._resources.force_up()
+            self._resources.force_up(gone)
         finally:
             self._communicators.abort()
+
+    def _lose(self, why: str) -> None:
+        """These devices get no further run."""
+        self.lost, self._why = True, self._why or why.partition("\n")[0]
 
     def _spoiled(self) -> None:
         """A run was given up: words and counters may be up. Graphs that hold calls of communicators go, which would
@@ -148,14 +170,14 @@ class Runs:
                 self._binder.drop_graphs(binding)
             self._binder.forget(binding)
 
-    def _abandon(self, callers: Callers) -> None:
+    def _abandon(self, error: BaseException, callers: Callers) -> None:
         """The run that was being issued stays incomplete: let through what was issued, and forget the rest. This runs
         while another error is on its way, so it raises none. `callers`: streams that may have graphs."""
-        if not self.lost:
+        if not self.lost and self.here:
             self._running = self._dirty = True
             self._await_last()
             self._follow(callers)
-            self._release()
+            self._release(_reason(error))
         if not self._gpus.hung:
             with suppress(DeviceError):
                 self._gpus.end_issue()
@@ -166,6 +188,8 @@ class Runs:
         begun = time.monotonic()
         with suppress(DeviceError):
             while not all(map(self._through, self._gpus.devices)) and time.monotonic() - begun < DRAIN:
+                if self._gpus.peers is not None and self._gpus.peers.verdict(far=False):
+                    return
                 time.sleep(1e-3)
 
     def _follow(self, callers: Callers) -> None:
@@ -179,9 +203,7 @@ class Runs:
                 vendor.wait(self._gpus.control[device.ordinal], event)
 
     def _prepare(self) -> None:
-        self.answers()
-        if self._tenant.overdue:
-            self._told()
+        self.check(far=False)
         if self._dirty:
             self._clear()
 
@@ -317,14 +339,25 @@ class Runs:
 
     # ---- the end of a run
 
+    def check(self, *, far: bool = True) -> None:
+        """DeviceError: a run that was not checked yet was given up, here or by another process. Waits for nothing."""
+        self.answers()
+        if self._tenant.overdue:
+            self._told()
+        if self._gpus.peers is not None:
+            self._condemned(far=far)
+
     def synchronize(self) -> None:
-        if not (self._running or self._replays) or self.lost:
+        self.check()
+        if not (self._running or self._replays):
             return
         try:
             self._wait()
-        except KeyboardInterrupt:  # no one waits for the run any more, and a word may keep it from ending
+        except DeviceError:
+            raise
+        except BaseException as error:  # no one waits for the run any more, and a word may keep it from ending
             self._dirty = True
-            self._release()
+            self._release(_reason(error))
             raise
 
     def _wait(self) -> None:
@@ -340,15 +373,25 @@ class Runs:
                 time.sleep(min(1e-3, 1e-5 * naps))
                 self._ended(everywhere=True)
                 self._look_for_others(waited)
+        # NOTE only now: a verdict is published before anything is forced, so what has ended without one has ended well
+        self._condemned()
+        tenant = self._tenant
+        with tenant.lock:
+            fine = not tenant.overdue
+            if fine:
+                tenant.generation += 1
+        self._running, tenant.over = False, True
+        if not fine:
+            self._told()
         if self._board is not None:
             self._board.ends()
-        self._running, self._tenant.over = False, True
-        if self._tenant.overdue:
-            self._told()
 
     def _look_for_others(self, waited: float) -> None:
-        """DeviceError: a process has ended, and its part of the run will never come."""
-        if self._board is None or waited < ALIVE:
+        """DeviceError: a process has given up or has ended, and its part of the run will never come."""
+        if waited < ALIVE:
+            return
+        self._condemned()
+        if self._board is None:
             return
         self._board.say("waits")
         gone = self._board.gone()
@@ -361,10 +404,21 @@ class Runs:
         self.synchronize()
         self.answers()
 
+    @property
+    def here(self) -> bool:
+        """Whether this is the process that has made them, and none that it has forked."""
+        return os.getpid() == self._pid
+
     def answers(self) -> None:
         if self.lost or self._gpus.hung:
             where = "new processes" if self._gpus.peers is not None else "a new process"
-            raise DeviceError(f"the GPUs run nothing since an earlier error; make a new executor, in {where}")
+            why = f" ({self._why})" if self._why else ""
+            raise DeviceError(f"the GPUs run nothing since an earlier error{why}; make a new executor, in {where}")
+        if not self.here:
+            raise DeviceError(
+                f"process {self._pid} has made this executor and has forked this process, in which GPUs do not work; "
+                "start processes by another way than fork (multiprocessing: the method spawn)"
+            )
 
     def microseconds(self) -> float:
         """From the last run's begin to its end on a device; the slowest counts."""
@@ -392,7 +446,9 @@ class Runs:
                 self._gpus.well()
             return all(map(self._through, self._gpus.devices))
         except DeviceError as error:
-            self.lost = True  # errors of running work stay with the context
+            self._lose(str(error))  # errors of running work stay with the context
+            if self._gpus.peers is not None:
+                self._gpus.peers.give_up(_reason(error))
             raise DeviceError("\n".join([str(error), *self._report()])) from error
 
     def _through(self, ordinal: int) -> bool:
@@ -430,7 +486,7 @@ class Runs:
         if ahead:
             report = self._report_on(ahead)
         self._dirty = True
-        through = self._release()
+        through = self._release(why)
         if replayed and not ahead and self._gpus.peers is None:
             report = self._report_on_streams() if through else []
             silent = "a replayed graph does not tell how far it got; on streams (--no-graph) the run does"
@@ -443,8 +499,10 @@ class Runs:
         """The executors whose runs this run stands behind. Those runs take too long as well, and are released."""
         report = []
         for other in ahead:
+            generation = other.generation
             report += [f"it stands behind a run of {other.name}, which has not ended:", *told(other)]
-            let_go(other, f"{other.name}: its run was given up, because a run of {self._tenant.name} stood behind it")
+            why = f"{other.name}: its run was given up, because a run of {self._tenant.name} stood behind it"
+            let_go(other, why, generation)
         return report
 
     def _report(self, issued: Issued | None = None) -> list[str]:
@@ -467,7 +525,7 @@ class Runs:
         except DeviceError as error:
             report = str(error).splitlines()
         self._dirty = True
-        self._release()
+        self._release("its commands were issued once more, for a report")
         return ["the same commands, issued one by one:", *report] if report else []
 
     def _passed(self, issued: Issued | None) -> HasPassed:
@@ -480,16 +538,18 @@ class Runs:
 
         return passed
 
-    def _release(self) -> bool:
+    def _release(self, why: str) -> bool:
         """Force all words up, so that every wait ends, and wait a little. Returns whether everything has finished."""
-        with suppress(DeviceError):  # what still waits is seen below
-            self._let_through()
+        if self._gpus.peers is not None:  # the others' words are not ours to reset
+            self._lose(why)
+        with suppress(DeviceError), self._tenant.lock:  # what still waits is seen below
+            self._let_through(why)
         if not self._drained():
-            self.lost = self._gpus.hung = True
+            self._lose(why)
+            self._gpus.hung = True
             return False
         self._running, self._tenant.over = False, True
         self._spoiled()
-        self.lost = self.lost or self._gpus.peers is not None  # the others' words are not ours to reset
         return True
 
     def _drained(self) -> bool:
@@ -508,7 +568,11 @@ class Runs:
             time.sleep(1e-3)
 
     def _clear(self) -> None:
-        """Words and counters are 0, whatever a given-up run has left, and communicators are open."""
+        """Words and counters are 0, whatever a given-up run has left, and communicators are open. Nobody forces words
+        of what was under way before any more."""
+        with self._tenant.lock:
+            self._tenant.generation += 1
+            self._tenant.overdue = ""  # of the run that was given up, which was told
         self._communicators.ready()
         self._resources.clear()
         for launch in (launch for binding in self._binder.bindings for launch in binding.launches.values()):
@@ -520,13 +584,23 @@ class Runs:
         """Called before everything is given back: let the last run end, or force it to end. DeviceError: asking for
         that failed."""
         self._trouble = None
+        unchecked = (self._running or self._replays) and not self.lost
         if not self._gpus.hung and not self._drained():
             if self.lost:  # what still runs waits for a device that failed
                 self._gpus.hung = True
             else:
-                self._release()
+                self._release("it was closed in the midst of a run")
         if self._trouble is not None:
             raise self._trouble
+        if unchecked and not self.lost:
+            self.check()
+
+
+def _reason(error: BaseException) -> str:
+    """Why runs are given up, in a line."""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted (Ctrl-C)"
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def handles(streams: Sequence[object], ranks: Sequence[int], stream: Callable[[int], Handle]) -> Callers:

@@ -45,19 +45,24 @@ class Passage:
 class Tenant:
     """An executor's driver, as one of those that use the GPUs of a process.
 
-    `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `overdue` is what the watchdog
-    has told of it, to be raised when its thread comes back. `report` says where its streams stand, a line each, given
-    what of its last run is issued, if that is not all. `release` raises all words, so that whatever waits for one goes
-    on. `ill` tells of a failure that no stream shows, if there may be such. `behind`: by device the runs of others for
-    which its own have waited there."""
+    `timeout` is the seconds that a call in its turn, and its wait for a turn, may take. `report` says where its streams
+    stand, a line each, given what of its last run is issued, if that is not all. `ill` tells of a failure that no
+    stream shows, if there may be such. `behind`: by device the runs of others for which its own have waited there.
+
+    Its runs are given up under `lock`, by any thread: `overdue` says why, and then `release` raises all words, so that
+    whatever waits for one goes on. Under the same lock its own thread sees that runs have ended, and clears words: then
+    `generation` goes up, and whoever wants to give up what was under way before comes too late. `overdue` is raised
+    when its thread comes back."""
 
     name: str
     vendor: Vendor
     timeout: float | None
     sms: dict[int, int] = field(default_factory=dict)  # by device
     report: Callable[[Issued | None], list[str]] = lambda issued: []
-    release: Callable[[], None] = lambda: None
+    release: Callable[[str], None] = lambda why: None
     ill: Callable[[], str] | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    generation: int = 0
     overdue: str = ""
     over: bool = True  # all that it has issued has been seen to end
     number: int = 0  # of its last run
@@ -71,6 +76,15 @@ class Tenant:
     def patience(self) -> float | None:
         """What a call gets."""
         return None if self.timeout is None else max(self.timeout, LEAST)
+
+    def give_up(self, why: str, generation: int) -> bool:
+        """From any thread: its runs are given up, unless they are over since `generation`. Whether they are."""
+        with self.lock:
+            if self.generation != generation:
+                return False
+            self.overdue = self.overdue or why
+            self.release(self.overdue)
+            return True
 
     def depart(self, passage: Passage) -> None:
         if self.over or self.passage is None:

@@ -71,7 +71,7 @@ class Watchdog:
                 self._ask_health(tenant)
 
     def _ask_health(self, tenant: Tenant) -> None:
-        ill = tenant.ill
+        ill, generation = tenant.ill, tenant.generation
         idle = tenant.over and tenant.replayed is None  # callers replay their graphs at any time
         if ill is None or idle or tenant.overdue:
             return
@@ -81,15 +81,15 @@ class Watchdog:
             why = str(error)
         if why and tenant.ill is not None:  # not of one that is being closed, whose communicators go
             # NOTE the vendor's driver may not answer while another thread is inside it
-            args = (tenant, f"{tenant.name}: {why}")
+            args = (tenant, f"{tenant.name}: {why}", generation)
             asked = threading.Thread(target=self._ails, args=args, name="ficco watchdog asks", daemon=True)
             asked.start()
             asked.join(ANSWER)
 
     @staticmethod
-    def _ails(tenant: Tenant, why: str) -> None:
+    def _ails(tenant: Tenant, why: str, generation: int) -> None:
         with suppress(DeviceError):  # of a device that is lost; who waits for the run finds that, too
-            let_go(tenant, "\n".join([why, *told(tenant)]), ill=True)
+            let_go(tenant, "\n".join([why, *told(tenant)]), generation, ill=True)
 
     def _look(self) -> None:
         held = self._turns.held
@@ -102,18 +102,21 @@ class Watchdog:
 
     def _tell(self, held: Held) -> None:
         tenant, since, thread = held
+        generation = tenant.generation
         where, issued = place_of(thread)
         tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.3g} s (--timeout)"
         say(tenant.overdue)
-        asked = threading.Thread(target=self._ask, args=(held, issued), name="ficco watchdog asks", daemon=True)
+        args = (held, issued, generation)
+        asked = threading.Thread(target=self._ask, args=args, name="ficco watchdog asks", daemon=True)
         asked.start()
         asked.join(ANSWER)
         if asked.is_alive():
             say(f"{tenant.name}: the driver does not say where the streams stand while the host is in that call")
 
-    def _ask(self, held: Held, issued: Issued | None) -> None:
+    def _ask(self, held: Held, issued: Issued | None, generation: int) -> None:
         tenant, *_ = held
-        others = [other for other in list(self._turns.flying) if other is not tenant and _flying(other)]
+        flying = {other: other.generation for other in list(self._turns.flying) if other is not tenant}
+        others = {other: known for other, known in flying.items() if _flying(other)}
         lines = list(told(tenant, issued))
         for other in others:
             lines += [f"a run of {other.name} is under way, too", *told(other)]
@@ -122,8 +125,8 @@ class Watchdog:
         if self._turns.held is not held:  # the call has come back meanwhile
             return
         tenant.overdue = "\n".join([tenant.overdue, *lines])
-        for other in (tenant, *others):
-            let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back")
+        for other, known in {tenant: generation, **others}.items():
+            let_go(other, f"{other.name}: its runs were given up when a call of {tenant.name} did not come back", known)
 
 
 def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
@@ -134,11 +137,11 @@ def told(tenant: Tenant, issued: Issued | None = None) -> Iterator[str]:
         yield str(error)
 
 
-def let_go(tenant: Tenant, why: str, *, ill: bool = False) -> None:
-    """Raise the words of a tenant, so that its run ends; it is told why. Not of one that has no limit."""
+def let_go(tenant: Tenant, why: str, generation: int, *, ill: bool = False) -> None:
+    """Raise the words of a tenant, so that its run ends; it is told why. Not of one that has no limit, nor of one whose
+    runs of this `generation` are over."""
     if tenant.timeout is not None or ill:
-        tenant.overdue = tenant.overdue or why
-        tenant.release()
+        tenant.give_up(why, generation)
 
 
 def _flying(tenant: Tenant) -> bool:

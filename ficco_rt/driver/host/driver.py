@@ -272,6 +272,9 @@ class HostDriver:
         self._issued = binding
         return False
 
+    def check(self) -> None:
+        """A run is under way in `synchronize` alone, which tells how it ended."""
+
     def synchronize(self, progress: OnProgress | None = None) -> None:
         issued, self._issued = self._issued, None
         if issued is None:
