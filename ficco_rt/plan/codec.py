@@ -47,6 +47,14 @@ def content_hash(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def plan_facts(plan: Plan) -> dict[str, str]:
+    """What tells plans apart for people, the hash last, which tells apart all that differ."""
+    params = {name: str(value) for name, value in plan.params}
+    facts = {"schedule": plan.schedule, "ranks": str(plan.ranks), "machine": plan.machine, **params}
+    short = {name: text if len(text) < _SHORT else f"{text[:_SHORT]}…" for name, text in facts.items()}
+    return short | {"plan": content_hash(plan)}
+
+
 def from_json(text: str, path: str = "plan.json") -> Plan:
     """Read a plan back. Raises PlanError for what is no plan, is of another version, or was changed by hand
     without its hash."""
@@ -131,6 +139,7 @@ def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
     return value
 
 
+_SHORT = 60  # characters of a param in a message
 _AS_THEY_ARE = frozenset((int, float, str, bool, type(None)))
 
 
