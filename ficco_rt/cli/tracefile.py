@@ -74,8 +74,12 @@ def from_json(text: str, path: str) -> Trace:
     other = data.get("otherData") if isinstance(data, dict) else None
     if not isinstance(other, dict) or other.get("format") != FORMAT:
         raise UsageError(f"{path}: is not a trace of ours; `ficco-run --trace FILE` writes one")
-    if other.get("version") not in _READ:
-        raise UsageError(f"{path}: is a trace of version {other.get('version')}; this ficco reads versions 1 to 3")
+    number = other.get("version")
+    if type(number) is not int or number not in _READ:
+        raise UsageError(
+            f"{path}: is a trace of version {json.dumps(number)[:20]}; this ficco reads versions 1 to 3: let `ficco-run "
+            "--trace FILE` write it again"
+        )
     read = _TraceReader(path)
     ranks = read.field(other, "ranks", _count)
     lanes = tuple(_lane(read, entry, ranks) for entry in read.field(other, "lanes", _list))

@@ -95,9 +95,15 @@ def read_document(
         raise _broken(path, f"this is no {name}: a number has thousands of digits") from None
     if not isinstance(data, dict) or key not in data:
         raise _broken(path, f"this JSON is no {name}: it has no '{key}' version")
-    if data[key] != version:
-        raise _broken(path, f"the {name} has version {data[key]}; this ficco reads version {version}")
     source = data.get("path")
+    if type(data[key]) is not int or data[key] != version:  # true is 1, too
+        found = json.dumps(data[key])[:20]
+        raise _broken(
+            path,
+            f"the {name} has version {found}; this ficco reads version {version}",
+            help=f"write the {name} again from {source if isinstance(source, str) else 'its schedule'}, with "
+            f"`{_WRITES[name]}`, or take the ficco that wrote this one",
+        )
     reader = Reader(path, source if isinstance(source, str) else path, unions)
     body = {k: v for k, v in data.items() if k not in (key, "hash", "path")}
     try:
@@ -110,8 +116,8 @@ def read_document(
     return value
 
 
-def _broken(path: str, message: str, line: int = 1, column: int = 1) -> PlanError:
-    return PlanError((Diagnostic(Span(path, line, column, line, column), message),))
+def _broken(path: str, message: str, line: int = 1, column: int = 1, help: str | None = None) -> PlanError:
+    return PlanError((Diagnostic(Span(path, line, column, line, column), message, help=help),))
 
 
 # ---------------------------------------------------------------- writing
@@ -140,6 +146,7 @@ def encode(value: Any, spans: bool, unions: Unions = ()) -> Any:
 
 
 _SHORT = 60  # characters of a param in a message
+_WRITES = {"plan": "ficco compile", "device plan": "ficco-run --emit device-plan"}
 _AS_THEY_ARE = frozenset((int, float, str, bool, type(None)))
 
 
