@@ -77,8 +77,8 @@ def from_json(text: str, path: str) -> Trace:
     number = other.get("version")
     if type(number) is not int or number not in _READ:
         raise UsageError(
-            f"{path}: is a trace of version {json.dumps(number)[:20]}; this ficco reads versions 1 to 3: let `ficco-run "
-            "--trace FILE` write it again"
+            f"{path}: is a trace of version {json.dumps(number)[:20]}; this ficco reads versions 1 to 3: let "
+            "`ficco-run --trace FILE` write it again"
         )
     read = _TraceReader(path)
     ranks = read.field(other, "ranks", _count)
