@@ -225,7 +225,7 @@ class Executor:
         follow each other; a replay comes after the runs and the replays that stand before it on its streams.
 
         `tensors`: for each input and output that is bound a sequence of one array a rank of this process, of exactly
-        the plan's shape and dtype, bound by reference and written in place: a numpy array, or a contiguous tensor in
+        the plan's shape and dtype, contiguous, bound by reference and written in place: a numpy array, or a tensor in
         host memory that gives DLPack; on GPUs a tensor there. Or `bound`, what `bind` made of
         them. An input that is not given must have been set with `write`; an output that is not given is read with
         `read`.
