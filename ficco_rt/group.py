@@ -173,7 +173,7 @@ class Group:
                 missing = [place for place in others if place not in found]
                 what = f" for {step}" if step else ""
                 raise DeviceError(
-                    f"process {self.rank} has waited {timeout:.3g} s{what}, and {_named(missing, self.size)} not come"
+                    f"process {self.rank} has waited {timeout:g} s{what}, and {_named(missing, self.size)} not come"
                 )
             time.sleep(min(max(_NAP, waited * _SHARE), _LONGEST))
 

@@ -181,7 +181,7 @@ class Communicators:
             return f"process {gone[0]} has ended"
         limit = self._gpus.timeout
         if limit is not None and waited > limit:
-            return f"not all processes have come within {limit:.3g} s (--timeout); NCCL_DEBUG=INFO tells more"
+            return f"not all processes have come within {limit:g} s (--timeout); NCCL_DEBUG=INFO tells more"
         return peers.group.left()
 
     # ---- calls
@@ -338,7 +338,7 @@ class Communicators:
                 "(PyTorch: graph.reset())"
             )
         self._gpus.hung = True
-        raise DeviceError(f"communicators are not given back within {SETTLE:.3g} s")
+        raise DeviceError(f"communicators are not given back within {SETTLE:g} s")
 
     def close(self) -> None:
         """Give everything back. NOTE in threads, as it waits for graphs that an interrupt may have left."""
