@@ -217,6 +217,63 @@ def test_shells_complete(run: Callable[..., Ending], program: str, monkeypatch: 
     assert {"ag_gemm/stationary_a", "ag_gemm/streamed"} <= set(found.out.split())
 
 
+@pytest.mark.parametrize(
+    ("program", "words", "wanted"),
+    [
+        ("ficco-run", "x.ficco --backend", {"auto", "cuda", "hip", "host", "sim"}),
+        ("ficco", "run x.ficco --backend", {"auto", "cuda", "hip", "host", "sim"}),
+        ("ficco", "shape x.ficco --backend", {"auto", "cuda", "hip", "sim"}),
+        ("ficco", "tune ag_gemm --backend", {"auto", "cuda", "hip"}),
+        ("ficco", "calibrate --backend", {"auto", "cuda", "hip"}),
+    ],
+)
+def test_shells_complete_backends(
+    run: Callable[..., Ending], program: str, words: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = {"ficco": "_FICCO_COMPLETE", "ficco-run": "_FICCO_RUN_COMPLETE"}[program]
+    monkeypatch.setenv(variable, "bash_complete")
+    for begun in ("", "h"):
+        monkeypatch.setenv("COMP_WORDS", f"{program} {words} {begun}")
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) + 1))
+        found = {line.partition(",")[2] for line in run(program).out.split()}
+        assert found == {word for word in wanted if word.startswith(begun)}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("ficco", "explain", "ag_gemm/serial"),
+        ("ficco", "check", "ag_gemm/serial"),
+        ("ficco", "compile", "ag_gemm/serial", "-o", "plan.json"),
+        ("ficco-run", "ag_gemm/serial", "--backend", "sim"),
+        ("ficco", "choose", "ag_gemm", "--set", "M=4096", "--set", "N=4096", "--set", "K=4096"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_more_gpus_than_the_machine_has_are_told(
+    run: Callable[..., Ending], here: Path, words: tuple[str, ...]
+) -> None:
+    """Of stored machines; those of files are as large as they say."""
+    fact = "warning: machine h200-switch has 8 GPUs; 16 are modelled as if its switch joined them all\n"
+    help = (
+        "  help: take --machine h200-nodes, --gpus 8, or a machine's file that says what joins 16 (docs/machines.md)\n"
+    )
+    more = run(*words, "--gpus", "16")
+    assert more.code == 0
+    assert more.err.count(fact) == more.err.count(help) == 1
+    assert "joined them all" not in run(*words, "--gpus", "8").err
+    assert "joined them all" not in run(*words, "--gpus", "16", "--machine", "gb200-nvl72").err
+
+
+def test_more_gpus_than_the_nodes_have_are_told(run: Callable[..., Ending], here: Path) -> None:
+    words = ("ficco", "explain", "ag_gemm/hierarchical", "--machine", "h200-nodes", "--gpus")
+    (warning, *_) = run(*words, "128", "--json").record["warnings"]
+    assert warning["message"] == (
+        "machine h200-nodes has 64 GPUs; 128 are modelled as if its switch of tier 'network' joined them all"
+    )
+    assert warning["help"] == "take --gpus 64, or a machine's file that says what joins 128 (docs/machines.md)"
+
+
 def test_emit(run: Callable[..., Ending], here: Path) -> None:
     plan = run("ficco-run", "good.ficco", "--gpus", "2", "--emit", "plan-json")
     assert plan.out == run("ficco", "compile", "good.ficco", "--gpus", "2").out
