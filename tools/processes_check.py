@@ -6,6 +6,7 @@
     torchrun --nproc-per-node 2 tools/processes_check.py    # the part `right` in processes that others have started
     mpirun -n 2 python tools/processes_check.py
     torchrun --nproc-per-node 2 tools/processes_check.py --parts capture ways    # NCCL in callers' graphs; 40 s
+    python tools/processes_check.py --quick --ranks-per-gpu 2    # one GPU, on which the processes take turns
 
 Parts, each with a time limit:
 
@@ -19,6 +20,7 @@ Parts, each with a time limit:
              as PyTorch captures: right on fresh data, and the time of a replay beside that of plain runs
     ways     memory passes without sockets, too: by which way, and why not as fabric handles
 
+With --ranks-per-gpu 2 all parts but `capture` run: NCCL lets no two processes share a GPU.
 Under a launcher the parts are right, capture and ways. Without a launcher the processes are started here, by `spawn`,
 and find each other over pipes. Exit code 4 if anything is wrong or does not end, 3 without GPUs.
 `python -m tools.bench --processes` measures times.
@@ -115,7 +117,7 @@ class Launched(Several):
 class Sides(Several):
     """Processes that are started here."""
 
-    def __init__(self, count: int, driver: str) -> None:
+    def __init__(self, count: int, driver: str, ranks_per_gpu: int) -> None:
         context = mp.get_context("spawn")
         pipes: list[list[Connection | None]] = [[None] * count for _ in range(count)]
         for a in range(count):
@@ -125,7 +127,9 @@ class Sides(Several):
         self.processes = []
         for place in range(count):
             mine, theirs = context.Pipe()
-            started = context.Process(target=process, args=(place, pipes[place], theirs, driver), daemon=True)
+            started = context.Process(
+                target=process, args=(place, pipes[place], theirs, driver, ranks_per_gpu), daemon=True
+            )
             started.start()
             theirs.close()
             self.controls.append(mine)
@@ -231,13 +235,13 @@ def launched(options: argparse.Namespace) -> int:
     from ficco_rt.group import Group
 
     group = Group.from_env()
-    side = Side(group, prepared(options.driver, group.rank))
+    side = Side(group, prepared(options.driver, group.rank, options.ranks_per_gpu), options.ranks_per_gpu)
     if group.rank:
         Launched.obey(group, side)
         return 0
     both, good = Launched(group, side), True
     if "right" in options.parts:
-        alone = Sides(1, options.driver)
+        alone = Sides(1, options.driver, options.ranks_per_gpu)
         good = right(both, alone, options)
         alone.end()
     good = ("capture" not in options.parts or capture(both, options)) and good
@@ -308,7 +312,7 @@ def kill(options: argparse.Namespace) -> bool:
     draw, good, longest = random.Random(options.seed), True, 0.0
     names = options.schedules or ["ag_gemm/streamed", "gemm_rs/direct", "gemm_ar/streamed", "gemm_rs/ring"]
     for turn in range(options.kills):
-        both = Sides(RANKS, options.driver)
+        both = Sides(RANKS, options.driver, options.ranks_per_gpu)
         name, graph, dies = names[turn % len(names)], bool(turn // len(names) % 2), draw.randrange(RANKS)
         try:
             both.ask("open", name, sizes_of(name, options.scale), options.patience)
@@ -407,10 +411,14 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, help="of the part flat (10000; quick: 2000)")
     parser.add_argument("--scale", type=int, default=4, help="of the sizes: 1 is M = 256 (4)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks-per-gpu", type=int, choices=(1, 2), default=1, help="2: the processes share a GPU (1)")
     parser.add_argument("--driver", choices=("cuda", "stand-in"), default="cuda", help=argparse.SUPPRESS)
     options = parser.parse_args(given)
     started = bool(LAUNCHERS & os.environ.keys())
-    options.parts = options.parts or (["right"] if started else list(PARTS))
+    shared = options.ranks_per_gpu > 1
+    options.parts = options.parts or (["right"] if started else [p for p in PARTS if p != "capture" or not shared])
+    if shared and "capture" in options.parts:
+        parser.error("the part capture needs NCCL, which lets no two processes share a GPU")
     if started and not set(options.parts) <= set(LAUNCHED):
         parser.error(f"under a launcher the parts are {', '.join(LAUNCHED)}")
     few = {"repeats": 1, "kills": 1, "runs": 2000}
@@ -421,8 +429,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.driver == "cuda":
         from ficco_rt.driver.registry import device_count
 
-        if device_count("cuda") < RANKS:
-            sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs\n")
+        if device_count("cuda") * options.ranks_per_gpu < RANKS:
+            sys.stderr.write(f"processes_check: {RANKS} processes need {RANKS} NVIDIA GPUs, or --ranks-per-gpu 2\n")
             return 3
     if started:
         return launched(options)
@@ -435,11 +443,12 @@ def main(given: Sequence[str] | None = None) -> int:
         "ways": lambda both, alone: ways(both, options),
         "kill": lambda both, alone: kill(options),
     }
+    each = options.driver, options.ranks_per_gpu
     both: Sides | None = None
     alone: Sides | None = None
     for part in options.parts:
         began = time.monotonic()
-        both, alone = both or Sides(RANKS, options.driver), alone or Sides(1, options.driver)
+        both, alone = (sides or Sides(n, *each) for sides, n in ((both, RANKS), (alone, 1)))
         if not parts[part](both, alone):  # who has failed may be in the midst of something
             both.end()
             alone.end()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from ficco_rt.driver.gpu import gpus
 from ficco_rt.driver.gpu.driver import GpuDriver
 from ficco_rt.driver.registry import VENDORS
 from ficco_rt.select import tune
@@ -17,6 +18,12 @@ from tests.mock.processes import Processes, kernels
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are compiled once for all of the session's processes."""
     monkeypatch.setenv("FICCO_CACHE", kernels())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another test has left on its devices is not on those of this one."""
+    monkeypatch.setattr(gpus, "_BLOCKED", set())
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +62,11 @@ def _pairs() -> Iterator[dict[str, Processes]]:
 def both(request: pytest.FixtureRequest, _pairs: dict[str, Processes]) -> Processes:
     """Two processes with a vendor's stand-in each, started once for all tests."""
     return _pairs[request.param]
+
+
+@pytest.fixture
+def cuda_pair(_pairs: dict[str, Processes]) -> Processes:
+    return _pairs["cuda"]
 
 
 def _fresh(library: standin.StandIn) -> Iterator[standin.StandIn]:

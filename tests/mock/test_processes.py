@@ -51,6 +51,42 @@ def test_graphs_of_callers_are_replayed_in_each_process(both: Processes, name: s
     _right(name, both.ask("captured", name, SEEDS))
 
 
+@pytest.mark.parametrize(("both", "name", "number"), DRAWN, indirect=["both"])
+def test_right_where_processes_take_turns_on_a_gpu(both: Processes, name: str, number: int) -> None:
+    settings = ("", {"cuda": "way 0; shared 1", "hip": MODERN}[both.face])[number % 2]
+    _right(name, both.ask("sharing", "shipped", name, SEEDS, settings=settings))
+
+
+def test_graphs_of_callers_on_a_gpu_of_two_processes(cuda_pair: Processes) -> None:
+    _right("gemm_ar/streamed", cuda_pair.ask("sharing", "captured", "gemm_ar/streamed", SEEDS))
+    answers = cuda_pair.ask("sharing", "mixed", "ag_gemm/oneshot", 5)
+    _right("ag_gemm/oneshot", [answer if isinstance(answer, str) else answer[::2] for answer in answers])
+
+
+def test_the_command_line_lets_processes_share_a_gpu(cuda_pair: Processes) -> None:
+    sizes = ("--set", "M=64", "--set", "N=64", "--set", "K=64")
+    words = ["gemm_rs/streamed", "--gpus", "2", "--ranks-per-gpu", "2", *sizes, "--no-baselines", "--backend", "cuda"]
+    answers = cuda_pair.ask("command", words, 0, "", settings="devices 1")
+    assert [code for code, _ in answers] == [0, 0], answers
+    assert "(1×stand-in, 2 ranks each)" in answers[0][1]
+
+
+def test_what_processes_cannot_do_on_one_gpu(cuda_pair: Processes) -> None:
+    copies = ["copies and sums: no library lets processes share a GPU"] * 2
+    assert cuda_pair.ask("sharing", "engine", "gemm_ar/serial", settings="nccl 22809") == copies
+    for answer in cuda_pair.ask("sharing", "engine", "gemm_ar/serial", "library", settings="nccl 22809"):
+        assert answer == (
+            "UsageError: collectives of a library: no library lets processes share a GPU; take copies and sums "
+            "(--collectives copies)"
+        )
+    for answer in cuda_pair.ask("sharing", "engine", "gemm_ar/serial", settings="exclusive 1"):
+        assert re.fullmatch(
+            r"UsageError: processes 0 and 1 have the same GPU \([0-9a-f]+\), which is in an exclusive compute mode; "
+            "`nvidia-smi -c DEFAULT` ends that",
+            answer,
+        )
+
+
 @pytest.mark.parametrize(
     ("both", "name"),
     [("cuda", name) for name in ("ag_gemm/oneshot", "gemm_rs/oneshot", "gemm_ar/oneshot")],
@@ -77,7 +113,7 @@ def test_one_process_replays_what_the_other_one_calls(both: Processes, name: str
     late = "the run did not end within 2 s (--timeout)"  # the other one hears of it, or is late by itself
     assert any(answer.startswith(f"DeviceError: {late}") for answer in answers), answers
     for place, answer in enumerate(answers):
-        told = f"DeviceError: process {1 - place} gave up run {1 + place}: {late}"
+        told = f"DeviceError: process {1 - place} gave up run {2 - place}: {late}"
         assert answer.startswith((told, f"DeviceError: {late}")), answers
     assert any("all run the same" in answer for answer in answers)
     assert not any("LEFT" in answer for answer in answers), answers

@@ -37,6 +37,7 @@ class Worker:
         self._name = str(question)
         self._pipes = pipes
         self._came: dict[object, bytes] = {}  # for any of its groups
+        self._options: dict[str, Any] = {}  # of its executors
         self.group = Group(Pipes(place, pipes, self._name, self._came))
         GpuDriver._vendors_turn = lambda driver: False  # type: ignore[method-assign]
 
@@ -53,7 +54,8 @@ class Worker:
     def executor(self, name: str, timeout: float = TIMEOUT, **options: Any) -> Iterator[Any]:
         from ficco_rt.exec.executor import Executor
 
-        with Executor(self.plan(name), self.face, group=self.group, timeout=timeout, **options) as executor:
+        options = {"group": self.group, "timeout": timeout, **self._options, **options}
+        with Executor(self.plan(name), self.face, **options) as executor:
             yield executor
 
     def fill(self, executor: Any, seed: int) -> None:
@@ -160,9 +162,9 @@ class Worker:
             self.fill(executor, 0)
             executor.run()
 
-    def engine(self, name: str) -> str:
+    def engine(self, name: str, collectives: str = "auto") -> str:
         """What makes the collectives."""
-        with self.executor(name) as executor:
+        with self.executor(name, collectives=collectives) as executor:
             said = str(executor.driver.collectives)
         return f"{said}{self.left()}"
 
@@ -571,6 +573,12 @@ class Worker:
             return self.life(name, timeout=timeout)
         except _AbsentError:
             return f"absent{self.left()}"
+
+    def sharing(self, question: str, *arguments: Any) -> Any:
+        """A question, where all processes take turns on one GPU."""
+        self.gpus.set("devices 1")
+        self._options = {"ranks_per_gpu": self.group.size}
+        return getattr(self, question)(*arguments)
 
     def apart(self, question: str, *arguments: Any) -> Any:
         """A question, as if each process were on a machine of its own."""

@@ -10,6 +10,8 @@ from operator import itemgetter
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from ... import env
 from ...device.features import CONNECTIONS, usual
 from ...device.ir import Features
@@ -119,6 +121,12 @@ class Cuda:
     def uuid(self, ordinal: int) -> str:
         found = call(self.cu.cuDeviceGetUuid, call(self.cu.cuDeviceGet, ordinal))
         return ctypes.string_at(found.getPtr(), 16).hex()
+
+    def exclusive(self, ordinal: int) -> str:
+        cu = self.cu
+        device = call(cu.cuDeviceGet, ordinal)
+        mode = int(call(cu.cuDeviceGetAttribute, cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE, device))
+        return "nvidia-smi -c DEFAULT" if mode != int(cu.CUcomputemode.CU_COMPUTEMODE_DEFAULT) else ""
 
     def chosen(self) -> int | None:
         if not int(self.current()):
@@ -252,6 +260,12 @@ class Cuda:
 
     def to_host(self, target: int, address: int, size: int) -> None:
         call(self.cu.cuMemcpyDtoH, target, address, size)
+
+    def peek(self, address: int, stream: Handle) -> int:
+        found = np.zeros(1, np.uint32)
+        call(self.cu.cuMemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
+        call(self.cu.cuStreamSynchronize, stream)
+        return int(found[0])
 
     # ---- streams and events
 

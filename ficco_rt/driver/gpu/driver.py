@@ -108,7 +108,8 @@ class GpuDriver:
             facts = all_facts or [d.facts for d in self._gpus.devices.values()]
             self._device = machine_from(facts, plan.ranks).device
             self._features = replace(vendor.features(self._device.arch), vendor_gemms=self._vendors_turn())
-            library, self._by_copies = library_for(vendor, plan, placement, collectives)
+            shared = self._peers is not None and self._peers.gpus < len(placement.ordinals)
+            library, self._by_copies = library_for(vendor, plan, placement, collectives, shared)
             if self._peers is not None and calls_collectives(plan):
                 self._by_copies = self._peers.same_library(library.version() if library else "", self._by_copies)
                 library = None if self._by_copies else library
@@ -137,8 +138,8 @@ class GpuDriver:
             self._communicators.ready()
             self._binder = Binder(self._gpus, self._resources, self._launches, self._communicators)
             self._runs = Runs(self._gpus, layout.plan, self._resources, self._binder, self._communicators)
-            if layout.communicators:
-                self._gpus.tenant.ill = self._communicators.ill
+            if layout.communicators or self._peers is not None:
+                self._gpus.tenant.ill = self._runs.ill
                 WATCHDOG.watch(self._gpus.tenant)
         except BaseException as error:
             if self._peers is not None and isinstance(error, DeviceError | UsageError):
@@ -156,9 +157,10 @@ class GpuDriver:
             return ""
         if library is not None and layout.communicators:
             return library.version()
+        why = self._by_copies or layout.own_way
         if asked == "library":
-            raise UsageError(f"collectives of a library: {layout.own_way}; take copies and sums (--collectives copies)")
-        return f"copies and sums: {self._by_copies or layout.own_way}"
+            raise UsageError(f"collectives of a library: {why}; take copies and sums (--collectives copies)")
+        return f"copies and sums: {why}"
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -209,6 +211,7 @@ class GpuDriver:
     def describe(self) -> str:
         """The devices in use, for people."""
         count, name = len(self._gpus.placement.ordinals), self._gpus.first.facts.name
+        count = count if self._peers is None else self._peers.gpus
         shared = -(-self._plan.ranks // count)
         return f"{count} × {name}" + (f", {shared} ranks each" if shared > 1 else "") + self._library()
 
@@ -564,10 +567,13 @@ class GpuDriver:
         told = self._runs.lost
         closing = Closing()
         closing(self._runs.settle)
-        self._gpus.tenant.ill = None  # nobody asks what is given back
+        tenant = self._gpus.tenant
+        tenant.ill = None  # nobody asks what is given back
+        with tenant.lock:
+            tenant.replaying = tuple
         with self._gpus.turn():
-            TURNS.leave(self._gpus.tenant)
-            if self._gpus.hung:
+            TURNS.leave(tenant)
+            if self._gpus.blocked:
                 return  # any call may block; the process's end gives everything back
             for binding in self._binder.bindings:
                 closing(self._binder.drop_graphs, binding)
@@ -588,9 +594,12 @@ class GpuDriver:
 
 
 def library_for(
-    vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy
+    vendor: Vendor, plan: Plan, placement: Placement, asked: CollectivesBy, shared: bool
 ) -> tuple[CollectiveLibrary | None, str]:
-    """The library for the plan's collectives, or why there is none. DeviceError: it is asked for, and not there."""
+    """The library for the plan's collectives, or why there is none. `shared`: processes have the same GPU. DeviceError:
+    it is asked for, and not there."""
+    if shared and calls_collectives(plan) and asked != "copies":
+        return None, "no library lets processes share a GPU"
     alone = len(set(placement.devices)) == len(placement.devices) > 1
     if not calls_collectives(plan) or asked == "copies" or (asked == "auto" and not alone):
         return None, "they were asked for" if asked == "copies" else ""

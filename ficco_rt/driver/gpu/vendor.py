@@ -219,6 +219,9 @@ class Vendor(Protocol):
     def uuid(self, ordinal: int) -> str:
         """By which all processes know the device; of a part of a GPU (MIG) the part's own."""
 
+    def exclusive(self, ordinal: int) -> str:
+        """The command that lets several processes use the device; nothing: they may."""
+
     def chosen(self) -> int | None:
         """The device whose context the calling thread has made current; None: it has made none."""
 
@@ -282,6 +285,9 @@ class Vendor(Protocol):
 
     def to_host(self, target: int, address: int, size: int) -> None:
         """Done on return."""
+
+    def peek(self, address: int, stream: Handle) -> int:
+        """The word that stands there now, though other streams and kernels wait; `stream` has nothing else to do."""
 
     # ---- streams and events of the current device
 

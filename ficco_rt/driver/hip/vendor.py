@@ -133,6 +133,10 @@ class Hip:
         found = filled(self.hip.hipDeviceGetUuid, self.hip.hipUUID_t, ordinal)
         return bytes(found.bytes).hex()
 
+    def exclusive(self, ordinal: int) -> str:
+        """AMD's GPUs have no such mode."""
+        return ""
+
     def chosen(self) -> int | None:
         """NOTE the first device is current where nobody has chosen one."""
         return int(self.current()) or None
@@ -284,6 +288,12 @@ class Hip:
 
     def to_host(self, target: int, address: int, size: int) -> None:
         call(self.hip.hipMemcpyDtoH, target, address, size)
+
+    def peek(self, address: int, stream: Handle) -> int:
+        found = np.zeros(1, np.uint32)
+        call(self.hip.hipMemcpyDtoHAsync, found.ctypes.data, address, 4, stream)
+        call(self.hip.hipStreamSynchronize, stream)
+        return int(found[0])
 
     # ---- streams and events
 

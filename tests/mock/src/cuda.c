@@ -79,6 +79,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
         case 10: *value = 32; break;  // threads of a warp
         case 13: *value = d->clock_khz; break;
         case 16: *value = d->sms; break;
+        case 20: *value = world.exclusive ? 3 : 0; break;   // one process alone may use the device
         case 36: *value = d->memory_clock_khz; break;
         case 37: *value = d->bus_bits; break;
         case 39: *value = 2048; break;  // threads of a multiprocessor

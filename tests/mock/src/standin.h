@@ -105,9 +105,10 @@ typedef struct {
     int uuid;                        // of device 0; those of the others follow
     bool shared;                     // ordinary memory can go to other processes as IPC memory
     int way;                         // what memory leaves the process as: 1 descriptors, 0 IPC handles alone
+    int exclusive;                   // devices are one process's alone
     int fabric;                      // and as fabric handles, by this IMEX channel; 0: the devices have none; −1: no channel
     bool flush;                      // devices can flush remote writes, and need to
-    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call;
+    long corrupt_copy, delay_copy, delay_steps, stop_command, lose_call, interrupt_call, kill_call, pause_call;
     int lose_code;
     int nccl;                        // the version of the library of collectives; 0: its calls say that there is none
     bool apart;                      // ranks of communicators are in several processes
