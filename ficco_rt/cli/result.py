@@ -11,7 +11,7 @@ from .. import __version__
 from ..account import Account, account, rank_uses
 from ..concurrent import Concurrent, overlap_rate
 from ..errors import NumbersError
-from .account import SERIAL, lost_words, time_records
+from .account import SERIAL, lost_words, moved_words, time_records
 from .check import proof_words
 from .choosing import reasons
 from .choosing import record as choice_record
@@ -62,12 +62,23 @@ class Result:
         return median(self.times)
 
     @property
-    def exposed(self) -> float:
+    def exposed(self) -> float | None:
         """How much longer the timed runs took than computing alone, where that was measured. Else, of the trace:
-        communication with no computation at the same time, on the rank that has most of it."""
+        communication with no computation at the same time, on the rank that has most of it. None: launches that
+        compute move data between ranks themselves, and no trace tells the two apart."""
         if self.yardsticks.measured:
             return max(0.0, self.time - self.yardsticks.compute_alone)
+        return None if self.peer_bytes else self.exposed_copies
+
+    @property
+    def exposed_copies(self) -> float:
+        """Of the trace: copies and collectives with no computation at the same time, on the rank with most of it."""
         return max((use.exposed for use in rank_uses(self.trace)), default=0.0)
+
+    @property
+    def peer_bytes(self) -> int:
+        """What launches that compute move between ranks themselves, all ranks together."""
+        return sum(use.peer_bytes for use in rank_uses(self.trace))
 
     @property
     def exposed_of(self) -> str:
@@ -86,7 +97,7 @@ class Result:
         y = self.yardsticks
         if not y.iterations:
             return None
-        overlap = overlap_rate(rank_uses(self.trace))
+        overlap = None if self.peer_bytes else overlap_rate(rank_uses(self.trace))
         return Concurrent(y.iterations, self.time, y.serial, y.compute_alone, y.collectives_alone, overlap)
 
     @property
@@ -146,7 +157,7 @@ def record(result: Result) -> dict[str, object]:
         "serial_by": yardsticks.serial_by or None,
         "ideal_by": yardsticks.ideal_by or None,
         "share_of_ideal": result.share_of_ideal,
-        "exposed_ms": result.exposed / 1e3,
+        "exposed_ms": None if result.exposed is None else result.exposed / 1e3,
         "exposed_of": result.exposed_of,
         "concurrent": None if result.concurrent is None else result.concurrent.record(),
         **_times(result, result.trace, yardsticks),
@@ -268,9 +279,12 @@ def _at_once(result: Result, found: Concurrent) -> str:
 
 
 def _exposed(result: Result) -> str:
-    time = show_time(result.exposed)
+    time = show_time(result.exposed_copies if result.exposed is None else result.exposed)
     if result.yardsticks.measured:
         return f"{time} more than computing alone"
+    if result.exposed is None:
+        copies = f"{time} of copies with no computing beside them, and more: " if result.exposed_copies else ""
+        return f"{copies}not told apart, as {moved_words(result.peer_bytes)}"
     traced = ", in a run with timestamps" if result.exposed_of == "traced run" else ""
     return f"{time} of communication with no computing beside it{traced}"
 

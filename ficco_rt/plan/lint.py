@@ -16,6 +16,7 @@ from ..kernels.target import compute_capability
 from ..kernels.vendor import VENDOR
 from ..machine.cost import behind_another
 from ..machine.model import Device, Machine
+from ..machine.units import figure
 from ..types import TYPES
 from .kernel_works import kernel_work, symbolic
 from .leave import Leaving, settled
@@ -96,8 +97,8 @@ def small_copies(graph: ir.Graph, machine: Machine) -> Iterator[Diagnostic]:
         if size / links.rate < besides and copy.src.rank != copy.dst.rank:
             yield Diagnostic(
                 op.where.origin,
-                f"copies of {size / 1024:.4g} KiB take {size / links.rate:.2g} µs for their bytes and "
-                f"{besides:.2g} µs besides, where one follows another ({machine.name})",
+                f"copies of {figure(size / 1024, 4)} KiB take {figure(size / links.rate, 2)} µs for their bytes and "
+                f"{figure(besides, 2)} µs besides, where one follows another ({machine.name})",
                 help="take fewer, larger pieces, or copy in a streamed stage on multiprocessors",
             )
 

@@ -203,12 +203,12 @@ class Communicators:
         if gpus.peers is None:
             limit = gpus.tenant.patience
             late = limit is not None and waited > limit
-            return f"the library did not come to an end within {limit:.3g} s (--timeout)" if late else ""
+            return f"the library did not come to an end within {limit:g} s (--timeout)" if late else ""
         gone = gpus.peers.board.gone() if gpus.peers.board is not None else []
         if gone:
             return f"process {gone[0]} has ended"
         if gpus.timeout is not None and waited > gpus.timeout:
-            return f"not all processes have come within {gpus.timeout:.3g} s (--timeout); NCCL_DEBUG=INFO tells more"
+            return f"not all processes have come within {gpus.timeout:g} s (--timeout); NCCL_DEBUG=INFO tells more"
         return gpus.peers.verdict(far=False) or gpus.peers.group.left()
 
     # ---- calls
@@ -402,7 +402,7 @@ class Communicators:
                 "(PyTorch: graph.reset())"
             )
         self._gpus.hung = True
-        raise DeviceError(f"communicators are not given back within {SETTLE:.3g} s")
+        raise DeviceError(f"communicators are not given back within {SETTLE:g} s")
 
     def close(self) -> None:
         """Give everything back. NOTE this waits for graphs that an interrupt may have left."""

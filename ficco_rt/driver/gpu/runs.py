@@ -391,7 +391,7 @@ class Runs:
         while not self._ended():
             waited = time.monotonic() - begun
             if limit is not None and waited > limit:
-                self._give_up(f"the run did not end within {limit:.3g} s (--timeout)")
+                self._give_up(f"the run did not end within {limit:g} s (--timeout)")
             naps += 1
             if waited > SPIN:
                 time.sleep(min(1e-3, 1e-5 * naps))

@@ -129,7 +129,7 @@ class Watchdog:
         tenant, since, thread = held
         generation = tenant.generation
         where, issued = place_of(thread)
-        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.3g} s (--timeout)"
+        tenant.overdue = f"{tenant.name}: the host has been in {where} for {time.monotonic() - since:.1f} s (--timeout)"
         say(tenant.overdue)
         args = (held, issued, generation)
         asked = threading.Thread(target=self._ask, args=args, name="ficco watchdog asks", daemon=True)
