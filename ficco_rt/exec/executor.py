@@ -401,7 +401,8 @@ class Executor:
         self._open()
         rank = whole(rank, "rank")
         found = self._tensor(tensor, rank)
-        buffer = None if self._bound is None else self._bound.memory.get((tensor, rank))
+        kept = self._bound is not None and self._bindings.holds(self._bound)
+        buffer = self._bound.memory.get((tensor, rank)) if self._bound is not None and kept else None
         if buffer is None:
             self._own([found])
             buffer = self._owned[tensor, rank]
